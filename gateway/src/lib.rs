@@ -1,0 +1,1 @@
+//! The gateway: data plane, admin plane, backends, one reloadable snapshot.

@@ -1,0 +1,1 @@
+//! Dispatch and combine for expert parallelism: the CPU reference.

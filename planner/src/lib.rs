@@ -1,0 +1,1 @@
+//! Cost models, strategy search and the switch policy: pure.

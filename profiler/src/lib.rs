@@ -1,0 +1,1 @@
+//! Records traces from engines, builds and merges profiles.

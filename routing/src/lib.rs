@@ -1,0 +1,1 @@
+//! Routing policies, prices and load accounts: pure.

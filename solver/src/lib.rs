@@ -1,0 +1,1 @@
+//! Profile and traces in, tables out; evaluation of tables.

@@ -1,0 +1,2 @@
+//! The `semmoe` command.
+fn main() {}

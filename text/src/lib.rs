@@ -1,0 +1,1 @@
+//! Tokenizers, chat templates, and the score of a prompt with T.

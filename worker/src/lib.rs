@@ -1,0 +1,1 @@
+//! One expert-parallel rank: loads a Hugging Face checkpoint, runs it with its peers, serves HTTP.
