@@ -1,0 +1,101 @@
+//! The layers of ARCHITECTURE.md, checked against `cargo metadata`: an import points only to a lower layer, never sideways,
+//! and the pure crates hold nothing that does input or output.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cargo_metadata::{DependencyKind, MetadataCommand};
+
+const LAYERS: &[(u8, &[&str])] = &[
+    (0, &["semmoe-tables", "semmoe-kernels"]),
+    (1, &["semmoe-text", "semmoe-routing", "semmoe-planner"]),
+    (2, &["semmoe-solver", "semmoe-engines"]),
+    (3, &["semmoe-profiler"]),
+    (4, &["semmoe-gateway", "semmoe-worker"]),
+    (5, &["semmoe"]),
+];
+
+const PURE: &[&str] = &[
+    "semmoe-tables",
+    "semmoe-kernels",
+    "semmoe-text",
+    "semmoe-routing",
+    "semmoe-planner",
+    "semmoe-solver",
+];
+
+/// Direct dependencies that a pure crate must not have.
+const IMPURE: &[&str] = &[
+    "tokio", "hyper", "hyper-util", "axum", "rustix", "mio", "socket2", "rand", "getrandom", "tracing", "indicatif", "clap",
+];
+
+/// Paths that a pure crate must not name in its sources: wall clock, environment, sockets, processes, printing.
+const IMPURE_PATHS: &[&str] = &[
+    "std::env",
+    "std::net",
+    "std::process",
+    "SystemTime",
+    "Instant::now",
+    "println!",
+    "eprintln!",
+    "fastrand::Rng::new()",
+];
+
+fn layer_of(name: &str) -> Option<u8> {
+    LAYERS.iter().find(|(_, names)| names.contains(&name)).map(|(layer, _)| *layer)
+}
+
+#[test]
+fn every_crate_has_a_layer_and_imports_only_lower_ones() {
+    let metadata = MetadataCommand::new().no_deps().exec().expect("cargo metadata");
+    let mut problems = Vec::new();
+    let mut seen = BTreeSet::new();
+    for package in &metadata.packages {
+        let name = package.name.as_str();
+        seen.insert(name.to_owned());
+        let Some(layer) = layer_of(name) else {
+            problems.push(format!("{name} has no layer"));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let lower = layer_of(&dependency.name);
+            if lower.is_some_and(|lower| lower >= layer) {
+                problems.push(format!("{name} (layer {layer}) imports {} (layer {lower:?})", dependency.name));
+            }
+            if PURE.contains(&name) && dependency.kind == DependencyKind::Normal && IMPURE.contains(&dependency.name.as_str()) {
+                problems.push(format!("{name} must be pure, but imports {}", dependency.name));
+            }
+        }
+    }
+    let expected: BTreeSet<String> = LAYERS.iter().flat_map(|(_, names)| names.iter().map(|n| (*n).to_owned())).collect();
+    assert_eq!(seen, expected, "the layer table and the workspace differ");
+    assert!(problems.is_empty(), "{problems:#?}");
+}
+
+#[test]
+fn pure_crates_do_no_input_output() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for name in PURE {
+        let folder = root.join(name.trim_start_matches("semmoe-")).join("src");
+        for file in rust_files(&folder) {
+            let text = std::fs::read_to_string(&file).expect("readable source");
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for path in IMPURE_PATHS.iter().filter(|path| code.contains(**path)) {
+                found.entry(file.display().to_string()).or_default().push(path);
+            }
+        }
+    }
+    assert!(found.is_empty(), "pure crates name impure things: {found:#?}");
+}
+
+fn rust_files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a source folder").map(|entry| entry.expect("entry").path()) {
+        if entry.is_dir() {
+            files.extend(rust_files(&entry));
+        } else if entry.extension().is_some_and(|extension| extension == "rs") {
+            files.push(entry);
+        }
+    }
+    files
+}
