@@ -1,1 +1,19 @@
 //! Tokenizers, chat templates, and the score of a prompt with T.
+//!
+//! Pure: no sockets, clock, environment or randomness. A request body goes through [`Prompt::from_json`] to token ids with
+//! [`prompt_ids`], and from there to [`score`]; an engine's answer goes back to text with [`IncrementalDecoder`].
+
+mod error;
+mod identity;
+mod prompt;
+mod score;
+mod stream;
+mod template;
+mod tokenizer;
+
+pub use error::{Fault, TextError};
+pub use prompt::{Limits, Prompt, Route, prompt_ids};
+pub use score::{Score, score};
+pub use stream::IncrementalDecoder;
+pub use template::ChatTemplate;
+pub use tokenizer::Tokenizer;

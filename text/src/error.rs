@@ -1,0 +1,109 @@
+//! What can go wrong between text and token ids, and whose fault it is.
+
+use std::path::PathBuf;
+
+/// Who has to act on an error.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fault {
+    /// The request is wrong: answer 400.
+    Client,
+    /// A file, a template or a library is wrong: answer 500, or refuse to start.
+    Server,
+}
+
+/// An error of this crate; every message is one sentence.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// A file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file is larger than any tokenizer or template is.
+    #[error("{path} has {bytes} bytes, more than the {limit} allowed for such a file")]
+    FileTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A tokenizer file is not one.
+    #[error("not a usable tokenizer: {reason}")]
+    Tokenizer {
+        /// What the parser said.
+        reason: String,
+    },
+    /// A tokenizer failed on a text or on ids.
+    #[error("the tokenizer failed to {action}: {reason}")]
+    Tokenize {
+        /// "encode" or "decode".
+        action: &'static str,
+        /// What the library said.
+        reason: String,
+    },
+    /// A `tokenizer_config.json` is not JSON, or its template is of another type.
+    #[error("not a usable tokenizer configuration: {reason}")]
+    TemplateConfig {
+        /// What was found.
+        reason: String,
+    },
+    /// A chat template does not parse.
+    #[error("the chat template does not parse: {reason}")]
+    TemplateSyntax {
+        /// What minijinja said.
+        reason: String,
+    },
+    /// A chat template refused the messages (`raise_exception`) or failed on them.
+    #[error("the chat template cannot render these messages: {reason}")]
+    TemplateRender {
+        /// What the template or minijinja said.
+        reason: String,
+    },
+    /// A chat request came for a model that has no chat template.
+    #[error("the model has no chat template, so chat requests cannot be rendered")]
+    NoTemplate,
+    /// A field of a request is missing or of another type.
+    #[error("{field} must be {expected}, found {found}")]
+    Field {
+        /// The field, as a path into the body.
+        field: String,
+        /// What it must be.
+        expected: &'static str,
+        /// What it was.
+        found: String,
+    },
+    /// A request is larger than the limit.
+    #[error("{field} has {found} {unit}, more than the {limit} allowed")]
+    TooLarge {
+        /// The field.
+        field: &'static str,
+        /// Its size.
+        found: usize,
+        /// What is counted.
+        unit: &'static str,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+impl TextError {
+    /// Who has to act on this error. A template that refuses the messages is the client's fault: engines answer 400 as well.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Field { .. } | Self::TooLarge { .. } | Self::TemplateRender { .. } | Self::NoTemplate => {
+                Fault::Client
+            }
+            Self::Read { .. }
+            | Self::FileTooLarge { .. }
+            | Self::Tokenizer { .. }
+            | Self::Tokenize { .. }
+            | Self::TemplateConfig { .. }
+            | Self::TemplateSyntax { .. } => Fault::Server,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The prompt inside a request body, for each route that carries one, as token ids.
+
+use serde_json::{Map, Value};
+
+use crate::template::field;
+use crate::{ChatTemplate, TextError, Tokenizer};
+
+/// The routes whose bodies carry a prompt.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Route {
+    /// `/v1/chat/completions`: `messages`, rendered by the chat template.
+    Chat,
+    /// `/v1/completions`: `prompt`.
+    Completions,
+    /// SGLang's `/generate`: `text` or `input_ids`.
+    Generate,
+}
+
+/// What one request may hold at most.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Limits {
+    /// Bytes of text over all prompts of the request, after the template.
+    pub text_bytes: usize,
+    /// Prompts in one request.
+    pub prompts: usize,
+    /// Ids over all prompts of the request.
+    pub ids: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { text_bytes: 4 << 20, prompts: 1024, ids: 1 << 20 }
+    }
+}
+
+/// The prompt of a request, before tokenizing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// Messages for the chat template.
+    Messages {
+        /// The list of messages.
+        messages: Value,
+        /// The tools, if any.
+        tools: Option<Value>,
+        /// Further variables for the template (`chat_template_kwargs`).
+        variables: Map<String, Value>,
+        /// Whether the template should open the assistant's turn; true unless the request says otherwise.
+        add_generation_prompt: bool,
+    },
+    /// Texts, one per prompt.
+    Texts(Vec<String>),
+    /// Token ids, one list per prompt.
+    Ids(Vec<Vec<u32>>),
+}
+
+impl Prompt {
+    /// Finds the prompt in a parsed body. Never copies more than the body holds; wrong types are the client's fault.
+    pub fn from_json(route: Route, body: &Value) -> Result<Self, TextError> {
+        match route {
+            Route::Chat => chat(body),
+            Route::Completions => texts_or_ids("prompt", body.get("prompt").unwrap_or(&Value::Null)),
+            Route::Generate => match (present(body, "text"), present(body, "input_ids")) {
+                (Some(text), None) => texts_or_ids("text", text),
+                (None, Some(ids)) => texts_or_ids("input_ids", ids),
+                (None, None) => Err(field("text or input_ids", "given", &Value::Null)),
+                (Some(_), Some(_)) => Err(TextError::Field {
+                    field: "text and input_ids".into(),
+                    expected: "one of the two",
+                    found: "both".into(),
+                }),
+            },
+        }
+    }
+}
+
+fn present<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {
+    body.get(name).filter(|value| !value.is_null())
+}
+
+fn chat(body: &Value) -> Result<Prompt, TextError> {
+    let messages = body.get("messages").unwrap_or(&Value::Null);
+    if messages.as_array().is_none_or(Vec::is_empty) {
+        return Err(match messages {
+            Value::Array(_) => TextError::Field {
+                field: "messages".into(),
+                expected: "a list of messages",
+                found: "an empty list".into(),
+            },
+            other => field("messages", "a list of messages", other),
+        });
+    }
+    let variables = match present(body, "chat_template_kwargs") {
+        None => Map::new(),
+        Some(Value::Object(variables)) => variables.clone(),
+        Some(other) => return Err(field("chat_template_kwargs", "an object", other)),
+    };
+    let add_generation_prompt = match present(body, "add_generation_prompt") {
+        None => true,
+        Some(Value::Bool(flag)) => *flag,
+        Some(other) => return Err(field("add_generation_prompt", "a boolean", other)),
+    };
+    let tools = present(body, "tools").cloned();
+    Ok(Prompt::Messages { messages: messages.clone(), tools, variables, add_generation_prompt })
+}
+
+/// A string, a list of strings, a list of ids or a list of lists of ids. `text` takes no ids and `input_ids` no strings.
+fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> {
+    let expected = match name {
+        "text" => "a string or a list of strings",
+        "input_ids" => "a list of token ids or a list of such lists",
+        _ => "a string, a list of strings, or a list of token ids",
+    };
+    let wrong = || field(name, expected, value);
+    match value {
+        Value::String(text) if name != "input_ids" => Ok(Prompt::Texts(vec![text.clone()])),
+        Value::Array(items) => match items.first().ok_or_else(|| TextError::Field {
+            field: name.into(),
+            expected,
+            found: "an empty list".into(),
+        })? {
+            Value::String(_) if name != "input_ids" => {
+                let text = |item: &Value| item.as_str().map(str::to_owned).ok_or_else(|| field(name, expected, item));
+                Ok(Prompt::Texts(items.iter().map(text).collect::<Result<_, _>>()?))
+            }
+            Value::Number(_) if name != "text" => Ok(Prompt::Ids(vec![ids(name, items)?])),
+            Value::Array(_) if name != "text" => {
+                let list = |item: &Value| ids(name, item.as_array().ok_or_else(wrong)?);
+                Ok(Prompt::Ids(items.iter().map(list).collect::<Result<_, _>>()?))
+            }
+            other => Err(field(&format!("{name}[0]"), expected, other)),
+        },
+        _ => Err(wrong()),
+    }
+}
+
+fn ids(name: &str, items: &[Value]) -> Result<Vec<u32>, TextError> {
+    let id = |(index, item): (usize, &Value)| {
+        item.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| TextError::Field {
+            field: format!("{name}[{index}]"),
+            expected: "a token id",
+            found: match item {
+                Value::Number(number) => number.to_string(),
+                _ => "another type".into(),
+            },
+        })
+    };
+    items.iter().enumerate().map(id).collect()
+}
+
+/// The token ids of each prompt, as the engine will see them.
+pub fn prompt_ids(
+    prompt: &Prompt,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    limits: Limits,
+) -> Result<Vec<Vec<u32>>, TextError> {
+    let texts = match prompt {
+        Prompt::Messages { messages, tools, variables, add_generation_prompt } => {
+            let template = template.ok_or(TextError::NoTemplate)?;
+            &vec![template.render_with(messages, tools.as_ref(), *add_generation_prompt, variables)?]
+        }
+        Prompt::Texts(texts) => texts,
+        Prompt::Ids(lists) => {
+            check("the request", lists.len(), "prompts", limits.prompts)?;
+            check("the prompt", lists.iter().map(Vec::len).sum(), "token ids", limits.ids)?;
+            return Ok(lists.clone());
+        }
+    };
+    check("the request", texts.len(), "prompts", limits.prompts)?;
+    check("the prompt", texts.iter().map(String::len).sum(), "bytes", limits.text_bytes)?;
+    texts.iter().map(|text| tokenizer.encode(text)).collect()
+}
+
+fn check(field: &'static str, found: usize, unit: &'static str, limit: usize) -> Result<(), TextError> {
+    if found > limit { Err(TextError::TooLarge { field, found, unit, limit }) } else { Ok(()) }
+}

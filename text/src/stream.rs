@@ -1,0 +1,90 @@
+//! Text out of ids as they come, never splitting a character.
+
+use crate::{TextError, Tokenizer};
+
+/// How many trailing U+FFFD may still turn into one character: UTF-8 takes at most four bytes.
+const HELD_BACK: usize = 4;
+/// From this many undecided ids on, the window is cut where a cut is provably harmless.
+const WINDOW_LIMIT: usize = 32;
+
+/// Turns ids into text piece by piece: the pieces put together are what decoding all the ids at once gives (for tokenizers
+/// whose decoder works on bytes; SentencePiece byte fallback shows whole characters where the library would give up a run).
+///
+/// Bytes of an unfinished character are held back until they are decided.
+#[derive(Debug, Clone)]
+pub struct IncrementalDecoder {
+    skip_special: bool,
+    /// Ids still needed: context first, then those that are not fully emitted.
+    window: Vec<u32>,
+    /// Where in `window` the context ends.
+    read: usize,
+    /// How many bytes of the window's text have been emitted.
+    emitted: usize,
+}
+
+impl IncrementalDecoder {
+    /// A decoder at the start of a text; `skip_special` leaves out special tokens.
+    pub fn new(skip_special: bool) -> Self {
+        Self { skip_special, window: Vec::new(), read: 0, emitted: 0 }
+    }
+
+    /// Takes one id and gives the text that it decides, often none.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
+        let unknown = tokenizer.id_to_token(id).is_none();
+        if unknown || (self.skip_special && tokenizer.is_special(id)) {
+            return Ok(String::new());
+        }
+        self.window.push(id);
+        let text = self.text(tokenizer, &self.window)?;
+        let decided = text.trim_end_matches('\u{fffd}').len();
+        let held = text[decided..].chars().count();
+        let keep = held.min(HELD_BACK);
+        let stable = text.len() - keep * '\u{fffd}'.len_utf8();
+        let piece = text.get(self.emitted..stable).unwrap_or_default().to_owned();
+        self.emitted = self.emitted.max(stable);
+        if keep == 0 {
+            self.advance(tokenizer, self.read, self.window.len())?;
+        } else if self.window.len() > WINDOW_LIMIT {
+            self.cut(tokenizer, &text)?;
+        }
+        Ok(piece)
+    }
+
+    /// The text still held back: what an unfinished character decodes to. The decoder is then at its start again.
+    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
+        let text = self.text(tokenizer, &self.window)?;
+        let piece = text.get(self.emitted..).unwrap_or_default().to_owned();
+        *self = Self::new(self.skip_special);
+        Ok(piece)
+    }
+
+    fn text(&self, tokenizer: &Tokenizer, ids: &[u32]) -> Result<String, TextError> {
+        tokenizer.decode_with(ids, self.skip_special)
+    }
+
+    /// Drops ids before `context` (some decoders treat the first token of a text differently, so one round is kept).
+    fn advance(&mut self, tokenizer: &Tokenizer, context: usize, read: usize) -> Result<(), TextError> {
+        self.window.drain(..context);
+        self.read = read - context;
+        self.emitted = self.text(tokenizer, &self.window)?.len();
+        Ok(())
+    }
+
+    /// A stream of broken bytes never comes to rest: cut where both sides decode to the same as the whole, far enough from
+    /// the end that the right side has decided bytes of its own.
+    fn cut(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<(), TextError> {
+        let unemitted = text.len() - self.emitted;
+        let from = self.window.len().saturating_sub(2 * HELD_BACK);
+        for at in (1..=from).rev() {
+            let (left, right) = (self.text(tokenizer, &self.window[..at])?, self.text(tokenizer, &self.window[at..])?);
+            let decided = right.chars().count() > HELD_BACK && right.len() >= unemitted;
+            if decided && text.strip_prefix(&left) == Some(&right) {
+                self.window.drain(..at);
+                self.read = 0;
+                self.emitted = right.len() - unemitted;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}

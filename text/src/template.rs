@@ -1,0 +1,246 @@
+//! Chat templates, rendered as Hugging Face and the engines render them.
+
+use std::path::Path;
+
+use minijinja::value::{Kwargs, Value as Jinja};
+use minijinja::{Environment, Error, ErrorKind};
+use serde_json::{Map, Value};
+
+use crate::TextError;
+use crate::tokenizer::{one_line, read_limited};
+
+/// The largest `tokenizer_config.json` or template file taken, in bytes.
+const FILE_LIMIT_BYTES: u64 = 32 << 20;
+const NAME: &str = "chat_template";
+const TOOL_NAME: &str = "tool_use";
+/// Tokens that templates refer to by these names.
+const SPECIAL_TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"];
+
+/// A parsed chat template with the special tokens that it may write.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    special_tokens: Map<String, Value>,
+}
+
+impl ChatTemplate {
+    /// Reads `chat_template` and the special tokens from a `tokenizer_config.json`; without the field, a
+    /// `chat_template.jinja` beside it is taken. [`TextError::NoTemplate`] if there is neither.
+    pub fn from_config_file(path: &Path) -> Result<Self, TextError> {
+        let bytes = read_limited(path, FILE_LIMIT_BYTES)?;
+        let config: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| TextError::TemplateConfig { reason: format!("{}: {error}", path.display()) })?;
+        let beside = path.with_file_name("chat_template.jinja");
+        let template = match config.get("chat_template") {
+            None | Some(Value::Null) if beside.exists() => {
+                let bytes = read_limited(&beside, FILE_LIMIT_BYTES)?;
+                let text = String::from_utf8(bytes)
+                    .map_err(|_| TextError::TemplateConfig { reason: format!("{} is not UTF-8", beside.display()) })?;
+                Value::String(text)
+            }
+            None | Some(Value::Null) => return Err(TextError::NoTemplate),
+            Some(template) => template.clone(),
+        };
+        Self::from_parts(&template, &config)
+    }
+
+    /// A template from its source, without special tokens.
+    pub fn from_source(source: &str) -> Result<Self, TextError> {
+        Self::from_parts(&Value::String(source.to_owned()), &Value::Null)
+    }
+
+    /// `template` is a string or a list of `{name, template}`; "default" is used, and "tool_use" when there are tools.
+    fn from_parts(template: &Value, config: &Value) -> Result<Self, TextError> {
+        let mut chat = Self { environment: environment(), special_tokens: special_tokens(config) };
+        match template {
+            Value::String(source) => chat.add(NAME, source)?,
+            Value::Array(named) => {
+                for entry in named {
+                    match (entry.get("name").and_then(Value::as_str), entry.get("template").and_then(Value::as_str)) {
+                        (Some("default"), Some(source)) => chat.add(NAME, source)?,
+                        (Some(TOOL_NAME), Some(source)) => chat.add(TOOL_NAME, source)?,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {
+                return Err(TextError::TemplateConfig {
+                    reason: "chat_template is neither a string nor a list".into(),
+                });
+            }
+        }
+        match chat.environment.get_template(NAME) {
+            Ok(_) => Ok(chat),
+            Err(_) => Err(TextError::TemplateConfig { reason: "chat_template has no entry named default".into() }),
+        }
+    }
+
+    fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
+        self.environment
+            .add_template_owned(name, source.to_owned())
+            .map_err(|error| TextError::TemplateSyntax { reason: one_line(&error.to_string()) })
+    }
+
+    /// Renders OpenAI-style `messages` (a list), ready to be encoded. Content that is a list of parts is reduced to its text
+    /// parts, joined by a space as SGLang does for templates that take strings.
+    pub fn render(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        self.render_with(messages, tools, add_generation_prompt, &Map::new())
+    }
+
+    /// As [`Self::render`], with further variables for the template (`chat_template_kwargs` of a request).
+    pub fn render_with(
+        &self,
+        messages: &Value,
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+        variables: &Map<String, Value>,
+    ) -> Result<String, TextError> {
+        let tools =
+            tools.filter(|tools| !matches!(tools, Value::Null) && tools.as_array().is_none_or(|list| !list.is_empty()));
+        let mut context = self.special_tokens.clone();
+        context.extend(variables.iter().map(|(name, value)| (name.clone(), value.clone())));
+        context.insert("messages".into(), normalise(messages)?);
+        context.insert("tools".into(), tools.cloned().unwrap_or(Value::Null));
+        context.insert("add_generation_prompt".into(), add_generation_prompt.into());
+        let name = if tools.is_some() && self.environment.get_template(TOOL_NAME).is_ok() { TOOL_NAME } else { NAME };
+        self.environment
+            .get_template(name)
+            .and_then(|template| template.render(Jinja::from_serialize(&context)))
+            .map_err(|error| TextError::TemplateRender { reason: one_line(&root_cause(&error)) })
+    }
+}
+
+/// The message of the error itself, without minijinja's source excerpt.
+fn root_cause(error: &Error) -> String {
+    let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    match error.line() {
+        Some(line) => format!("{detail} (template line {line})"),
+        None => detail,
+    }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_filter("tojson", to_json);
+    environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment
+}
+
+fn special_tokens(config: &Value) -> Map<String, Value> {
+    let content = |name| match config.get(name)? {
+        Value::String(token) => Some(token.clone()),
+        Value::Object(token) => token.get("content")?.as_str().map(str::to_owned),
+        _ => None,
+    };
+    SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), Value::String(content(name)?)))).collect()
+}
+
+/// What the engines do before a template sees the messages: parts become text, no content becomes an empty one, and tool
+/// call arguments become objects where they are JSON.
+fn normalise(messages: &Value) -> Result<Value, TextError> {
+    let list = messages.as_array().ok_or_else(|| field("messages", "a list of messages", messages))?;
+    list.iter()
+        .enumerate()
+        .map(|(index, message)| normalise_message(index, message))
+        .collect::<Result<_, _>>()
+        .map(Value::Array)
+}
+
+fn normalise_message(index: usize, message: &Value) -> Result<Value, TextError> {
+    let Value::Object(message) = message else {
+        return Err(field(&format!("messages[{index}]"), "an object", message));
+    };
+    let mut message = message.clone();
+    if !message.get("role").is_some_and(Value::is_string) {
+        let found = message.get("role").unwrap_or(&Value::Null);
+        return Err(field(&format!("messages[{index}].role"), "a string", found));
+    }
+    let content = match message.get("content") {
+        None | Some(Value::Null) => String::new(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            let text = |part: &Value| match part {
+                Value::String(text) => Some(text.clone()),
+                part => part.get("text").and_then(Value::as_str).map(str::to_owned),
+            };
+            parts.iter().filter_map(text).collect::<Vec<_>>().join(" ")
+        }
+        Some(other) => return Err(field(&format!("messages[{index}].content"), "a string or a list of parts", other)),
+    };
+    message.insert("content".into(), content.into());
+    if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
+        for arguments in calls.iter_mut().filter_map(|call| call.get_mut("function")?.get_mut("arguments")) {
+            if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str(text).ok()) {
+                *arguments = parsed;
+            }
+        }
+    }
+    Ok(Value::Object(message))
+}
+
+/// A [`TextError::Field`] that names the JSON type found.
+pub(crate) fn field(field: &str, expected: &'static str, found: &Value) -> TextError {
+    let found = match found {
+        Value::Null => "nothing",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    };
+    TextError::Field { field: field.to_owned(), expected, found: found.to_owned() }
+}
+
+/// Python's `json.dumps(ensure_ascii=False)`: ", " and ": " between items unless indented, nothing escaped for HTML.
+fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
+    let failed = |error: serde_json::Error| Error::new(ErrorKind::InvalidOperation, format!("tojson: {error}"));
+    let indent: Option<usize> = options.get("indent")?;
+    let value = serde_json::to_value(value).map_err(failed)?;
+    if let Some(width) = indent {
+        let spaces = " ".repeat(width.min(16));
+        let mut out = Vec::new();
+        let pretty = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
+        serde::Serialize::serialize(&value, &mut serde_json::Serializer::with_formatter(&mut out, pretty))
+            .map_err(failed)?;
+        return Ok(String::from_utf8_lossy(&out).into_owned());
+    }
+    let mut out = String::new();
+    python_json(&value, &mut out);
+    Ok(out)
+}
+
+/// Recursion is bounded by the depth that `serde_json` accepts when it parses a request.
+fn python_json(value: &Value, out: &mut String) {
+    match value {
+        Value::Array(items) => {
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                out.push_str(if index == 0 { "" } else { ", " });
+                python_json(item, out);
+            }
+            out.push(']');
+        }
+        Value::Object(items) => {
+            out.push('{');
+            for (index, (key, item)) in items.iter().enumerate() {
+                out.push_str(if index == 0 { "" } else { ", " });
+                out.push_str(&Value::String(key.clone()).to_string());
+                out.push_str(": ");
+                python_json(item, out);
+            }
+            out.push('}');
+        }
+        scalar => out.push_str(&scalar.to_string()),
+    }
+}

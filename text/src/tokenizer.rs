@@ -1,0 +1,111 @@
+//! A Hugging Face `tokenizer.json`, loaded once and shared.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use crate::{TextError, identity};
+
+/// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
+const FILE_LIMIT_BYTES: u64 = 256 << 20;
+
+/// A tokenizer: text to ids and back. Truncation and padding that the file may ask for are switched off.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    vocab_size: u32,
+    sha256: String,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size).field("sha256", &self.sha256).finish()
+    }
+}
+
+impl Tokenizer {
+    /// Loads a `tokenizer.json`.
+    pub fn from_file(path: &Path) -> Result<Self, TextError> {
+        Self::from_bytes(&read_limited(path, FILE_LIMIT_BYTES)?)
+    }
+
+    /// Loads the contents of a `tokenizer.json`.
+    pub fn from_bytes(json: &[u8]) -> Result<Self, TextError> {
+        let unusable = |error: tokenizers::Error| TextError::Tokenizer { reason: one_line(&error.to_string()) };
+        let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(unusable)?;
+        inner.with_truncation(None).map_err(unusable)?;
+        inner.with_padding(None);
+        let vocab = inner.get_vocab(true);
+        let Some(last) = vocab.values().max().copied() else {
+            return Err(TextError::Tokenizer { reason: "its vocabulary is empty".into() });
+        };
+        let vocab_size = last
+            .checked_add(1)
+            .ok_or_else(|| TextError::Tokenizer { reason: format!("its largest id {last} is out of range") })?;
+        let sha256 = identity::sha256(json, &vocab)?;
+        Ok(Self { inner, vocab_size, sha256 })
+    }
+
+    /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        match self.inner.encode_fast(text, false) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(TextError::Tokenize { action: "encode", reason: one_line(&error.to_string()) }),
+        }
+    }
+
+    /// The text of `ids`, special tokens included. Ids that are not in the vocabulary count as nothing; bytes that are not
+    /// UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
+        self.decode_with(ids, false)
+    }
+
+    /// As [`Self::decode`], leaving out special tokens if `skip_special`.
+    pub fn decode_with(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
+        self.inner
+            .decode(ids, skip_special)
+            .map_err(|error| TextError::Tokenize { action: "decode", reason: one_line(&error.to_string()) })
+    }
+
+    /// The largest id plus one, added tokens included. A model's embedding may have more rows.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// SHA-256 over the canonical vocabulary, merges and added tokens, in lower-case hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// The id of a token written as the vocabulary writes it.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token of an id, as the vocabulary writes it.
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Whether an id is an added token marked special.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+}
+
+/// A whole file, refused above `limit` bytes.
+pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
+    let read = |source| TextError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(read)?;
+    let bytes = file.metadata().map_err(read)?.len();
+    if bytes > limit {
+        return Err(TextError::FileTooLarge { path: path.to_owned(), bytes, limit });
+    }
+    let mut contents = Vec::new();
+    file.take(limit).read_to_end(&mut contents).map_err(read)?;
+    Ok(contents)
+}
+
+/// Library messages may span lines; ours are one sentence.
+pub(crate) fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}
