@@ -1,1 +1,46 @@
 //! Typed ids and the three file formats (trace, profile, tables): write, validate, memory-map, view.
+//!
+//! Every file is a little-endian safetensors container. A reader maps the file, checks everything in it once, and then
+//! lends slices of the map: nothing is copied, and nothing that was not checked is ever handed out. Every error names the
+//! file (where there is one), the tensor or field, what was found and what was expected. The formats are specified in this
+//! crate's README.
+//!
+//! | module | what |
+//! |---|---|
+//! | `ids` | `TokenId`, `ExpertId`, `LayerIdx`, `GroupId`, `RankId` |
+//! | `model` | which model a file is about, and where its data came from |
+//! | `container` | safetensors header, aligned storage, digest, atomic write |
+//! | `trace`, `trace_builder` | requests with the experts of each token |
+//! | `profile`, `profile_builder` | how often each token activated each expert |
+//! | `placement` | which group holds which expert |
+//! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
+
+#[cfg(target_endian = "big")]
+compile_error!("the formats are little-endian and their slices are lent as they lie in the file");
+
+mod attention;
+mod container;
+mod error;
+mod ids;
+mod model;
+mod placement;
+mod profile;
+mod profile_builder;
+mod replicas;
+mod tables;
+mod tables_builder;
+mod trace;
+mod trace_builder;
+
+pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
+pub use error::FormatError;
+pub use ids::{ExpertId, GroupId, LayerIdx, RankId, TokenId};
+pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};
+pub use placement::Placement;
+pub use profile::{Phase, Profile, ProfileRow};
+pub use profile_builder::ProfileBuilder;
+pub use replicas::Replicas;
+pub use tables::Tables;
+pub use tables_builder::TablesBuilder;
+pub use trace::{Experts, Route, Trace, TraceRequest, UNKNOWN_EXPERT};
+pub use trace_builder::TraceBuilder;

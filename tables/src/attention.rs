@@ -1,0 +1,184 @@
+//! What the tables say about tokens: with DP attention a share per rank, with TP attention the likeliest groups.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::f16;
+
+use crate::FormatError;
+use crate::container::{Container, View};
+use crate::model::quoted;
+
+/// In `T_group` and `A_group`: no evidence.
+pub const NO_GROUP: u16 = u16::MAX;
+/// The most labels per token and layer.
+pub const MAX_LABELS: usize = 4;
+/// Shares are rounded to f16 one by one, so their sum may miss one by a little.
+const SUM_TOLERANCE: f64 = 0.01;
+
+/// How the attention of the unit is parallelised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Attention {
+    /// Data parallel: a request lives on one rank, and can be pinned to it.
+    Dp,
+    /// Tensor parallel: every rank sees every token, and tokens are shuffled inside the unit.
+    Tp,
+}
+
+impl fmt::Display for Attention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Attention::Dp => "dp",
+            Attention::Tp => "tp",
+        })
+    }
+}
+
+impl FromStr for Attention {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text {
+            "dp" => Ok(Attention::Dp),
+            "tp" => Ok(Attention::Tp),
+            other => Err(FormatError::field("attention", quoted(other), "dp or tp")),
+        }
+    }
+}
+
+/// The likeliest groups of a token in a layer, best first; at least one.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct GroupLabels<'a> {
+    /// The groups.
+    pub groups: &'a [u16],
+    /// Their probabilities, beside `groups`.
+    pub probs: &'a [f16],
+}
+
+/// The tensors of attention tp, row-major, as a builder takes them. Unused labels are [`NO_GROUP`] with probability 0, after
+/// the used ones.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct TpParts {
+    /// m: labels per token and layer, 1 to [`MAX_LABELS`].
+    pub labels: usize,
+    /// `T_group` [L, V, m].
+    pub token_group: Vec<u16>,
+    /// `T_prob` [L, V, m].
+    pub token_prob: Vec<f16>,
+    /// `A_group` [L, G, G, m]: given the groups of the two MoE layers before, older first; layers 0 and 1 unused.
+    pub transition_group: Vec<u16>,
+    /// `A_prob` [L, G, G, m].
+    pub transition_prob: Vec<f16>,
+}
+
+/// T with DP attention, checked.
+pub(crate) fn dp_view(
+    container: &Container,
+    vocabulary: u64,
+    ranks: u16,
+    replicas: bool,
+) -> Result<View<f16>, FormatError> {
+    let view = container.view("T", &[vocabulary, u64::from(ranks)])?;
+    // Without replicas an activation is local on one rank only. With them it can be local on several.
+    let most = if replicas { f64::from(ranks) } else { 1.0 };
+    for (token, row) in container.slice(&view).chunks_exact(usize::from(ranks)).enumerate() {
+        if let Some(rank) = row.iter().position(|&share| !is_share(share)) {
+            let at = format!("token {token}, rank {rank}");
+            return Err(FormatError::value("T", at, row[rank], "a share between 0 and 1"));
+        }
+        let sum: f64 = row.iter().copied().map(f64::from).sum();
+        if sum > most + SUM_TOLERANCE {
+            let expected = format!("at most {most}");
+            return Err(FormatError::value("T", format!("token {token}"), format!("a sum of {sum:.4}"), expected));
+        }
+    }
+    Ok(view)
+}
+
+/// T or A with TP attention: [..., m] groups and probabilities, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct LabelViews {
+    labels: usize,
+    groups: View<u16>,
+    probs: View<f16>,
+}
+
+impl LabelViews {
+    pub(crate) fn open(
+        container: &Container,
+        (group_name, prob_name): (&'static str, &'static str),
+        shape: &[u64],
+        num_groups: u16,
+    ) -> Result<Self, FormatError> {
+        let labels = shape.last().map_or(0, |&m| m as usize);
+        let groups = container.view(group_name, shape)?;
+        let probs = container.view(prob_name, shape)?;
+        let rows = container.slice(&groups).chunks_exact(labels).zip(container.slice(&probs).chunks_exact(labels));
+        for (row, (ids, shares)) in rows.enumerate() {
+            let place = |label: usize| format!("row {row}, label {label}");
+            check_groups(ids, num_groups)
+                .map_err(|(label, expected)| FormatError::value(group_name, place(label), ids[label], expected))?;
+            check_probs(ids, shares)
+                .map_err(|(label, expected)| FormatError::value(prob_name, place(label), shares[label], expected))?;
+        }
+        Ok(LabelViews { labels, groups, probs })
+    }
+
+    pub(crate) fn labels(&self) -> usize {
+        self.labels
+    }
+
+    /// The used labels of a row; `None` = no evidence.
+    pub(crate) fn row<'a>(&self, container: &'a Container, row: usize) -> Option<GroupLabels<'a>> {
+        let span = row * self.labels..(row + 1) * self.labels;
+        let groups = container.slice(&self.groups).get(span.clone())?;
+        let used = groups.iter().position(|&g| g == NO_GROUP).unwrap_or(groups.len());
+        let probs = &container.slice(&self.probs)[span][..used];
+        (used > 0).then_some(GroupLabels { groups: &groups[..used], probs })
+    }
+}
+
+/// Distinct groups in range, then nothing but [`NO_GROUP`].
+fn check_groups(ids: &[u16], num_groups: u16) -> Result<(), (usize, String)> {
+    for (label, &id) in ids.iter().enumerate() {
+        let before = &ids[..label];
+        if id == NO_GROUP {
+            continue;
+        }
+        if before.contains(&NO_GROUP) {
+            return Err((label, format!("{NO_GROUP} after the first unused label")));
+        }
+        if id >= num_groups {
+            return Err((label, format!("groups below {num_groups}, or {NO_GROUP}")));
+        }
+        if before.contains(&id) {
+            return Err((label, "distinct groups".into()));
+        }
+    }
+    Ok(())
+}
+
+/// Shares, best first, that add up to no more than one; zero where there is no group.
+fn check_probs(ids: &[u16], shares: &[f16]) -> Result<(), (usize, String)> {
+    let mut sum = 0.0;
+    for (label, &share) in shares.iter().enumerate() {
+        if !is_share(share) {
+            return Err((label, "a probability between 0 and 1".into()));
+        }
+        if ids[label] == NO_GROUP && share != f16::ZERO {
+            return Err((label, "0 for an unused label".into()));
+        }
+        if label > 0 && share > shares[label - 1] {
+            return Err((label, format!("at most {}, as the best comes first", shares[label - 1])));
+        }
+        sum += f64::from(share);
+        if sum > 1.0 + SUM_TOLERANCE {
+            return Err((label, format!("probabilities that add up to at most 1, not {sum:.4}")));
+        }
+    }
+    Ok(())
+}
+
+fn is_share(share: f16) -> bool {
+    (f16::ZERO..=f16::ONE).contains(&share)
+}

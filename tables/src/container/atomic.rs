@@ -1,0 +1,37 @@
+//! A file appears whole under its name, or not at all.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use crate::FormatError;
+
+/// Writes to a temporary file in the directory of `path`, flushes it to the disk and renames it. On any error the temporary
+/// file is removed and what stood at `path` is untouched.
+pub(super) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
+    let io = |action| move |source| FormatError::io(action, path, source);
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".semmoe-").suffix(".tmp");
+    #[cfg(unix)]
+    {
+        // As for any file a program creates: the umask decides, not tempfile's owner-only default.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    let mut temporary = builder.tempfile_in(directory).map_err(io("create"))?;
+    let mut buffered = BufWriter::new(temporary.as_file_mut());
+    fill(&mut buffered).and_then(|()| buffered.flush()).map_err(io("write"))?;
+    drop(buffered);
+    temporary.as_file().sync_all().map_err(io("write"))?;
+    temporary.persist(path).map_err(|e| FormatError::io("rename a finished file to", path, e.error))?;
+    // The rename itself survives a crash only once the directory is flushed; some file systems refuse that, and the file is
+    // complete either way.
+    if let Ok(directory) = File::open(directory) {
+        let _ = directory.sync_all();
+    }
+    Ok(())
+}

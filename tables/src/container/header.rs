@@ -1,0 +1,215 @@
+//! The header: eight bytes of length, then JSON. Parsed with a size cap and checked arithmetic.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+
+use crate::FormatError;
+use crate::model::Metadata;
+
+/// Far above any header of these formats (a few kB), far below what would hurt to parse.
+pub(super) const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// The key of the string metadata.
+pub(super) const METADATA_KEY: &str = "__metadata__";
+const LENGTH_BYTES: usize = 8;
+
+/// The element types that these formats use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Dtype {
+    U8,
+    U16,
+    U32,
+    U64,
+    I32,
+    F16,
+    F32,
+}
+
+impl Dtype {
+    const ALL: [Dtype; 7] = [Dtype::U8, Dtype::U16, Dtype::U32, Dtype::U64, Dtype::I32, Dtype::F16, Dtype::F32];
+
+    /// Bytes of one element, and its alignment.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Dtype::U8 => 1,
+            Dtype::U16 | Dtype::F16 => 2,
+            Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
+            Dtype::U64 => 8,
+        }
+    }
+
+    /// As safetensors spells it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Dtype::U8 => "U8",
+            Dtype::U16 => "U16",
+            Dtype::U32 => "U32",
+            Dtype::U64 => "U64",
+            Dtype::I32 => "I32",
+            Dtype::F16 => "F16",
+            Dtype::F32 => "F32",
+        }
+    }
+}
+
+/// A tensor of a checked header.
+#[derive(Debug)]
+pub(super) struct Info {
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<u64>,
+    /// Of the whole file.
+    pub(super) bytes: Range<usize>,
+}
+
+/// A checked header.
+#[derive(Debug)]
+pub(super) struct Header {
+    pub(super) metadata: Metadata,
+    pub(super) tensors: BTreeMap<String, Info>,
+}
+
+/// Parses and checks the header of a whole file.
+pub(super) fn parse(file: &[u8]) -> Result<Header, FormatError> {
+    let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
+        return Err(damaged("file length", file.len(), "at least 8 bytes"));
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > MAX_HEADER_BYTES {
+        return Err(damaged("header length", length, format!("at most {MAX_HEADER_BYTES}")));
+    }
+    let Some((json, data)) = rest.split_at_checked(length as usize) else {
+        return Err(damaged("header length", length, format!("at most {}", rest.len())));
+    };
+    let raw: RawHeader = serde_json::from_slice(json).map_err(|source| FormatError::Header { source })?;
+    let data_start = LENGTH_BYTES + length as usize;
+    let tensors = check_tensors(raw.tensors, data_start, data.len())?;
+    Ok(Header { metadata: raw.metadata, tensors })
+}
+
+/// Sizes match shapes, and the tensors cover the data without holes and overlaps.
+fn check_tensors(
+    raw: BTreeMap<String, RawTensor>,
+    data_start: usize,
+    data_len: usize,
+) -> Result<BTreeMap<String, Info>, FormatError> {
+    let mut order: Vec<(&String, [u64; 2])> = raw.iter().map(|(n, t)| (n, t.data_offsets)).collect();
+    order.sort_by_key(|(_, offsets)| *offsets);
+    let mut covered = 0u64;
+    for (name, [start, end]) in order {
+        if start != covered || end < start || end > data_len as u64 {
+            let what = format!("data_offsets of `{}`", short(name));
+            let expected = format!("a range from {covered} to at most {data_len}");
+            return Err(damaged(what, format!("[{start}, {end}]"), expected));
+        }
+        covered = end;
+    }
+    if covered != data_len as u64 {
+        return Err(damaged("file length", format!("{data_len} bytes of data"), covered));
+    }
+    raw.into_iter().map(|(name, tensor)| Ok((name.clone(), check_tensor(&name, tensor, data_start)?))).collect()
+}
+
+fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Info, FormatError> {
+    let Some(dtype) = Dtype::ALL.into_iter().find(|d| d.name() == tensor.dtype) else {
+        let what = format!("dtype of `{}`", short(name));
+        return Err(damaged(what, short(&tensor.dtype), "U8, U16, U32, U64, I32, F16 or F32"));
+    };
+    let [start, end] = tensor.data_offsets;
+    let size = tensor.shape.iter().try_fold(dtype.size() as u64, |size, dim| size.checked_mul(*dim));
+    if size != Some(end - start) {
+        let what = format!("size of `{}`", short(name));
+        let expected = format!("the size of {} {:?}", dtype.name(), tensor.shape);
+        return Err(damaged(what, end - start, expected));
+    }
+    // Both lie inside the file, which is in memory: no overflow.
+    let bytes = data_start + start as usize..data_start + end as usize;
+    Ok(Info { dtype, shape: tensor.shape, bytes })
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+fn damaged(
+    what: impl Into<std::borrow::Cow<'static, str>>,
+    found: impl ToString,
+    expected: impl ToString,
+) -> FormatError {
+    FormatError::Container { what: what.into(), found: found.to_string(), expected: expected.to_string() }
+}
+
+/// Tensor entries as they stand in the JSON.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawTensor {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+struct RawHeader {
+    metadata: Metadata,
+    tensors: BTreeMap<String, RawTensor>,
+}
+
+impl<'de> Deserialize<'de> for RawHeader {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(RawHeaderVisitor)
+    }
+}
+
+struct RawHeaderVisitor;
+
+impl<'de> Visitor<'de> for RawHeaderVisitor {
+    type Value = RawHeader;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+        let mut metadata = None;
+        let mut tensors = BTreeMap::new();
+        while let Some(key) = map.next_key::<String>()? {
+            let fresh = if key == METADATA_KEY {
+                metadata.replace(map.next_value::<UniqueStrings>()?.0).is_none()
+            } else {
+                tensors.insert(key, map.next_value::<RawTensor>()?).is_none()
+            };
+            if !fresh {
+                return Err(A::Error::custom("a key occurs twice"));
+            }
+        }
+        Ok(RawHeader { metadata: metadata.unwrap_or_default(), tensors })
+    }
+}
+
+/// String metadata without repeated keys.
+struct UniqueStrings(Metadata);
+
+impl<'de> Deserialize<'de> for UniqueStrings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct StringsVisitor;
+        impl<'de> Visitor<'de> for StringsVisitor {
+            type Value = UniqueStrings;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueStrings, A::Error> {
+                let mut strings = Metadata::new();
+                while let Some((key, value)) = map.next_entry::<String, String>()? {
+                    if strings.insert(key, value).is_some() {
+                        return Err(A::Error::custom("a metadata key occurs twice"));
+                    }
+                }
+                Ok(UniqueStrings(strings))
+            }
+        }
+        deserializer.deserialize_map(StringsVisitor)
+    }
+}

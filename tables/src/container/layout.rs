@@ -1,0 +1,129 @@
+//! Writing: sorted header keys, tensors ordered so that each is aligned to its element type.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::header::{Dtype, MAX_HEADER_BYTES, METADATA_KEY};
+use super::{Element, VERSION, atomic, digest};
+use crate::FormatError;
+use crate::model::Metadata;
+
+/// A tensor about to be written.
+#[derive(Clone, Debug)]
+pub(crate) struct LayoutTensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl<'a> LayoutTensor<'a> {
+    /// The caller sees to it that the elements fill the shape; the reader checks it again.
+    pub(crate) fn new<T: Element>(name: &'a str, shape: &[usize], elements: &'a [T]) -> Self {
+        let shape = shape.iter().map(|&dim| dim as u64).collect();
+        LayoutTensor { name, dtype: T::DTYPE, shape, bytes: bytemuck::cast_slice(elements) }
+    }
+}
+
+/// A container about to be written.
+#[derive(Debug)]
+pub(crate) struct Layout<'a> {
+    pub(crate) metadata: Metadata,
+    /// In any order.
+    pub(crate) tensors: Vec<LayoutTensor<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Entry<'a> {
+    Metadata(&'a Metadata),
+    Tensor { dtype: &'static str, shape: &'a [u64], data_offsets: [u64; 2] },
+}
+
+impl<'a> Layout<'a> {
+    /// Starts the metadata of a format.
+    pub(crate) fn metadata(format: &str) -> Metadata {
+        Metadata::from([("format".into(), format.into()), ("version".into(), VERSION.into())])
+    }
+
+    /// SHA-256 over the tensors, lower-case hex.
+    pub(crate) fn digest(&self) -> String {
+        let mut sorted = self.tensors.clone();
+        sorted.sort_by(|a, b| a.name.cmp(b.name));
+        digest(sorted.into_iter())
+    }
+
+    /// The whole file in memory.
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
+        let header = self.header()?;
+        let mut bytes = Vec::with_capacity(header.len() + self.data_len());
+        bytes.extend_from_slice(&header);
+        self.in_file_order().iter().for_each(|t| bytes.extend_from_slice(t.bytes));
+        Ok(bytes)
+    }
+
+    /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Gives the digest.
+    pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
+        let header = self.header().map_err(|e| e.in_file(path))?;
+        atomic::write(path, |out| self.write_to(&header, out))?;
+        Ok(self.digest())
+    }
+
+    fn write_to(&self, header: &[u8], out: &mut dyn Write) -> std::io::Result<()> {
+        out.write_all(header)?;
+        self.in_file_order().iter().try_for_each(|t| out.write_all(t.bytes))
+    }
+
+    /// Widest elements first, so that no padding is needed (safetensors allows none); then by name.
+    fn in_file_order(&self) -> Vec<&LayoutTensor<'a>> {
+        let mut order: Vec<_> = self.tensors.iter().collect();
+        order.sort_by_key(|t| (std::cmp::Reverse(t.dtype.size()), t.name));
+        order
+    }
+
+    fn data_len(&self) -> usize {
+        self.tensors.iter().map(|t| t.bytes.len()).sum()
+    }
+
+    /// The length and the JSON, padded with spaces to a multiple of eight bytes.
+    fn header(&self) -> Result<Vec<u8>, FormatError> {
+        let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&self.metadata))]);
+        let mut at = 0u64;
+        for tensor in self.in_file_order() {
+            let data_offsets = [at, at + tensor.bytes.len() as u64];
+            at = data_offsets[1];
+            let entry = Entry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets };
+            entries.insert(tensor.name, entry);
+        }
+        let mut json = serde_json::to_vec(&entries).map_err(|source| FormatError::Header { source })?;
+        json.resize(json.len().next_multiple_of(8), b' ');
+        if json.len() as u64 > MAX_HEADER_BYTES {
+            return Err(FormatError::Container {
+                what: "header length".into(),
+                found: json.len().to_string(),
+                expected: format!("at most {MAX_HEADER_BYTES}"),
+            });
+        }
+        let mut header = (json.len() as u64).to_le_bytes().to_vec();
+        header.append(&mut json);
+        Ok(header)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_an_error_of_the_write() {
+        let tensors = vec![LayoutTensor::new("t", &[100_000], &[0u8; 100_000])];
+        let layout = Layout { metadata: Metadata::new(), tensors };
+        let mut full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let header = layout.header().unwrap();
+        let error = layout.write_to(&header, &mut full).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    }
+}

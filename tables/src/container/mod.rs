@@ -1,0 +1,205 @@
+//! The safetensors container: header, aligned storage, digest and atomic write.
+//!
+//! The header is parsed and written here rather than by the safetensors crate, for three reasons: that crate keeps the
+//! metadata in a hash map, so equal content would not give equal bytes; it takes the last of two equal keys in silence; and
+//! its check of the last offset against the file's length can overflow on hostile offsets. Its reader is the oracle of the
+//! tests.
+
+mod atomic;
+mod digest;
+mod header;
+mod layout;
+mod storage;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use bytemuck::Pod;
+
+pub(crate) use digest::digest;
+pub(crate) use header::Dtype;
+pub(crate) use layout::{Layout, LayoutTensor};
+
+use crate::FormatError;
+use crate::model::{Metadata, quoted, text};
+use storage::Storage;
+
+/// The only version of the three formats so far.
+pub(crate) const VERSION: &str = "1";
+
+/// One tensor of a container.
+#[derive(Debug)]
+struct Tensor {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    /// Of the storage, aligned to the dtype.
+    bytes: Range<usize>,
+}
+
+/// A container whose header was checked: tensors lie without holes and overlaps, inside the file, aligned.
+#[derive(Debug)]
+pub(crate) struct Container {
+    storage: Storage,
+    metadata: Metadata,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+/// A checked tensor: where its elements lie. Cheap to keep beside the container.
+#[derive(Debug, Clone)]
+pub(crate) struct View<T> {
+    bytes: Range<usize>,
+    element: std::marker::PhantomData<T>,
+}
+
+impl Container {
+    /// Maps a file.
+    pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
+        Self::from_storage(Storage::map(path)?)
+    }
+
+    /// Takes the bytes of a file.
+    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Self::from_storage(Storage::Owned(bytes))
+    }
+
+    fn from_storage(storage: Storage) -> Result<Self, FormatError> {
+        let parsed = header::parse(&storage)?;
+        let mut tensors = BTreeMap::new();
+        for (name, info) in parsed.tensors {
+            let tensor = Tensor { dtype: info.dtype, shape: info.shape, bytes: info.bytes };
+            tensors.insert(name, tensor);
+        }
+        let mut container = Container { storage, metadata: parsed.metadata, tensors };
+        container.align();
+        Ok(container)
+    }
+
+    /// Copies the tensors if one of them is not aligned to its element type.
+    fn align(&mut self) {
+        let base = self.storage.as_ptr() as usize;
+        let aligned = |t: &Tensor| (base + t.bytes.start).is_multiple_of(t.dtype.size());
+        if self.tensors.values().all(aligned) {
+            return;
+        }
+        let total: usize = self.tensors.values().map(|t| t.bytes.len().div_ceil(8)).sum();
+        let mut words = vec![0u64; total];
+        let target: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        let mut at = 0;
+        for tensor in self.tensors.values_mut() {
+            let to = at..at + tensor.bytes.len();
+            target[to.clone()].copy_from_slice(&self.storage[tensor.bytes.clone()]);
+            at = to.end.next_multiple_of(8);
+            tensor.bytes = to;
+        }
+        self.storage = Storage::Words(words);
+    }
+
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Checks `format` and `version`.
+    pub(crate) fn expect_format(&self, expected: &'static str) -> Result<(), FormatError> {
+        let found = text(&self.metadata, "format")?;
+        if found != expected {
+            return Err(FormatError::WrongFormat { found: quoted_bare(found), expected });
+        }
+        let found = text(&self.metadata, "version")?;
+        if found != VERSION {
+            let found = quoted_bare(found);
+            return Err(FormatError::UnknownVersion { format: expected, found, expected: VERSION });
+        }
+        Ok(())
+    }
+
+    /// Refuses tensors that are not in `known`.
+    pub(crate) fn expect_only(&self, format: &'static str, known: &[&str]) -> Result<(), FormatError> {
+        match self.tensors.keys().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some(name) => {
+                let tensor = name.chars().take(60).collect();
+                Err(FormatError::UnexpectedTensor { tensor, format })
+            }
+        }
+    }
+
+    pub(crate) fn has(&self, tensor: &'static str) -> bool {
+        self.tensors.contains_key(tensor)
+    }
+
+    pub(crate) fn dtype(&self, tensor: &'static str) -> Result<Dtype, FormatError> {
+        Ok(self.tensor(tensor)?.dtype)
+    }
+
+    pub(crate) fn shape(&self, tensor: &'static str) -> Result<&[u64], FormatError> {
+        Ok(&self.tensor(tensor)?.shape)
+    }
+
+    /// The size of a tensor that has one dimension.
+    pub(crate) fn len(&self, tensor: &'static str) -> Result<u64, FormatError> {
+        match self.shape(tensor)? {
+            [n] => Ok(*n),
+            other => Err(FormatError::shape(tensor, format!("{other:?}"), "one dimension")),
+        }
+    }
+
+    /// A tensor, if it has this element type and this shape.
+    pub(crate) fn view<T: Element>(&self, name: &'static str, shape: &[u64]) -> Result<View<T>, FormatError> {
+        let tensor = self.tensor(name)?;
+        if tensor.dtype != T::DTYPE {
+            return Err(FormatError::WrongDtype {
+                tensor: name,
+                found: tensor.dtype.name().into(),
+                expected: T::DTYPE.name().into(),
+            });
+        }
+        if tensor.shape != shape {
+            let found = format!("{:?}", tensor.shape);
+            return Err(FormatError::shape(name, found, format!("{shape:?}")));
+        }
+        Ok(View { bytes: tensor.bytes.clone(), element: std::marker::PhantomData })
+    }
+
+    /// The elements of a view of this container.
+    pub(crate) fn slice<T: Element>(&self, view: &View<T>) -> &[T] {
+        bytemuck::cast_slice(&self.storage[view.bytes.clone()])
+    }
+
+    /// SHA-256 over the tensors, lower-case hex.
+    pub(crate) fn digest(&self) -> String {
+        digest(self.parts())
+    }
+
+    /// The container as it is written: equal content gives equal bytes, whatever the layout it was read from.
+    pub(crate) fn layout(&self) -> Layout<'_> {
+        Layout { metadata: self.metadata.clone(), tensors: self.parts().collect() }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = LayoutTensor<'_>> {
+        self.tensors.iter().map(|(name, tensor)| LayoutTensor {
+            name,
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            bytes: &self.storage[tensor.bytes.clone()],
+        })
+    }
+
+    fn tensor(&self, tensor: &'static str) -> Result<&Tensor, FormatError> {
+        self.tensors.get(tensor).ok_or(FormatError::MissingTensor { tensor })
+    }
+}
+
+fn quoted_bare(value: &str) -> String {
+    quoted(value).trim_matches('"').to_owned()
+}
+
+/// A Rust type that is the element of a tensor.
+pub(crate) trait Element: Pod {
+    const DTYPE: Dtype;
+}
+
+macro_rules! element {
+    ($($ty:ty => $dtype:ident),*) => { $(impl Element for $ty { const DTYPE: Dtype = Dtype::$dtype; })* };
+}
+element!(u8 => U8, u16 => U16, u32 => U32, u64 => U64, i32 => I32, half::f16 => F16, f32 => F32);

@@ -1,0 +1,46 @@
+//! The bytes behind a container: a map of the file, a buffer, or an aligned copy.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+use crate::FormatError;
+
+#[derive(Debug)]
+pub(super) enum Storage {
+    Mapped(Mmap),
+    Owned(Vec<u8>),
+    Words(Vec<u64>),
+}
+
+impl Storage {
+    pub(super) fn map(path: &Path) -> Result<Self, FormatError> {
+        let io = |action| move |source| FormatError::io(action, path, source);
+        // Asked before opening: opening a pipe would wait for its writer.
+        if !std::fs::metadata(path).map_err(io("open"))?.is_file() {
+            let source = std::io::Error::other("not a regular file");
+            return Err(FormatError::io("open", path, source));
+        }
+        let file = File::open(path).map_err(io("open"))?;
+        // SAFETY: the map is read-only and private to this process. What remains is that someone changes the file while it
+        // is mapped: writers of these formats never do (they rename a finished file into place), every access after
+        // validation is bounds-checked, and all element types accept every bit pattern, so a change can give wrong numbers
+        // or, for a file that was cut, a bus error, as in every program that maps files.
+        let map = unsafe { Mmap::map(&file) }.map_err(io("map"))?;
+        Ok(Storage::Mapped(map))
+    }
+}
+
+impl Deref for Storage {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Storage::Mapped(map) => map,
+            Storage::Owned(bytes) => bytes,
+            Storage::Words(words) => bytemuck::cast_slice(words),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The one error of this crate.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// Why a file could not be read or written, or why data would not make a valid file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// The file concerned.
+        path: PathBuf,
+        /// What was attempted ("open", "write", ...).
+        action: &'static str,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Something is wrong in a file.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file concerned.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: Box<FormatError>,
+    },
+    /// The safetensors container is damaged.
+    #[error("not a valid safetensors container: {what}: found {found}, expected {expected}")]
+    Container {
+        /// The part that is wrong.
+        what: Cow<'static, str>,
+        /// What is there.
+        found: String,
+        /// What should be there.
+        expected: String,
+    },
+    /// The header is not JSON of the right form.
+    #[error("not a valid safetensors container: the header is not a safetensors header: {source}")]
+    Header {
+        /// The parser's message.
+        source: serde_json::Error,
+    },
+    /// The file is of another format.
+    #[error("the format is {found:?}, expected {expected:?}")]
+    WrongFormat {
+        /// The file's `format`.
+        found: String,
+        /// The format asked for.
+        expected: &'static str,
+    },
+    /// The file is of a version this program does not know.
+    #[error("the version of {format} is {found:?}, this program reads {expected:?}")]
+    UnknownVersion {
+        /// The file's format.
+        format: &'static str,
+        /// The file's `version`.
+        found: String,
+        /// The version known here.
+        expected: &'static str,
+    },
+    /// A metadata field is absent.
+    #[error("the metadata field `{field}` is missing")]
+    MissingField {
+        /// The field.
+        field: &'static str,
+    },
+    /// A metadata field, or a field of a value given to a builder, is wrong.
+    #[error("the field `{field}` is {found}, expected {expected}")]
+    BadField {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// The values allowed.
+        expected: String,
+    },
+    /// A tensor is absent.
+    #[error("the tensor `{tensor}` is missing")]
+    MissingTensor {
+        /// The tensor.
+        tensor: &'static str,
+    },
+    /// A tensor is there that the format does not know.
+    #[error("the tensor `{tensor}` does not belong into {format}")]
+    UnexpectedTensor {
+        /// The tensor.
+        tensor: String,
+        /// The file's format.
+        format: &'static str,
+    },
+    /// A tensor has another element type.
+    #[error("the tensor `{tensor}` is {found}, expected {expected}")]
+    WrongDtype {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its type.
+        found: String,
+        /// The type it must have.
+        expected: String,
+    },
+    /// A tensor or slice has another shape.
+    #[error("the tensor `{tensor}` has shape {found}, expected {expected}")]
+    WrongShape {
+        /// The tensor.
+        tensor: &'static str,
+        /// Its shape.
+        found: String,
+        /// The shape it must have.
+        expected: String,
+    },
+    /// A value inside a tensor is wrong.
+    #[error("the tensor `{tensor}` holds {found} at {at}, expected {expected}")]
+    BadValue {
+        /// The tensor.
+        tensor: &'static str,
+        /// Where, in words ("layer 3, token 17").
+        at: String,
+        /// The value.
+        found: String,
+        /// The values allowed.
+        expected: String,
+    },
+    /// Two files, or a file and an engine, are about different models.
+    #[error("different models: `{field}` is {found} here and {expected} there")]
+    ModelMismatch {
+        /// The first field that differs.
+        field: &'static str,
+        /// Its value in the receiver.
+        found: String,
+        /// Its value in the other.
+        expected: String,
+    },
+    /// Two profiles are about different phases.
+    #[error("the profile's phase is {found}, expected {expected}")]
+    PhaseMismatch {
+        /// The phase given.
+        found: crate::Phase,
+        /// The phase wanted.
+        expected: crate::Phase,
+    },
+    /// A count does not fit its type.
+    #[error("the count of {what} does not fit into {bits} bits")]
+    CountOverflow {
+        /// What was counted.
+        what: String,
+        /// The width of the counter.
+        bits: u32,
+    },
+}
+
+impl FormatError {
+    /// Adds the name of the file to an error that does not name one yet.
+    #[must_use]
+    pub fn in_file(self, path: &Path) -> Self {
+        match self {
+            FormatError::Io { .. } | FormatError::File { .. } => self,
+            other => FormatError::File { path: path.to_path_buf(), source: Box::new(other) },
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        FormatError::Io { path: path.to_path_buf(), action, source }
+    }
+
+    pub(crate) fn field(field: &'static str, found: impl ToString, expected: impl ToString) -> Self {
+        FormatError::BadField { field, found: found.to_string(), expected: expected.to_string() }
+    }
+
+    pub(crate) fn value(
+        tensor: &'static str,
+        at: impl ToString,
+        found: impl ToString,
+        expected: impl ToString,
+    ) -> Self {
+        FormatError::BadValue { tensor, at: at.to_string(), found: found.to_string(), expected: expected.to_string() }
+    }
+
+    pub(crate) fn shape(tensor: &'static str, found: impl ToString, expected: impl ToString) -> Self {
+        FormatError::WrongShape { tensor, found: found.to_string(), expected: expected.to_string() }
+    }
+}

@@ -1,0 +1,194 @@
+//! Placements: which group holds which expert, layer by layer (the matrix E).
+
+use crate::container::{LayoutTensor, digest};
+use crate::model::quoted;
+use crate::{ExpertId, FormatError, GroupId, LayerIdx};
+
+/// E: [L, N] -> group. Every group holds the same number of experts in every layer.
+///
+/// Only the placement that [`crate::Tables::placement`] derives from replicas may hold unequal numbers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placement {
+    groups: u16,
+    experts: u16,
+    /// [L, N]
+    group_of: Vec<u16>,
+}
+
+impl Placement {
+    /// From the group of each expert, one list per layer.
+    ///
+    /// # Errors
+    /// When there is no layer or group, a group is out of range, layers have different numbers of experts, or groups hold
+    /// different numbers of them.
+    pub fn new(groups: u16, layers: Vec<Vec<u16>>) -> Result<Self, FormatError> {
+        let experts = layers.first().map_or(0, Vec::len);
+        if let Some(layer) = layers.iter().position(|layer| layer.len() != experts) {
+            let found = format!("{} experts in layer {layer}", layers[layer].len());
+            return Err(FormatError::shape("E", found, format!("{experts}, as in layer 0")));
+        }
+        let experts = u16::try_from(experts)
+            .map_err(|_| FormatError::shape("E", format!("{experts} experts"), "at most 65534"))?;
+        Self::from_flat(groups, experts, layers.concat())
+    }
+
+    /// From [L, N] in one slice.
+    pub(crate) fn from_flat(groups: u16, experts: u16, group_of: Vec<u16>) -> Result<Self, FormatError> {
+        if group_of.is_empty() || experts == 0 {
+            return Err(FormatError::shape("E", "[0]", "at least one layer and one expert"));
+        }
+        check_divides(groups, experts)?;
+        let mut held = vec![0u16; usize::from(groups)];
+        for (layer, row) in group_of.chunks_exact(usize::from(experts)).enumerate() {
+            held.fill(0);
+            for (expert, &group) in row.iter().enumerate() {
+                let Some(held) = held.get_mut(usize::from(group)) else {
+                    let at = format!("layer {layer}, expert {expert}");
+                    return Err(FormatError::value("E", at, group, format!("groups below {groups}")));
+                };
+                *held += 1;
+            }
+            let each = experts / groups;
+            if let Some(group) = held.iter().position(|&n| n != each) {
+                let found = format!("{} experts of group {group}", held[group]);
+                let expected = format!("{each}, as many as every other group");
+                return Err(FormatError::value("E", format!("layer {layer}"), found, expected));
+            }
+        }
+        Ok(Placement { groups, experts, group_of })
+    }
+
+    /// The placement that engines use without any tables: experts in order, N / G in each group.
+    ///
+    /// # Errors
+    /// When G does not divide N; the error names the numbers that do.
+    pub fn contiguous(layers: usize, experts: u16, groups: u16) -> Result<Self, FormatError> {
+        check_divides(groups, experts)?;
+        let each = experts / groups;
+        let row: Vec<u16> = (0..experts).map(|expert| expert / each).collect();
+        Self::from_flat(groups, experts, row.repeat(layers))
+    }
+
+    /// A placement whose groups may hold unequal numbers of experts.
+    pub(crate) fn unbalanced(groups: u16, experts: u16, group_of: Vec<u16>) -> Self {
+        Placement { groups, experts, group_of }
+    }
+
+    /// G.
+    #[must_use]
+    pub fn groups(&self) -> u16 {
+        self.groups
+    }
+
+    /// L.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.group_of.len() / usize::from(self.experts)
+    }
+
+    /// N: experts per layer.
+    #[must_use]
+    pub fn experts(&self) -> u16 {
+        self.experts
+    }
+
+    /// The group that holds an expert.
+    ///
+    /// # Panics
+    /// When the layer or the expert is out of range.
+    #[must_use]
+    pub fn group_of(&self, layer: LayerIdx, expert: ExpertId) -> GroupId {
+        GroupId::new(self.layer(layer)[expert.index()])
+    }
+
+    /// The group of each expert of a layer: [N].
+    ///
+    /// # Panics
+    /// When the layer is out of range.
+    #[must_use]
+    pub fn layer(&self, layer: LayerIdx) -> &[u16] {
+        let n = usize::from(self.experts);
+        &self.group_of[layer.index() * n..(layer.index() + 1) * n]
+    }
+
+    /// The experts that a group holds in a layer, ascending: slot by slot.
+    ///
+    /// # Panics
+    /// When the layer is out of range.
+    pub fn experts_of(&self, layer: LayerIdx, group: GroupId) -> impl Iterator<Item = ExpertId> {
+        let held = (0..self.experts).zip(self.layer(layer));
+        held.filter(move |(_, of)| **of == group.get()).map(|(expert, _)| ExpertId::new(expert))
+    }
+
+    /// The `placement_digest`: SHA-256 over E and G, lower-case hex.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        let shape = [self.layers(), usize::from(self.experts)];
+        placement_digest(LayoutTensor::new("E", &shape, &self.group_of), self.groups)
+    }
+
+    pub(crate) fn flat(&self) -> &[u16] {
+        &self.group_of
+    }
+}
+
+/// The digest of the tensor that places the experts, and of the number of groups (u16 [1] named `groups`).
+pub(crate) fn placement_digest(tensor: LayoutTensor<'_>, groups: u16) -> String {
+    let groups = [groups];
+    digest([tensor, LayoutTensor::new("groups", &[1], &groups)].into_iter())
+}
+
+/// G must divide N, or groups could not hold equal numbers of experts.
+fn check_divides(groups: u16, experts: u16) -> Result<(), FormatError> {
+    if groups > 0 && experts.is_multiple_of(groups) && experts > 0 {
+        return Ok(());
+    }
+    let divisors: Vec<String> = (1..=experts).filter(|d| experts.is_multiple_of(*d)).map(|d| d.to_string()).collect();
+    let list = quoted(&divisors.join(", "));
+    let expected = format!("a number that divides the {experts} experts: {}", list.replace('"', ""));
+    Err(FormatError::field("groups", groups, expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contiguous_names_the_divisors() {
+        let error = Placement::contiguous(2, 32, 5).unwrap_err().to_string();
+        assert!(error.contains("1, 2, 4, 8, 16, 32"), "{error}");
+        assert!(Placement::contiguous(2, 32, 0).is_err());
+        assert!(Placement::contiguous(0, 32, 4).is_err());
+    }
+
+    #[test]
+    fn experts_of_a_group_ascend() {
+        let placement = Placement::new(2, vec![vec![0, 1, 0, 1], vec![1, 1, 0, 0]]).unwrap();
+        let of = |layer, group| -> Vec<u16> {
+            placement.experts_of(LayerIdx::new(layer), GroupId::new(group)).map(ExpertId::get).collect()
+        };
+        assert_eq!((of(0, 0), of(0, 1), of(1, 0), of(1, 1)), (vec![0, 2], vec![1, 3], vec![2, 3], vec![0, 1]));
+    }
+
+    #[test]
+    fn unequal_groups_and_ragged_layers_are_refused() {
+        for (layers, part) in [
+            (vec![vec![0, 0, 0, 1]], "3 experts of group 0"),
+            (vec![vec![0, 1, 0, 2]], "groups below 2"),
+            (vec![vec![0, 1], vec![0, 1, 0, 1]], "as in layer 0"),
+            (vec![], "at least one layer"),
+        ] {
+            let error = Placement::new(2, layers).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_digest_depends_on_the_placement_and_on_the_groups() {
+        let a = Placement::contiguous(2, 8, 2).unwrap();
+        assert_eq!(a.digest(), Placement::contiguous(2, 8, 2).unwrap().digest());
+        assert_ne!(a.digest(), Placement::contiguous(2, 8, 4).unwrap().digest());
+        assert_ne!(a.digest(), Placement::contiguous(1, 8, 2).unwrap().digest());
+        assert_eq!(a.digest().len(), 64);
+    }
+}

@@ -1,0 +1,266 @@
+//! Profiles: how often each token activated each expert, layer by layer, as sparse rows.
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use crate::container::{Container, View};
+use crate::model::quoted;
+use crate::{FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
+
+/// `format` of a profile.
+pub(crate) const FORMAT: &str = "semmoe.profile";
+const TENSORS: [&str; 4] = ["token_count", "indptr", "expert", "count"];
+
+/// Which tokens of the requests a profile counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Phase {
+    /// Prompt tokens.
+    Prefill,
+    /// Generated tokens.
+    Decode,
+    /// Both. A file that does not say is taken for this.
+    All,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+            Phase::All => "all",
+        })
+    }
+}
+
+impl FromStr for Phase {
+    type Err = FormatError;
+
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text {
+            "prefill" => Ok(Phase::Prefill),
+            "decode" => Ok(Phase::Decode),
+            "all" => Ok(Phase::All),
+            other => Err(FormatError::field("phase", quoted(other), "prefill, decode or all")),
+        }
+    }
+}
+
+/// A profile, validated when it was opened.
+#[derive(Debug)]
+pub struct Profile {
+    container: Container,
+    model: ModelInfo,
+    provenance: Provenance,
+    phase: Phase,
+    total_tokens: u64,
+    token_count: View<u64>,
+    indptr: View<u64>,
+    expert: View<u16>,
+    count: View<u32>,
+}
+
+/// How often one token activated each expert of one layer; experts that it never activated are absent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProfileRow<'a> {
+    /// Ascending.
+    pub experts: &'a [u16],
+    /// Beside `experts`; none is zero.
+    pub counts: &'a [u32],
+}
+
+impl ProfileRow<'_> {
+    /// All activations: k x the occurrences of the token with a known route in this layer.
+    #[must_use]
+    pub fn activations(&self) -> u64 {
+        self.counts.iter().map(|&c| u64::from(c)).sum()
+    }
+}
+
+impl Profile {
+    /// Maps a file and checks everything in it.
+    ///
+    /// # Errors
+    /// Names the file, the field or tensor, what was found and what was expected.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Container::open(path).and_then(Self::from_container).map_err(|e| e.in_file(path))
+    }
+
+    /// The same for bytes in memory.
+    ///
+    /// # Errors
+    /// Names the field or tensor, what was found and what was expected.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Self::from_container(Container::from_bytes(bytes)?)
+    }
+
+    fn from_container(container: Container) -> Result<Self, FormatError> {
+        container.expect_format(FORMAT)?;
+        let model = ModelInfo::from_metadata(container.metadata())?;
+        let provenance = Provenance::from_metadata(container.metadata())?;
+        let phase = container.metadata().get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
+        container.expect_only(FORMAT, &TENSORS)?;
+        let (vocabulary, layers) = (u64::from(model.vocab_size), model.layers() as u64);
+        let entries = container.len("expert")?;
+        let mut profile = Profile {
+            token_count: container.view("token_count", &[vocabulary])?,
+            indptr: container.view("indptr", &[layers, vocabulary + 1])?,
+            expert: container.view("expert", &[entries])?,
+            count: container.view("count", &[entries])?,
+            total_tokens: 0,
+            container,
+            model,
+            provenance,
+            phase,
+        };
+        profile.validate()?;
+        profile.total_tokens = profile.sum_tokens()?;
+        Ok(profile)
+    }
+
+    fn sum_tokens(&self) -> Result<u64, FormatError> {
+        let total = self.token_counts().iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
+        total.ok_or_else(|| FormatError::CountOverflow { what: "all tokens".into(), bits: 64 })
+    }
+
+    fn validate(&self) -> Result<(), FormatError> {
+        self.check_indptr()?;
+        let mut seen = vec![false; self.token_counts().len()];
+        for layer in 0..self.model.layers() {
+            for (token, seen) in seen.iter_mut().enumerate() {
+                let row = self.row_at(layer, token);
+                *seen |= !row.experts.is_empty();
+                self.check_row(row, self.token_counts()[token]).map_err(|(tensor, found, expected)| {
+                    FormatError::value(tensor, format!("layer {layer}, token {token}"), found, expected)
+                })?;
+            }
+        }
+        // A token whose route is unknown in every layer counts nowhere.
+        match (0..seen.len()).find(|&token| self.token_counts()[token] > 0 && !seen[token]) {
+            None => Ok(()),
+            Some(token) => {
+                let found = self.token_counts()[token];
+                let expected = "0, as no layer has a route of this token";
+                Err(FormatError::value("token_count", format!("token {token}"), found, expected))
+            }
+        }
+    }
+
+    /// Offsets are absolute, so they ascend through all layers, from 0 to the number of entries.
+    fn check_indptr(&self) -> Result<(), FormatError> {
+        let indptr = self.container.slice(&self.indptr);
+        let columns = self.model.vocab_size as usize + 1;
+        let entries = self.container.slice(&self.expert).len() as u64;
+        let mut before = 0;
+        for (index, &offset) in indptr.iter().enumerate() {
+            // The end of a layer is the start of the next.
+            let gap = index % columns == 0 && offset != before;
+            if offset < before || gap {
+                let at = format!("layer {}, index {}", index / columns, index % columns);
+                let expected = format!("{} {before}", if gap { "exactly" } else { "at least" });
+                return Err(FormatError::value("indptr", at, offset, expected));
+            }
+            before = offset;
+        }
+        if before != entries {
+            let expected = format!("{entries}, the number of entries");
+            return Err(FormatError::value("indptr", "its end", before, expected));
+        }
+        Ok(())
+    }
+
+    fn check_row(&self, row: ProfileRow<'_>, occurrences: u64) -> Result<(), (&'static str, String, String)> {
+        let (n, k) = (self.model.num_experts, u64::from(self.model.top_k));
+        if let Some(pair) = row.experts.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return Err(("expert", format!("{} after {}", pair[1], pair[0]), "ascending ids".into()));
+        }
+        if let Some(last) = row.experts.last().filter(|&&last| last >= n) {
+            return Err(("expert", last.to_string(), format!("ids below {n}")));
+        }
+        // No overflow: at most 65534 counts of 32 bits.
+        let sum = row.activations();
+        let known = sum / k;
+        if !sum.is_multiple_of(k) {
+            return Err(("count", format!("counts that add up to {sum}"), format!("a multiple of top_k ({k})")));
+        }
+        if known > occurrences {
+            let expected = format!("at most top_k x token_count ({k} x {occurrences})");
+            return Err(("count", format!("counts that add up to {sum}"), expected));
+        }
+        let valid = |&c: &u32| c > 0 && u64::from(c) <= known;
+        if let Some(count) = row.counts.iter().copied().find(|c| !valid(c)) {
+            return Err(("count", count.to_string(), format!("1 to {known}, the occurrences of the row")));
+        }
+        Ok(())
+    }
+
+    /// The model that was profiled.
+    #[must_use]
+    pub fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    /// Where the data came from.
+    #[must_use]
+    pub fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    /// Which tokens were counted.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Occurrences of a token; 0 for ids outside the vocabulary.
+    #[must_use]
+    pub fn token_count(&self, token: TokenId) -> u64 {
+        self.token_counts().get(token.index()).copied().unwrap_or(0)
+    }
+
+    /// Occurrences of every token: [V].
+    #[must_use]
+    pub fn token_counts(&self) -> &[u64] {
+        self.container.slice(&self.token_count)
+    }
+
+    /// The activations of a token in a layer.
+    ///
+    /// # Panics
+    /// When the layer is not below L or the token not below V.
+    #[must_use]
+    pub fn row(&self, layer: LayerIdx, token: TokenId) -> ProfileRow<'_> {
+        assert!(layer.index() < self.model.layers() && token.get() < self.model.vocab_size);
+        self.row_at(layer.index(), token.index())
+    }
+
+    fn row_at(&self, layer: usize, token: usize) -> ProfileRow<'_> {
+        let indptr = self.container.slice(&self.indptr);
+        let at = layer * (self.model.vocab_size as usize + 1) + token;
+        let span = indptr[at] as usize..indptr[at + 1] as usize;
+        ProfileRow {
+            experts: &self.container.slice(&self.expert)[span.clone()],
+            counts: &self.container.slice(&self.count)[span],
+        }
+    }
+
+    /// Occurrences of all tokens together.
+    #[must_use]
+    pub fn total_tokens(&self) -> u64 {
+        self.total_tokens
+    }
+
+    /// SHA-256 over the tensors, lower-case hex. Reads the whole file.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        self.container.digest()
+    }
+
+    /// Writes the profile to a file (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
+        self.container.layout().write(path)
+    }
+}

@@ -1,0 +1,219 @@
+//! Building profiles from traces and from other profiles. Adding is associative and order-free.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::container::{Layout, LayoutTensor};
+use crate::profile::FORMAT;
+use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, TokenId, Trace};
+
+/// Adds up activations. After an error the builder holds a part of what was added and should be dropped.
+#[derive(Debug)]
+pub struct ProfileBuilder {
+    model: ModelInfo,
+    provenance: Provenance,
+    phase: Phase,
+    /// Only tokens that occurred, so that memory grows with the evidence and not with the vocabulary.
+    tokens: BTreeMap<u32, TokenEvidence>,
+}
+
+#[derive(Debug, Clone)]
+struct TokenEvidence {
+    occurrences: u64,
+    /// Per layer (expert, count), ascending by expert.
+    layers: Vec<Vec<(u16, u32)>>,
+}
+
+impl ProfileBuilder {
+    /// Starts an empty profile. An unknown tokenizer hash is filled in by the first input that knows it.
+    ///
+    /// # Errors
+    /// When the model's numbers cannot be those of a model.
+    pub fn new(model: ModelInfo, provenance: Provenance, phase: Phase) -> Result<Self, FormatError> {
+        model.validate()?;
+        provenance.validate()?;
+        Ok(ProfileBuilder { model, provenance, phase, tokens: BTreeMap::new() })
+    }
+
+    /// Counts the tokens of a trace that are of the builder's phase and whose route is known in at least one layer.
+    ///
+    /// # Errors
+    /// When the trace is of another model or a count overflows.
+    pub fn add_trace(&mut self, trace: &Trace) -> Result<(), FormatError> {
+        self.adopt(trace.model())?;
+        for request in trace.iter() {
+            let prompt = request.prompt_len();
+            let positions = match self.phase {
+                Phase::Prefill => 0..prompt,
+                Phase::Decode => prompt..request.token_ids().len(),
+                Phase::All => 0..request.token_ids().len(),
+            };
+            for position in positions {
+                let routes = (0..self.model.layers()).map(|layer| request.route(position, LayerIdx::new(layer as u16)));
+                self.add_occurrence(request.token_ids()[position], routes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_occurrence<'a>(
+        &mut self,
+        token: u32,
+        routes: impl Iterator<Item = Option<crate::Route<'a>>> + Clone,
+    ) -> Result<(), FormatError> {
+        if routes.clone().all(|route| route.is_none()) {
+            return Ok(());
+        }
+        let evidence = self.evidence(token);
+        evidence.add_occurrences(token, 1)?;
+        for (layer, route) in routes.enumerate() {
+            for expert in route.into_iter().flat_map(|route| route.experts()) {
+                evidence.add(layer, token, expert.get(), 1)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the counts of another profile.
+    ///
+    /// # Errors
+    /// When it is of another model or phase or a count overflows.
+    pub fn add_profile(&mut self, profile: &Profile) -> Result<(), FormatError> {
+        self.adopt(profile.model())?;
+        if profile.phase() != self.phase {
+            return Err(FormatError::PhaseMismatch { found: profile.phase(), expected: self.phase });
+        }
+        for (token, &occurrences) in (0..).zip(profile.token_counts()).filter(|(_, n)| **n > 0) {
+            let layers = self.model.layers();
+            let evidence = self.evidence(token);
+            evidence.add_occurrences(token, occurrences)?;
+            for layer in 0..layers {
+                let row = profile.row(LayerIdx::new(layer as u16), TokenId::new(token));
+                for (&expert, &count) in row.experts.iter().zip(row.counts) {
+                    evidence.add(layer, token, expert, count)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the input is about the same model, and learns the tokenizer hash from it: so two inputs that know
+    /// different hashes are refused in whatever order they come.
+    fn adopt(&mut self, other: &ModelInfo) -> Result<(), FormatError> {
+        other.check_compatible(&self.model)?;
+        if self.model.tokenizer_sha256.is_none() {
+            self.model.tokenizer_sha256.clone_from(&other.tokenizer_sha256);
+        }
+        Ok(())
+    }
+
+    fn evidence(&mut self, token: u32) -> &mut TokenEvidence {
+        let layers = self.model.layers();
+        let empty = || TokenEvidence { occurrences: 0, layers: vec![Vec::new(); layers] };
+        self.tokens.entry(token).or_insert_with(empty)
+    }
+
+    /// Writes the profile to a file (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
+        let columns = self.columns().map_err(|e| e.in_file(path))?;
+        self.layout(&columns).write(path)
+    }
+
+    /// The file's bytes.
+    ///
+    /// # Errors
+    /// When all tokens together overflow 64 bits, or the header would be longer than a reader accepts.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
+        self.layout(&self.columns()?).to_bytes()
+    }
+
+    /// The profile itself, in memory.
+    ///
+    /// # Errors
+    /// As [`ProfileBuilder::to_bytes`].
+    pub fn finish(self) -> Result<Profile, FormatError> {
+        let bytes = self.to_bytes()?;
+        drop(self);
+        Profile::from_bytes(bytes)
+    }
+
+    fn columns(&self) -> Result<Columns, FormatError> {
+        let vocabulary = self.model.vocab_size as usize;
+        let mut columns = Columns { token_count: vec![0; vocabulary], ..Columns::default() };
+        let mut total = 0u64;
+        for (&token, evidence) in &self.tokens {
+            columns.token_count[token as usize] = evidence.occurrences;
+            let sum = total.checked_add(evidence.occurrences);
+            total = sum.ok_or_else(|| FormatError::CountOverflow { what: "all tokens".into(), bits: 64 })?;
+        }
+        columns.indptr.reserve_exact(self.model.layers() * (vocabulary + 1));
+        for layer in 0..self.model.layers() {
+            for (&token, evidence) in &self.tokens {
+                columns.start_rows_up_to(layer * (vocabulary + 1) + token as usize);
+                columns.expert.extend(evidence.layers[layer].iter().map(|(expert, _)| expert));
+                columns.count.extend(evidence.layers[layer].iter().map(|(_, count)| count));
+            }
+            columns.start_rows_up_to(layer * (vocabulary + 1) + vocabulary);
+        }
+        Ok(columns)
+    }
+
+    fn layout<'a>(&self, columns: &'a Columns) -> Layout<'a> {
+        let mut metadata = Layout::metadata(FORMAT);
+        self.model.to_metadata(&mut metadata);
+        self.provenance.to_metadata(&mut metadata);
+        metadata.insert("phase".into(), self.phase.to_string());
+        let vocabulary = self.model.vocab_size as usize;
+        let entries = columns.expert.len();
+        let tensors = vec![
+            LayoutTensor::new("token_count", &[vocabulary], &columns.token_count),
+            LayoutTensor::new("indptr", &[self.model.layers(), vocabulary + 1], &columns.indptr),
+            LayoutTensor::new("expert", &[entries], &columns.expert),
+            LayoutTensor::new("count", &[entries], &columns.count),
+        ];
+        Layout { metadata, tensors }
+    }
+}
+
+impl TokenEvidence {
+    fn add_occurrences(&mut self, token: u32, n: u64) -> Result<(), FormatError> {
+        let sum = self.occurrences.checked_add(n);
+        self.occurrences =
+            sum.ok_or_else(|| FormatError::CountOverflow { what: format!("token {token}"), bits: 64 })?;
+        Ok(())
+    }
+
+    fn add(&mut self, layer: usize, token: u32, expert: u16, n: u32) -> Result<(), FormatError> {
+        let row = &mut self.layers[layer];
+        match row.binary_search_by_key(&expert, |(expert, _)| *expert) {
+            Err(at) => row.insert(at, (expert, n)),
+            Ok(at) => {
+                let overflow = || FormatError::CountOverflow {
+                    what: format!("expert {expert} in layer {layer} for token {token}"),
+                    bits: 32,
+                };
+                row[at].1 = row[at].1.checked_add(n).ok_or_else(overflow)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensors of the file.
+#[derive(Debug, Default)]
+struct Columns {
+    token_count: Vec<u64>,
+    indptr: Vec<u64>,
+    expert: Vec<u16>,
+    count: Vec<u32>,
+}
+
+impl Columns {
+    /// All rows up to this index of `indptr` start where the entries end now.
+    fn start_rows_up_to(&mut self, index: usize) {
+        self.indptr.resize(index + 1, self.expert.len() as u64);
+    }
+}

@@ -1,0 +1,141 @@
+//! Placements with replicas: which expert lies in which physical slot.
+
+use crate::container::LayoutTensor;
+use crate::placement::placement_digest;
+use crate::{ExpertId, FormatError, GroupId, LayerIdx, ModelInfo, Placement};
+
+const TENSOR: &str = "physical_to_logical";
+/// What a slot without an expert holds.
+const PADDING: i32 = -1;
+
+/// `physical_to_logical`: [L, S] experts in slots, S / G slots per group, ascending inside a group, -1 = padding (anywhere
+/// in the group). Every expert lies in at least one slot, and in a group at most once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replicas {
+    groups: u16,
+    experts: u16,
+    slots: usize,
+    /// [L, S]
+    logical: Vec<i32>,
+}
+
+impl Replicas {
+    /// From [L, S] in one slice.
+    ///
+    /// # Errors
+    /// Names the layer and the slot that break a rule above.
+    pub fn new(model: &ModelInfo, groups: u16, slots: usize, logical: Vec<i32>) -> Result<Self, FormatError> {
+        if groups == 0 || slots == 0 || !slots.is_multiple_of(usize::from(groups)) {
+            return Err(FormatError::shape(TENSOR, format!("{slots} slots"), format!("a multiple of {groups} groups")));
+        }
+        if model.layers().checked_mul(slots) != Some(logical.len()) {
+            let expected = format!("[{}, {slots}]", model.layers());
+            return Err(FormatError::shape(TENSOR, format!("{} elements", logical.len()), expected));
+        }
+        let replicas = Replicas { groups, experts: model.num_experts, slots, logical };
+        replicas.validate()?;
+        Ok(replicas)
+    }
+
+    fn validate(&self) -> Result<(), FormatError> {
+        let per_group = self.slots / usize::from(self.groups);
+        for (layer, row) in self.logical.chunks_exact(self.slots).enumerate() {
+            let mut held = vec![false; usize::from(self.experts)];
+            let mut before = PADDING;
+            for (slot, &expert) in row.iter().enumerate() {
+                if slot.is_multiple_of(per_group) {
+                    before = PADDING;
+                }
+                if expert == PADDING {
+                    continue;
+                }
+                let at = || format!("layer {layer}, slot {slot}");
+                let held = usize::try_from(expert).ok().and_then(|expert| held.get_mut(expert));
+                let Some(held) = held else {
+                    let expected = format!("-1, or experts below {}", self.experts);
+                    return Err(FormatError::value(TENSOR, at(), expert, expected));
+                };
+                if expert <= before {
+                    let expected = format!("more than {before}, the expert before in its group");
+                    return Err(FormatError::value(TENSOR, at(), expert, expected));
+                }
+                *held = true;
+                before = expert;
+            }
+            if let Some(expert) = held.iter().position(|held| !held) {
+                let found = format!("no slot of expert {expert}");
+                return Err(FormatError::value(TENSOR, format!("layer {layer}"), found, "at least one"));
+            }
+        }
+        Ok(())
+    }
+
+    /// G.
+    #[must_use]
+    pub fn groups(&self) -> u16 {
+        self.groups
+    }
+
+    /// S: slots per layer, of all groups together.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// The slots of a layer, group after group: [S], -1 = padding.
+    ///
+    /// # Panics
+    /// When the layer is out of range.
+    #[must_use]
+    pub fn layer(&self, layer: LayerIdx) -> &[i32] {
+        &self.logical[layer.index() * self.slots..(layer.index() + 1) * self.slots]
+    }
+
+    /// The groups that hold an expert, ascending.
+    ///
+    /// # Panics
+    /// When the layer is out of range.
+    pub fn groups_of(&self, layer: LayerIdx, expert: ExpertId) -> impl Iterator<Item = GroupId> {
+        let per_group = self.slots / usize::from(self.groups);
+        let slots = self.layer(layer).iter().enumerate();
+        let mine = slots.filter(move |(_, held)| **held == i32::from(expert.get()));
+        mine.map(move |(slot, _)| GroupId::new((slot / per_group) as u16))
+    }
+
+    /// The `placement_digest`: SHA-256 over the slots and G, lower-case hex.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        placement_digest(self.tensor(), self.groups)
+    }
+
+    /// One group for each expert, for readers that know no replicas: of the groups that hold it, the one with the fewest
+    /// experts so far, ties to the lowest. Groups may get unequal numbers.
+    #[must_use]
+    pub fn primary(&self) -> Placement {
+        let layers = self.logical.len() / self.slots;
+        let mut group_of = Vec::with_capacity(layers * usize::from(self.experts));
+        for layer in 0..layers {
+            let mut load = vec![0u32; usize::from(self.groups)];
+            for holders in self.holders(LayerIdx::new(layer as u16)) {
+                let first = holders.into_iter().min_by_key(|&g| (load[usize::from(g)], g)).unwrap_or(0);
+                load[usize::from(first)] += 1;
+                group_of.push(first);
+            }
+        }
+        Placement::unbalanced(self.groups, self.experts, group_of)
+    }
+
+    /// The groups of every expert of a layer.
+    fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
+        let per_group = self.slots / usize::from(self.groups);
+        let mut holders = vec![Vec::new(); usize::from(self.experts)];
+        for (slot, &expert) in self.layer(layer).iter().enumerate().filter(|(_, e)| **e != PADDING) {
+            holders[expert as usize].push((slot / per_group) as u16);
+        }
+        holders
+    }
+
+    pub(crate) fn tensor(&self) -> LayoutTensor<'_> {
+        LayoutTensor::new(TENSOR, &[self.logical.len() / self.slots, self.slots], &self.logical)
+    }
+}

@@ -1,0 +1,302 @@
+//! Tables: what the solver hands to gateways and workers (T, A, E and prices).
+
+use std::path::Path;
+
+use half::f16;
+
+use crate::attention::{LabelViews, dp_view};
+use crate::container::{Container, View};
+use crate::model::{check_text, json_list, number, quoted, text};
+use crate::{
+    Attention, FormatError, GroupId, GroupLabels, LayerIdx, MAX_LABELS, ModelInfo, NO_GROUP, Placement, Provenance,
+    RankId, Replicas, TokenId,
+};
+
+/// `format` of tables.
+pub(crate) const FORMAT: &str = "semmoe.tables";
+const TENSORS_DP: [&str; 3] = ["T", "price", "placement"];
+const TENSORS_TP: [&str; 6] = ["T_group", "T_prob", "A_group", "A_prob", "price", "placement"];
+
+/// Tables, validated when they were opened.
+#[derive(Debug)]
+pub struct Tables {
+    container: Container,
+    model: ModelInfo,
+    provenance: Provenance,
+    solver: String,
+    groups: u16,
+    dp_ranks: u16,
+    group_to_dp: Vec<RankId>,
+    placement: Placement,
+    replicas: Option<Replicas>,
+    placement_digest: String,
+    digest: String,
+    price: View<f32>,
+    tokens: TokenViews,
+}
+
+#[derive(Debug)]
+enum TokenViews {
+    Dp(View<f16>),
+    Tp { tokens: LabelViews, transitions: LabelViews },
+}
+
+impl Tables {
+    /// Maps a file and checks everything in it.
+    ///
+    /// # Errors
+    /// Names the file, the field or tensor, what was found and what was expected.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Container::open(path).and_then(Self::from_container).map_err(|e| e.in_file(path))
+    }
+
+    /// The same for bytes in memory.
+    ///
+    /// # Errors
+    /// Names the field or tensor, what was found and what was expected.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Self::from_container(Container::from_bytes(bytes)?)
+    }
+
+    fn from_container(container: Container) -> Result<Self, FormatError> {
+        container.expect_format(FORMAT)?;
+        let metadata = container.metadata();
+        let model = ModelInfo::from_metadata(metadata)?;
+        let provenance = Provenance::from_metadata(metadata)?;
+        let solver = text(metadata, "solver")?.to_owned();
+        check_text("solver", &solver)?;
+        let attention: Attention = text(metadata, "attention")?.parse()?;
+        let (groups, dp_ranks, group_to_dp) = read_ranks(&container)?;
+        let replicas = read_replicas(&container, &model, groups)?;
+        let placed_by = if replicas.is_some() { "physical_to_logical" } else { "E" };
+        let known: &[&str] = if attention == Attention::Dp { &TENSORS_DP } else { &TENSORS_TP };
+        let known: Vec<&str> = known.iter().map(|&t| if t == "placement" { placed_by } else { t }).collect();
+        container.expect_only(FORMAT, &known)?;
+        let placement = match &replicas {
+            Some(replicas) => replicas.primary(),
+            None => read_placement(&container, &model, groups)?,
+        };
+        let placement_digest = replicas.as_ref().map_or_else(|| placement.digest(), Replicas::digest);
+        check_placement_digest(&container, &placement_digest)?;
+        let vocabulary = u64::from(model.vocab_size);
+        let (tokens, prices) = match attention {
+            Attention::Dp => {
+                let view = dp_view(&container, vocabulary, dp_ranks, replicas.is_some())?;
+                (TokenViews::Dp(view), dp_ranks)
+            }
+            Attention::Tp => (read_tp(&container, &model, groups)?, groups),
+        };
+        let price = container.view("price", &[u64::from(prices)])?;
+        check_prices(container.slice(&price))?;
+        let digest = container.digest();
+        Ok(Tables {
+            container,
+            model,
+            provenance,
+            solver,
+            groups,
+            dp_ranks,
+            group_to_dp,
+            placement,
+            replicas,
+            placement_digest,
+            digest,
+            price,
+            tokens,
+        })
+    }
+
+    /// The model that was profiled.
+    #[must_use]
+    pub fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    /// Where the data came from.
+    #[must_use]
+    pub fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    /// Name and settings of the solver.
+    #[must_use]
+    pub fn solver(&self) -> &str {
+        &self.solver
+    }
+
+    /// How the attention of the unit is parallelised.
+    #[must_use]
+    pub fn attention(&self) -> Attention {
+        match self.tokens {
+            TokenViews::Dp(_) => Attention::Dp,
+            TokenViews::Tp { .. } => Attention::Tp,
+        }
+    }
+
+    /// G.
+    #[must_use]
+    pub fn groups(&self) -> u16 {
+        self.groups
+    }
+
+    /// The number of attention-DP ranks.
+    #[must_use]
+    pub fn dp_ranks(&self) -> u16 {
+        self.dp_ranks
+    }
+
+    /// The attention-DP rank that reaches each group locally: [G].
+    #[must_use]
+    pub fn group_to_dp(&self) -> &[RankId] {
+        &self.group_to_dp
+    }
+
+    /// E. With replicas, one of the groups of each expert ([`Replicas::primary`]).
+    #[must_use]
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The experts in their slots, when the tables have replicas.
+    #[must_use]
+    pub fn physical_to_logical(&self) -> Option<&Replicas> {
+        self.replicas.as_ref()
+    }
+
+    /// SHA-256 of the placement alone, lower-case hex: a backend that runs another one must not get these tables.
+    #[must_use]
+    pub fn placement_digest(&self) -> &str {
+        &self.placement_digest
+    }
+
+    /// SHA-256 over all tensors, lower-case hex.
+    #[must_use]
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Dual prices in units of share: [`dp_ranks`] with attention dp, [G] with tp.
+    #[must_use]
+    pub fn price(&self) -> &[f32] {
+        self.container.slice(&self.price)
+    }
+
+    /// T with attention dp: the expected share of the token's activations that are local on each rank, [`dp_ranks`].
+    /// `None` for ids outside the vocabulary and with attention tp.
+    #[must_use]
+    pub fn token_row(&self, token: TokenId) -> Option<&[f16]> {
+        let TokenViews::Dp(view) = &self.tokens else { return None };
+        let ranks = usize::from(self.dp_ranks);
+        let start = token.index().checked_mul(ranks)?;
+        self.container.slice(view).get(start..start + ranks)
+    }
+
+    /// m with attention tp: labels per token and layer; 0 with dp.
+    #[must_use]
+    pub fn labels(&self) -> usize {
+        match &self.tokens {
+            TokenViews::Dp(_) => 0,
+            TokenViews::Tp { tokens, .. } => tokens.labels(),
+        }
+    }
+
+    /// T with attention tp: the likeliest groups of a token in a layer. `None` without evidence, for ids out of range and
+    /// with attention dp.
+    #[must_use]
+    pub fn token_groups(&self, layer: LayerIdx, token: TokenId) -> Option<GroupLabels<'_>> {
+        let TokenViews::Tp { tokens, .. } = &self.tokens else { return None };
+        if token.get() >= self.model.vocab_size || layer.index() >= self.model.layers() {
+            return None;
+        }
+        tokens.row(&self.container, layer.index() * self.model.vocab_size as usize + token.index())
+    }
+
+    /// A with attention tp: the likeliest groups in a layer, given those of the two MoE layers before. `None` as for
+    /// [`Tables::token_groups`].
+    #[must_use]
+    pub fn next_groups(&self, layer: LayerIdx, older: GroupId, newer: GroupId) -> Option<GroupLabels<'_>> {
+        let TokenViews::Tp { transitions, .. } = &self.tokens else { return None };
+        let g = usize::from(self.groups);
+        if layer.index() >= self.model.layers() || older.index() >= g || newer.index() >= g {
+            return None;
+        }
+        transitions.row(&self.container, (layer.index() * g + older.index()) * g + newer.index())
+    }
+
+    /// Writes the tables to a file (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
+        self.container.layout().write(path)
+    }
+}
+
+fn read_ranks(container: &Container) -> Result<(u16, u16, Vec<RankId>), FormatError> {
+    let metadata = container.metadata();
+    let groups: u16 = number(metadata, "groups")?;
+    if groups == 0 || groups == NO_GROUP {
+        return Err(FormatError::field("groups", groups, "1 to 65534"));
+    }
+    let dp_ranks: u16 = number(metadata, "dp_ranks")?;
+    if dp_ranks == 0 {
+        return Err(FormatError::field("dp_ranks", dp_ranks, "at least 1"));
+    }
+    let group_to_dp = json_list(metadata, "group_to_dp")?;
+    if group_to_dp.len() != usize::from(groups) {
+        let found = format!("{} ranks long", group_to_dp.len());
+        return Err(FormatError::field("group_to_dp", found, format!("one rank for each of {groups} groups")));
+    }
+    if let Some(rank) = group_to_dp.iter().find(|&&rank| rank >= dp_ranks) {
+        let expected = format!("ranks below dp_ranks ({dp_ranks})");
+        return Err(FormatError::field("group_to_dp", format!("rank {rank}"), expected));
+    }
+    Ok((groups, dp_ranks, group_to_dp.into_iter().map(RankId::new).collect()))
+}
+
+fn read_replicas(container: &Container, model: &ModelInfo, groups: u16) -> Result<Option<Replicas>, FormatError> {
+    const NAME: &str = "physical_to_logical";
+    if !container.has(NAME) {
+        return Ok(None);
+    }
+    let shape = container.shape(NAME)?;
+    let &[layers, slots] = shape else {
+        return Err(FormatError::shape(NAME, format!("{shape:?}"), "[layers, slots]"));
+    };
+    let view = container.view::<i32>(NAME, &[layers, slots])?;
+    let logical = container.slice(&view).to_vec();
+    Replicas::new(model, groups, usize::try_from(slots).unwrap_or(usize::MAX), logical).map(Some)
+}
+
+fn read_placement(container: &Container, model: &ModelInfo, groups: u16) -> Result<Placement, FormatError> {
+    let view = container.view::<u16>("E", &[model.layers() as u64, u64::from(model.num_experts)])?;
+    Placement::from_flat(groups, model.num_experts, container.slice(&view).to_vec())
+}
+
+fn check_placement_digest(container: &Container, computed: &str) -> Result<(), FormatError> {
+    let stated = text(container.metadata(), "placement_digest")?;
+    if stated == computed {
+        return Ok(());
+    }
+    let expected = format!("{computed}, the digest of the placement in the file");
+    Err(FormatError::field("placement_digest", quoted(stated), expected))
+}
+
+fn read_tp(container: &Container, model: &ModelInfo, groups: u16) -> Result<TokenViews, FormatError> {
+    let labels: u16 = number(container.metadata(), "labels")?;
+    if labels == 0 || usize::from(labels) > MAX_LABELS {
+        return Err(FormatError::field("labels", labels, format!("1 to {MAX_LABELS}")));
+    }
+    let (layers, g, m) = (model.layers() as u64, u64::from(groups), u64::from(labels));
+    let shape = [layers, u64::from(model.vocab_size), m];
+    let tokens = LabelViews::open(container, ("T_group", "T_prob"), &shape, groups)?;
+    let transitions = LabelViews::open(container, ("A_group", "A_prob"), &[layers, g, g, m], groups)?;
+    Ok(TokenViews::Tp { tokens, transitions })
+}
+
+fn check_prices(prices: &[f32]) -> Result<(), FormatError> {
+    match prices.iter().position(|price| !price.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(FormatError::value("price", format!("index {at}"), prices[at], "a finite number")),
+    }
+}

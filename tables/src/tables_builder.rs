@@ -1,0 +1,185 @@
+//! Building tables from the solver's results. The reader's checks are the builder's checks.
+
+use std::path::Path;
+
+use half::f16;
+
+use crate::container::{Layout, LayoutTensor};
+use crate::model::list_to_json;
+use crate::tables::FORMAT;
+use crate::{Attention, FormatError, ModelInfo, Placement, Provenance, RankId, Replicas, Tables, TpParts};
+
+/// Parts of tables, checked when they are finished or written.
+#[derive(Clone, Debug)]
+pub struct TablesBuilder {
+    model: ModelInfo,
+    provenance: Provenance,
+    solver: String,
+    placed: Placed,
+    dp_ranks: u16,
+    group_to_dp: Vec<RankId>,
+    tokens: TokenParts,
+    price: Vec<f32>,
+}
+
+#[derive(Clone, Debug)]
+enum Placed {
+    Once(Placement),
+    Replicated(Replicas),
+}
+
+#[derive(Clone, Debug)]
+enum TokenParts {
+    Dp(Vec<f16>),
+    Tp(TpParts),
+}
+
+impl TablesBuilder {
+    /// Tables for attention dp with one DP rank per group. `t` is [V, `dp_ranks`], `price` [`dp_ranks`].
+    #[must_use]
+    pub fn dp(model: ModelInfo, provenance: Provenance, placement: Placement, t: Vec<f16>, price: Vec<f32>) -> Self {
+        Self::new(model, provenance, placement, TokenParts::Dp(t), price)
+    }
+
+    /// Tables for attention tp. `price` is [G].
+    #[must_use]
+    pub fn tp(model: ModelInfo, provenance: Provenance, placement: Placement, parts: TpParts, price: Vec<f32>) -> Self {
+        Self::new(model, provenance, placement, TokenParts::Tp(parts), price)
+    }
+
+    fn new(
+        model: ModelInfo,
+        provenance: Provenance,
+        placement: Placement,
+        tokens: TokenParts,
+        price: Vec<f32>,
+    ) -> Self {
+        let dp_ranks = placement.groups();
+        let group_to_dp = (0..dp_ranks).map(RankId::new).collect();
+        let (solver, placed) = (String::new(), Placed::Once(placement));
+        TablesBuilder { model, provenance, solver, placed, dp_ranks, group_to_dp, tokens, price }
+    }
+
+    /// Name and settings of the solver.
+    #[must_use]
+    pub fn solver(mut self, solver: impl Into<String>) -> Self {
+        self.solver = solver.into();
+        self
+    }
+
+    /// Where the number of DP ranks is not G: which rank reaches each group locally, [G].
+    #[must_use]
+    pub fn ranks(mut self, dp_ranks: u16, group_to_dp: Vec<RankId>) -> Self {
+        self.dp_ranks = dp_ranks;
+        self.group_to_dp = group_to_dp;
+        self
+    }
+
+    /// Replaces the placement by one with replicas.
+    #[must_use]
+    pub fn replicas(mut self, replicas: Replicas) -> Self {
+        self.placed = Placed::Replicated(replicas);
+        self
+    }
+
+    /// Checks the parts and writes them to a file (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// Names the part that is wrong, or the path that could not be written.
+    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
+        self.clone().finish().map_err(|e| e.in_file(path))?.write(path)
+    }
+
+    /// Checks the parts and gives the file's bytes.
+    ///
+    /// # Errors
+    /// Names the part that is wrong.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
+        let bytes = self.unchecked_bytes()?;
+        Tables::from_bytes(bytes.clone())?;
+        Ok(bytes)
+    }
+
+    /// Checks the parts and gives the tables themselves, in memory.
+    ///
+    /// # Errors
+    /// Names the part that is wrong.
+    pub fn finish(self) -> Result<Tables, FormatError> {
+        let bytes = self.unchecked_bytes()?;
+        drop(self);
+        Tables::from_bytes(bytes)
+    }
+
+    fn groups(&self) -> u16 {
+        match &self.placed {
+            Placed::Once(placement) => placement.groups(),
+            Placed::Replicated(replicas) => replicas.groups(),
+        }
+    }
+
+    fn unchecked_bytes(&self) -> Result<Vec<u8>, FormatError> {
+        self.model.validate()?;
+        let mut metadata = Layout::metadata(FORMAT);
+        self.model.to_metadata(&mut metadata);
+        self.provenance.to_metadata(&mut metadata);
+        let mut put = |key: &str, value: String| metadata.insert(key.to_owned(), value);
+        put("groups", self.groups().to_string());
+        put("dp_ranks", self.dp_ranks.to_string());
+        put("group_to_dp", list_to_json(&self.group_to_dp));
+        put("solver", self.solver.clone());
+        let placement = match &self.placed {
+            Placed::Once(placement) => {
+                put("placement_digest", placement.digest());
+                let shape = [placement.layers(), usize::from(placement.experts())];
+                LayoutTensor::new("E", &shape, placement.flat())
+            }
+            Placed::Replicated(replicas) => {
+                put("placement_digest", replicas.digest());
+                replicas.tensor()
+            }
+        };
+        let mut tensors = vec![placement, LayoutTensor::new("price", &[self.price.len()], &self.price)];
+        match &self.tokens {
+            TokenParts::Dp(t) => {
+                put("attention", Attention::Dp.to_string());
+                tensors.push(self.dp_tensor(t)?);
+            }
+            TokenParts::Tp(parts) => {
+                put("attention", Attention::Tp.to_string());
+                put("labels", parts.labels.to_string());
+                tensors.extend(self.tp_tensors(parts)?);
+            }
+        }
+        Layout { metadata, tensors }.to_bytes()
+    }
+
+    fn dp_tensor<'a>(&self, t: &'a [f16]) -> Result<LayoutTensor<'a>, FormatError> {
+        let shape = [self.model.vocab_size as usize, usize::from(self.dp_ranks)];
+        sized("T", &shape, t)
+    }
+
+    fn tp_tensors<'a>(&self, parts: &'a TpParts) -> Result<[LayoutTensor<'a>; 4], FormatError> {
+        let (layers, groups) = (self.model.layers(), usize::from(self.groups()));
+        let tokens = [layers, self.model.vocab_size as usize, parts.labels];
+        let transitions = [layers, groups, groups, parts.labels];
+        Ok([
+            sized("T_group", &tokens, &parts.token_group)?,
+            sized("T_prob", &tokens, &parts.token_prob)?,
+            sized("A_group", &transitions, &parts.transition_group)?,
+            sized("A_prob", &transitions, &parts.transition_prob)?,
+        ])
+    }
+}
+
+/// A tensor whose elements fill its shape.
+fn sized<'a, T: crate::container::Element>(
+    name: &'static str,
+    shape: &[usize],
+    elements: &'a [T],
+) -> Result<LayoutTensor<'a>, FormatError> {
+    let size = shape.iter().try_fold(1usize, |size, &dim| size.checked_mul(dim));
+    if size == Some(elements.len()) {
+        return Ok(LayoutTensor::new(name, shape, elements));
+    }
+    Err(FormatError::shape(name, format!("{} elements", elements.len()), format!("{shape:?}")))
+}

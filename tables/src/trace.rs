@@ -1,0 +1,388 @@
+//! Traces: requests with the experts that each of their tokens activated, strongest first.
+
+use std::ops::Range;
+use std::path::Path;
+
+use half::f16;
+
+use crate::container::{Container, Dtype, View};
+use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance};
+
+/// An unknown expert in memory and in builders, whatever the width of the file.
+pub const UNKNOWN_EXPERT: u16 = u16::MAX;
+/// `format` of a trace.
+pub(crate) const FORMAT: &str = "semmoe.trace";
+const TENSORS: [&str; 5] = ["token_ids", "request_offsets", "experts", "prompt_lengths", "weights"];
+
+/// A trace, validated when it was opened. Memory-mapped, or owned when it was made in memory.
+#[derive(Debug)]
+pub struct Trace {
+    container: Container,
+    model: ModelInfo,
+    provenance: Provenance,
+    token_ids: View<u32>,
+    offsets: View<u64>,
+    prompt_lengths: Option<View<u32>>,
+    experts: ExpertView,
+    weights: Option<View<f16>>,
+}
+
+/// `experts` in the width of the file.
+#[derive(Debug)]
+enum ExpertView {
+    Narrow(View<u8>),
+    Wide(View<u16>),
+}
+
+impl Trace {
+    /// Maps a file and checks everything in it.
+    ///
+    /// # Errors
+    /// Names the file, the field or tensor, what was found and what was expected.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Container::open(path).and_then(Self::from_container).map_err(|e| e.in_file(path))
+    }
+
+    /// The same for bytes in memory.
+    ///
+    /// # Errors
+    /// Names the field or tensor, what was found and what was expected.
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Self::from_container(Container::from_bytes(bytes)?)
+    }
+
+    fn from_container(container: Container) -> Result<Self, FormatError> {
+        container.expect_format(FORMAT)?;
+        let model = ModelInfo::from_metadata(container.metadata())?;
+        let provenance = Provenance::from_metadata(container.metadata())?;
+        container.expect_only(FORMAT, &TENSORS)?;
+        let tokens = container.len("token_ids")?;
+        let routes = [tokens, model.layers() as u64, u64::from(model.top_k)];
+        let Some(requests) = container.len("request_offsets")?.checked_sub(1) else {
+            return Err(FormatError::shape("request_offsets", "[0]", "at least one offset"));
+        };
+        let optional = |name| container.has(name).then_some(name);
+        let trace = Trace {
+            token_ids: container.view("token_ids", &[tokens])?,
+            offsets: container.view("request_offsets", &[requests + 1])?,
+            prompt_lengths: optional("prompt_lengths").map(|n| container.view(n, &[requests])).transpose()?,
+            experts: expert_view(&container, &model, &routes)?,
+            weights: optional("weights").map(|n| container.view(n, &routes)).transpose()?,
+            container,
+            model,
+            provenance,
+        };
+        trace.validate()?;
+        Ok(trace)
+    }
+
+    fn validate(&self) -> Result<(), FormatError> {
+        let tokens = self.all_token_ids();
+        let vocabulary = self.model.vocab_size;
+        if let Some(at) = tokens.iter().position(|&t| t >= vocabulary) {
+            let expected = format!("ids below {vocabulary}");
+            return Err(FormatError::value("token_ids", format!("token {at}"), tokens[at], expected));
+        }
+        check_offsets(self.all_offsets(), tokens.len())?;
+        self.check_prompt_lengths()?;
+        match &self.experts {
+            ExpertView::Narrow(view) => self.check_routes(self.container.slice(view), u8::MAX)?,
+            ExpertView::Wide(view) => self.check_routes(self.container.slice(view), u16::MAX)?,
+        }
+        let Some(weights) = self.weights.as_ref().map(|view| self.container.slice(view)) else {
+            return Ok(());
+        };
+        match weights.iter().position(|&w| !valid_weight(w)) {
+            None => Ok(()),
+            Some(at) => Err(FormatError::value("weights", self.at(at), weights[at], VALID_WEIGHT)),
+        }
+    }
+
+    fn check_prompt_lengths(&self) -> Result<(), FormatError> {
+        let Some(lengths) = self.prompt_lengths.as_ref().map(|view| self.container.slice(view)) else {
+            return Ok(());
+        };
+        for (request, &length) in lengths.iter().enumerate() {
+            let tokens = self.token_range(request).len();
+            if length as usize > tokens {
+                let (at, expected) = (format!("request {request}"), format!("at most its {tokens} tokens"));
+                return Err(FormatError::value("prompt_lengths", at, length, expected));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_routes<T: Copy + Into<u16>>(&self, experts: &[T], unknown: T) -> Result<(), FormatError> {
+        let mut rows = RouteCheck::new(&self.model, unknown.into());
+        for (row, route) in experts.chunks_exact(self.k()).enumerate() {
+            rows.check(route).map_err(|(slot, found, expected)| {
+                FormatError::value("experts", self.at(row * self.k() + slot), found, expected)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// A position of `experts` in words.
+    fn at(&self, element: usize) -> String {
+        let (row, slot) = (element / self.k(), element % self.k());
+        format!("token {}, layer {}, slot {slot}", row / self.model.layers(), row % self.model.layers())
+    }
+
+    /// The model that was traced.
+    #[must_use]
+    pub fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    /// Where the data came from.
+    #[must_use]
+    pub fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    /// R: the number of requests.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.all_offsets().len() - 1
+    }
+
+    /// n: the number of tokens of all requests together.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.all_token_ids().len()
+    }
+
+    /// Request `r`.
+    ///
+    /// # Panics
+    /// When `r` is not below [`Trace::requests`].
+    #[must_use]
+    pub fn request(&self, r: usize) -> TraceRequest<'_> {
+        let tokens = self.token_range(r);
+        let prompt_len = match &self.prompt_lengths {
+            Some(view) => self.container.slice(view)[r] as usize,
+            None => tokens.len(),
+        };
+        TraceRequest { trace: self, first: tokens.start, token_ids: &self.all_token_ids()[tokens], prompt_len }
+    }
+
+    /// All requests in the order of the file.
+    pub fn iter(&self) -> impl Iterator<Item = TraceRequest<'_>> {
+        (0..self.requests()).map(|r| self.request(r))
+    }
+
+    /// Whether the trace carries router weights.
+    #[must_use]
+    pub fn has_weights(&self) -> bool {
+        self.weights.is_some()
+    }
+
+    /// SHA-256 over the tensors, lower-case hex. Reads the whole file.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        self.container.digest()
+    }
+
+    /// Writes the trace to a file (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
+        self.container.layout().write(path)
+    }
+
+    fn k(&self) -> usize {
+        usize::from(self.model.top_k)
+    }
+
+    fn all_token_ids(&self) -> &[u32] {
+        self.container.slice(&self.token_ids)
+    }
+
+    fn all_offsets(&self) -> &[u64] {
+        self.container.slice(&self.offsets)
+    }
+
+    fn token_range(&self, r: usize) -> Range<usize> {
+        let offsets = self.all_offsets();
+        offsets[r] as usize..offsets[r + 1] as usize
+    }
+}
+
+/// One request of a trace.
+#[derive(Clone, Copy, Debug)]
+pub struct TraceRequest<'a> {
+    trace: &'a Trace,
+    first: usize,
+    token_ids: &'a [u32],
+    prompt_len: usize,
+}
+
+impl<'a> TraceRequest<'a> {
+    /// The tokens, prompt first.
+    #[must_use]
+    pub fn token_ids(&self) -> &'a [u32] {
+        self.token_ids
+    }
+
+    /// How many of the tokens were the prompt; the rest was decoded. All of them when the file does not say.
+    #[must_use]
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    /// The experts of the token at `position` in a layer; `None` = unknown.
+    ///
+    /// # Panics
+    /// When `position` is not below the number of tokens, or `layer` not below L.
+    #[must_use]
+    pub fn route(&self, position: usize, layer: LayerIdx) -> Option<Route<'a>> {
+        let trace = self.trace;
+        assert!(position < self.token_ids.len() && layer.index() < trace.model.layers());
+        let row = (self.first + position) * trace.model.layers() + layer.index();
+        let span = row * trace.k()..(row + 1) * trace.k();
+        let ids = match &trace.experts {
+            ExpertView::Narrow(view) => RouteIds::Narrow(&trace.container.slice(view)[span.clone()]),
+            ExpertView::Wide(view) => RouteIds::Wide(&trace.container.slice(view)[span.clone()]),
+        };
+        let known = match ids {
+            RouteIds::Narrow(ids) => ids[0] != u8::MAX,
+            RouteIds::Wide(ids) => ids[0] != u16::MAX,
+        };
+        let weights = trace.weights.as_ref().map(|view| &trace.container.slice(view)[span]);
+        known.then_some(Route { ids, weights })
+    }
+}
+
+/// The k experts of one token in one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Route<'a> {
+    ids: RouteIds<'a>,
+    weights: Option<&'a [f16]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum RouteIds<'a> {
+    Narrow(&'a [u8]),
+    Wide(&'a [u16]),
+}
+
+impl<'a> Route<'a> {
+    /// The experts, strongest first, all distinct.
+    #[must_use]
+    pub fn experts(&self) -> Experts<'a> {
+        Experts { ids: self.ids, next: 0 }
+    }
+
+    /// The router's weights in the same order, when the file has them.
+    #[must_use]
+    pub fn weights(&self) -> Option<&'a [f16]> {
+        self.weights
+    }
+}
+
+/// Iterator over the experts of a [`Route`].
+#[derive(Clone, Debug)]
+pub struct Experts<'a> {
+    ids: RouteIds<'a>,
+    next: usize,
+}
+
+impl Iterator for Experts<'_> {
+    type Item = ExpertId;
+
+    fn next(&mut self) -> Option<ExpertId> {
+        let id = match self.ids {
+            RouteIds::Narrow(ids) => ids.get(self.next).map(|&id| u16::from(id)),
+            RouteIds::Wide(ids) => ids.get(self.next).copied(),
+        };
+        self.next += usize::from(id.is_some());
+        id.map(ExpertId::new)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let total = match self.ids {
+            RouteIds::Narrow(ids) => ids.len(),
+            RouteIds::Wide(ids) => ids.len(),
+        };
+        (total - self.next, Some(total - self.next))
+    }
+}
+
+impl ExactSizeIterator for Experts<'_> {}
+
+/// Whether the experts of a trace of this model are bytes; the wide form is allowed to readers for any model.
+pub(crate) fn narrow(model: &ModelInfo) -> bool {
+    model.num_experts <= u16::from(u8::MAX)
+}
+
+fn expert_view(container: &Container, model: &ModelInfo, shape: &[u64]) -> Result<ExpertView, FormatError> {
+    match container.dtype("experts")? {
+        Dtype::U8 if narrow(model) => Ok(ExpertView::Narrow(container.view("experts", shape)?)),
+        Dtype::U16 => Ok(ExpertView::Wide(container.view("experts", shape)?)),
+        other => Err(FormatError::WrongDtype {
+            tensor: "experts",
+            found: other.name().into(),
+            expected: if narrow(model) { "U8 or U16" } else { "U16" }.into(),
+        }),
+    }
+}
+
+fn check_offsets(offsets: &[u64], tokens: usize) -> Result<(), FormatError> {
+    let bad = |at: usize, found: u64, expected: String| {
+        Err(FormatError::value("request_offsets", format!("index {at}"), found, expected))
+    };
+    let last = offsets.len() - 1;
+    if offsets[0] != 0 {
+        return bad(0, offsets[0], "0".into());
+    }
+    if let Some(at) = (0..last).find(|&at| offsets[at] > offsets[at + 1]) {
+        return bad(at + 1, offsets[at + 1], format!("at least {}, the offset before", offsets[at]));
+    }
+    if offsets[last] != tokens as u64 {
+        return bad(last, offsets[last], format!("{tokens}, the number of tokens"));
+    }
+    Ok(())
+}
+
+pub(crate) const VALID_WEIGHT: &str = "a finite number, not below zero";
+
+pub(crate) fn valid_weight(weight: f16) -> bool {
+    weight.is_finite() && (weight >= f16::ZERO)
+}
+
+/// Checks rows of experts: each all unknown, or all known and distinct.
+pub(crate) struct RouteCheck {
+    num_experts: u16,
+    unknown: u16,
+    /// For each expert the last row it was seen in, counted from one.
+    seen: Vec<u64>,
+    row: u64,
+}
+
+impl RouteCheck {
+    pub(crate) fn new(model: &ModelInfo, unknown: u16) -> Self {
+        let seen = vec![0; usize::from(model.num_experts)];
+        RouteCheck { num_experts: model.num_experts, unknown, seen, row: 0 }
+    }
+
+    /// Whether the row is known; otherwise the slot that is wrong, what it holds and what is allowed.
+    pub(crate) fn check<T: Copy + Into<u16>>(&mut self, route: &[T]) -> Result<bool, (usize, u16, String)> {
+        self.row += 1;
+        let known = route[0].into() != self.unknown;
+        for (slot, &id) in route.iter().enumerate() {
+            let id = id.into();
+            if !known {
+                if id != self.unknown {
+                    return Err((slot, id, format!("{} as in slot 0 of an unknown route", self.unknown)));
+                }
+            } else if id >= self.num_experts {
+                let expected = format!("ids below {}, or {} in every slot", self.num_experts, self.unknown);
+                return Err((slot, id, expected));
+            } else if std::mem::replace(&mut self.seen[usize::from(id)], self.row) == self.row {
+                return Err((slot, id, "experts distinct within a token".into()));
+            }
+        }
+        Ok(known)
+    }
+}

@@ -1,0 +1,236 @@
+//! Building traces request by request; what is pushed is checked at once.
+
+use std::path::Path;
+
+use half::f16;
+
+use crate::container::{Layout, LayoutTensor};
+use crate::trace::{FORMAT, RouteCheck, VALID_WEIGHT, narrow, valid_weight};
+use crate::{FormatError, LayerIdx, ModelInfo, Provenance, Trace, TraceRequest, UNKNOWN_EXPERT};
+
+/// Collects requests into a trace, in the order in which they are pushed.
+#[derive(Debug)]
+pub struct TraceBuilder {
+    model: ModelInfo,
+    provenance: Provenance,
+    token_ids: Vec<u32>,
+    offsets: Vec<u64>,
+    prompt_lengths: Vec<u32>,
+    experts: ExpertColumn,
+    /// `None` until the first request says whether there are weights.
+    weights: Option<Option<Vec<f16>>>,
+}
+
+/// Kept in the width of the file.
+#[derive(Debug)]
+enum ExpertColumn {
+    Narrow(Vec<u8>),
+    Wide(Vec<u16>),
+}
+
+impl TraceBuilder {
+    /// Starts an empty trace.
+    ///
+    /// # Errors
+    /// When the model's numbers cannot be those of a model.
+    pub fn new(model: ModelInfo, provenance: Provenance) -> Result<Self, FormatError> {
+        model.validate()?;
+        provenance.validate()?;
+        let experts = if narrow(&model) { ExpertColumn::Narrow(Vec::new()) } else { ExpertColumn::Wide(Vec::new()) };
+        Ok(TraceBuilder {
+            model,
+            provenance,
+            token_ids: Vec::new(),
+            offsets: vec![0],
+            prompt_lengths: Vec::new(),
+            experts,
+            weights: None,
+        })
+    }
+
+    /// Adds a request of n tokens, of which the first `prompt_len` are the prompt. `experts` is [n, L, k], strongest first,
+    /// all k ids of a layer [`UNKNOWN_EXPERT`] where its route is unknown. `weights` is [n, L, k]: all requests have them or
+    /// none. On an error nothing was added.
+    ///
+    /// # Errors
+    /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite.
+    pub fn push(
+        &mut self,
+        token_ids: &[u32],
+        prompt_len: u32,
+        experts: &[u16],
+        weights: Option<&[f16]>,
+    ) -> Result<(), FormatError> {
+        self.check(token_ids, prompt_len, experts)?;
+        self.push_weights(token_ids.len(), experts, weights)?;
+        self.token_ids.extend_from_slice(token_ids);
+        self.offsets.push(self.token_ids.len() as u64);
+        self.prompt_lengths.push(prompt_len);
+        match &mut self.experts {
+            // Ids are below 255 or UNKNOWN_EXPERT, whose low byte is the narrow maximum.
+            ExpertColumn::Narrow(column) => column.extend(experts.iter().map(|&id| id as u8)),
+            ExpertColumn::Wide(column) => column.extend_from_slice(experts),
+        }
+        Ok(())
+    }
+
+    fn check(&self, token_ids: &[u32], prompt_len: u32, experts: &[u16]) -> Result<(), FormatError> {
+        let (request, vocabulary) = (self.requests(), self.model.vocab_size);
+        if let Some(at) = token_ids.iter().position(|&t| t >= vocabulary) {
+            let place = format!("request {request}, token {at}");
+            return Err(FormatError::value("token_ids", place, token_ids[at], format!("ids below {vocabulary}")));
+        }
+        if prompt_len as usize > token_ids.len() {
+            let expected = format!("at most its {} tokens", token_ids.len());
+            return Err(FormatError::value("prompt_lengths", format!("request {request}"), prompt_len, expected));
+        }
+        self.check_len("experts", token_ids.len(), experts.len())?;
+        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        let mut rows = RouteCheck::new(&self.model, UNKNOWN_EXPERT);
+        for (row, route) in experts.chunks_exact(k).enumerate() {
+            rows.check(route).map_err(|(slot, found, expected)| {
+                let at = format!("request {request}, token {}, layer {}, slot {slot}", row / layers, row % layers);
+                FormatError::value("experts", at, found, expected)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_len(&self, tensor: &'static str, tokens: usize, found: usize) -> Result<(), FormatError> {
+        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        if tokens.checked_mul(layers * k) == Some(found) {
+            return Ok(());
+        }
+        let expected = format!("[{tokens}, {layers}, {k}] in request {}", self.requests());
+        Err(FormatError::shape(tensor, format!("{found} elements"), expected))
+    }
+
+    fn push_weights(&mut self, tokens: usize, experts: &[u16], weights: Option<&[f16]>) -> Result<(), FormatError> {
+        let request = self.requests();
+        if let Some(weights) = weights {
+            self.check_len("weights", tokens, weights.len())?;
+            if let Some(at) = weights.iter().position(|&w| !valid_weight(w)) {
+                let place = format!("request {request}, element {at}");
+                return Err(FormatError::value("weights", place, weights[at], VALID_WEIGHT));
+            }
+        }
+        let column = self.weights.get_or_insert_with(|| weights.map(|_| Vec::new()));
+        match (column, weights) {
+            (None, None) => {}
+            (Some(column), Some(weights)) => {
+                // Nothing is known of an unknown route, so equal traces have equal bytes.
+                let known = |(&weight, &id)| if id == UNKNOWN_EXPERT { f16::ZERO } else { weight };
+                column.extend(weights.iter().zip(experts).map(known));
+            }
+            (column, _) => {
+                let (found, expected) = if column.is_some() { ("none", "weights") } else { ("weights", "none") };
+                let expected = format!("{expected}, as in the requests before");
+                return Err(FormatError::value("weights", format!("request {request}"), found, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Requests so far.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.token_ids.len()
+    }
+
+    /// The model given.
+    #[must_use]
+    pub fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    /// Writes the trace to a file (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
+        self.layout().write(path)
+    }
+
+    /// The file's bytes.
+    ///
+    /// # Errors
+    /// When the header would be longer than a reader accepts.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
+        self.layout().to_bytes()
+    }
+
+    /// The trace itself, in memory.
+    ///
+    /// # Errors
+    /// As [`TraceBuilder::to_bytes`].
+    pub fn finish(self) -> Result<Trace, FormatError> {
+        let bytes = self.to_bytes()?;
+        drop(self);
+        Trace::from_bytes(bytes)
+    }
+
+    /// The requests for which `keep` (given the number of the request and the request) says yes, in their order.
+    ///
+    /// # Errors
+    /// As [`TraceBuilder::to_bytes`].
+    pub fn select(trace: &Trace, keep: impl Fn(usize, TraceRequest<'_>) -> bool) -> Result<Trace, FormatError> {
+        let mut builder = TraceBuilder::new(trace.model().clone(), trace.provenance().clone())?;
+        for (_, request) in trace.iter().enumerate().filter(|(number, request)| keep(*number, *request)) {
+            builder.push_request(request, trace.has_weights())?;
+        }
+        builder.finish()
+    }
+
+    /// Adds a request of another trace of the same model.
+    fn push_request(&mut self, request: TraceRequest<'_>, has_weights: bool) -> Result<(), FormatError> {
+        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        let mut experts = Vec::with_capacity(request.token_ids().len() * layers * k);
+        let mut weights = has_weights.then(Vec::new);
+        for position in 0..request.token_ids().len() {
+            for layer in 0..layers {
+                let route = request.route(position, LayerIdx::new(layer as u16));
+                match route {
+                    Some(route) => experts.extend(route.experts().map(crate::ExpertId::get)),
+                    None => experts.extend(std::iter::repeat_n(UNKNOWN_EXPERT, k)),
+                }
+                if let Some(weights) = &mut weights {
+                    match route.and_then(|route| route.weights()) {
+                        Some(known) => weights.extend_from_slice(known),
+                        None => weights.extend(std::iter::repeat_n(f16::ZERO, k)),
+                    }
+                }
+            }
+        }
+        let prompt_len = request.prompt_len();
+        let prompt_len = u32::try_from(prompt_len)
+            .map_err(|_| FormatError::field("prompt_lengths", prompt_len, "at most 4294967295"))?;
+        self.push(request.token_ids(), prompt_len, &experts, weights.as_deref())
+    }
+
+    fn layout(&self) -> Layout<'_> {
+        let mut metadata = Layout::metadata(FORMAT);
+        self.model.to_metadata(&mut metadata);
+        self.provenance.to_metadata(&mut metadata);
+        let (tokens, requests) = (self.tokens(), self.requests());
+        let shape = [tokens, self.model.layers(), usize::from(self.model.top_k)];
+        let mut tensors = vec![
+            LayoutTensor::new("token_ids", &[tokens], &self.token_ids),
+            LayoutTensor::new("request_offsets", &[requests + 1], &self.offsets),
+            LayoutTensor::new("prompt_lengths", &[requests], &self.prompt_lengths),
+            match &self.experts {
+                ExpertColumn::Narrow(column) => LayoutTensor::new("experts", &shape, column),
+                ExpertColumn::Wide(column) => LayoutTensor::new("experts", &shape, column),
+            },
+        ];
+        if let Some(Some(weights)) = &self.weights {
+            tensors.push(LayoutTensor::new("weights", &shape, weights));
+        }
+        Layout { metadata, tensors }
+    }
+}
