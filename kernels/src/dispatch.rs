@@ -1,0 +1,176 @@
+//! Which token goes to which rank: once per rank, with all of its experts there (deduplicated sends).
+
+use crate::error::{KernelError, check_count, check_len};
+
+/// The sends of one rank's tokens in one layer; reused between calls.
+///
+/// Rows are ordered by destination rank, then by token; the pairs (expert, weight) of a row keep the router's order.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct DispatchPlan {
+    tokens: usize,
+    /// `[P + 1]` into `row_tokens`
+    row_offsets: Vec<u32>,
+    /// `[P + 1]` into `experts`
+    pair_offsets: Vec<u32>,
+    /// `[R]`
+    row_tokens: Vec<u32>,
+    /// `[R]`
+    row_pairs: Vec<u16>,
+    /// `[n x k]`
+    experts: Vec<u16>,
+    /// `[n x k]`
+    weights: Vec<f32>,
+    cursors: Vec<Cursor>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Cursor {
+    row: u32,
+    pair: u32,
+    /// 1 + the last token that was sent here; 0 = none yet.
+    last_token: u32,
+}
+
+/// What one rank is sent: r rows with m pairs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RankRows<'a> {
+    /// `[r]`: the token of each row, ascending.
+    pub tokens: &'a [u32],
+    /// `[r]`: how many pairs each row has, at least 1; they sum to m.
+    pub pairs: &'a [u16],
+    /// `[m]`: logical expert ids, row by row.
+    pub experts: &'a [u16],
+    /// `[m]`: router weights, row by row.
+    pub weights: &'a [f32],
+}
+
+impl DispatchPlan {
+    /// Plans the sends of n tokens.
+    ///
+    /// - `experts` `[n, k]`: logical expert ids, each below N; one token's are distinct
+    /// - `weights` `[n, k]`
+    /// - `rank_of_expert` `[N]`: the rank that hosts each expert, each below `ranks`
+    ///
+    /// # Errors
+    /// Lengths that do not fit, an expert or a rank out of range; the plan is then unspecified.
+    pub fn build(
+        &mut self,
+        experts: &[u16],
+        weights: &[f32],
+        top_k: usize,
+        rank_of_expert: &[u16],
+        ranks: usize,
+    ) -> Result<(), KernelError> {
+        check_count(experts.len())?;
+        check_len("weights", weights.len(), experts.len())?;
+        // k = 0 cannot divide anything, and one row counts its pairs in 16 bits.
+        let bound = usize::from(u16::MAX);
+        if top_k == 0 || top_k > bound {
+            return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: top_k, bound: bound + 1 });
+        }
+        self.tokens = experts.len() / top_k;
+        check_len("experts", experts.len(), self.tokens * top_k)?;
+        for (expert, &rank) in rank_of_expert.iter().enumerate() {
+            check_below("rank of expert", expert, rank, ranks)?;
+        }
+        self.count(experts, top_k, rank_of_expert, ranks)?;
+        self.place(experts, weights, top_k, rank_of_expert);
+        Ok(())
+    }
+
+    /// First pass: rows and pairs of each rank, then where each rank's begin.
+    fn count(
+        &mut self,
+        experts: &[u16],
+        top_k: usize,
+        rank_of_expert: &[u16],
+        ranks: usize,
+    ) -> Result<(), KernelError> {
+        self.cursors.clear();
+        self.cursors.resize(ranks, Cursor::default());
+        for (index, &expert) in experts.iter().enumerate() {
+            check_below("expert", index, expert, rank_of_expert.len())?;
+            let token = (index / top_k) as u32 + 1;
+            let cursor = &mut self.cursors[usize::from(rank_of_expert[usize::from(expert)])];
+            cursor.pair += 1;
+            cursor.row += u32::from(cursor.last_token != token);
+            cursor.last_token = token;
+        }
+        let (mut row, mut pair) = (0, 0);
+        self.row_offsets.clear();
+        self.pair_offsets.clear();
+        for cursor in &mut self.cursors {
+            self.row_offsets.push(row);
+            self.pair_offsets.push(pair);
+            (row, pair) = (row + cursor.row, pair + cursor.pair);
+            *cursor = Cursor { row: row - cursor.row, pair: pair - cursor.pair, last_token: 0 };
+        }
+        self.row_offsets.push(row);
+        self.pair_offsets.push(pair);
+        self.row_tokens.resize(row as usize, 0);
+        self.row_pairs.resize(row as usize, 0);
+        Ok(())
+    }
+
+    /// Second pass: every pair to its place.
+    fn place(&mut self, experts: &[u16], weights: &[f32], top_k: usize, rank_of_expert: &[u16]) {
+        self.experts.resize(experts.len(), 0);
+        self.weights.resize(experts.len(), 0.0);
+        for (index, (&expert, &weight)) in experts.iter().zip(weights).enumerate() {
+            let token = (index / top_k) as u32;
+            let cursor = &mut self.cursors[usize::from(rank_of_expert[usize::from(expert)])];
+            if cursor.last_token != token + 1 {
+                cursor.last_token = token + 1;
+                self.row_tokens[cursor.row as usize] = token;
+                self.row_pairs[cursor.row as usize] = 0;
+                cursor.row += 1;
+            }
+            self.row_pairs[cursor.row as usize - 1] += 1;
+            self.experts[cursor.pair as usize] = expert;
+            self.weights[cursor.pair as usize] = weight;
+            cursor.pair += 1;
+        }
+    }
+
+    /// n: tokens that were planned.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// R: rows that are sent, the rank's own included.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.row_tokens.len()
+    }
+
+    /// `[R]`: the token of each row.
+    #[must_use]
+    pub fn row_tokens(&self) -> &[u32] {
+        &self.row_tokens
+    }
+
+    /// Where a rank's rows stand among the R rows. Panics if there is no such rank.
+    #[must_use]
+    pub fn row_range(&self, rank: usize) -> std::ops::Range<usize> {
+        self.row_offsets[rank] as usize..self.row_offsets[rank + 1] as usize
+    }
+
+    /// What a rank is sent. Panics if there is no such rank.
+    #[must_use]
+    pub fn rank(&self, rank: usize) -> RankRows<'_> {
+        let rows = self.row_range(rank);
+        let pairs = self.pair_offsets[rank] as usize..self.pair_offsets[rank + 1] as usize;
+        RankRows {
+            tokens: &self.row_tokens[rows.clone()],
+            pairs: &self.row_pairs[rows],
+            experts: &self.experts[pairs.clone()],
+            weights: &self.weights[pairs],
+        }
+    }
+}
+
+fn check_below(what: &'static str, index: usize, found: u16, bound: usize) -> Result<(), KernelError> {
+    let found = usize::from(found);
+    if found < bound { Ok(()) } else { Err(KernelError::OutOfRange { what, index, found, bound }) }
+}

@@ -1,0 +1,52 @@
+//! What a kernel refuses before it writes anything.
+
+/// Operands that do not fit together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum KernelError {
+    /// An id is not below its bound.
+    #[error("{what} {index} is {found}, expected below {bound}")]
+    OutOfRange {
+        /// What the id is.
+        what: &'static str,
+        /// Where it stands.
+        index: usize,
+        /// The id.
+        found: usize,
+        /// The first number that is too large.
+        bound: usize,
+    },
+    /// A slice has another length than the others ask for.
+    #[error("{what} has {found} elements, expected {expected}")]
+    Length {
+        /// The slice.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// The length that fits.
+        expected: usize,
+    },
+    /// More items than positions can be counted in 32 bits.
+    #[error("{found} items are more than the {limit} that one call takes")]
+    TooMany {
+        /// Items asked for.
+        found: usize,
+        /// The limit.
+        limit: usize,
+    },
+}
+
+/// Positions are `u32`.
+pub(crate) const MAX_ITEMS: usize = u32::MAX as usize;
+
+pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), KernelError> {
+    if found == expected { Ok(()) } else { Err(KernelError::Length { what, found, expected }) }
+}
+
+pub(crate) fn check_count(found: usize) -> Result<(), KernelError> {
+    if found <= MAX_ITEMS {
+        Ok(())
+    } else {
+        let limit = MAX_ITEMS;
+        Err(KernelError::TooMany { found, limit })
+    }
+}
