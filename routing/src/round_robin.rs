@@ -1,0 +1,25 @@
+//! `round_robin`: the available ranks strictly in turn, whatever the prompt.
+
+use crate::policy::{Choice, Policy, RankLoad, Request, rank_id};
+
+/// Request `i` goes to the `i mod n`-th of the `n` available ranks. The position lives in the caller's sequence number.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoundRobin;
+
+impl Policy for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round_robin"
+    }
+
+    fn needs_share(&self) -> bool {
+        false
+    }
+
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+        let available = loads.iter().filter(|load| load.available).count() as u64;
+        let position = sequence.checked_rem(available)?;
+        let (index, _) = loads.iter().enumerate().filter(|(_, load)| load.available).nth(position as usize)?;
+        let expected_share = request.share.and_then(|share| share.get(index).copied());
+        Some(Choice { rank: rank_id(index)?, expected_share, capped: false })
+    }
+}

@@ -1,0 +1,247 @@
+//! Laws that hold for every stream of requests: the cap, balance, no starvation, choosing is pure, counts return.
+
+use proptest::prelude::*;
+use semmoe_routing::{Accounts, Affinity, Choice, Policy, RankLoad, Request, RoundRobin, Settings, policy};
+
+/// Runs `requests` through a policy with `concurrency` of them in flight; returns the tokens that each rank got.
+fn run(policy: &dyn Policy, accounts: &mut Accounts, requests: &[(u64, Vec<f64>)], concurrency: usize) -> Vec<u64> {
+    let mut tokens_per_rank = vec![0; accounts.ranks()];
+    let mut placed: Vec<(u16, u64)> = Vec::new();
+    for (sequence, (tokens, share)) in requests.iter().enumerate() {
+        if let Some(&(rank, tokens)) = sequence.checked_sub(concurrency).and_then(|done| placed.get(done)) {
+            assert!(accounts.release(rank, tokens));
+        }
+        let request = Request { tokens: *tokens, share: Some(share) };
+        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence as u64).unwrap();
+        assert!(accounts.assign(choice.rank, *tokens));
+        placed.push((choice.rank, *tokens));
+        tokens_per_rank[usize::from(choice.rank)] += tokens;
+    }
+    for &(rank, tokens) in placed.iter().rev().take(concurrency) {
+        assert!(accounts.release(rank, tokens));
+    }
+    tokens_per_rank
+}
+
+fn max_over_mean(tokens_per_rank: &[u64]) -> f64 {
+    let most = tokens_per_rank.iter().copied().max().unwrap() as f64;
+    most * tokens_per_rank.len() as f64 / tokens_per_rank.iter().sum::<u64>() as f64
+}
+
+fn affinity() -> Affinity {
+    Affinity::new(&Settings::default())
+}
+
+/// Scores that try to push everything to few ranks.
+#[derive(Clone, Copy, Debug)]
+enum Adversary {
+    AlwaysFirst,
+    AllButLast,
+    Blocks,
+    Random,
+    LongToFirst,
+}
+
+fn stream(adversary: Adversary, ranks: usize, requests: usize, seed: u64) -> Vec<(u64, Vec<f64>)> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..requests)
+        .map(|i| {
+            let tokens = random.u64(1..=512);
+            let wants = |rank: usize| match adversary {
+                Adversary::AlwaysFirst => rank == 0,
+                Adversary::AllButLast => rank + 1 < ranks,
+                Adversary::Blocks => rank == (i / 100) % ranks,
+                Adversary::Random => false,
+                Adversary::LongToFirst => (rank == 0) == (tokens > 256),
+            };
+            let share = (0..ranks).map(|rank| f64::from(u8::from(wants(rank))) * 0.9 + 0.1 * random.f64()).collect();
+            (tokens, share)
+        })
+        .collect()
+}
+
+#[test]
+fn adversarial_scores_stay_within_a_fifth_of_even() {
+    let streams =
+        [Adversary::AlwaysFirst, Adversary::AllButLast, Adversary::Blocks, Adversary::Random, Adversary::LongToFirst];
+    for adversary in streams {
+        for ranks in [2, 4, 8, 16, 64] {
+            for concurrency in [1, 32, 400] {
+                let requests = stream(adversary, ranks, 150 * ranks, 7);
+                let mut accounts = Accounts::new(ranks as u16, &[], &Settings::default());
+                let tokens = run(&affinity(), &mut accounts, &requests, concurrency);
+                let imbalance = max_over_mean(&tokens);
+                assert!(imbalance <= 1.2, "{adversary:?}, {ranks} ranks, {concurrency} in flight: {imbalance}");
+            }
+        }
+    }
+}
+
+/// Prices grow until the rank that no request wants is taken: its shortfall is at most gap / step mean requests.
+#[test]
+fn no_rank_starves() {
+    for adversary in [Adversary::AlwaysFirst, Adversary::AllButLast] {
+        for ranks in [2, 8, 64] {
+            let requests = stream(adversary, ranks, 1000 * ranks, 11);
+            let mut accounts = Accounts::new(ranks as u16, &[], &Settings::default());
+            let tokens = run(&affinity(), &mut accounts, &requests, 16 * ranks);
+            let least = *tokens.iter().min().unwrap() as f64 * ranks as f64 / tokens.iter().sum::<u64>() as f64;
+            assert!(least >= 0.6, "{adversary:?}, {ranks} ranks: the least loaded got {least} of the mean");
+        }
+    }
+}
+
+#[test]
+fn wrong_table_prices_are_unlearnt() {
+    for start in [[1.0f32, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.5], [f32::NAN, f32::INFINITY, 9.0, 0.0]] {
+        let mut accounts = Accounts::new(4, &start, &Settings::default());
+        let tokens = run(&affinity(), &mut accounts, &stream(Adversary::Random, 4, 2000, 3), 32);
+        assert!(max_over_mean(&tokens) <= 1.2, "{start:?}: {tokens:?}");
+    }
+}
+
+#[test]
+fn ties_go_round() {
+    let accounts = Accounts::new(4, &[], &Settings::default());
+    let idle: Vec<u16> = (0..8)
+        .map(|sequence| {
+            let request = Request { tokens: 5, share: None };
+            affinity().choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap().rank
+        })
+        .collect();
+    assert_eq!(idle, [0, 1, 2, 3, 0, 1, 2, 3]);
+    let share = [0.25, 0.3, 0.3, 0.15];
+    let picks: Vec<u16> = (0..4)
+        .map(|sequence| {
+            let request = Request { tokens: 5, share: Some(&share) };
+            affinity().choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap().rank
+        })
+        .collect();
+    assert_eq!(picks, [1, 1, 2, 1]);
+}
+
+#[test]
+fn without_evidence_the_lighter_rank_is_taken() {
+    let mut accounts = Accounts::new(3, &[0.0, -0.9, 0.9], &Settings::default());
+    accounts.assign(0, 100);
+    accounts.assign(1, 100);
+    for share in [None, Some([0.5; 3]), Some([f64::NAN, 0.9, 0.1])] {
+        let request = Request { tokens: 10, share: share.as_ref().map(|share| &share[..]) };
+        assert_eq!(affinity().choose(&request, accounts.loads(), accounts.prices(), 0).unwrap().rank, 2);
+    }
+    let short = Request { tokens: 10, share: Some(&[0.9, 0.1]) };
+    assert_eq!(affinity().choose(&short, accounts.loads(), accounts.prices(), 0).unwrap().rank, 2);
+}
+
+#[test]
+fn unavailable_ranks_are_never_taken_and_come_back_unflooded() {
+    let mut accounts = Accounts::new(4, &[], &Settings::default());
+    let shares = vec![0.9, 0.1, 0.1, 0.1];
+    assert!(accounts.set_available(0, false));
+    let policies: [&dyn Policy; 2] = [&affinity(), &RoundRobin];
+    for policy in policies {
+        for sequence in 0..64 {
+            let request = Request { tokens: 10, share: Some(&shares) };
+            let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap();
+            assert_ne!(choice.rank, 0);
+            accounts.assign(choice.rank, 10);
+        }
+    }
+    assert!(accounts.set_available(0, true));
+    let recent: Vec<f64> = accounts.loads().iter().map(|load| load.recent_tokens).collect();
+    assert!((recent[0] - (recent[1] + recent[2] + recent[3]) / 3.0).abs() < 1e-9, "{recent:?}");
+    for rank in 0..4 {
+        accounts.set_available(rank, false);
+    }
+    for policy in policies {
+        let request = Request { tokens: 10, share: Some(&shares) };
+        assert_eq!(policy.choose(&request, accounts.loads(), accounts.prices(), 0), None);
+        assert_eq!(policy.choose(&request, &[], &[], 0), None);
+    }
+}
+
+#[test]
+fn round_robin_is_strictly_cyclic() {
+    let mut loads = [RankLoad::IDLE; 5];
+    loads[2].available = false;
+    let picks: Vec<u16> = (0..8)
+        .map(|sequence| RoundRobin.choose(&Request { tokens: 1, share: None }, &loads, &[], sequence).unwrap().rank)
+        .collect();
+    assert_eq!(picks, [0, 1, 3, 4, 0, 1, 3, 4]);
+}
+
+#[test]
+fn no_such_rank_counts_nothing() {
+    let mut accounts = Accounts::new(2, &[], &Settings::default());
+    assert!(!accounts.assign(2, 10));
+    assert!(!accounts.release(9, 10));
+    assert!(!accounts.set_available(2, false));
+    assert_eq!(accounts.loads(), [RankLoad::IDLE; 2]);
+}
+
+#[test]
+fn huge_counts_do_not_overflow() {
+    let mut accounts = Accounts::new(2, &[], &Settings::default());
+    for _ in 0..4 {
+        accounts.assign(0, u64::MAX);
+    }
+    assert!(accounts.loads().iter().all(|load| load.recent_tokens.is_finite()));
+    assert!(accounts.prices().iter().all(|price| price.is_finite()));
+    let request = Request { tokens: u64::MAX, share: Some(&[1.0, 0.0]) };
+    assert_eq!(affinity().choose(&request, accounts.loads(), accounts.prices(), 0).unwrap().rank, 1);
+}
+
+fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
+    let load = (0u64..100_000, 0u32..100, 0.0..1e6, prop::bool::weighted(0.8)).prop_map(
+        |(in_flight_tokens, in_flight_requests, recent_tokens, available)| RankLoad {
+            in_flight_tokens,
+            in_flight_requests,
+            recent_tokens,
+            available,
+        },
+    );
+    prop::collection::vec(load, 1..12)
+}
+
+proptest! {
+    #[test]
+    fn the_cap_holds_and_choosing_is_pure(
+        loads in loads(), tokens in 0u64..10_000, seed: u64, sequence: u64, scored: bool,
+    ) {
+        let settings = Settings::default();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let share: Vec<f64> = loads.iter().map(|_| random.f64()).collect();
+        let prices: Vec<f64> = loads.iter().map(|_| random.f64() - 0.5).collect();
+        let request = Request { tokens, share: scored.then_some(&share[..]) };
+        for policy in [policy("affinity").unwrap(), policy("round_robin").unwrap()] {
+            let choice = policy.choose(&request, &loads, &prices, sequence);
+            prop_assert_eq!(choice, policy.choose(&request, &loads.clone(), &prices, sequence));
+            let available: Vec<&RankLoad> = loads.iter().filter(|load| load.available).collect();
+            let Some(Choice { rank, expected_share, capped }) = choice else {
+                prop_assert!(available.is_empty());
+                continue;
+            };
+            let chosen = loads[usize::from(rank)];
+            prop_assert!(chosen.available);
+            prop_assert_eq!(expected_share, scored.then(|| share[usize::from(rank)]));
+            if policy.name() == "affinity" {
+                let total: f64 = available.iter().map(|load| load.recent_tokens).sum();
+                let mean = (total + tokens.max(1) as f64) / available.len() as f64;
+                prop_assert!(chosen.recent_tokens <= (1.0 + settings.load_margin) * mean * (1.0 + 1e-12));
+            } else {
+                prop_assert!(!capped);
+            }
+        }
+    }
+
+    #[test]
+    fn counts_return_to_zero(seed: u64, ranks in 1usize..9, requests in 1usize..200, concurrency in 1usize..64) {
+        let requests = stream(Adversary::Random, ranks, requests, seed);
+        let mut accounts = Accounts::new(ranks as u16, &[], &Settings::default());
+        let total: u64 = run(&affinity(), &mut accounts, &requests, concurrency).iter().sum();
+        prop_assert_eq!(total, requests.iter().map(|(tokens, _)| tokens).sum::<u64>());
+        for load in accounts.loads() {
+            prop_assert_eq!((load.in_flight_tokens, load.in_flight_requests), (0, 0));
+        }
+    }
+}
