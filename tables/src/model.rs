@@ -29,7 +29,7 @@ pub struct ModelInfo {
     pub top_k: u16,
     /// V: token ids are below it.
     pub vocab_size: u32,
-    /// All layers of the model, dense ones included.
+    /// All layers of the model, dense ones included; 0 = unknown (some published files do not say).
     pub num_hidden_layers: u16,
     /// The model's layer number of each MoE layer in the file, strictly ascending; its length is L.
     pub layer_ids: Vec<u16>,
@@ -99,7 +99,7 @@ impl ModelInfo {
             let found = format!("{} after {}", pair[1], pair[0]);
             return Err(FormatError::field("layer_ids", found, "strictly ascending ids"));
         }
-        if *last >= self.num_hidden_layers {
+        if self.num_hidden_layers > 0 && *last >= self.num_hidden_layers {
             let expected = format!("below num_hidden_layers ({})", self.num_hidden_layers);
             return Err(FormatError::field("layer_ids", last, expected));
         }
@@ -107,7 +107,7 @@ impl ModelInfo {
     }
 
     /// Whether two files are about the same model: every field is compared, the name too; an unknown tokenizer hash
-    /// matches any.
+    /// and an unknown number of layers match any.
     ///
     /// # Errors
     /// [`FormatError::ModelMismatch`] names the first field that differs.
@@ -119,7 +119,9 @@ impl ModelInfo {
         same("num_experts", &self.num_experts, &other.num_experts)?;
         same("top_k", &self.top_k, &other.top_k)?;
         same("vocab_size", &self.vocab_size, &other.vocab_size)?;
-        same("num_hidden_layers", &self.num_hidden_layers, &other.num_hidden_layers)?;
+        if self.num_hidden_layers > 0 && other.num_hidden_layers > 0 {
+            same("num_hidden_layers", &self.num_hidden_layers, &other.num_hidden_layers)?;
+        }
         if self.layer_ids != other.layer_ids {
             return Err(FormatError::ModelMismatch {
                 field: "layer_ids",
@@ -127,6 +129,20 @@ impl ModelInfo {
                 expected: format!("{:?}", other.layer_ids),
             });
         }
+        Ok(())
+    }
+
+    /// Takes over what this side does not know and the other, compatible one does: then two files that contradict each
+    /// other are refused in whatever order they come.
+    ///
+    /// # Errors
+    /// As [`ModelInfo::check_compatible`].
+    pub fn adopt(&mut self, other: &ModelInfo) -> Result<(), FormatError> {
+        other.check_compatible(self)?;
+        if self.tokenizer_sha256.is_none() {
+            self.tokenizer_sha256.clone_from(&other.tokenizer_sha256);
+        }
+        self.num_hidden_layers = self.num_hidden_layers.max(other.num_hidden_layers);
         Ok(())
     }
 
@@ -138,7 +154,10 @@ impl ModelInfo {
             num_experts: number(metadata, "num_experts")?,
             top_k: number(metadata, "top_k")?,
             vocab_size: number(metadata, "vocab_size")?,
-            num_hidden_layers: number(metadata, "num_hidden_layers")?,
+            num_hidden_layers: match metadata.contains_key("num_hidden_layers") {
+                true => number(metadata, "num_hidden_layers")?,
+                false => 0,
+            },
             layer_ids: json_list(metadata, "layer_ids")?,
         };
         info.validate()?;
@@ -152,8 +171,10 @@ impl ModelInfo {
         put("num_experts", self.num_experts.to_string());
         put("top_k", self.top_k.to_string());
         put("vocab_size", self.vocab_size.to_string());
-        put("num_hidden_layers", self.num_hidden_layers.to_string());
         put("layer_ids", list_to_json(&self.layer_ids));
+        if self.num_hidden_layers > 0 {
+            put("num_hidden_layers", self.num_hidden_layers.to_string());
+        }
     }
 }
 
@@ -215,10 +236,15 @@ pub(crate) fn check_text(field: &'static str, value: &str) -> Result<(), FormatE
     Ok(())
 }
 
-/// A value of a damaged file, short enough for a message.
-pub(crate) fn quoted(value: &str) -> String {
-    let start: String = value.chars().take(60).collect();
-    if start.len() < value.len() { format!("{start:?}...") } else { format!("{start:?}") }
+/// Text of a damaged file, short enough for a message.
+pub(crate) fn short(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+/// The same in quotation marks.
+pub(crate) fn quoted(text: &str) -> String {
+    let start = short(text);
+    if start.len() < text.len() { format!("{start:?}...") } else { format!("{start:?}") }
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(field: &'static str, a: &T, b: &T) -> Result<(), FormatError> {

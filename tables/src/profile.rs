@@ -83,7 +83,7 @@ impl Profile {
     /// # Errors
     /// Names the file, the field or tensor, what was found and what was expected.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
-        Container::open(path).and_then(Self::from_container).map_err(|e| e.in_file(path))
+        Container::open(path, FORMAT).and_then(Self::from_container).map_err(|e| e.in_file(path))
     }
 
     /// The same for bytes in memory.
@@ -91,11 +91,10 @@ impl Profile {
     /// # Errors
     /// Names the field or tensor, what was found and what was expected.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
-        Self::from_container(Container::from_bytes(bytes)?)
+        Self::from_container(Container::from_bytes(bytes, FORMAT)?)
     }
 
     fn from_container(container: Container) -> Result<Self, FormatError> {
-        container.expect_format(FORMAT)?;
         let model = ModelInfo::from_metadata(container.metadata())?;
         let provenance = Provenance::from_metadata(container.metadata())?;
         let phase = container.metadata().get("phase").map_or(Ok(Phase::All), |text| text.parse())?;

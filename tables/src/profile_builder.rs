@@ -25,7 +25,8 @@ struct TokenEvidence {
 }
 
 impl ProfileBuilder {
-    /// Starts an empty profile. An unknown tokenizer hash is filled in by the first input that knows it.
+    /// Starts an empty profile. What the model does not know (tokenizer hash, number of layers) is taken from
+    /// the first input that does.
     ///
     /// # Errors
     /// When the model's numbers cannot be those of a model.
@@ -40,7 +41,7 @@ impl ProfileBuilder {
     /// # Errors
     /// When the trace is of another model or a count overflows.
     pub fn add_trace(&mut self, trace: &Trace) -> Result<(), FormatError> {
-        self.adopt(trace.model())?;
+        self.model.adopt(trace.model())?;
         for request in trace.iter() {
             let prompt = request.prompt_len();
             let positions = match self.phase {
@@ -79,7 +80,7 @@ impl ProfileBuilder {
     /// # Errors
     /// When it is of another model or phase or a count overflows.
     pub fn add_profile(&mut self, profile: &Profile) -> Result<(), FormatError> {
-        self.adopt(profile.model())?;
+        self.model.adopt(profile.model())?;
         if profile.phase() != self.phase {
             return Err(FormatError::PhaseMismatch { found: profile.phase(), expected: self.phase });
         }
@@ -93,16 +94,6 @@ impl ProfileBuilder {
                     evidence.add(layer, token, expert, count)?;
                 }
             }
-        }
-        Ok(())
-    }
-
-    /// Checks that the input is about the same model, and learns the tokenizer hash from it: so two inputs that know
-    /// different hashes are refused in whatever order they come.
-    fn adopt(&mut self, other: &ModelInfo) -> Result<(), FormatError> {
-        other.check_compatible(&self.model)?;
-        if self.model.tokenizer_sha256.is_none() {
-            self.model.tokenizer_sha256.clone_from(&other.tokenizer_sha256);
         }
         Ok(())
     }

@@ -47,7 +47,7 @@ impl Tables {
     /// # Errors
     /// Names the file, the field or tensor, what was found and what was expected.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
-        Container::open(path).and_then(Self::from_container).map_err(|e| e.in_file(path))
+        Container::open(path, FORMAT).and_then(Self::from_container).map_err(|e| e.in_file(path))
     }
 
     /// The same for bytes in memory.
@@ -55,11 +55,10 @@ impl Tables {
     /// # Errors
     /// Names the field or tensor, what was found and what was expected.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
-        Self::from_container(Container::from_bytes(bytes)?)
+        Self::from_container(Container::from_bytes(bytes, FORMAT)?)
     }
 
     fn from_container(container: Container) -> Result<Self, FormatError> {
-        container.expect_format(FORMAT)?;
         let metadata = container.metadata();
         let model = ModelInfo::from_metadata(metadata)?;
         let provenance = Provenance::from_metadata(metadata)?;

@@ -7,8 +7,9 @@ use std::ops::Range;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 
+use super::VERSION;
 use crate::FormatError;
-use crate::model::Metadata;
+use crate::model::{Metadata, short, text};
 
 /// Far above any header of these formats (a few kB), far below what would hurt to parse.
 pub(super) const MAX_HEADER_BYTES: u64 = 1 << 20;
@@ -71,8 +72,8 @@ pub(super) struct Header {
     pub(super) tensors: BTreeMap<String, Info>,
 }
 
-/// Parses and checks the header of a whole file.
-pub(super) fn parse(file: &[u8]) -> Result<Header, FormatError> {
+/// Parses and checks the header of a whole file of a format.
+pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header, FormatError> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(damaged("file length", file.len(), "at least 8 bytes"));
     };
@@ -84,9 +85,23 @@ pub(super) fn parse(file: &[u8]) -> Result<Header, FormatError> {
         return Err(damaged("header length", length, format!("at most {}", rest.len())));
     };
     let raw: RawHeader = serde_json::from_slice(json).map_err(|source| FormatError::Header { source })?;
+    // Before the tensors, so that a file of another kind is called that.
+    check_format(&raw.metadata, format)?;
     let data_start = LENGTH_BYTES + length as usize;
     let tensors = check_tensors(raw.tensors, data_start, data.len())?;
     Ok(Header { metadata: raw.metadata, tensors })
+}
+
+fn check_format(metadata: &Metadata, expected: &'static str) -> Result<(), FormatError> {
+    let found = text(metadata, "format")?;
+    if found != expected {
+        return Err(FormatError::WrongFormat { found: short(found), expected });
+    }
+    let found = text(metadata, "version")?;
+    if found != VERSION {
+        return Err(FormatError::UnknownVersion { format: expected, found: short(found), expected: VERSION });
+    }
+    Ok(())
 }
 
 /// Sizes match shapes, and the tensors cover the data without holes and overlaps.
@@ -127,10 +142,6 @@ fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Info
     // Both lie inside the file, which is in memory: no overflow.
     let bytes = data_start + start as usize..data_start + end as usize;
     Ok(Info { dtype, shape: tensor.shape, bytes })
-}
-
-fn short(text: &str) -> String {
-    text.chars().take(60).collect()
 }
 
 fn damaged(

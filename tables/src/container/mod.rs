@@ -22,7 +22,7 @@ pub(crate) use header::Dtype;
 pub(crate) use layout::{Layout, LayoutTensor};
 
 use crate::FormatError;
-use crate::model::{Metadata, quoted, text};
+use crate::model::{Metadata, short};
 use storage::Storage;
 
 /// The only version of the three formats so far.
@@ -53,18 +53,18 @@ pub(crate) struct View<T> {
 }
 
 impl Container {
-    /// Maps a file.
-    pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
-        Self::from_storage(Storage::map(path)?)
+    /// Maps a file of a format.
+    pub(crate) fn open(path: &Path, format: &'static str) -> Result<Self, FormatError> {
+        Self::from_storage(Storage::map(path)?, format)
     }
 
-    /// Takes the bytes of a file.
-    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
-        Self::from_storage(Storage::Owned(bytes))
+    /// Takes the bytes of such a file.
+    pub(crate) fn from_bytes(bytes: Vec<u8>, format: &'static str) -> Result<Self, FormatError> {
+        Self::from_storage(Storage::Owned(bytes), format)
     }
 
-    fn from_storage(storage: Storage) -> Result<Self, FormatError> {
-        let parsed = header::parse(&storage)?;
+    fn from_storage(storage: Storage, format: &'static str) -> Result<Self, FormatError> {
+        let parsed = header::parse(&storage, format)?;
         let mut tensors = BTreeMap::new();
         for (name, info) in parsed.tensors {
             let tensor = Tensor { dtype: info.dtype, shape: info.shape, bytes: info.bytes };
@@ -99,28 +99,11 @@ impl Container {
         &self.metadata
     }
 
-    /// Checks `format` and `version`.
-    pub(crate) fn expect_format(&self, expected: &'static str) -> Result<(), FormatError> {
-        let found = text(&self.metadata, "format")?;
-        if found != expected {
-            return Err(FormatError::WrongFormat { found: quoted_bare(found), expected });
-        }
-        let found = text(&self.metadata, "version")?;
-        if found != VERSION {
-            let found = quoted_bare(found);
-            return Err(FormatError::UnknownVersion { format: expected, found, expected: VERSION });
-        }
-        Ok(())
-    }
-
     /// Refuses tensors that are not in `known`.
     pub(crate) fn expect_only(&self, format: &'static str, known: &[&str]) -> Result<(), FormatError> {
         match self.tensors.keys().find(|name| !known.contains(&name.as_str())) {
             None => Ok(()),
-            Some(name) => {
-                let tensor = name.chars().take(60).collect();
-                Err(FormatError::UnexpectedTensor { tensor, format })
-            }
+            Some(name) => Err(FormatError::UnexpectedTensor { tensor: short(name), format }),
         }
     }
 
@@ -188,10 +171,6 @@ impl Container {
     fn tensor(&self, tensor: &'static str) -> Result<&Tensor, FormatError> {
         self.tensors.get(tensor).ok_or(FormatError::MissingTensor { tensor })
     }
-}
-
-fn quoted_bare(value: &str) -> String {
-    quoted(value).trim_matches('"').to_owned()
 }
 
 /// A Rust type that is the element of a tensor.
