@@ -1,0 +1,130 @@
+//! Which engines and routes there are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The kind of server behind a URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// SGLang 0.5.10 or later.
+    Sglang,
+    /// semmoe's own worker; it speaks SGLang's dialect and tells more about itself.
+    Semmoe,
+    /// vLLM.
+    Vllm,
+    /// Any other server with the OpenAI routes; one rank, no pins.
+    Openai,
+}
+
+/// A name that is no engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown engine '{found}' (known: sglang, semmoe, vllm, openai)")]
+pub struct UnknownEngine {
+    /// As given.
+    pub found: String,
+}
+
+impl Engine {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Sglang, Self::Semmoe, Self::Vllm, Self::Openai];
+
+    /// Its name in configuration files and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sglang => "sglang",
+            Self::Semmoe => "semmoe",
+            Self::Vllm => "vllm",
+            Self::Openai => "openai",
+        }
+    }
+
+    /// Whether it speaks SGLang's own routes beside the OpenAI ones.
+    pub fn speaks_sglang(self) -> bool {
+        matches!(self, Self::Sglang | Self::Semmoe)
+    }
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Engine {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<Self, UnknownEngine> {
+        Self::ALL
+            .into_iter()
+            .find(|engine| engine.name() == name)
+            .ok_or_else(|| UnknownEngine { found: name.to_owned() })
+    }
+}
+
+/// A route of the data plane; all others are refused, for engines have routes that replace weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/embeddings`
+    Embeddings,
+    /// `/generate` (SGLang)
+    Generate,
+    /// `/tokenize`
+    Tokenize,
+}
+
+impl Route {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Chat, Self::Completions, Self::Responses, Self::Embeddings, Self::Generate, Self::Tokenize];
+
+    /// The path, the same at the gateway and at the engine.
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Responses => "/v1/responses",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Generate => "/generate",
+            Self::Tokenize => "/tokenize",
+        }
+    }
+
+    /// Whether a body field `model` names the model.
+    pub fn names_model(self) -> bool {
+        !matches!(self, Self::Generate)
+    }
+
+    /// Whether the engine runs the model for it, so that it counts as load.
+    pub fn runs_model(self) -> bool {
+        !matches!(self, Self::Tokenize)
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.path())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for engine in Engine::ALL {
+            assert_eq!(engine.name().parse(), Ok(engine));
+            assert_eq!(serde_json::to_value(engine).unwrap(), engine.name());
+        }
+        assert!("SGLang".parse::<Engine>().unwrap_err().to_string().contains("known: sglang, semmoe, vllm, openai"));
+    }
+}

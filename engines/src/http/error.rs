@@ -1,0 +1,121 @@
+//! What can go wrong between this process and an engine, and whether trying elsewhere is safe.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use super::UrlError;
+
+/// A failed exchange with an engine. Every variant names the URL.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HttpError {
+    /// The address itself cannot be used.
+    #[error("{cause}")]
+    Url {
+        /// What is wrong with it.
+        cause: UrlError,
+    },
+    /// The document to send cannot be written as JSON.
+    #[error("cannot encode the request for {url}: {cause}")]
+    Encode {
+        /// Where it was to go.
+        url: String,
+        /// The encoder's message.
+        cause: String,
+    },
+    /// No connection: refused, unreachable, unknown name or time-out while connecting. Nothing was sent.
+    #[error("cannot connect to {url}: {cause}")]
+    Connect {
+        /// Where to.
+        url: String,
+        /// The operating system's reason.
+        cause: String,
+    },
+    /// The connection broke after the request may have been sent and before the head of an answer came.
+    #[error("the connection to {url} broke before it answered: {cause}")]
+    Exchange {
+        /// Where to.
+        url: String,
+        /// What hyper saw.
+        cause: String,
+    },
+    /// Nothing, or not everything, came in time.
+    #[error("{url} did not send {waiting_for} within {limit:?}")]
+    Timeout {
+        /// Where from.
+        url: String,
+        /// What was awaited.
+        waiting_for: &'static str,
+        /// How long.
+        limit: Duration,
+    },
+    /// The answer's body ended early or was malformed.
+    #[error("the answer of {url} broke off: {cause}")]
+    Body {
+        /// Where from.
+        url: String,
+        /// What hyper saw.
+        cause: String,
+    },
+    /// The answer's body is longer than the caller accepts.
+    #[error("the answer of {url} is longer than the limit of {limit_bytes} bytes")]
+    TooLarge {
+        /// Where from.
+        url: String,
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// An answer that is not 2xx.
+    #[error("{url} answered {status}: {excerpt}")]
+    Status {
+        /// Where from.
+        url: String,
+        /// HTTP status.
+        status: u16,
+        /// Start of the body, on one line.
+        excerpt: String,
+    },
+    /// The body is not the JSON that was expected.
+    #[error("the answer of {url} is not what was expected: {cause}")]
+    Json {
+        /// Where from.
+        url: String,
+        /// The decoder's message.
+        cause: String,
+    },
+}
+
+impl HttpError {
+    /// False when it is certain that the engine saw nothing of the request, so that it may be sent elsewhere.
+    pub fn may_have_been_sent(&self) -> bool {
+        !matches!(self, Self::Url { .. } | Self::Encode { .. } | Self::Connect { .. })
+    }
+
+    /// The status of an answer that is not 2xx.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Status { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    pub(super) fn from_client(url: String, error: &hyper_util::client::legacy::Error) -> Self {
+        // The outermost message only says which step failed, and the variant says that already.
+        let cause = error.source().map_or_else(|| error.to_string(), causes);
+        if error.is_connect() { Self::Connect { url, cause } } else { Self::Exchange { url, cause } }
+    }
+}
+
+/// An error with all its sources, outermost first, each message once.
+pub(super) fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let message = error.to_string();
+        if !text.contains(&message) {
+            text.push_str(": ");
+            text.push_str(&message);
+        }
+        next = error.source();
+    }
+    text
+}

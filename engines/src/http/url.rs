@@ -1,0 +1,144 @@
+//! The address of an engine: checked once, then joined with paths.
+
+use std::fmt;
+use std::str::FromStr;
+
+use http::Uri;
+use http::uri::{Authority, Parts, PathAndQuery, Scheme};
+
+/// `http://host[:port][/prefix]`, without a trailing slash, user, query or fragment.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct BaseUrl {
+    authority: Authority,
+    prefix: String,
+}
+
+/// Why an address is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Not a URL.
+    #[error("'{url}' is not a URL: {cause}")]
+    Syntax {
+        /// As given.
+        url: String,
+        /// The parser's message.
+        cause: String,
+    },
+    /// Another scheme than plain HTTP.
+    #[error("'{url}' must start with http:// (found scheme '{scheme}')")]
+    Scheme {
+        /// As given.
+        url: String,
+        /// The scheme found, empty when there is none.
+        scheme: String,
+    },
+    /// User names and queries are not supported in an engine's address.
+    #[error("'{url}' must be http://host:port with at most a path prefix (found {found})")]
+    Extra {
+        /// As given.
+        url: String,
+        /// The part that is too much.
+        found: &'static str,
+    },
+}
+
+impl BaseUrl {
+    /// The full URI of `path` (with an optional query), which must start with `/`.
+    pub fn join(&self, path: &str) -> Result<Uri, UrlError> {
+        let syntax = |cause: String| UrlError::Syntax { url: format!("{self}{path}"), cause };
+        if !path.starts_with('/') {
+            return Err(syntax("the path must start with '/'".to_owned()));
+        }
+        let path = if self.prefix.is_empty() {
+            PathAndQuery::from_str(path)
+        } else {
+            PathAndQuery::from_maybe_shared(format!("{}{path}", self.prefix))
+        };
+        let mut parts = Parts::default();
+        parts.scheme = Some(Scheme::HTTP);
+        parts.authority = Some(self.authority.clone());
+        parts.path_and_query = Some(path.map_err(|error| syntax(error.to_string()))?);
+        Uri::from_parts(parts).map_err(|error| syntax(error.to_string()))
+    }
+
+    /// `host[:port]` as in a `Host` header.
+    pub fn authority(&self) -> &str {
+        self.authority.as_str()
+    }
+}
+
+impl FromStr for BaseUrl {
+    type Err = UrlError;
+
+    fn from_str(url: &str) -> Result<Self, UrlError> {
+        let owned = || url.to_owned();
+        let uri: Uri = url
+            .parse()
+            .map_err(|error: http::uri::InvalidUri| UrlError::Syntax { url: owned(), cause: error.to_string() })?;
+        if uri.scheme() != Some(&Scheme::HTTP) {
+            return Err(UrlError::Scheme { url: owned(), scheme: uri.scheme_str().unwrap_or("").to_owned() });
+        }
+        let Some(authority) = uri.authority().filter(|authority| !authority.host().is_empty()) else {
+            return Err(UrlError::Syntax { url: owned(), cause: "no host".to_owned() });
+        };
+        if authority.as_str().contains('@') {
+            return Err(UrlError::Extra { url: owned(), found: "a user name" });
+        }
+        // The parser drops fragments silently.
+        if uri.query().is_some() || url.contains('#') {
+            return Err(UrlError::Extra { url: owned(), found: "a query or fragment" });
+        }
+        Ok(Self { authority: authority.clone(), prefix: uri.path().trim_end_matches('/').to_owned() })
+    }
+}
+
+impl fmt::Display for BaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority, self.prefix)
+    }
+}
+
+impl fmt::Debug for BaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BaseUrl({self})")
+    }
+}
+
+impl From<std::net::SocketAddr> for BaseUrl {
+    fn from(address: std::net::SocketAddr) -> Self {
+        // A scope id (`%3`) has no place in a URL.
+        let plain = std::net::SocketAddr::new(address.ip(), address.port());
+        let authority = Authority::from_maybe_shared(plain.to_string())
+            .expect("a socket address without scope is always a valid authority");
+        Self { authority, prefix: String::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_and_joins() {
+        for (url, path, joined) in [
+            ("http://127.0.0.1:30000", "/health", "http://127.0.0.1:30000/health"),
+            ("http://127.0.0.1:30000/", "/v1/loads?include=core", "http://127.0.0.1:30000/v1/loads?include=core"),
+            ("http://[::1]:80/pod-a/", "/generate", "http://[::1]:80/pod-a/generate"),
+            ("http://engine", "/", "http://engine/"),
+        ] {
+            let base: BaseUrl = url.parse().unwrap();
+            assert_eq!(base.join(path).unwrap().to_string(), joined);
+        }
+        assert!(BaseUrl::from_str("http://a").unwrap().join("health").is_err());
+        assert!(BaseUrl::from_str("http://a").unwrap().join("/a b").is_err());
+    }
+
+    #[test]
+    fn refuses() {
+        for url in
+            ["", "127.0.0.1:80", "https://a", "ftp://a", "http://", "http://u:p@a/", "http://a/?q=1", "http://a/#f"]
+        {
+            assert!(BaseUrl::from_str(url).is_err(), "{url}");
+        }
+    }
+}

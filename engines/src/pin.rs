@@ -1,0 +1,325 @@
+//! Pins: how a request is told to run on one attention-DP rank, per engine and route.
+//!
+//! | engine | route | carrier |
+//! |---|---|---|
+//! | sglang, semmoe | chat, completions, responses | header `x-data-parallel-rank` |
+//! | sglang, semmoe | `/generate` | body field `routed_dp_rank`, spliced in |
+//! | vllm | chat, completions, responses | header `x-data-parallel-rank` |
+//! | openai, and all other routes | - | none: [`PinError::NoCarrier`] |
+//!
+//! A body is never re-serialised: members are cut out or put in, all other bytes stay. Pins that clients send are
+//! removed (every spelling, duplicates too) unless the caller trusts them.
+
+use ::http::{HeaderMap, HeaderName, HeaderValue};
+use bytes::{Bytes, BytesMut};
+use semmoe_tables::RankId;
+
+use crate::json::{Member, Members, ScanError};
+use crate::{Engine, Route};
+
+/// The header that SGLang and vLLM read.
+pub const HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+/// The body field that SGLang reads, since 0.5.10.
+pub const FIELD: &str = "routed_dp_rank";
+/// Headers by which a client could pin; the latter two are Dynamo's.
+pub const CLIENT_HEADERS: [HeaderName; 3] =
+    [HEADER, HeaderName::from_static("x-dp-rank"), HeaderName::from_static("x-worker-instance-id")];
+/// Top-level body fields by which a client could pin.
+pub const CLIENT_FIELDS: [&str; 2] = [FIELD, "data_parallel_rank"];
+
+/// Why a request cannot be pinned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PinError {
+    /// The engine has no way to pin on this route.
+    #[error("{engine} has no way to pin a request on {route} to a rank")]
+    NoCarrier {
+        /// The engine.
+        engine: Engine,
+        /// The route.
+        route: Route,
+    },
+    /// The body cannot be cut into members.
+    #[error(transparent)]
+    Body(#[from] ScanError),
+    /// A trusted client pin that is no rank.
+    #[error("the pin '{found}' is not a rank")]
+    NotARank {
+        /// What was sent, shortened.
+        found: String,
+    },
+}
+
+/// Where a pin travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carrier {
+    /// In [`HEADER`].
+    Header,
+    /// In the body's [`FIELD`].
+    Field,
+}
+
+/// Where the pin of a request to `engine` on `route` travels.
+pub fn carrier(engine: Engine, route: Route) -> Result<Carrier, PinError> {
+    match (engine, route) {
+        (Engine::Sglang | Engine::Semmoe | Engine::Vllm, Route::Chat | Route::Completions | Route::Responses) => {
+            Ok(Carrier::Header)
+        }
+        (Engine::Sglang | Engine::Semmoe, Route::Generate) => Ok(Carrier::Field),
+        (Engine::Sglang | Engine::Semmoe | Engine::Vllm | Engine::Openai, _) => {
+            Err(PinError::NoCarrier { engine, route })
+        }
+    }
+}
+
+/// Removes client pins from headers; returns how many there were.
+pub fn strip_headers(headers: &mut HeaderMap) -> usize {
+    CLIENT_HEADERS.iter().filter(|name| headers.remove(*name).is_some()).count()
+}
+
+/// Removes client pins from a body. Without any, the same bytes come back uncopied.
+pub fn strip_body(body: &Bytes) -> Result<Bytes, ScanError> {
+    rewrite(body, None)
+}
+
+/// Pins a request: writes the header, or returns a body with the field spliced in; client pins are gone either way.
+pub fn apply(
+    engine: Engine,
+    route: Route,
+    rank: RankId,
+    headers: &mut HeaderMap,
+    body: &Bytes,
+) -> Result<Bytes, PinError> {
+    let carrier = carrier(engine, route)?;
+    let pinned = rewrite(body, (carrier == Carrier::Field).then_some(rank))?;
+    strip_headers(headers);
+    if carrier == Carrier::Header {
+        headers.insert(HEADER, HeaderValue::from(rank.get()));
+    }
+    Ok(pinned)
+}
+
+/// The pin that a client sent by the carrier that the engine would read on this route, to be honoured where the
+/// configuration trusts clients. The header wins over the body, as in SGLang.
+pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, PinError> {
+    let by_header = match carrier(engine, route) {
+        Err(_) => return Ok(None),
+        Ok(carrier) => headers.get(HEADER).filter(|_| carrier == Carrier::Header).map(HeaderValue::as_bytes),
+    };
+    let sent = match by_header {
+        Some(value) => Some(value),
+        None if engine.speaks_sglang() => body_pin(body)?,
+        None => None,
+    };
+    sent.map(parse_rank).transpose()
+}
+
+/// The last value of the first of [`CLIENT_FIELDS`] that is there and not null.
+fn body_pin(body: &[u8]) -> Result<Option<&[u8]>, ScanError> {
+    for field in CLIENT_FIELDS {
+        if let Some(value) = crate::json::top_level(body, field)?.filter(|value| *value != b"null") {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}
+
+fn parse_rank(value: &[u8]) -> Result<RankId, PinError> {
+    std::str::from_utf8(value).ok().and_then(|text| text.trim().parse().ok()).map(RankId::new).ok_or_else(|| {
+        PinError::NotARank { found: String::from_utf8_lossy(&value[..value.len().min(32)]).into_owned() }
+    })
+}
+
+/// The body without client pins and with `pin`, if any, as its first member.
+fn rewrite(body: &Bytes, pin: Option<RankId>) -> Result<Bytes, ScanError> {
+    let mut plan = Plan::default();
+    for member in Members::new(body) {
+        let member = member?;
+        plan.add(&member, CLIENT_FIELDS.iter().any(|name| member.is(body, name)));
+    }
+    if plan.cut == 0 && pin.is_none() {
+        return Ok(body.clone());
+    }
+    let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
+    let mut out = BytesMut::with_capacity(body.len() + FIELD.len() + 16);
+    out.extend_from_slice(&body[..open]);
+    if let Some(rank) = pin {
+        out.extend_from_slice(format!("\"{FIELD}\":{rank}").as_bytes());
+    }
+    let mut first = pin.is_none();
+    for run in &plan.kept {
+        if !first {
+            out.extend_from_slice(b",");
+        }
+        first = false;
+        out.extend_from_slice(&body[run.clone()]);
+    }
+    // From the closing brace on; an object without members keeps the white space inside.
+    out.extend_from_slice(&body[plan.end.unwrap_or(open)..]);
+    Ok(out.freeze())
+}
+
+/// Which stretches of a body stay. Neighbours are one stretch, comma between them included.
+#[derive(Default)]
+struct Plan {
+    kept: Vec<std::ops::Range<usize>>,
+    cut: usize,
+    /// Where the last member's segment ended, that is at the closing brace.
+    end: Option<usize>,
+}
+
+impl Plan {
+    fn add(&mut self, member: &Member, cut: bool) {
+        let segment = member.segment.clone();
+        self.end = Some(segment.end);
+        if cut {
+            self.cut += 1;
+        } else if let Some(run) = self.kept.last_mut().filter(|run| run.end + 1 == segment.start) {
+            run.end = segment.end;
+        } else {
+            self.kept.push(segment);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::tests::any_json_object;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn spliced(body: &str) -> String {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        let pinned = apply(Engine::Sglang, Route::Generate, RankId::new(3), &mut HeaderMap::new(), &body).unwrap();
+        String::from_utf8(pinned.to_vec()).unwrap()
+    }
+
+    fn stripped(body: &str) -> String {
+        String::from_utf8(strip_body(&Bytes::copy_from_slice(body.as_bytes())).unwrap().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn splices_and_leaves_all_other_bytes() {
+        for (body, expected) in [
+            ("{}", r#"{"routed_dp_rank":3}"#),
+            (" {\n} ", " {\"routed_dp_rank\":3\n} "),
+            (r#"{"text":"a"}"#, r#"{"routed_dp_rank":3,"text":"a"}"#),
+            (" { \"text\" :\t\"a\" ,\n\"n\":1.0e0 }\n", " {\"routed_dp_rank\":3, \"text\" :\t\"a\" ,\n\"n\":1.0e0 }\n"),
+            (r#"{"a":1,"a":2}"#, r#"{"routed_dp_rank":3,"a":1,"a":2}"#),
+            (r#"{"routed_dp_rank":7}"#, r#"{"routed_dp_rank":3}"#),
+            (r#"{"text":"a", "routed_dp_rank":7}"#, r#"{"routed_dp_rank":3,"text":"a"}"#),
+            (r#"{"routed\u005fdp_rank":7,"text":"a"}"#, r#"{"routed_dp_rank":3,"text":"a"}"#),
+            (r#"{"x":{"routed_dp_rank":7}}"#, r#"{"routed_dp_rank":3,"x":{"routed_dp_rank":7}}"#),
+        ] {
+            assert_eq!(spliced(body), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn strips_every_spelling_and_every_copy() {
+        for (body, expected) in [
+            (r#"{"routed_dp_rank":1}"#, "{}"),
+            (r#"{"routed_dp_rank":1,"a":2}"#, r#"{"a":2}"#),
+            (r#"{"a":2, "data_parallel_rank" : [1,{"x":","}] }"#, r#"{"a":2}"#),
+            (
+                r#"{"a":1,"routed_dp_rank":1,"b":2,"routed_dp_rank":1,"data_parallel_rank":1,"c":3}"#,
+                r#"{"a":1,"b":2,"c":3}"#,
+            ),
+            (r#"{"routed_dp_rank":1,"routed_dp_ran\u006B":2}"#, "{}"),
+            (r#"{"Routed_dp_rank":1}"#, r#"{"Routed_dp_rank":1}"#),
+        ] {
+            assert_eq!(stripped(body), expected, "{body}");
+        }
+        let body = Bytes::from_static(b"{\"a\":1}");
+        assert_eq!(strip_body(&body).unwrap().as_ptr(), body.as_ptr(), "an untouched body is not copied");
+    }
+
+    #[test]
+    fn headers_carry_the_pin_on_openai_routes() {
+        let body = Bytes::from_static(br#"{"model":"m","routed_dp_rank":9}"#);
+        for engine in [Engine::Sglang, Engine::Semmoe, Engine::Vllm] {
+            for route in [Route::Chat, Route::Completions, Route::Responses] {
+                let mut headers = HeaderMap::new();
+                headers.append(HEADER, HeaderValue::from_static("8"));
+                headers.append(HEADER, HeaderValue::from_static("9"));
+                headers.append("x-dp-rank", HeaderValue::from_static("9"));
+                headers.append("x-worker-instance-id", HeaderValue::from_static("9"));
+                let sent = apply(engine, route, RankId::new(2), &mut headers, &body).unwrap();
+                assert_eq!(sent, br#"{"model":"m"}"#[..]);
+                assert_eq!(headers.len(), 1);
+                assert_eq!(headers[HEADER], "2");
+            }
+        }
+    }
+
+    #[test]
+    fn no_carrier_no_pin() {
+        for (engine, route) in
+            [(Engine::Openai, Route::Chat), (Engine::Vllm, Route::Generate), (Engine::Sglang, Route::Embeddings)]
+        {
+            let error = apply(engine, route, RankId::new(0), &mut HeaderMap::new(), &Bytes::from_static(b"{}"));
+            assert_eq!(error, Err(PinError::NoCarrier { engine, route }));
+        }
+        assert!(matches!(spliced_error("[1]"), PinError::Body(_)));
+    }
+
+    fn spliced_error(body: &'static str) -> PinError {
+        apply(
+            Engine::Sglang,
+            Route::Generate,
+            RankId::new(0),
+            &mut HeaderMap::new(),
+            &Bytes::from_static(body.as_bytes()),
+        )
+        .unwrap_err()
+    }
+
+    #[test]
+    fn trusted_client_pins_are_read() {
+        let mut headers = HeaderMap::new();
+        let body = br#"{"routed_dp_rank":null,"data_parallel_rank":4}"#;
+        assert_eq!(client_pin(Engine::Sglang, Route::Generate, &headers, body), Ok(Some(RankId::new(4))));
+        assert_eq!(client_pin(Engine::Vllm, Route::Chat, &headers, body), Ok(None));
+        headers.insert(HEADER, HeaderValue::from_static("5"));
+        assert_eq!(client_pin(Engine::Sglang, Route::Generate, &headers, body), Ok(Some(RankId::new(4))));
+        assert_eq!(client_pin(Engine::Sglang, Route::Chat, &headers, body), Ok(Some(RankId::new(5))));
+        headers.insert(HEADER, HeaderValue::from_static("-1"));
+        assert!(client_pin(Engine::Vllm, Route::Chat, &headers, body).is_err());
+        assert_eq!(client_pin(Engine::Openai, Route::Chat, &headers, body), Ok(None));
+    }
+
+    proptest! {
+        /// The result parses to the same value plus the pin and minus what clients sent.
+        #[test]
+        fn splice_agrees_with_serde_json(
+            object in any_json_object(), pins in proptest::collection::vec((0usize..2, any::<prop::sample::Index>()), 0..3),
+            pretty in any::<bool>(), rank in any::<u16>()
+        ) {
+            let mut members: Vec<(String, Value)> = object.as_object().unwrap().clone().into_iter().collect();
+            for (which, at) in pins {
+                let at = at.index(members.len() + 1);
+                members.insert(at, (CLIENT_FIELDS[which].to_owned(), json!([1, {"a": "}"}])));
+            }
+            let space = if pretty { " \n" } else { "" };
+            let text = members
+                .iter()
+                .map(|(key, value)| format!("{space}{}{space}:{space}{value}{space}", json!(key)))
+                .collect::<Vec<_>>()
+                .join(",");
+            let body = Bytes::from(format!("{space}{{{text}}}{space}"));
+            let stripped = strip_body(&body).unwrap();
+            prop_assert_eq!(serde_json::from_slice::<Value>(&stripped).unwrap(), object.clone());
+            let pinned = apply(Engine::Semmoe, Route::Generate, RankId::new(rank), &mut HeaderMap::new(), &body).unwrap();
+            let mut expected = object;
+            expected[FIELD] = json!(rank);
+            prop_assert_eq!(serde_json::from_slice::<Value>(&pinned).unwrap(), expected);
+            let keys = Members::new(&pinned).filter(|member| member.as_ref().is_ok_and(|m| m.is(&pinned, FIELD))).count();
+            prop_assert_eq!(keys, 1);
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_rewritten(body in proptest::collection::vec(any::<u8>(), 0..48)) {
+            let _ = strip_body(&Bytes::from(body));
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! `/generate`: requests and answers.
+
+use serde::{Deserialize, Serialize};
+
+/// Body of `POST /generate`: one prompt, as text or as ids. Fields that are absent are not sent.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GenerateRequest {
+    /// The prompt as text; exactly one of this and `input_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+    /// The prompt as token ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input_ids: Option<Vec<u32>>,
+    /// How to sample; absent is [`SamplingParams::default`].
+    #[serde(deserialize_with = "null_is_default")]
+    pub sampling_params: SamplingParams,
+    /// Answer with server-sent events, each holding the whole text so far, then `[DONE]`.
+    #[serde(skip_serializing_if = "is_false")]
+    pub stream: bool,
+    /// Ask for `meta_info.routed_experts` (server flag `--enable-return-routed-experts`).
+    #[serde(skip_serializing_if = "is_false")]
+    pub return_routed_experts: bool,
+    /// First position whose route is wanted; some builds ignore it, so count the rows of the answer.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub routed_experts_start_len: u32,
+    /// Ask for the prompt's token ids in the answer.
+    #[serde(skip_serializing_if = "is_false")]
+    pub return_prompt_token_ids: bool,
+    /// The request's id; the engine makes one up when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rid: Option<String>,
+    /// Attention-DP rank to run on; signed so that a bad one can be answered with what was sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routed_dp_rank: Option<i64>,
+    /// The older name of `routed_dp_rank`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_parallel_rank: Option<i64>,
+}
+
+impl GenerateRequest {
+    /// The rank it is pinned to, by either name.
+    pub fn pinned_rank(&self) -> Option<i64> {
+        self.routed_dp_rank.or(self.data_parallel_rank)
+    }
+}
+
+/// Sampling parameters with SGLang's defaults.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
+    /// Tokens to generate at most.
+    pub max_new_tokens: Option<u32>,
+    /// No end-of-sequence or stop before this many tokens.
+    pub min_new_tokens: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Nucleus.
+    pub top_p: f32,
+    /// Candidates kept; -1 is all.
+    pub top_k: i32,
+    /// Texts that end the answer (and are cut off).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop: Option<StopStrings>,
+    /// Tokens that end the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_token_ids: Option<Vec<u32>>,
+    /// Go on past end of sequence.
+    pub ignore_eos: bool,
+    /// Leave special tokens out of the text.
+    pub skip_special_tokens: bool,
+    /// Seed of this request's sampling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling_seed: Option<u64>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_new_tokens: Some(128),
+            min_new_tokens: 0,
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: -1,
+            stop: None,
+            stop_token_ids: None,
+            ignore_eos: false,
+            skip_special_tokens: true,
+            sampling_seed: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Greedy decoding of at most `max_new_tokens`.
+    pub fn greedy(max_new_tokens: u32) -> Self {
+        Self { max_new_tokens: Some(max_new_tokens), temperature: 0.0, ..Self::default() }
+    }
+}
+
+/// One stop text or several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum StopStrings {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl StopStrings {
+    /// All of them.
+    pub fn as_slice(&self) -> &[String] {
+        match self {
+            Self::One(stop) => std::slice::from_ref(stop),
+            Self::Many(stops) => stops,
+        }
+    }
+}
+
+/// Answer of `/generate`; with `stream`, the data of every event.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GenerateResponse {
+    /// The text so far, without the prompt.
+    pub text: String,
+    /// The generated ids so far.
+    pub output_ids: Vec<u32>,
+    /// The prompt's ids when asked for; builds differ on whether they come here or in `meta_info`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+    /// Counts and more.
+    pub meta_info: MetaInfo,
+}
+
+impl GenerateResponse {
+    /// The prompt's ids, wherever the build puts them.
+    pub fn prompt_ids(&self) -> Option<&[u32]> {
+        self.prompt_token_ids.as_deref().or(self.meta_info.prompt_token_ids.as_deref())
+    }
+}
+
+/// `meta_info` of an answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MetaInfo {
+    /// The request's id.
+    pub id: String,
+    /// Why it ended; none while it runs.
+    pub finish_reason: Option<FinishReason>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u64,
+    /// Tokens generated so far.
+    pub completion_tokens: u64,
+    /// Tokens of the prompt found in a prefix cache.
+    pub cached_tokens: u64,
+    /// Seconds from arrival to this answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub e2e_latency: Option<f64>,
+    /// The attention-DP rank that ran it, where the engine tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dp_rank: Option<u32>,
+    /// Base64 of raw little-endian i32; see [`super::decode_routed_experts`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub routed_experts: Option<String>,
+    /// See [`GenerateResponse::prompt_ids`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_token_ids: Option<Vec<u32>>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum FinishReason {
+    /// End of sequence, a stop token (a number) or a stop text.
+    Stop {
+        /// What was matched.
+        #[serde(default)]
+        matched: serde_json::Value,
+    },
+    /// `max_new_tokens` reached.
+    Length {
+        /// The limit.
+        #[serde(default)]
+        length: u32,
+    },
+    /// Given up by the engine.
+    Abort {
+        /// The engine's reason.
+        #[serde(default)]
+        message: Option<String>,
+    },
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_request_sends_only_what_is_set() {
+        let request = GenerateRequest {
+            input_ids: Some(vec![1, 2]),
+            sampling_params: SamplingParams::greedy(3),
+            ..Default::default()
+        };
+        let sent = serde_json::to_value(&request).unwrap();
+        let keys: Vec<&String> = sent.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["input_ids", "sampling_params"]);
+        assert_eq!(serde_json::from_value::<GenerateRequest>(sent).unwrap(), request);
+    }
+
+    #[test]
+    fn a_foreign_request_is_read() {
+        let request: GenerateRequest = serde_json::from_value(json!({
+            "text": "hi", "sampling_params": null, "data_parallel_rank": -1, "lora_path": "x", "stream": true
+        }))
+        .unwrap();
+        assert_eq!(request.sampling_params, SamplingParams::default());
+        assert_eq!(request.pinned_rank(), Some(-1));
+    }
+
+    #[test]
+    fn finish_reasons() {
+        for (json, reason) in [
+            (json!({"type": "stop", "matched": 7}), FinishReason::Stop { matched: json!(7) }),
+            (json!({"type": "length", "length": 3}), FinishReason::Length { length: 3 }),
+            (json!({"type": "abort", "message": "x"}), FinishReason::Abort { message: Some("x".into()) }),
+        ] {
+            assert_eq!(serde_json::to_value(&reason).unwrap(), json);
+            assert_eq!(serde_json::from_value::<FinishReason>(json).unwrap(), reason);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! `/v1/loads` and `/server_info`.
+
+use semmoe_tables::ModelInfo;
+use serde::{Deserialize, Serialize};
+
+/// Answer of `GET /v1/loads`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Loads {
+    /// When it was measured, in the engine's own format.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timestamp: Option<serde_json::Value>,
+    /// The engine's version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// One entry per attention-DP rank, in any order.
+    pub loads: Vec<RankLoads>,
+}
+
+/// Load of one rank. An absent number is unknown, which is not the same as idle.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankLoads {
+    /// The rank.
+    pub dp_rank: u32,
+    /// Requests in the running batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_running_reqs: Option<u64>,
+    /// Requests waiting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_waiting_reqs: Option<u64>,
+    /// Prompt tokens waiting that no prefix cache holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_waiting_uncached_tokens: Option<u64>,
+    /// KV slots in use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_used_tokens: Option<u64>,
+    /// Tokens running and waiting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_total_tokens: Option<u64>,
+    /// KV slots there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_total_num_tokens: Option<u64>,
+    /// Largest running batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_running_requests: Option<u64>,
+    /// Share of KV slots in use, 0..1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_usage: Option<f64>,
+    /// Tokens generated per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gen_throughput: Option<f64>,
+    /// Share of prompt tokens found in the prefix cache, 0..1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_hit_rate: Option<f64>,
+    /// The engine's own measure of how busy the rank is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<f64>,
+}
+
+/// Loads that do not name every rank exactly once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the loads name ranks {found:?}, expected each of 0..{ranks} once")]
+pub struct LoadCoverageError {
+    /// Ranks named (the first 64).
+    pub found: Vec<u32>,
+    /// Ranks there are.
+    pub ranks: u16,
+}
+
+impl Loads {
+    /// The entries in rank order, when they name each of `ranks` ranks exactly once.
+    pub fn by_rank(&self, ranks: u16) -> Result<Vec<&RankLoads>, LoadCoverageError> {
+        let mut sorted: Vec<&RankLoads> = self.loads.iter().collect();
+        sorted.sort_by_key(|load| load.dp_rank);
+        let complete =
+            sorted.len() == usize::from(ranks) && sorted.iter().zip(0u32..).all(|(load, rank)| load.dp_rank == rank);
+        if complete {
+            Ok(sorted)
+        } else {
+            Err(LoadCoverageError { found: self.loads.iter().take(64).map(|load| load.dp_rank).collect(), ranks })
+        }
+    }
+}
+
+/// What `/server_info` tells. SGLang answers with its server arguments and more; the second group of fields is
+/// semmoe's worker's own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerInfo {
+    /// Directory or hub name of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model_path: Option<String>,
+    /// Name that clients use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub served_model_name: Option<String>,
+    /// Version of the engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Attention-DP ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dp_size: Option<u16>,
+    /// Tensor-parallel ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tp_size: Option<u16>,
+    /// Expert-parallel ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ep_size: Option<u16>,
+    /// Whether data parallelism is of attention only, inside one engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_dp_attention: Option<bool>,
+    /// Whether the engine moves experts by itself; then no placement holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_eplb: Option<bool>,
+    /// `--init-expert-location` as given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_expert_location: Option<String>,
+    /// Whether routed experts can be asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_return_routed_experts: Option<bool>,
+
+    /// Digest of the placement that runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement_digest: Option<String>,
+    /// Digest of the tokenizer (canonical vocabulary, merges, added tokens).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer_sha256: Option<String>,
+    /// Routed experts per layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_experts: Option<u16>,
+    /// Experts per token and layer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u16>,
+    /// Size of the vocabulary.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab_size: Option<u32>,
+    /// All layers, dense ones too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_hidden_layers: Option<u16>,
+    /// The MoE layers' indices among all layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layer_ids: Option<Vec<u16>>,
+}
+
+impl ServerInfo {
+    /// The name that clients use: the served name, or else the last part of the path.
+    pub fn model_name(&self) -> Option<&str> {
+        let path = || self.model_path.as_deref().map(|path| path.trim_end_matches('/'));
+        self.served_model_name.as_deref().or_else(|| path().map(|path| path.rsplit('/').next().unwrap_or(path)))
+    }
+
+    /// The model's shape, when the engine tells all of it (semmoe's worker does). Not validated.
+    pub fn model_info(&self) -> Option<ModelInfo> {
+        Some(ModelInfo {
+            model: self.model_name()?.to_owned(),
+            tokenizer_sha256: self.tokenizer_sha256.clone(),
+            num_experts: self.num_experts?,
+            top_k: self.top_k?,
+            vocab_size: self.vocab_size?,
+            num_hidden_layers: self.num_hidden_layers?,
+            layer_ids: self.layer_ids.clone()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn loads_must_cover_the_ranks() {
+        let loads: Loads = serde_json::from_value(json!({
+            "timestamp": "2026-01-01T00:00:00", "version": "0.5.23", "dp_rank_count": 2,
+            "loads": [{"dp_rank": 1, "num_running_reqs": 3, "new_field": 1}, {"dp_rank": 0, "token_usage": 0.5}]
+        }))
+        .unwrap();
+        let sorted = loads.by_rank(2).unwrap();
+        assert_eq!((sorted[0].num_running_reqs, sorted[1].num_running_reqs), (None, Some(3)));
+        assert!(loads.by_rank(3).is_err());
+        assert_eq!(loads.by_rank(1).unwrap_err().found, [1, 0]);
+    }
+
+    #[test]
+    fn server_info_of_sglang_and_of_semmoe() {
+        let info: ServerInfo = serde_json::from_value(json!({
+            "model_path": "/models/qwen3-30b/", "served_model_name": null, "dp_size": 8, "ep_size": 8,
+            "internal_states": [{}], "init_expert_location": "trivial"
+        }))
+        .unwrap();
+        assert_eq!((info.model_name(), info.dp_size, info.model_info()), (Some("qwen3-30b"), Some(8), None));
+        let info: ServerInfo = serde_json::from_value(json!({
+            "served_model_name": "tiny", "dp_size": 2, "num_experts": 32, "top_k": 4, "vocab_size": 10240,
+            "num_hidden_layers": 7, "layer_ids": [0, 1, 2, 3, 4, 5, 6], "tokenizer_sha256": "ab"
+        }))
+        .unwrap();
+        assert_eq!(info.model_info().unwrap().layer_ids.len(), 7);
+    }
+}

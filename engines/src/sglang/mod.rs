@@ -1,0 +1,22 @@
+//! SGLang's dialect, as unmodified SGLang 0.5.10+ and semmoe's worker speak it.
+//!
+//! Unknown fields are ignored in both directions, as SGLang itself does; absent ones have SGLang's defaults.
+
+mod experts;
+mod generate;
+mod info;
+
+pub use experts::{RoutedExpertsError, decode_routed_experts, encode_routed_experts, routed_rows};
+pub use generate::{FinishReason, GenerateRequest, GenerateResponse, MetaInfo, SamplingParams, StopStrings};
+pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
+
+/// `GET`: 200 when the engine can serve.
+pub const HEALTH: &str = "/health";
+/// `GET`: the server's arguments and more; see [`ServerInfo`].
+pub const SERVER_INFO: &str = "/server_info";
+/// The older name of [`SERVER_INFO`].
+pub const GET_SERVER_INFO: &str = "/get_server_info";
+/// `GET`: load per attention-DP rank; see [`Loads`].
+pub const LOADS: &str = "/v1/loads?include=core";
+/// `POST`: SGLang's own generation route.
+pub const GENERATE: &str = "/generate";

@@ -1,0 +1,155 @@
+//! The HTTP client against servers that behave and servers that do not.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt;
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
+use semmoe_engines::{Engine, probe};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+async fn serve(router: axum::Router) -> BaseUrl {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address.into()
+}
+
+/// Answers every connection with these bytes once it has read something, then closes it.
+async fn raw_server(answer: &'static [u8]) -> BaseUrl {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut buffer = [0; 1024];
+            let _ = socket.read(&mut buffer).await;
+            let _ = socket.write_all(answer).await;
+        }
+    });
+    address.into()
+}
+
+async fn closed_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn json_goes_there_and_back() {
+    let base = serve(axum::Router::new().route("/echo", post(|body: Json<Value>| async move { body }))).await;
+    let client = HttpClient::default();
+    let answer: Value =
+        client.post_json(&base, "/echo", &json!({"a": [1, 2]}), &AnswerLimits::default()).await.unwrap();
+    assert_eq!(answer, json!({"a": [1, 2]}));
+}
+
+#[tokio::test]
+async fn errors_name_url_and_cause_and_say_whether_anything_was_sent() {
+    let client = HttpClient::default();
+    let limits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 64 };
+    let router = axum::Router::new()
+        .route("/bad", get(|| async { (StatusCode::SERVICE_UNAVAILABLE, "model\nloading") }))
+        .route("/long", get(|| async { "x".repeat(65) }))
+        .route("/text", get(|| async { "no json" }));
+    let base = serve(router).await;
+
+    let error = client.get_text(&base, "/bad", &limits).await.unwrap_err();
+    assert_eq!(error.status(), Some(503));
+    assert_eq!(error.to_string(), format!("{base}/bad answered 503: model loading"));
+    let error = client.get_text(&base, "/long", &limits).await.unwrap_err();
+    assert!(matches!(error, HttpError::TooLarge { limit_bytes: 64, .. }), "{error}");
+    let error = client.get_json::<Value>(&base, "/text", &limits).await.unwrap_err();
+    assert!(matches!(error, HttpError::Json { .. }) && error.may_have_been_sent(), "{error}");
+
+    let nobody = BaseUrl::from(closed_port().await);
+    let error = client.get_text(&nobody, "/", &limits).await.unwrap_err();
+    assert!(matches!(&error, HttpError::Connect { .. }) && !error.may_have_been_sent(), "{error}");
+    assert!(error.to_string().contains("refused"), "{error}");
+
+    let closes = raw_server(b"").await;
+    let error = client.get_text(&closes, "/", &limits).await.unwrap_err();
+    assert!(matches!(&error, HttpError::Exchange { .. }) && error.may_have_been_sent(), "{error}");
+
+    let short = raw_server(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc").await;
+    let error = client.get_text(&short, "/", &limits).await.unwrap_err();
+    assert!(matches!(error, HttpError::Body { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_silent_server_times_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = BaseUrl::from(listener.local_addr().unwrap());
+    let client = HttpClient::default();
+    let limits = AnswerLimits { timeout: Duration::from_millis(20), ..AnswerLimits::default() };
+    let error = client.get_text(&base, "/", &limits).await.unwrap_err();
+    assert!(matches!(error, HttpError::Timeout { .. }), "{error}");
+    let head = request(Method::GET, &base, "/", None).unwrap();
+    let error = client.send_within(head, Duration::from_millis(20)).await.unwrap_err();
+    assert!(matches!(error, HttpError::Timeout { waiting_for: "the head of the answer", .. }), "{error}");
+}
+
+/// The first frame is readable while the server still holds back the second; dropping the body then reaches it.
+#[tokio::test]
+async fn bodies_stream_and_a_drop_is_seen() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = BaseUrl::from(listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut buffer = [0; 1024];
+        let _ = socket.read(&mut buffer).await.unwrap();
+        socket.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n").await.unwrap();
+        // Ends only when the client closes the connection.
+        while socket.read(&mut buffer).await.is_ok_and(|n| n > 0) {}
+    });
+    let client = HttpClient::default();
+    let mut response = client.send(request(Method::POST, &base, "/", Some(Bytes::new())).unwrap()).await.unwrap();
+    let frame = response.frame().await.unwrap().unwrap();
+    assert_eq!(frame.into_data().unwrap(), "one");
+    drop(response);
+    server.await.unwrap();
+}
+
+/// A caller that gives up before the head of the answer is seen too.
+#[tokio::test]
+async fn a_dropped_request_is_seen() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = BaseUrl::from(listener.local_addr().unwrap());
+    let (arrived, wait) = tokio::sync::oneshot::channel();
+    let server = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut buffer = [0; 1024];
+        let _ = socket.read(&mut buffer).await.unwrap();
+        arrived.send(()).unwrap();
+        while socket.read(&mut buffer).await.is_ok_and(|n| n > 0) {}
+    });
+    let client = HttpClient::default();
+    let call = tokio::spawn(async move { client.send(request(Method::GET, &base, "/", None).unwrap()).await.is_ok() });
+    wait.await.unwrap();
+    call.abort();
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn probes_old_and_new_servers() {
+    let healthy = || axum::Router::new().route("/health", get(|| async {}));
+    let info = || get(|| async { Json(json!({"dp_size": 4, "model_path": "/m/tiny", "placement_digest": "ab"})) });
+    let client = HttpClient::default();
+    let limits = AnswerLimits::default();
+    for path in ["/server_info", "/get_server_info"] {
+        let base = serve(healthy().route(path, info())).await;
+        let found = probe::probe(&client, Engine::Sglang, &base, &limits).await.unwrap();
+        assert_eq!(found.dp_size, Some(4));
+        assert_eq!(found.server.unwrap().model_name(), Some("tiny"));
+    }
+    let base = serve(healthy()).await;
+    assert_eq!(probe::probe(&client, Engine::Vllm, &base, &limits).await.unwrap(), probe::Probe::default());
+    let error = probe::probe(&client, Engine::Semmoe, &base, &limits).await.unwrap_err();
+    assert_eq!(error.status(), Some(404));
+    assert!(probe::probe(&client, Engine::Openai, &base, &limits).await.is_err());
+}
