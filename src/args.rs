@@ -1,0 +1,267 @@
+//! The command line: the one definition of every argument, its default and its help.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A token-affinity scheduling gateway for expert-parallel MoE serving.
+#[derive(Debug, Parser)]
+#[command(name = "semmoe", version, about, propagate_version = true, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// How much to log on standard error.
+    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Warn)]
+    pub(crate) log: LogLevel,
+    /// Log as JSON, one object a line.
+    #[arg(long, global = true)]
+    pub(crate) log_json: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Log levels, least first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model on this machine: rank processes, solved tables and the gateway.
+    ///
+    /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
+    Up(UpArgs),
+    /// Run the gateway in front of engines.
+    Serve(ServeArgs),
+    /// Run one expert-parallel rank.
+    Worker(WorkerArgs),
+    /// Record, build, merge and show routing profiles.
+    #[command(subcommand)]
+    Profile(ProfileCommand),
+    /// Solve the tables T, A and E from a profile.
+    Solve(SolveArgs),
+    /// Judge tables on a trace or a profile.
+    Evaluate(EvaluateArgs),
+    /// Look at tables.
+    #[command(subcommand)]
+    Tables(TablesCommand),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// Number of rank processes; must divide the number of experts.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) ranks: u16,
+    /// Port of the gateway on 127.0.0.1; the admin listener takes the next one. 0 takes any free ports.
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+    /// A Hugging Face checkpoint directory in place of the bundled model.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Serve held-out prompts under contiguous + round robin and under tables + affinity, print both, and exit.
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// With --check: print one JSON document on standard output.
+    #[arg(long, requires = "check")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// The gateway's configuration (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+    /// Validate the configuration and the files it names, then exit.
+    #[arg(long)]
+    pub(crate) check: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerArgs {
+    /// A Hugging Face checkpoint directory.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// This rank, from 0; rank 0 serves HTTP for the whole unit.
+    #[arg(long)]
+    pub(crate) rank: u16,
+    /// Number of ranks in the unit.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) world: u16,
+    /// Where ranks meet: rank 0 binds this address (port 0 takes a free one), the others connect to it.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) rendezvous: SocketAddr,
+    /// Rank 0's HTTP address.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
+    pub(crate) listen: SocketAddr,
+    /// Tables whose placement E this unit runs; contiguous placement when absent.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tables: Option<PathBuf>,
+    /// Leave when standard input closes, so that a rank never outlives the process that started it.
+    #[arg(long)]
+    pub(crate) exit_on_stdin_eof: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProfileCommand {
+    /// Send prompts to an engine and write the routing it reports as a trace.
+    Record(RecordArgs),
+    /// Count traces into a profile.
+    Build(BuildArgs),
+    /// Add profiles of one model and phase up.
+    Merge(MergeArgs),
+    /// Describe a trace or a profile.
+    Show(ShowArgs),
+}
+
+/// Engines that `profile record` can drive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RecordEngine {
+    Semmoe,
+    Sglang,
+    Vllm,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RecordArgs {
+    /// What answers at --url.
+    #[arg(long, value_enum)]
+    pub(crate) engine: RecordEngine,
+    /// Base URL of the engine.
+    #[arg(long)]
+    pub(crate) url: String,
+    /// Prompts, JSON Lines: objects with "prompt", "messages" or "input_ids".
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: PathBuf,
+    /// The trace to write.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Tokenizer file or checkpoint directory; needed for "messages" and for --max-prompt-tokens.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Tokens to generate per prompt; with 1 only the prompt's routing is recorded.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: u32,
+    /// Cut prompts to this many tokens.
+    #[arg(long)]
+    pub(crate) max_prompt_tokens: Option<usize>,
+    /// Requests in flight.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) concurrency: u16,
+    /// Share of answers that may be unusable before the recording is given up.
+    #[arg(long, default_value_t = 0.01)]
+    pub(crate) max_bad: f64,
+    /// Print the report as one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Which tokens of a trace count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PhaseArg {
+    Prefill,
+    Decode,
+    All,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// Traces of one model.
+    #[arg(required = true, value_name = "TRACE")]
+    pub(crate) traces: Vec<PathBuf>,
+    /// The profile to write.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Which tokens to count.
+    #[arg(long, value_enum, default_value_t = PhaseArg::All)]
+    pub(crate) split: PhaseArg,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergeArgs {
+    /// Profiles of one model and phase.
+    #[arg(required = true, value_name = "PROFILE")]
+    pub(crate) profiles: Vec<PathBuf>,
+    /// The profile to write.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A trace or a profile.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}
+
+/// How the attention of the deployment is parallel, which decides the unit that is routed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AttentionArg {
+    /// Data parallel: requests are routed.
+    Dp,
+    /// Tensor parallel: tokens are routed, layer by layer.
+    Tp,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SolveArgs {
+    /// Counts to solve from.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: PathBuf,
+    /// A trace of the same traffic: with it requests are clustered (attention dp) and A is counted (attention tp).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Expert-parallel groups (ranks); must divide the number of experts.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) groups: u16,
+    /// How attention is parallel.
+    #[arg(long, value_enum, default_value_t = AttentionArg::Dp)]
+    pub(crate) attention: AttentionArg,
+    /// The tables to write.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Also write the solver's report (JSON).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Seed: the same seed and input give the same tables.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvaluateArgs {
+    /// The tables to judge.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tables: PathBuf,
+    /// Judge on this trace (request policies included).
+    #[arg(long, value_name = "FILE", required_unless_present = "profile", conflicts_with = "profile")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Judge on this profile.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) profile: Option<PathBuf>,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TablesCommand {
+    /// Describe tables.
+    Show(TablesFile),
+    /// Check tables in full; exit code 2 when they are wrong.
+    Verify(TablesFile),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TablesFile {
+    /// The tables.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+}

@@ -1,0 +1,29 @@
+//! One module a subcommand: arguments to library calls, results to the terminal.
+
+pub(crate) mod evaluate;
+pub(crate) mod profile;
+pub(crate) mod serve;
+pub(crate) mod solve;
+pub(crate) mod tables;
+pub(crate) mod worker;
+
+use std::io::Write;
+
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// Prints text on standard output; a reader that went away is an error, not a panic.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}")
+        .and_then(|()| out.flush())
+        .map_err(|error| CliError::failed(format!("cannot write to standard output: {error}")))
+}
+
+/// Prints one JSON document on standard output.
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| CliError::failed(format!("the result cannot be written as JSON: {error}")))?;
+    print(&text)
+}

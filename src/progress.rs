@@ -1,0 +1,118 @@
+//! Progress of long work: a bar on a terminal, plain lines elsewhere; always on standard error.
+
+use std::io::IsTerminal;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// How often a plain line is printed where there is no terminal.
+const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
+
+/// One piece of long work. Finishing it is dropping it.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    title: &'static str,
+    look: Look,
+    began: Instant,
+}
+
+#[derive(Debug)]
+enum Look {
+    Bar(ProgressBar),
+    Lines(Mutex<Lines>),
+}
+
+#[derive(Debug)]
+struct Lines {
+    total: u64,
+    done: u64,
+    printed: Instant,
+}
+
+impl Progress {
+    /// Begins a piece of work; `total` is in any unit, 0 while unknown.
+    pub(crate) fn start(title: &'static str, total: u64) -> Self {
+        let began = Instant::now();
+        let look = if std::io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            bar.set_style(style(total));
+            bar.set_prefix(title);
+            bar.enable_steady_tick(Duration::from_millis(120));
+            Look::Bar(bar)
+        } else {
+            say(&format!("{title} ..."));
+            Look::Lines(Mutex::new(Lines { total, done: 0, printed: began }))
+        };
+        Self { title, look, began }
+    }
+
+    /// The total became known.
+    pub(crate) fn set_total(&self, total: u64) {
+        match &self.look {
+            Look::Bar(bar) => {
+                bar.set_style(style(total));
+                bar.set_length(total);
+            }
+            Look::Lines(lines) => lock(lines).total = total,
+        }
+    }
+
+    /// `by` more are done.
+    pub(crate) fn advance(&self, by: u64) {
+        match &self.look {
+            Look::Bar(bar) => bar.inc(by),
+            Look::Lines(lines) => {
+                let mut lines = lock(lines);
+                lines.done += by;
+                if lines.printed.elapsed() >= PLAIN_INTERVAL {
+                    lines.printed = Instant::now();
+                    say(&format!("{}: {} of {}", self.title, lines.done, lines.total));
+                }
+            }
+        }
+    }
+
+    /// A short remark beside the bar.
+    pub(crate) fn remark(&self, text: &str) {
+        if let Look::Bar(bar) = &self.look {
+            bar.set_message(text.to_owned());
+        }
+    }
+
+    /// The work is done; `summary` stays on the screen.
+    pub(crate) fn finish(self, summary: &str) {
+        if let Look::Bar(bar) = &self.look {
+            bar.finish_and_clear();
+        }
+        say(&format!("{}: {summary} ({:.1} s)", self.title, self.began.elapsed().as_secs_f64()));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Look::Bar(bar) = &self.look {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style(total: u64) -> ProgressStyle {
+    let template = if total == 0 {
+        "{prefix:>24} {spinner} {elapsed} {msg}"
+    } else {
+        "{prefix:>24} [{bar:32}] {pos}/{len} {per_sec} eta {eta} {msg}"
+    };
+    // The template is a constant; a wrong one shows the default bar, which is no reason to stop the work.
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
+}
+
+fn lock(lines: &Mutex<Lines>) -> std::sync::MutexGuard<'_, Lines> {
+    lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// One line on standard error; a closed standard error is no reason to stop.
+pub(crate) fn say(line: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,106 @@
+//! The cache of one model's recorded trace and solved tables, keyed by everything that they depend on.
+
+use std::fs::{File, TryLockError};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::assets::Assets;
+use crate::error::CliError;
+
+/// Changes whenever the steps of the pipeline change what they would produce.
+const PIPELINE_VERSION: &str = "1";
+/// Files of a checkpoint directory that decide its routing.
+const MODEL_FILES: [&str; 5] =
+    ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+
+/// A locked folder of cached files.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+    // Held for as long as the cache is used: two `up` on one folder would overwrite each other's files.
+    _lock: File,
+}
+
+impl Cache {
+    /// Opens (and makes) the folder for `assets` served by `ranks` ranks below `data`.
+    pub(crate) fn open(data: &Path, assets: &Assets, ranks: u16) -> Result<Self, CliError> {
+        let key = key(assets)?;
+        let folder = data.join(format!("{}-{}", assets.model_name()?, &key[..16])).join(format!("{ranks}-ranks"));
+        let cannot = |error: std::io::Error| CliError::failed(format!("the data folder {} cannot be used: {error}", folder.display()));
+        std::fs::create_dir_all(&folder).map_err(cannot)?;
+        let lock = File::create(folder.join("lock")).map_err(cannot)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { folder, _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(CliError::failed(format!(
+                "another semmoe uses the data folder {}: stop it, or give this one its own with --data",
+                folder.display()
+            ))),
+            Err(TryLockError::Error(error)) => Err(cannot(error)),
+        }
+    }
+
+    /// The folder itself.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Routing of the part of the prompts that tables are solved on.
+    pub(crate) fn solve_trace(&self) -> PathBuf {
+        self.folder.join("solve.trace.safetensors")
+    }
+
+    /// Routing of the part that tables are judged on.
+    pub(crate) fn holdout_trace(&self) -> PathBuf {
+        self.folder.join("holdout.trace.safetensors")
+    }
+
+    /// Counts of the solve trace.
+    pub(crate) fn profile(&self) -> PathBuf {
+        self.folder.join("solve.profile.safetensors")
+    }
+
+    /// The solved tables: written last, so that their presence means that the rest is there.
+    pub(crate) fn tables(&self) -> PathBuf {
+        self.folder.join("tables.safetensors")
+    }
+}
+
+/// SHA-256 over the pipeline's version, the checkpoint and the prompts.
+fn key(assets: &Assets) -> Result<String, CliError> {
+    let mut hash = Sha256::new();
+    hash.update(PIPELINE_VERSION);
+    for name in MODEL_FILES {
+        let path = assets.model.join(name);
+        // A missing file is the worker's to report: it knows which ones it needs.
+        if path.is_file() {
+            hash.update(name);
+            hash_file(&path, &mut hash)?;
+        }
+    }
+    hash_file(&assets.profile_prompts, &mut hash)?;
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn hash_file(path: &Path, hash: &mut Sha256) -> Result<(), CliError> {
+    let cannot = |error: std::io::Error| CliError::input(format!("{} cannot be read: {error}", path.display()));
+    let mut file = File::open(path).map_err(cannot)?;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer).map_err(cannot)? {
+            0 => return Ok(()),
+            read => hash.update(&buffer[..read]),
+        }
+    }
+}
+
+/// Where data goes unless `--data` says otherwise: the user's cache folder, else the working directory.
+pub(crate) fn default_folder() -> PathBuf {
+    let non_empty = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    match (non_empty("XDG_CACHE_HOME"), non_empty("HOME")) {
+        (Some(cache), _) => cache.join("semmoe"),
+        (None, Some(home)) => home.join(".cache/semmoe"),
+        (None, None) => PathBuf::from("semmoe-data"),
+    }
+}

@@ -1,0 +1,134 @@
+//! The worker's counters, read from its `/metrics`.
+
+use std::collections::BTreeMap;
+
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
+
+use crate::error::CliError;
+
+/// Counters of one unit, summed as the report needs them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct UnitCounters {
+    /// Activations of experts on the token's own rank.
+    pub(crate) local_activations: u64,
+    /// Activations of experts on another rank.
+    pub(crate) remote_activations: u64,
+    /// Bytes sent to other ranks by dispatch and combine.
+    pub(crate) remote_bytes: u64,
+    /// Tokens run, by rank.
+    pub(crate) tokens_by_rank: BTreeMap<u16, u64>,
+}
+
+impl UnitCounters {
+    /// Reads the counters of the unit at `url`.
+    pub(crate) async fn read(client: &HttpClient, url: &BaseUrl) -> Result<Self, CliError> {
+        let text = client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)?;
+        Self::parse(&text).map_err(|line| CliError::failed(format!("{url}/metrics has a line that is no sample: {line:?}")))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut counters = Self::default();
+        for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+            let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
+            match (sample.name, sample.label("where")) {
+                ("semmoe_activations_total", Some("local")) => counters.local_activations += sample.value,
+                ("semmoe_activations_total", Some("remote")) => counters.remote_activations += sample.value,
+                ("semmoe_dispatch_bytes_total", Some("remote")) => counters.remote_bytes += sample.value,
+                ("semmoe_tokens_total", _) => {
+                    let rank = sample.label("rank").and_then(|rank| rank.parse().ok()).ok_or_else(|| line.to_owned())?;
+                    *counters.tokens_by_rank.entry(rank).or_default() += sample.value;
+                }
+                _ => {}
+            }
+        }
+        Ok(counters)
+    }
+
+    /// What was counted since `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            local_activations: self.local_activations - before.local_activations,
+            remote_activations: self.remote_activations - before.remote_activations,
+            remote_bytes: self.remote_bytes - before.remote_bytes,
+            tokens_by_rank: self
+                .tokens_by_rank
+                .iter()
+                .map(|(rank, tokens)| (*rank, tokens - before.tokens_by_rank.get(rank).copied().unwrap_or(0)))
+                .collect(),
+        }
+    }
+
+    /// All tokens run.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens_by_rank.values().sum()
+    }
+
+    /// Local activation rate; 0 when nothing was activated.
+    pub(crate) fn lar(&self) -> f64 {
+        ratio(self.local_activations, self.local_activations + self.remote_activations)
+    }
+
+    /// Remote dispatch and combine bytes per token.
+    pub(crate) fn remote_bytes_per_token(&self) -> f64 {
+        ratio(self.remote_bytes, self.tokens())
+    }
+
+    /// Tokens of the busiest rank over the mean.
+    pub(crate) fn load_max_over_mean(&self) -> f64 {
+        let busiest = self.tokens_by_rank.values().max().copied().unwrap_or(0);
+        ratio(busiest * self.tokens_by_rank.len() as u64, self.tokens())
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// One line of the Prometheus text format with an integer value.
+struct Sample<'a> {
+    name: &'a str,
+    labels: &'a str,
+    value: u64,
+}
+
+impl<'a> Sample<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = match series.split_once('{') {
+            Some((name, rest)) => (name, rest.strip_suffix('}')?),
+            None => (series, ""),
+        };
+        // Gauges may be fractional; only whole counters are used here.
+        let value = value.parse::<u64>().or_else(|_| value.parse::<f64>().map(|value| value as u64)).ok()?;
+        Some(Self { name, labels, value })
+    }
+
+    fn label(&self, name: &str) -> Option<&'a str> {
+        self.labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_summed_over_layers_and_kept_by_rank() {
+        let text = "# HELP x\n\
+            semmoe_activations_total{rank=\"0\",layer=\"0\",where=\"local\"} 3\n\
+            semmoe_activations_total{rank=\"1\",layer=\"0\",where=\"local\"} 1\n\
+            semmoe_activations_total{rank=\"1\",layer=\"1\",where=\"remote\"} 12\n\
+            semmoe_dispatch_bytes_total{rank=\"0\",where=\"local\"} 9\n\
+            semmoe_dispatch_bytes_total{rank=\"0\",where=\"remote\"} 80\n\
+            semmoe_tokens_total{rank=\"0\",phase=\"prefill\"} 5\n\
+            semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 1\n\
+            semmoe_tokens_total{rank=\"1\",phase=\"prefill\"} 2\n";
+        let counters = UnitCounters::parse(text).expect("valid samples");
+        assert_eq!((counters.local_activations, counters.remote_activations, counters.remote_bytes), (4, 12, 80));
+        assert_eq!(counters.lar(), 0.25);
+        assert_eq!(counters.remote_bytes_per_token(), 10.0);
+        assert_eq!(counters.load_max_over_mean(), 1.5);
+        assert_eq!(counters.since(&counters).tokens(), 0);
+        assert!(UnitCounters::parse("semmoe_tokens_total{rank=\"x\"} 5").is_err());
+    }
+}

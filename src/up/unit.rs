@@ -1,0 +1,217 @@
+//! The rank processes of one unit: started, watched, and stopped by this process and no other.
+
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::error::CliError;
+
+/// How long all ranks together may take to come up.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a rank may take to leave after it was asked to.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// After a first death, how long to listen for others before one is named as the cause.
+const BLAME_WINDOW: Duration = Duration::from_millis(300);
+/// Exit code of a rank that left because a peer was lost.
+const EXIT_PEER_LOST: i32 = 3;
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub(crate) struct UnitSpec {
+    /// Checkpoint directory.
+    pub(crate) model: PathBuf,
+    /// Number of ranks.
+    pub(crate) ranks: u16,
+    /// Tables whose placement the unit runs; contiguous placement when absent.
+    pub(crate) tables: Option<PathBuf>,
+}
+
+/// A running unit. Dropping it kills its processes; [`Unit::stop`] ends them gracefully.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    /// Base URL of the unit's HTTP server.
+    pub(crate) url: String,
+    stdins: Vec<ChildStdin>,
+    deaths: mpsc::UnboundedReceiver<RankDeath>,
+    alive: usize,
+}
+
+/// A rank process that ended.
+#[derive(Debug)]
+pub(crate) struct RankDeath {
+    rank: u16,
+    pid: u32,
+    status: Option<ExitStatus>,
+    last_words: Option<String>,
+}
+
+/// What a rank prints on its standard output, one JSON object a line.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum RankEvent {
+    Bound { rendezvous: String },
+    Ready { http: Option<String> },
+}
+
+impl Unit {
+    /// Starts rank 0, then the others once the rendezvous address is known, and waits until all are ready.
+    pub(crate) async fn start(spec: &UnitSpec) -> Result<Self, CliError> {
+        let (report, deaths) = mpsc::unbounded_channel();
+        let mut unit = Self { url: String::new(), stdins: Vec::new(), deaths, alive: 0 };
+        let started = timeout(START_TIMEOUT, unit.start_ranks(spec, report)).await;
+        match started {
+            Ok(result) => result.map(|()| unit),
+            Err(_) => Err(CliError::failed(format!("the {} ranks were not ready within {START_TIMEOUT:?}", spec.ranks))),
+        }
+    }
+
+    async fn start_ranks(&mut self, spec: &UnitSpec, report: mpsc::UnboundedSender<RankDeath>) -> Result<(), CliError> {
+        let mut front = self.spawn(spec, 0, "127.0.0.1:0", &report)?;
+        let RankEvent::Bound { rendezvous } = self.next_event(&mut front).await? else {
+            return Err(CliError::failed("rank 0 was ready before it had a rendezvous address"));
+        };
+        let mut outputs = vec![front];
+        for rank in 1..spec.ranks {
+            outputs.push(self.spawn(spec, rank, &rendezvous, &report)?);
+        }
+        for (rank, output) in outputs.iter_mut().enumerate() {
+            match self.next_event(output).await? {
+                RankEvent::Ready { http: Some(address) } if rank == 0 => self.url = format!("http://{address}"),
+                RankEvent::Ready { .. } if rank != 0 => {}
+                event => return Err(CliError::failed(format!("rank {rank} said {event:?} instead of being ready"))),
+            }
+        }
+        // A rank prints nothing more; its pipe is drained all the same so that it can never block on it.
+        for mut output in outputs {
+            tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        &mut self,
+        spec: &UnitSpec,
+        rank: u16,
+        rendezvous: &str,
+        report: &mpsc::UnboundedSender<RankDeath>,
+    ) -> Result<tokio::io::Lines<BufReader<ChildStdout>>, CliError> {
+        let cannot = |error: std::io::Error| CliError::failed(format!("cannot start rank {rank}: {error}"));
+        let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
+        command.arg("worker").arg("--model").arg(&spec.model);
+        command.args(["--rank", &rank.to_string(), "--world", &spec.ranks.to_string()]);
+        command.args(["--rendezvous", rendezvous, "--exit-on-stdin-eof"]);
+        if rank == 0 {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        if let Some(tables) = &spec.tables {
+            command.arg("--tables").arg(tables);
+        }
+        // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
+        command.process_group(0).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(cannot)?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(CliError::failed(format!("rank {rank} has no pipes")));
+        };
+        self.stdins.push(stdin);
+        self.alive += 1;
+        tokio::spawn(watch(rank, child, report.clone()));
+        Ok(BufReader::new(stdout).lines())
+    }
+
+    /// The next event of one rank, or the death of any.
+    async fn next_event(
+        &mut self,
+        output: &mut tokio::io::Lines<BufReader<ChildStdout>>,
+    ) -> Result<RankEvent, CliError> {
+        let line = tokio::select! {
+            biased;
+            line = output.next_line() => line,
+            death = self.died() => return Err(death.into_error()),
+        };
+        match line {
+            Ok(Some(line)) => serde_json::from_str(&line)
+                .map_err(|error| CliError::failed(format!("a rank printed {line:?}, which is no event: {error}"))),
+            Ok(None) => Err(self.died().await.into_error()),
+            Err(error) => Err(CliError::failed(format!("the output of a rank cannot be read: {error}"))),
+        }
+    }
+
+    /// Resolves when a rank dies, with the one that is to blame: not one that left because a peer was lost.
+    pub(crate) async fn died(&mut self) -> RankDeath {
+        let Some(first) = self.deaths.recv().await else { return std::future::pending().await };
+        self.alive -= 1;
+        let mut blamed = first;
+        while blamed.followed_a_peer() {
+            match timeout(BLAME_WINDOW, self.deaths.recv()).await {
+                Ok(Some(next)) => {
+                    self.alive -= 1;
+                    blamed = next;
+                }
+                _ => break,
+            }
+        }
+        blamed
+    }
+
+    /// Asks every rank to leave, waits, and kills those that do not.
+    pub(crate) async fn stop(mut self) {
+        self.stdins.clear();
+        let all_gone = async {
+            while self.alive > 0 && self.deaths.recv().await.is_some() {
+                self.alive -= 1;
+            }
+        };
+        if timeout(STOP_TIMEOUT, all_gone).await.is_err() {
+            tracing::warn!(ranks = self.alive, "ranks did not leave in time and are killed");
+        }
+    }
+}
+
+impl RankDeath {
+    fn followed_a_peer(&self) -> bool {
+        self.status.and_then(|status| status.code()) == Some(EXIT_PEER_LOST)
+    }
+
+    /// The death as a failure of this command; a rank that refused its input (exit code 2) is an input error here too.
+    pub(crate) fn into_error(self) -> CliError {
+        let refused_input = self.status.and_then(|status| status.code()) == Some(2);
+        let sentence = self.to_string();
+        if refused_input { CliError::Input(sentence) } else { CliError::Failed(sentence) }
+    }
+}
+
+impl std::fmt::Display for RankDeath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} (pid {}) died", self.rank, self.pid)?;
+        if let Some(status) = self.status {
+            write!(f, ": {status}")?;
+        }
+        match &self.last_words {
+            Some(words) => write!(f, "; its last words: {words}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Owns one child until it ends. The task is cancelled with the runtime, which kills the child.
+async fn watch(rank: u16, mut child: Child, report: mpsc::UnboundedSender<RankDeath>) {
+    let pid = child.id().unwrap_or_default();
+    let mut last_words = None;
+    if let Some(stderr) = child.stderr.take() {
+        let mut lines = BufReader::new(stderr).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            tracing::debug!(rank, "{line}");
+            last_words = Some(line);
+        }
+    }
+    let status = child.wait().await.ok();
+    // The receiver is gone only when the unit is.
+    let _ = report.send(RankDeath { rank, pid, status, last_words });
+}
