@@ -1,5 +1,7 @@
 //! The HTTP client against servers that behave and servers that do not.
 
+#![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
+
 use std::net::SocketAddr;
 use std::time::Duration;
 
