@@ -101,7 +101,7 @@ impl Placement {
         GroupId::new(self.layer(layer)[expert.index()])
     }
 
-    /// The group of each expert of a layer: [N].
+    /// The group of each expert of a layer: \[N\].
     ///
     /// # Panics
     /// When the layer is out of range.

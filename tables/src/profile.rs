@@ -8,6 +8,8 @@ use crate::container::{Container, View};
 use crate::model::quoted;
 use crate::{FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
 
+/// The most tokens of a profile have this many bits, so that products with k or N still fit into 64.
+const TOKEN_BITS: u32 = 48;
 /// `format` of a profile.
 pub(crate) const FORMAT: &str = "semmoe.profile";
 const TENSORS: [&str; 4] = ["token_count", "indptr", "expert", "count"];
@@ -44,6 +46,12 @@ impl FromStr for Phase {
             other => Err(FormatError::field("phase", quoted(other), "prefill, decode or all")),
         }
     }
+}
+
+/// Adds to the tokens of a profile.
+pub(crate) fn add_tokens(sum: u64, n: u64) -> Result<u64, FormatError> {
+    let sum = sum.checked_add(n).filter(|sum| *sum < 1 << TOKEN_BITS);
+    sum.ok_or_else(|| FormatError::CountOverflow { what: "all tokens".into(), bits: TOKEN_BITS })
 }
 
 /// A profile, validated when it was opened.
@@ -118,8 +126,7 @@ impl Profile {
     }
 
     fn sum_tokens(&self) -> Result<u64, FormatError> {
-        let total = self.token_counts().iter().try_fold(0u64, |sum, &n| sum.checked_add(n));
-        total.ok_or_else(|| FormatError::CountOverflow { what: "all tokens".into(), bits: 64 })
+        self.token_counts().iter().try_fold(0, |sum, &n| add_tokens(sum, n))
     }
 
     fn validate(&self) -> Result<(), FormatError> {
@@ -217,7 +224,7 @@ impl Profile {
         self.token_counts().get(token.index()).copied().unwrap_or(0)
     }
 
-    /// Occurrences of every token: [V].
+    /// Occurrences of every token: \[V\].
     #[must_use]
     pub fn token_counts(&self) -> &[u64] {
         self.container.slice(&self.token_count)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::container::{Layout, LayoutTensor};
-use crate::profile::FORMAT;
+use crate::profile::{FORMAT, add_tokens};
 use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, TokenId, Trace};
 
 /// Adds up activations. After an error the builder holds a part of what was added and should be dropped.
@@ -116,7 +116,7 @@ impl ProfileBuilder {
     /// The file's bytes.
     ///
     /// # Errors
-    /// When all tokens together overflow 64 bits, or the header would be longer than a reader accepts.
+    /// When all tokens together overflow 48 bits, or the header would be longer than a reader accepts.
     pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
         self.layout(&self.columns()?).to_bytes()
     }
@@ -137,8 +137,7 @@ impl ProfileBuilder {
         let mut total = 0u64;
         for (&token, evidence) in &self.tokens {
             columns.token_count[token as usize] = evidence.occurrences;
-            let sum = total.checked_add(evidence.occurrences);
-            total = sum.ok_or_else(|| FormatError::CountOverflow { what: "all tokens".into(), bits: 64 })?;
+            total = add_tokens(total, evidence.occurrences)?;
         }
         columns.indptr.reserve_exact(self.model.layers() * (vocabulary + 1));
         for layer in 0..self.model.layers() {

@@ -82,7 +82,7 @@ impl Replicas {
         self.slots
     }
 
-    /// The slots of a layer, group after group: [S], -1 = padding.
+    /// The slots of a layer, group after group: \[S\], -1 = padding.
     ///
     /// # Panics
     /// When the layer is out of range.

@@ -144,7 +144,7 @@ impl Tables {
         self.dp_ranks
     }
 
-    /// The attention-DP rank that reaches each group locally: [G].
+    /// The attention-DP rank that reaches each group locally: \[G\].
     #[must_use]
     pub fn group_to_dp(&self) -> &[RankId] {
         &self.group_to_dp
@@ -174,13 +174,13 @@ impl Tables {
         &self.digest
     }
 
-    /// Dual prices in units of share: [`dp_ranks`] with attention dp, [G] with tp.
+    /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
     #[must_use]
     pub fn price(&self) -> &[f32] {
         self.container.slice(&self.price)
     }
 
-    /// T with attention dp: the expected share of the token's activations that are local on each rank, [`dp_ranks`].
+    /// T with attention dp: the expected share of the token's activations that are local on each rank, `dp_ranks` of them.
     /// `None` for ids outside the vocabulary and with attention tp.
     #[must_use]
     pub fn token_row(&self, token: TokenId) -> Option<&[f16]> {

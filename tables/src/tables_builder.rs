@@ -35,13 +35,13 @@ enum TokenParts {
 }
 
 impl TablesBuilder {
-    /// Tables for attention dp with one DP rank per group. `t` is [V, `dp_ranks`], `price` [`dp_ranks`].
+    /// Tables for attention dp with one DP rank per group. `t` is [V, `dp_ranks`], `price` has `dp_ranks` values.
     #[must_use]
     pub fn dp(model: ModelInfo, provenance: Provenance, placement: Placement, t: Vec<f16>, price: Vec<f32>) -> Self {
         Self::new(model, provenance, placement, TokenParts::Dp(t), price)
     }
 
-    /// Tables for attention tp. `price` is [G].
+    /// Tables for attention tp. `price` has G values.
     #[must_use]
     pub fn tp(model: ModelInfo, provenance: Provenance, placement: Placement, parts: TpParts, price: Vec<f32>) -> Self {
         Self::new(model, provenance, placement, TokenParts::Tp(parts), price)
@@ -67,7 +67,7 @@ impl TablesBuilder {
         self
     }
 
-    /// Where the number of DP ranks is not G: which rank reaches each group locally, [G].
+    /// Where the number of DP ranks is not G: which rank reaches each of G groups locally.
     #[must_use]
     pub fn ranks(mut self, dp_ranks: u16, group_to_dp: Vec<RankId>) -> Self {
         self.dp_ranks = dp_ranks;
