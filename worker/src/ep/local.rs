@@ -1,0 +1,137 @@
+//! Ranks as threads of one process: the reference transport, and the one of tests.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use semmoe_tables::RankId;
+
+use super::transport::{Transport, TransportError, Wake, Waker};
+
+/// One rank's end of an in-process mesh. Dropping it is the death of the rank: the others are told.
+pub struct LocalTransport {
+    rank: usize,
+    mesh: Arc<Mesh>,
+}
+
+struct Mesh {
+    world: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// `[to][from]`: messages on their way; a rank is at most one collective ahead of another.
+    queues: Vec<Vec<VecDeque<Vec<u8>>>>,
+    rung: Vec<bool>,
+    /// The first rank that went away.
+    lost: Option<RankId>,
+    /// Buffers for the next messages.
+    spare: Vec<Vec<u8>>,
+}
+
+impl LocalTransport {
+    /// All ends of a mesh of `world` ranks, in rank order.
+    #[must_use]
+    pub fn mesh(world: usize) -> Vec<Self> {
+        let state = State {
+            queues: vec![vec![VecDeque::new(); world]; world],
+            rung: vec![false; world],
+            lost: None,
+            spare: Vec::new(),
+        };
+        let mesh = Arc::new(Mesh { world, state: Mutex::new(state), changed: Condvar::new() });
+        (0..world).map(|rank| Self { rank, mesh: Arc::clone(&mesh) }).collect()
+    }
+
+    fn send(&self, outgoing: &[Vec<u8>]) {
+        let mut state = self.mesh.lock();
+        for (peer, message) in outgoing.iter().enumerate() {
+            if peer != self.rank {
+                let mut carried = state.spare.pop().unwrap_or_default();
+                carried.clear();
+                carried.extend_from_slice(message);
+                state.queues[peer][self.rank].push_back(carried);
+            }
+        }
+        self.mesh.changed.notify_all();
+    }
+}
+
+impl Mesh {
+    /// A thread that panicked while it held the lock left nothing half done: the state is moved in whole messages.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn check_lost(&self) -> Result<(), TransportError> {
+        match self.lost {
+            Some(rank) => Err(TransportError::lost(rank, "its end of the mesh was dropped")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Transport for LocalTransport {
+    fn rank(&self) -> RankId {
+        RankId::new(self.rank as u16)
+    }
+
+    fn world(&self) -> usize {
+        self.mesh.world
+    }
+
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), TransportError> {
+        self.send(outgoing);
+        let mut state = self.mesh.lock();
+        for (peer, to) in incoming.iter_mut().enumerate() {
+            if peer == self.rank {
+                continue;
+            }
+            // A message that was sent before its sender died still counts, as it does on a wire.
+            let message = loop {
+                if let Some(message) = state.queues[self.rank][peer].pop_front() {
+                    break message;
+                }
+                state.check_lost()?;
+                state = self.mesh.sleep(state);
+            };
+            state.spare.push(std::mem::replace(to, message));
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Wake, TransportError> {
+        let mut state = self.mesh.lock();
+        loop {
+            state.check_lost()?;
+            if std::mem::take(&mut state.rung[self.rank]) {
+                return Ok(Wake::Local);
+            }
+            if state.queues[self.rank].iter().any(|queue| !queue.is_empty()) {
+                return Ok(Wake::Peer);
+            }
+            state = self.mesh.sleep(state);
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        let (mesh, rank) = (Arc::clone(&self.mesh), self.rank);
+        Waker::new(move || {
+            mesh.lock().rung[rank] = true;
+            mesh.changed.notify_all();
+        })
+    }
+}
+
+impl Drop for LocalTransport {
+    fn drop(&mut self) {
+        self.mesh.lock().lost.get_or_insert(RankId::new(self.rank as u16));
+        self.mesh.changed.notify_all();
+    }
+}

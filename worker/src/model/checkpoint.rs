@@ -1,0 +1,179 @@
+//! The tensors of a Hugging Face checkpoint by memory map: one `model.safetensors`, or the shards of an index.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use serde::Deserialize;
+
+use super::ModelError;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// 62 layers of 256 experts have an index of 6 MB.
+const MAX_INDEX_BYTES: u64 = 256 << 20;
+/// A safetensors file begins with the size of its header.
+const SIZE_BYTES: usize = 8;
+
+/// All tensors of a model directory.
+pub(super) struct Checkpoint {
+    /// The file that says which tensors there are.
+    path: PathBuf,
+    shards: Vec<Shard>,
+    /// Only with an index: the shard of each tensor.
+    shard_of: Option<HashMap<String, usize>>,
+}
+
+struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    metadata: Metadata,
+    /// Where the data begin in the file.
+    data_start: usize,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+/// A tensor whose type and shape were checked.
+#[derive(Clone, Copy)]
+pub(super) enum TensorData<'a> {
+    /// bf16, two bytes each.
+    Bf16(&'a [[u8; 2]]),
+    /// f32, four bytes each.
+    F32(&'a [[u8; 4]]),
+}
+
+impl TensorData<'_> {
+    /// Number of elements.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Bf16(values) => values.len(),
+            Self::F32(values) => values.len(),
+        }
+    }
+
+    /// Element i; bf16 to f32 is exact.
+    pub(super) fn get(&self, i: usize) -> f32 {
+        match self {
+            Self::Bf16(values) => bf16_to_f32(u16::from_le_bytes(values[i])),
+            Self::F32(values) => f32::from_le_bytes(values[i]),
+        }
+    }
+
+    /// All elements.
+    pub(super) fn to_vec(self) -> Vec<f32> {
+        (0..self.len()).map(|i| self.get(i)).collect()
+    }
+}
+
+/// A bf16 number is the upper half of an f32.
+pub(super) fn bf16_to_f32(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+impl Checkpoint {
+    /// Maps the checkpoint files of a directory and reads their headers.
+    pub(super) fn open(model_dir: &Path) -> Result<Self, ModelError> {
+        let single = model_dir.join(SINGLE);
+        let index = model_dir.join(INDEX);
+        if single.exists() {
+            return Ok(Self { shards: vec![Shard::open(&single)?], path: single, shard_of: None });
+        }
+        if !index.exists() {
+            let expected = "the weights, or model.safetensors.index.json and its shards";
+            return Err(ModelError::Missing { path: single, expected });
+        }
+        Self::open_index(model_dir, index)
+    }
+
+    fn open_index(model_dir: &Path, path: PathBuf) -> Result<Self, ModelError> {
+        let json = read_small_file(&path, MAX_INDEX_BYTES, "the index of the weights")?;
+        let invalid = |detail: String| ModelError::Json { path: path.clone(), detail };
+        let index: Index = serde_json::from_slice(&json).map_err(|error| invalid(error.to_string()))?;
+        let mut names: Vec<&String> = index.weight_map.values().collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut shards = Vec::with_capacity(names.len());
+        for name in &names {
+            if !is_plain_name(name) {
+                return Err(invalid(format!("it names the file {name:?}, expected a file of the same directory")));
+            }
+            shards.push(Shard::open(&model_dir.join(name))?);
+        }
+        let position = |name: &String| names.binary_search(&name).unwrap_or_default();
+        let shard_of = index.weight_map.iter().map(|(tensor, file)| (tensor.clone(), position(file))).collect();
+        Ok(Self { path, shards, shard_of: Some(shard_of) })
+    }
+
+    /// A tensor of exactly this shape.
+    pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<TensorData<'_>, ModelError> {
+        let shard = match &self.shard_of {
+            None => self.shards.first(),
+            Some(shard_of) => shard_of.get(name).and_then(|&shard| self.shards.get(shard)),
+        };
+        let missing = |path: &Path| ModelError::MissingTensor { path: path.to_path_buf(), tensor: name.to_owned() };
+        let shard = shard.ok_or_else(|| missing(&self.path))?;
+        let info = shard.metadata.info(name).ok_or_else(|| missing(&shard.path))?;
+        if info.shape != shape {
+            return Err(ModelError::Shape {
+                path: shard.path.clone(),
+                tensor: name.to_owned(),
+                found: info.shape.clone(),
+                expected: shape.to_vec(),
+            });
+        }
+        let (from, to) = info.data_offsets;
+        let bytes = &shard.map[shard.data_start + from..shard.data_start + to];
+        match info.dtype {
+            Dtype::BF16 => Ok(TensorData::Bf16(bytes.as_chunks().0)),
+            Dtype::F32 => Ok(TensorData::F32(bytes.as_chunks().0)),
+            other => {
+                Err(ModelError::Dtype { path: shard.path.clone(), tensor: name.to_owned(), found: other.to_string() })
+            }
+        }
+    }
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Self, ModelError> {
+        let file = open(path, "a checkpoint file")?;
+        // SAFETY: the map is only read, and only while the model is loaded: what it packs it owns afterwards. Another process
+        // that cuts the file in that moment can only end this one.
+        let map = unsafe { Mmap::map(&file) };
+        let map = map.map_err(|source| ModelError::Io { path: path.to_path_buf(), source })?;
+        let (header, metadata) = SafeTensors::read_metadata(&map)
+            .map_err(|error| ModelError::Checkpoint { path: path.to_path_buf(), detail: error.to_string() })?;
+        Ok(Self { path: path.to_path_buf(), map, metadata, data_start: SIZE_BYTES + header })
+    }
+}
+
+/// An index must not lead out of its directory.
+fn is_plain_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
+}
+
+fn open(path: &Path, expected: &'static str) -> Result<File, ModelError> {
+    File::open(path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => ModelError::Missing { path: path.to_path_buf(), expected },
+        _ => ModelError::Io { path: path.to_path_buf(), source },
+    })
+}
+
+/// A file of at most `most` bytes.
+pub(super) fn read_small_file(path: &Path, most: u64, expected: &'static str) -> Result<Vec<u8>, ModelError> {
+    let mut bytes = Vec::new();
+    let read = open(path, expected)?.take(most + 1).read_to_end(&mut bytes);
+    read.map_err(|source| ModelError::Io { path: path.to_path_buf(), source })?;
+    if bytes.len() as u64 > most {
+        let detail = format!("it has more than {most} bytes");
+        return Err(ModelError::Json { path: path.to_path_buf(), detail });
+    }
+    Ok(bytes)
+}

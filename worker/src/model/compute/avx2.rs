@@ -1,0 +1,76 @@
+//! 256-bit vectors: a row of a panel is four of them.
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
+};
+
+use super::gemm::{Load, Vectors};
+
+pub(super) struct Avx2;
+
+impl Vectors for Avx2 {
+    type Row = [__m256; 4];
+    type Splat = __m256;
+    const MAX_ROWS: usize = 2;
+
+    #[inline(always)]
+    fn panels_for(rows: usize) -> usize {
+        if rows == 1 { 2 } else { 1 }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::Row {
+        // SAFETY: the machine has AVX2, by the caller.
+        unsafe { [_mm256_setzero_ps(); 4] }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(at: *const f32) -> Self::Splat {
+        // SAFETY: as above, and `at` can be read.
+        unsafe { _mm256_set1_ps(*at) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row) {
+        for (sum, b) in sum.iter_mut().zip(b) {
+            // SAFETY: the machine has FMA, by the caller.
+            *sum = unsafe { _mm256_fmadd_ps(a, b, *sum) };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store(row: Self::Row, to: *mut f32) {
+        for (i, lanes) in row.into_iter().enumerate() {
+            // SAFETY: the machine has AVX2 and NR elements can be written, by the caller.
+            unsafe { _mm256_storeu_ps(to.add(8 * i), lanes) };
+        }
+    }
+}
+
+impl Load<f32> for Avx2 {
+    #[inline(always)]
+    unsafe fn load(at: *const f32) -> Self::Row {
+        // SAFETY: the machine has AVX2 and NR elements can be read, by the caller.
+        unsafe {
+            [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8)), _mm256_loadu_ps(at.add(16)), _mm256_loadu_ps(at.add(24))]
+        }
+    }
+}
+
+impl Load<u32> for Avx2 {
+    #[inline(always)]
+    unsafe fn load(at: *const u32) -> Self::Row {
+        // SAFETY: the machine has AVX2 and NR / 2 words can be read, by the caller.
+        unsafe {
+            let words: [__m256i; 2] = [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(8).cast())];
+            let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[0])),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[1])),
+                _mm256_castsi256_ps(_mm256_and_si256(words[0], mask)),
+                _mm256_castsi256_ps(_mm256_and_si256(words[1], mask)),
+            ]
+        }
+    }
+}

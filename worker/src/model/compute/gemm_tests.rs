@@ -1,0 +1,115 @@
+//! The product against a naive one, in every instruction set that this machine has.
+
+use super::*;
+use crate::model::checkpoint::{TensorData, bf16_to_f32};
+use crate::model::compute::Linear;
+
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
+}
+
+/// Like `b` `[k, n]`, in each of the three layouts.
+struct Layouts {
+    words: Vec<u32>,
+    panels: Vec<f32>,
+    rows: Vec<f32>,
+    rows_stride: usize,
+    plain: Vec<f32>,
+}
+
+impl Layouts {
+    fn new(k: usize, n: usize) -> Self {
+        let bits: Vec<u16> = numbers(k * n, 7).iter().map(|v| (v.to_bits() >> 16) as u16).collect();
+        let plain: Vec<f32> = bits.iter().map(|&b| bf16_to_f32(b)).collect();
+        let rows_stride = n.next_multiple_of(NR);
+        let mut words = vec![0; rows_stride / 2 * k];
+        let mut panels = vec![0.0; rows_stride * k];
+        let mut rows = vec![0.0; rows_stride * k];
+        for at in 0..k * n {
+            let (i, j) = (at / n, at % n);
+            let shift = if j % NR < NR / 2 { 0 } else { 16 };
+            words[(j / NR * k + i) * (NR / 2) + j % (NR / 2)] |= u32::from(bits[at]) << shift;
+            panels[(j / NR * k + i) * NR + j % NR] = plain[at];
+            rows[i * rows_stride + j] = plain[at];
+        }
+        Self { words, panels, rows, rows_stride, plain }
+    }
+
+    fn all(&self) -> [Columns<'_>; 3] {
+        let rows = Matrix { data: &self.rows, stride: self.rows_stride };
+        [Columns::Bf16(&self.words), Columns::F32(&self.panels), Columns::Rows(rows)]
+    }
+}
+
+fn naive((m, k, n): (usize, usize, usize), a: &[f32], b: &[f32]) -> Vec<f64> {
+    let element = |i: usize, j: usize| (0..k).map(|x| f64::from(a[i * k + x]) * f64::from(b[x * n + j])).sum();
+    (0..m * n).map(|at| element(at / n, at % n)).collect()
+}
+
+#[test]
+fn products_are_right_in_every_shape_layout_and_instruction_set() {
+    let shapes = [1, 2, 3, 4, 5, 7, 8, 9, 17, 64, 65, 127, 131]
+        .iter()
+        .flat_map(|&m| [(m, 1, 1), (m, 5, 33), (m, 64, 32), (m, 48, 200)]);
+    for (m, k, n) in shapes {
+        let (a, b) = (numbers(m * k, 3), Layouts::new(k, n));
+        let expected = naive((m, k, n), &a, &b.plain);
+        for isa in Isa::available() {
+            for columns in b.all() {
+                // One column more than is written, and one row's stride more than is read, must stay as they are.
+                let mut c = vec![7.0; m * (n + 1)];
+                multiply_on(isa, (m, k, n), Matrix { data: &a, stride: k }, columns, &mut c, n + 1);
+                for (i, row) in c.chunks(n + 1).enumerate() {
+                    assert_eq!(row[n], 7.0);
+                    for (j, &value) in row[..n].iter().enumerate() {
+                        let error = (f64::from(value) - expected[i * n + j]).abs();
+                        assert!(error < 1e-4, "{isa:?} {m}x{k}x{n} at {i},{j}: off by {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_rows_beside_it() {
+    let (m, k, n) = (150, 96, 150);
+    let (a, b) = (numbers(m * k, 3), Layouts::new(k, n));
+    for isa in Isa::available() {
+        let mut alone = vec![0.0; m * n];
+        for (a, c) in a.chunks(k).zip(alone.chunks_mut(n)) {
+            multiply_on(isa, (1, k, n), Matrix { data: a, stride: k }, b.all()[0], c, n);
+        }
+        for columns in b.all() {
+            for rows in [2, 3, 5, 8, 13, 64, 100, 150] {
+                let mut c = vec![0.0; rows * n];
+                multiply_on(isa, (rows, k, n), Matrix { data: &a, stride: k }, columns, &mut c, n);
+                assert!(c == alone[..rows * n], "{isa:?} with {rows} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn packing_keeps_every_weight() {
+    let (inputs, parts) = (24, [40, 3]);
+    let weights: Vec<Vec<f32>> = parts.iter().map(|&outputs| numbers(inputs * outputs, 5)).collect();
+    let as_f32: Vec<Vec<[u8; 4]>> = weights.iter().map(|w| w.iter().map(|v| v.to_le_bytes()).collect()).collect();
+    let as_bf16: Vec<Vec<[u8; 2]>> = as_f32.iter().map(|w| w.iter().map(|b| [b[2], b[3]]).collect()).collect();
+    let f32s: Vec<TensorData<'_>> = as_f32.iter().map(|w| TensorData::F32(w)).collect();
+    let bf16s: Vec<TensorData<'_>> = as_bf16.iter().map(|w| TensorData::Bf16(w)).collect();
+    for parts in [f32s.clone(), bf16s.clone(), vec![f32s[0], bf16s[1]]] {
+        let linear = Linear::pack(&parts, inputs);
+        assert_eq!(linear.outputs(), 43);
+        for input in 0..inputs {
+            let mut x = vec![0.0; inputs];
+            x[input] = 1.0;
+            let mut out = vec![0.0; 43];
+            linear.apply(&x, &mut out);
+            let expected: Vec<f32> =
+                parts.iter().flat_map(|p| (0..p.len() / inputs).map(|o| p.get(o * inputs + input))).collect();
+            assert_eq!(out, expected);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Which instruction set to use, found out at run time.
+
+/// What this machine is used as.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Isa {
+    /// AVX-512 F, BW, DQ, VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// Whatever the compiler assumes.
+    Portable,
+}
+
+impl Isa {
+    /// All that this machine can run, best first. (The standard library caches what it detects.)
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn available() -> impl Iterator<Item = Self> {
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl");
+        [(avx512, Self::Avx512), (avx2, Self::Avx2), (true, Self::Portable)]
+            .into_iter()
+            .filter_map(|(available, isa)| available.then_some(isa))
+    }
+
+    /// All that this machine can run, best first.
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn available() -> impl Iterator<Item = Self> {
+        std::iter::once(Self::Portable)
+    }
+
+    /// The best that this machine can run.
+    pub(super) fn best() -> Self {
+        Self::available().next().unwrap_or(Self::Portable)
+    }
+}
+
+/// Compiles one function for every instruction set and chooses when it is called. The body is ordinary safe code without
+/// fused multiply-add, so that all versions give the same bits; only the width of the vectors differs.
+macro_rules! by_isa {
+    ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
+        $(#[$doc])*
+        pub(in crate::model) fn $name($($arg: $type),*) $(-> $result)? {
+            #[inline(always)]
+            fn body($($arg: $type),*) $(-> $result)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            fn avx512($($arg: $type),*) $(-> $result)? {
+                body($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2($($arg: $type),*) $(-> $result)? {
+                body($($arg),*)
+            }
+
+            match $crate::model::compute::isa::Isa::best() {
+                // SAFETY: `best` returns only what was detected on this machine.
+                #[cfg(target_arch = "x86_64")]
+                $crate::model::compute::isa::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::model::compute::isa::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::model::compute::isa::Isa::Portable => body($($arg),*),
+            }
+        }
+    };
+}
+pub(super) use by_isa;

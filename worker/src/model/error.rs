@@ -1,0 +1,123 @@
+//! Why a checkpoint cannot be served, each in one sentence, told before anything is served; and why a step was refused.
+
+use std::path::PathBuf;
+
+use crate::ep::TransportError;
+
+/// A model directory that cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// A file cannot be read or mapped.
+    #[error("{} cannot be read: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file of the directory is not there.
+    #[error("{} is missing: expected {expected}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// What should be there.
+        expected: &'static str,
+    },
+    /// A JSON file is not what it should be.
+    #[error("{} is not valid: {detail}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        detail: String,
+    },
+    /// An architecture that this worker does not know.
+    #[error("{} names the architecture {found}; this worker runs {known}", path.display())]
+    Architecture {
+        /// The configuration file.
+        path: PathBuf,
+        /// The architecture of the file.
+        found: String,
+        /// What is supported.
+        known: &'static str,
+    },
+    /// A configuration value that cannot be, or that this worker does not support.
+    #[error("{}: {field} is {found}, expected {expected}", path.display())]
+    Config {
+        /// The configuration file.
+        path: PathBuf,
+        /// The key.
+        field: &'static str,
+        /// Its value.
+        found: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A safetensors file that is cut short or damaged.
+    #[error("{} is not a complete safetensors file: {detail}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A tensor that the configuration asks for is nowhere.
+    #[error("{} has no tensor {tensor}, which config.json asks for", path.display())]
+    MissingTensor {
+        /// The checkpoint file or index.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor whose shape is not the configuration's.
+    #[error("{}: tensor {tensor} has shape {found:?}, config.json asks for {expected:?}", path.display())]
+    Shape {
+        /// The checkpoint file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape by the configuration.
+        expected: Vec<usize>,
+    },
+    /// A tensor of another number type.
+    #[error("{}: tensor {tensor} has type {found}, expected BF16 or F32", path.display())]
+    Dtype {
+        /// The checkpoint file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: String,
+    },
+    /// A placement for another model or another unit.
+    #[error("the placement has {field} {found}, the {of} has {expected}")]
+    Placement {
+        /// What differs.
+        field: &'static str,
+        /// The placement's value.
+        found: usize,
+        /// Model or unit.
+        of: &'static str,
+        /// Its value.
+        expected: usize,
+    },
+}
+
+/// Why a step did not happen.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// A rank failed: the unit cannot go on.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// An item that cannot be computed. Nothing was sent and no cache has changed: the rank must begin its step again
+    /// without that item, because its peers may be waiting.
+    #[error("item {item} of the step is refused: {detail}")]
+    Item {
+        /// Index into the step's items.
+        item: usize,
+        /// What was found and what was expected.
+        detail: String,
+    },
+}

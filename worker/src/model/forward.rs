@@ -1,0 +1,173 @@
+//! One step through all layers.
+
+use semmoe_tables::LayerIdx;
+
+use super::attention::{Attention, AttentionScratch, HeadShape};
+use super::compute::{add, rms_norm};
+use super::mlp::{Mlp, MlpScratch};
+use super::probe::Probe;
+use super::rope::RotaryTable;
+use super::router::route;
+use super::step::{OutputBuffers, StepItem};
+use super::weights::{Block, FeedForward, Moe, Weights};
+use super::{ModelConfig, StepError};
+use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, TransportError};
+
+/// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// `[rows, H]`: the residual stream.
+    residual: Vec<f32>,
+    /// `[rows, H]`
+    normed: Vec<f32>,
+    /// `[rows, H]`: what a part of a layer adds to the residual stream.
+    added: Vec<f32>,
+    /// `[rows, qkv_width]`
+    qkv: Vec<f32>,
+    /// `[rows, query_width]`
+    attended: Vec<f32>,
+    /// `[rows, N]`
+    router_logits: Vec<f32>,
+    /// `[rows, k]`
+    experts: Vec<u16>,
+    weights: Vec<f32>,
+    attention: AttentionScratch,
+    mlp: MlpScratch,
+}
+
+/// Everything that one step uses.
+pub(super) struct Forward<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) weights: &'a Weights,
+    pub(super) angles: &'a RotaryTable,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) out: &'a mut OutputBuffers,
+    pub(super) ep: &'a mut ExpertParallel,
+    pub(super) probe: &'a mut dyn Probe,
+}
+
+impl Forward<'_> {
+    pub(super) fn run(&mut self, items: &mut [StepItem<'_>]) -> Result<(), StepError> {
+        self.embed(items);
+        let weights = self.weights;
+        for (layer, block) in weights.blocks.iter().enumerate() {
+            self.probe.residual(layer, &self.scratch.residual);
+            self.attention(layer, block, items);
+            self.feed_forward(block)?;
+        }
+        self.probe.residual(weights.blocks.len(), &self.scratch.residual);
+        self.output(items);
+        Ok(())
+    }
+
+    fn rows(&self) -> usize {
+        self.out.offsets.last().copied().unwrap_or(0)
+    }
+
+    /// Lays out the step's rows and looks their tokens up.
+    fn embed(&mut self, items: &[StepItem<'_>]) {
+        let hidden = self.config.hidden;
+        self.out.offsets.clear();
+        self.out.offsets.push(0);
+        let mut rows = 0;
+        for item in items {
+            rows += item.tokens.len();
+            self.out.offsets.push(rows);
+        }
+        self.out.route_width = self.config.num_moe_layers() * self.config.top_k;
+        self.out.routes.resize(rows * self.out.route_width, 0);
+        let residual = &mut self.scratch.residual;
+        residual.resize(rows * hidden, 0.0);
+        let tokens = items.iter().flat_map(|item| item.tokens);
+        for (token, row) in tokens.zip(residual.chunks_exact_mut(hidden)) {
+            self.weights.embedding.read(*token, row);
+        }
+    }
+
+    fn attention(&mut self, layer: usize, block: &Block, items: &mut [StepItem<'_>]) {
+        let shape = HeadShape::new(self.config);
+        let (width, query_width) = (shape.qkv_width(), shape.query_width());
+        let rows = self.rows();
+        let Scratch { residual, normed, added, qkv, attended, attention, .. } = &mut *self.scratch;
+        normed.resize(residual.len(), 0.0);
+        added.resize(residual.len(), 0.0);
+        qkv.resize(rows * width, 0.0);
+        attended.resize(rows * query_width, 0.0);
+
+        rms_norm(residual, &block.input_norm, self.config.rms_norm_eps, normed);
+        block.qkv.apply(normed, qkv);
+        let head = Attention { shape, norms: &block.head_norms, angles: self.angles, layer };
+        for (item, range) in items.iter_mut().zip(self.out.offsets.windows(2)) {
+            let (from, to) = (range[0], range[1]);
+            let sums = &mut attended[from * query_width..to * query_width];
+            head.attend(&qkv[from * width..to * width], item.kv, sums, attention);
+        }
+        block.attention_out.apply(attended, added);
+        add(added, residual);
+    }
+
+    fn feed_forward(&mut self, block: &Block) -> Result<(), TransportError> {
+        let Scratch { residual, normed, added, mlp, .. } = &mut *self.scratch;
+        rms_norm(residual, &block.post_norm, self.config.rms_norm_eps, normed);
+        match &block.feed_forward {
+            FeedForward::Dense(dense) => dense.apply(normed, added, mlp),
+            FeedForward::Moe(moe) => self.moe(moe)?,
+        }
+        add(&self.scratch.added, &mut self.scratch.residual);
+        Ok(())
+    }
+
+    /// The routed experts' sum, from `normed` to `added`.
+    fn moe(&mut self, moe: &Moe) -> Result<(), TransportError> {
+        let (num_experts, top_k) = (self.config.num_experts, self.config.top_k);
+        let rows = self.rows();
+        let Scratch { normed, added, router_logits, experts, weights, mlp, .. } = &mut *self.scratch;
+        router_logits.resize(rows * num_experts, 0.0);
+        experts.resize(rows * top_k, 0);
+        weights.resize(rows * top_k, 0.0);
+        moe.router.apply(normed, router_logits);
+        self.probe.router_logits(moe.layer, router_logits);
+        route(router_logits, num_experts, self.config.normalise_top_k, top_k, experts, weights);
+        let routes = self.out.routes.chunks_exact_mut(self.out.route_width);
+        for (chosen, row) in experts.chunks_exact(top_k).zip(routes) {
+            row[moe.layer.index() * top_k..][..top_k].copy_from_slice(chosen);
+        }
+        let batch = RoutedBatch { x: normed, experts, weights, top_k, hidden: self.config.hidden };
+        let mut local = RankExperts { experts: &moe.experts, scratch: mlp };
+        self.ep.moe(moe.layer, batch, &mut local, added)
+    }
+
+    /// Logits of the last row of each item that wants them.
+    fn output(&mut self, items: &[StepItem<'_>]) {
+        let hidden = self.config.hidden;
+        let Scratch { residual, normed, added, .. } = &mut *self.scratch;
+        let out = &mut *self.out;
+        added.clear();
+        out.logit_rows.clear();
+        for (item, end) in items.iter().zip(&out.offsets[1..]) {
+            let row = item.want_logits.then(|| {
+                added.extend_from_slice(&residual[(end - 1) * hidden..end * hidden]);
+                added.len() / hidden - 1
+            });
+            out.logit_rows.push(row);
+        }
+        normed.resize(added.len(), 0.0);
+        rms_norm(added, &self.weights.final_norm, self.config.rms_norm_eps, normed);
+        self.probe.final_norm(normed);
+        out.vocab_size = self.config.vocab_size;
+        out.logits.resize(added.len() / hidden * self.config.vocab_size, 0.0);
+        self.weights.output.apply(normed, &mut out.logits);
+    }
+}
+
+/// One layer's experts on this rank.
+struct RankExperts<'a> {
+    experts: &'a [Mlp],
+    scratch: &'a mut MlpScratch,
+}
+
+impl LocalExperts for RankExperts<'_> {
+    fn apply(&mut self, _layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32]) {
+        self.experts[slot].apply(x, out, self.scratch);
+    }
+}
