@@ -74,22 +74,26 @@ impl TraceBuilder {
         Ok(())
     }
 
-    fn check(&self, token_ids: &[u32], prompt_len: u32, experts: &[u16]) -> Result<(), FormatError> {
-        let (request, vocabulary) = (self.requests(), self.model.vocab_size);
+    /// What [`TraceBuilder::push`] would say to a request without weights; adds nothing.
+    ///
+    /// # Errors
+    /// As [`TraceBuilder::push`].
+    pub fn check(&self, token_ids: &[u32], prompt_len: u32, experts: &[u16]) -> Result<(), FormatError> {
+        let vocabulary = self.model.vocab_size;
         if let Some(at) = token_ids.iter().position(|&t| t >= vocabulary) {
-            let place = format!("request {request}, token {at}");
-            return Err(FormatError::value("token_ids", place, token_ids[at], format!("ids below {vocabulary}")));
+            let expected = format!("ids below {vocabulary}");
+            return Err(FormatError::value("token_ids", format!("token {at}"), token_ids[at], expected));
         }
         if prompt_len as usize > token_ids.len() {
             let expected = format!("at most its {} tokens", token_ids.len());
-            return Err(FormatError::value("prompt_lengths", format!("request {request}"), prompt_len, expected));
+            return Err(FormatError::value("prompt_lengths", "the request", prompt_len, expected));
         }
         self.check_len("experts", token_ids.len(), experts.len())?;
         let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
         let mut rows = RouteCheck::new(&self.model, UNKNOWN_EXPERT);
         for (row, route) in experts.chunks_exact(k).enumerate() {
             rows.check(route).map_err(|(slot, found, expected)| {
-                let at = format!("request {request}, token {}, layer {}, slot {slot}", row / layers, row % layers);
+                let at = format!("token {}, layer {}, slot {slot}", row / layers, row % layers);
                 FormatError::value("experts", at, found, expected)
             })?;
         }
@@ -101,17 +105,14 @@ impl TraceBuilder {
         if tokens.checked_mul(layers * k) == Some(found) {
             return Ok(());
         }
-        let expected = format!("[{tokens}, {layers}, {k}] in request {}", self.requests());
-        Err(FormatError::shape(tensor, format!("{found} elements"), expected))
+        Err(FormatError::shape(tensor, format!("{found} elements"), format!("[{tokens}, {layers}, {k}]")))
     }
 
     fn push_weights(&mut self, tokens: usize, experts: &[u16], weights: Option<&[f16]>) -> Result<(), FormatError> {
-        let request = self.requests();
         if let Some(weights) = weights {
             self.check_len("weights", tokens, weights.len())?;
             if let Some(at) = weights.iter().position(|&w| !valid_weight(w)) {
-                let place = format!("request {request}, element {at}");
-                return Err(FormatError::value("weights", place, weights[at], VALID_WEIGHT));
+                return Err(FormatError::value("weights", format!("element {at}"), weights[at], VALID_WEIGHT));
             }
         }
         let column = self.weights.get_or_insert_with(|| weights.map(|_| Vec::new()));
@@ -125,7 +126,7 @@ impl TraceBuilder {
             (column, _) => {
                 let (found, expected) = if column.is_some() { ("none", "weights") } else { ("weights", "none") };
                 let expected = format!("{expected}, as in the requests before");
-                return Err(FormatError::value("weights", format!("request {request}"), found, expected));
+                return Err(FormatError::value("weights", "the request", found, expected));
             }
         }
         Ok(())

@@ -1,0 +1,167 @@
+//! What is in a trace or a profile, in a few lines.
+
+use std::fmt;
+use std::path::Path;
+
+use semmoe_tables::{
+    ExpertId, FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TokenId, Trace,
+};
+use serde::Serialize;
+
+use crate::ProfilerError;
+
+/// A summary; its text form is meant for people.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// "trace" or "profile".
+    pub kind: &'static str,
+    /// The model.
+    pub model: ModelInfo,
+    /// Where the data came from.
+    pub provenance: Provenance,
+    /// Which tokens are counted below; `None` for traces, where all are.
+    pub phase: Option<String>,
+    /// Requests; `None` for profiles.
+    pub requests: Option<usize>,
+    /// Tokens, for traces also those without a route.
+    pub tokens: u64,
+    /// Of these, tokens of prompts; `None` for profiles.
+    pub prompt_tokens: Option<u64>,
+    /// Tokens whose route is known in at least one layer.
+    pub routed_tokens: u64,
+    /// Different tokens among these.
+    pub distinct_tokens: u64,
+    /// Share of the vocabulary that these are, 0..1.
+    pub coverage: f64,
+    /// One per MoE layer.
+    pub layers: Vec<LayerSummary>,
+    /// Digest of the file.
+    pub digest: String,
+}
+
+/// How evenly the experts of a layer are used.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayerSummary {
+    /// The model's layer number.
+    pub layer_id: u16,
+    /// All activations.
+    pub activations: u64,
+    /// The busiest expert and its share of the activations, 0..1.
+    pub busiest: (ExpertId, f64),
+    /// Load of the busiest expert over the mean; 1 = even.
+    pub max_over_mean: f64,
+    /// Entropy of the loads over that of even loads, 0..1.
+    pub entropy: f64,
+}
+
+/// Summarises a trace or a profile file.
+///
+/// # Errors
+/// When the file is neither or is damaged.
+pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
+    match Trace::open(path) {
+        Ok(trace) => Summary::of_trace(&trace),
+        Err(FormatError::File { source, .. }) if matches!(*source, FormatError::WrongFormat { .. }) => {
+            Ok(Summary::of_profile(&Profile::open(path)?))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Summary {
+    /// Of a trace.
+    ///
+    /// # Errors
+    /// When a count overflows.
+    pub fn of_trace(trace: &Trace) -> Result<Self, ProfilerError> {
+        let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
+        builder.add_trace(trace)?;
+        Ok(Summary {
+            kind: "trace",
+            phase: None,
+            requests: Some(trace.requests()),
+            tokens: trace.tokens() as u64,
+            prompt_tokens: Some(trace.iter().map(|request| request.prompt_len() as u64).sum()),
+            digest: trace.digest(),
+            ..Summary::of_profile(&builder.finish()?)
+        })
+    }
+
+    /// Of a profile.
+    #[must_use]
+    pub fn of_profile(profile: &Profile) -> Self {
+        let distinct = profile.token_counts().iter().filter(|&&n| n > 0).count() as u64;
+        Summary {
+            kind: "profile",
+            model: profile.model().clone(),
+            provenance: profile.provenance().clone(),
+            phase: Some(profile.phase().to_string()),
+            requests: None,
+            tokens: profile.total_tokens(),
+            prompt_tokens: None,
+            routed_tokens: profile.total_tokens(),
+            distinct_tokens: distinct,
+            coverage: distinct as f64 / f64::from(profile.model().vocab_size),
+            layers: (0..profile.model().layers()).map(|layer| layer_summary(profile, layer)).collect(),
+            digest: profile.digest(),
+        }
+    }
+}
+
+fn layer_summary(profile: &Profile, layer: usize) -> LayerSummary {
+    let model = profile.model();
+    let mut loads = vec![0u64; usize::from(model.num_experts)];
+    for token in (0..model.vocab_size).map(TokenId::new) {
+        let row = profile.row(LayerIdx::new(layer as u16), token);
+        row.experts.iter().zip(row.counts).for_each(|(&e, &count)| loads[usize::from(e)] += u64::from(count));
+    }
+    let activations: u64 = loads.iter().sum();
+    // The lowest of equals.
+    let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
+    let share = |load: u64| if activations == 0 { 0.0 } else { load as f64 / activations as f64 };
+    let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();
+    let even = (loads.len() as f64).ln();
+    LayerSummary {
+        layer_id: model.layer_ids[layer],
+        activations,
+        busiest: (ExpertId::new(busiest as u16), share(loads[busiest])),
+        max_over_mean: share(loads[busiest]) * loads.len() as f64,
+        entropy: if even > 0.0 { entropy / even } else { 1.0 },
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let model = &self.model;
+        let (n, k, layers) = (model.num_experts, model.top_k, model.layers());
+        writeln!(f, "{} of {}: {layers} MoE layers, {n} experts, top-{k}", self.kind, model.model)?;
+        writeln!(f, "source    {} ({})", self.provenance.source, self.provenance.created)?;
+        if let Some(phase) = &self.phase {
+            writeln!(f, "phase     {phase}")?;
+        }
+        if let (Some(requests), Some(prompt)) = (self.requests, self.prompt_tokens) {
+            writeln!(f, "requests  {requests}")?;
+            writeln!(f, "tokens    {}, {prompt} of them prompt, {} with a route", self.tokens, self.routed_tokens)?;
+        } else {
+            writeln!(f, "tokens    {}", self.tokens)?;
+        }
+        let percent = self.coverage * 100.0;
+        writeln!(f, "coverage  {} of {} token ids ({percent:.1}%)", self.distinct_tokens, model.vocab_size)?;
+        writeln!(f, "digest    {}", self.digest)?;
+        write!(f, "layer  activations  busiest expert (share)  max/mean  entropy")?;
+        for layer in &self.layers {
+            let (expert, share) = layer.busiest;
+            write!(
+                f,
+                "\n{:>5}  {:>11}  {:>14} ({:>5.1}%)  {:>8.2}  {:>7.3}",
+                layer.layer_id,
+                layer.activations,
+                expert.get(),
+                share * 100.0,
+                layer.max_over_mean,
+                layer.entropy
+            )?;
+        }
+        Ok(())
+    }
+}

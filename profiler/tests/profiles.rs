@@ -1,0 +1,143 @@
+//! Building, merging, splitting and showing, from files.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use semmoe_profiler::{ProfilerError, Summary, build, merge, show, split};
+use semmoe_tables::{ModelInfo, Phase, Profile, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT};
+
+const CREATED: &str = "2026-01-02T03:04:05Z";
+
+fn model(vocab_size: u32) -> ModelInfo {
+    ModelInfo {
+        model: "tiny".into(),
+        tokenizer_sha256: None,
+        num_experts: 4,
+        top_k: 1,
+        vocab_size,
+        num_hidden_layers: 3,
+        layer_ids: vec![0, 2],
+    }
+}
+
+/// Token t activates expert t % 4, then (t / 4) % 4; the first half is the prompt.
+fn trace(vocab_size: u32, requests: &[Vec<u32>]) -> Trace {
+    let provenance = Provenance { source: "test".into(), created: CREATED.into() };
+    let mut builder = TraceBuilder::new(model(vocab_size), provenance).unwrap();
+    for tokens in requests {
+        let experts: Vec<u16> = tokens.iter().flat_map(|&t| [(t % 4) as u16, (t / 4 % 4) as u16]).collect();
+        builder.push(tokens, tokens.len() as u32 / 2, &experts, None).unwrap();
+    }
+    builder.finish().unwrap()
+}
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn trace(&self, name: &str, vocab_size: u32, requests: &[Vec<u32>]) -> PathBuf {
+        trace(vocab_size, requests).write(&self.path(name)).unwrap();
+        self.path(name)
+    }
+}
+
+#[test]
+fn building_all_at_once_equals_merging_parts() {
+    let files = Files(tempfile::tempdir().unwrap());
+    let a = files.trace("a", 16, &[vec![1, 2, 3, 4], vec![1, 1]]);
+    let b = files.trace("b", 16, &[vec![5, 1]]);
+    let out = |name: &str| files.path(name);
+    let whole = build(&[a.clone(), b.clone()], &out("whole"), Phase::All, CREATED).unwrap();
+    assert_eq!((whole.tokens, whole.inputs), (8, 2));
+    build(&[a.clone()], &out("pa"), Phase::All, CREATED).unwrap();
+    build(&[b.clone()], &out("pb"), Phase::All, CREATED).unwrap();
+    let merged = merge(&[out("pb"), out("pa")], &out("merged"), CREATED).unwrap();
+    assert_eq!(merged.digest, whole.digest);
+    let profile = Profile::open(&out("merged")).unwrap();
+    assert_eq!(profile.provenance().source, "merged from pb, pa");
+    assert_eq!(profile.provenance().created, CREATED);
+    let prefill = build(&[a, b], &out("prefill"), Phase::Prefill, CREATED).unwrap();
+    assert_eq!(prefill.tokens, 4);
+
+    let error = merge(&[out("whole"), out("prefill")], &out("no"), CREATED).unwrap_err().to_string();
+    assert!(error.ends_with("prefill: the profile's phase is prefill, expected all"), "{error}");
+    let other = files.trace("other", 17, &[vec![1]]);
+    let error = build(&[out("a"), other], &out("no"), Phase::All, CREATED).unwrap_err().to_string();
+    assert!(error.ends_with("other: different models: `vocab_size` is 17 here and 16 there"), "{error}");
+    assert!(matches!(build(&[], &out("no"), Phase::All, CREATED), Err(ProfilerError::NoInput { what: "trace" })));
+    assert!(!out("no").exists());
+}
+
+#[test]
+fn summaries() {
+    let files = Files(tempfile::tempdir().unwrap());
+    let path = files.trace("t", 16, &[vec![0, 1, 2, 3], vec![0, 0, 0, 0]]);
+    build(&[path.clone()], &files.path("p"), Phase::All, CREATED).unwrap();
+    let of_trace = show(&path).unwrap();
+    let of_profile = show(&files.path("p")).unwrap();
+    assert_eq!((of_trace.kind, of_trace.requests, of_trace.prompt_tokens), ("trace", Some(2), Some(4)));
+    assert_eq!((of_profile.kind, of_profile.phase.as_deref()), ("profile", Some("all")));
+    for Summary { tokens, distinct_tokens, coverage, layers, .. } in [&of_trace, &of_profile] {
+        assert_eq!((*tokens, *distinct_tokens, *coverage), (8, 4, 0.25));
+        // Expert 0 has 5 of 8 in layer 0, all of them in layer 2.
+        assert_eq!((layers[0].busiest.0.get(), layers[0].busiest.1, layers[0].max_over_mean), (0, 0.625, 2.5));
+        let entropy = -(0.625f64 * 0.625f64.log(4.0) + 3.0 * 0.125 * 0.125f64.log(4.0));
+        assert!((layers[0].entropy - entropy).abs() < 1e-12);
+        assert_eq!((layers[1].layer_id, layers[1].max_over_mean, layers[1].entropy), (2, 4.0, 0.0));
+    }
+    let text = of_trace.to_string();
+    assert!(text.starts_with("trace of tiny: 2 MoE layers, 4 experts, top-1\n"), "{text}");
+    assert!(text.contains("tokens    8, 4 of them prompt, 8 with a route"), "{text}");
+    assert!(text.contains("coverage  4 of 16 token ids (25.0%)"), "{text}");
+    assert!(show(&files.path("absent")).is_err());
+    std::fs::write(files.path("junk"), "{}").unwrap();
+    assert!(show(&files.path("junk")).is_err());
+}
+
+#[test]
+fn a_summary_counts_only_known_routes() {
+    let mut builder =
+        TraceBuilder::new(model(16), Provenance { source: String::new(), created: String::new() }).unwrap();
+    builder.push(&[1, 2], 2, &[0, 1, UNKNOWN_EXPERT, UNKNOWN_EXPERT], None).unwrap();
+    let summary = Summary::of_trace(&builder.finish().unwrap()).unwrap();
+    assert_eq!((summary.tokens, summary.routed_tokens, summary.distinct_tokens), (2, 1, 1));
+}
+
+proptest! {
+    #[test]
+    fn splits_depend_on_the_prompt_alone(
+        requests in proptest::collection::vec(proptest::collection::vec(0u32..16, 2..6), 1..40),
+        hold_out in 0.0f64..=1.0,
+        shuffle: u64,
+    ) {
+        let prompts = |trace: &Trace| -> BTreeSet<Vec<u32>> {
+            trace.iter().map(|r| r.token_ids()[..r.prompt_len()].to_vec()).collect()
+        };
+        let (solve, judge) = split(&trace(16, &requests), hold_out).unwrap();
+        prop_assert_eq!(solve.requests() + judge.requests(), requests.len());
+        prop_assert!(prompts(&solve).is_disjoint(&prompts(&judge)));
+        let mut other = requests.clone();
+        other.rotate_left(shuffle as usize % requests.len());
+        other.push(vec![15; 9]);
+        let (solve_again, judge_again) = split(&trace(16, &other), hold_out).unwrap();
+        prop_assert!(prompts(&solve).is_subset(&prompts(&solve_again)));
+        prop_assert!(prompts(&judge).is_subset(&prompts(&judge_again)));
+    }
+}
+
+#[test]
+fn splits_have_about_the_share_asked_for() {
+    let requests: Vec<Vec<u32>> = (0..4000).map(|i| vec![i, 0]).collect();
+    let trace = trace(4000, &requests);
+    for hold_out in [0.0, 0.2, 0.5, 1.0] {
+        let (_, judge) = split(&trace, hold_out).unwrap();
+        let share = judge.requests() as f64 / 4000.0;
+        assert!((share - hold_out).abs() < 0.03, "{share} for {hold_out}");
+    }
+    assert!(split(&trace, 1.1).is_err() && split(&trace, f64::NAN).is_err());
+}
