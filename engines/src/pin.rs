@@ -76,26 +76,64 @@ pub fn strip_headers(headers: &mut HeaderMap) -> usize {
     CLIENT_HEADERS.iter().filter(|name| headers.remove(*name).is_some()).count()
 }
 
-/// Removes client pins from a body. Without any, the same bytes come back uncopied.
-pub fn strip_body(body: &Bytes) -> Result<Bytes, ScanError> {
-    rewrite(body, None)
+/// A body that is known to be one JSON object without any client pin, and where a pin can be put in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stripped {
+    body: Bytes,
+    /// Just behind the opening brace.
+    open: usize,
+    has_members: bool,
 }
 
-/// Pins a request: writes the header, or returns a body with the field spliced in; client pins are gone either way.
+impl Stripped {
+    /// Removes every client pin. Without any, the bytes are not copied.
+    pub fn new(body: &Bytes) -> Result<Self, ScanError> {
+        let mut plan = Plan::default();
+        for member in Members::new(body) {
+            let member = member?;
+            plan.add(&member, CLIENT_FIELDS.iter().any(|name| member.is(body, name)));
+        }
+        // The scan went through, so there is a brace.
+        let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
+        let has_members = !plan.kept.is_empty();
+        let body = if plan.cut == 0 { body.clone() } else { plan.carry_out(body, open) };
+        Ok(Self { body, open, has_members })
+    }
+
+    /// The body as it is.
+    pub fn bytes(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// The body with the pin as its first member; all other bytes stay.
+    pub fn pinned(&self, rank: RankId) -> Bytes {
+        let comma = if self.has_members { "," } else { "" };
+        let pin = format!("\"{FIELD}\":{rank}{comma}");
+        let mut out = BytesMut::with_capacity(self.body.len() + pin.len());
+        out.extend_from_slice(&self.body[..self.open]);
+        out.extend_from_slice(pin.as_bytes());
+        out.extend_from_slice(&self.body[self.open..]);
+        out.freeze()
+    }
+}
+
+/// Pins a request: writes the header, or returns a body with the field spliced in. Client pins are gone from both.
 pub fn apply(
     engine: Engine,
     route: Route,
     rank: RankId,
     headers: &mut HeaderMap,
-    body: &Bytes,
+    body: &Stripped,
 ) -> Result<Bytes, PinError> {
     let carrier = carrier(engine, route)?;
-    let pinned = rewrite(body, (carrier == Carrier::Field).then_some(rank))?;
     strip_headers(headers);
-    if carrier == Carrier::Header {
-        headers.insert(HEADER, HeaderValue::from(rank.get()));
+    match carrier {
+        Carrier::Field => Ok(body.pinned(rank)),
+        Carrier::Header => {
+            headers.insert(HEADER, HeaderValue::from(rank.get()));
+            Ok(body.bytes().clone())
+        }
     }
-    Ok(pinned)
 }
 
 /// The pin that a client sent by the carrier that the engine would read on this route, to be honoured where the
@@ -129,35 +167,6 @@ fn parse_rank(value: &[u8]) -> Result<RankId, PinError> {
     })
 }
 
-/// The body without client pins and with `pin`, if any, as its first member.
-fn rewrite(body: &Bytes, pin: Option<RankId>) -> Result<Bytes, ScanError> {
-    let mut plan = Plan::default();
-    for member in Members::new(body) {
-        let member = member?;
-        plan.add(&member, CLIENT_FIELDS.iter().any(|name| member.is(body, name)));
-    }
-    if plan.cut == 0 && pin.is_none() {
-        return Ok(body.clone());
-    }
-    let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
-    let mut out = BytesMut::with_capacity(body.len() + FIELD.len() + 16);
-    out.extend_from_slice(&body[..open]);
-    if let Some(rank) = pin {
-        out.extend_from_slice(format!("\"{FIELD}\":{rank}").as_bytes());
-    }
-    let mut first = pin.is_none();
-    for run in &plan.kept {
-        if !first {
-            out.extend_from_slice(b",");
-        }
-        first = false;
-        out.extend_from_slice(&body[run.clone()]);
-    }
-    // From the closing brace on; an object without members keeps the white space inside.
-    out.extend_from_slice(&body[plan.end.unwrap_or(open)..]);
-    Ok(out.freeze())
-}
-
 /// Which stretches of a body stay. Neighbours are one stretch, comma between them included.
 #[derive(Default)]
 struct Plan {
@@ -179,6 +188,20 @@ impl Plan {
             self.kept.push(segment);
         }
     }
+
+    /// The body without what was cut. Without anything left, the braces meet.
+    fn carry_out(&self, body: &[u8], open: usize) -> Bytes {
+        let mut out = BytesMut::with_capacity(body.len());
+        out.extend_from_slice(&body[..open]);
+        for (index, run) in self.kept.iter().enumerate() {
+            if index > 0 {
+                out.extend_from_slice(b",");
+            }
+            out.extend_from_slice(&body[run.clone()]);
+        }
+        out.extend_from_slice(&body[self.end.unwrap_or(open)..]);
+        out.freeze()
+    }
 }
 
 #[cfg(test)]
@@ -190,12 +213,13 @@ mod tests {
 
     fn spliced(body: &str) -> String {
         let body = Bytes::copy_from_slice(body.as_bytes());
+        let body = Stripped::new(&body).unwrap();
         let pinned = apply(Engine::Sglang, Route::Generate, RankId::new(3), &mut HeaderMap::new(), &body).unwrap();
         String::from_utf8(pinned.to_vec()).unwrap()
     }
 
     fn stripped(body: &str) -> String {
-        String::from_utf8(strip_body(&Bytes::copy_from_slice(body.as_bytes())).unwrap().to_vec()).unwrap()
+        String::from_utf8(Stripped::new(&Bytes::copy_from_slice(body.as_bytes())).unwrap().bytes().to_vec()).unwrap()
     }
 
     #[test]
@@ -231,12 +255,12 @@ mod tests {
             assert_eq!(stripped(body), expected, "{body}");
         }
         let body = Bytes::from_static(b"{\"a\":1}");
-        assert_eq!(strip_body(&body).unwrap().as_ptr(), body.as_ptr(), "an untouched body is not copied");
+        assert_eq!(Stripped::new(&body).unwrap().bytes().as_ptr(), body.as_ptr(), "an untouched body is not copied");
     }
 
     #[test]
     fn headers_carry_the_pin_on_openai_routes() {
-        let body = Bytes::from_static(br#"{"model":"m","routed_dp_rank":9}"#);
+        let body = Stripped::new(&Bytes::from_static(br#"{"model":"m","routed_dp_rank":9}"#)).unwrap();
         for engine in [Engine::Sglang, Engine::Semmoe, Engine::Vllm] {
             for route in [Route::Chat, Route::Completions, Route::Responses] {
                 let mut headers = HeaderMap::new();
@@ -254,24 +278,14 @@ mod tests {
 
     #[test]
     fn no_carrier_no_pin() {
+        let empty = Stripped::new(&Bytes::from_static(b"{}")).unwrap();
         for (engine, route) in
             [(Engine::Openai, Route::Chat), (Engine::Vllm, Route::Generate), (Engine::Sglang, Route::Embeddings)]
         {
-            let error = apply(engine, route, RankId::new(0), &mut HeaderMap::new(), &Bytes::from_static(b"{}"));
+            let error = apply(engine, route, RankId::new(0), &mut HeaderMap::new(), &empty);
             assert_eq!(error, Err(PinError::NoCarrier { engine, route }));
         }
-        assert!(matches!(spliced_error("[1]"), PinError::Body(_)));
-    }
-
-    fn spliced_error(body: &'static str) -> PinError {
-        apply(
-            Engine::Sglang,
-            Route::Generate,
-            RankId::new(0),
-            &mut HeaderMap::new(),
-            &Bytes::from_static(body.as_bytes()),
-        )
-        .unwrap_err()
+        assert!(Stripped::new(&Bytes::from_static(b"[1]")).is_err());
     }
 
     #[test]
@@ -307,9 +321,9 @@ mod tests {
                 .collect::<Vec<_>>()
                 .join(",");
             let body = Bytes::from(format!("{space}{{{text}}}{space}"));
-            let stripped = strip_body(&body).unwrap();
-            prop_assert_eq!(serde_json::from_slice::<Value>(&stripped).unwrap(), object.clone());
-            let pinned = apply(Engine::Semmoe, Route::Generate, RankId::new(rank), &mut HeaderMap::new(), &body).unwrap();
+            let stripped = Stripped::new(&body).unwrap();
+            prop_assert_eq!(serde_json::from_slice::<Value>(stripped.bytes()).unwrap(), object.clone());
+            let pinned = apply(Engine::Semmoe, Route::Generate, RankId::new(rank), &mut HeaderMap::new(), &stripped).unwrap();
             let mut expected = object;
             expected[FIELD] = json!(rank);
             prop_assert_eq!(serde_json::from_slice::<Value>(&pinned).unwrap(), expected);
@@ -319,7 +333,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_refused_or_rewritten(body in proptest::collection::vec(any::<u8>(), 0..48)) {
-            let _ = strip_body(&Bytes::from(body));
+            let _ = Stripped::new(&Bytes::from(body));
         }
     }
 }
