@@ -65,11 +65,27 @@ impl Progress {
             Look::Lines(lines) => {
                 let mut lines = lock(lines);
                 lines.done += by;
-                if lines.printed.elapsed() >= PLAIN_INTERVAL {
-                    lines.printed = Instant::now();
-                    say(&format!("{}: {} of {}", self.title, lines.done, lines.total));
-                }
+                self.print_now_and_then(&mut lines);
             }
+        }
+    }
+
+    /// `done` of the total are done.
+    pub(crate) fn set_done(&self, done: u64) {
+        match &self.look {
+            Look::Bar(bar) => bar.set_position(done),
+            Look::Lines(lines) => {
+                let mut lines = lock(lines);
+                lines.done = done;
+                self.print_now_and_then(&mut lines);
+            }
+        }
+    }
+
+    fn print_now_and_then(&self, lines: &mut Lines) {
+        if lines.printed.elapsed() >= PLAIN_INTERVAL {
+            lines.printed = Instant::now();
+            say(&format!("{}: {} of {}", self.title, lines.done, lines.total));
         }
     }
 
@@ -86,6 +102,20 @@ impl Progress {
             bar.finish_and_clear();
         }
         say(&format!("{}: {summary} ({:.1} s)", self.title, self.began.elapsed().as_secs_f64()));
+    }
+}
+
+impl semmoe_profiler::Progress for Progress {
+    fn set_total(&self, total: u64) {
+        Self::set_total(self, total);
+    }
+
+    fn advance(&self, by: u64) {
+        Self::advance(self, by);
+    }
+
+    fn message(&self, text: &str) {
+        self.remark(text);
     }
 }
 

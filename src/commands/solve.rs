@@ -1,0 +1,71 @@
+//! `semmoe solve`.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use semmoe_solver::{SolveOptions, SolveReport, Solved, solve};
+use semmoe_tables::{Attention, Profile, Provenance, Trace};
+
+use super::print;
+use crate::args::{AttentionArg, SolveArgs};
+use crate::error::CliError;
+use crate::progress::Progress;
+use crate::stamp::created;
+
+pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
+    let profile = Profile::open(&args.profile).map_err(CliError::input)?;
+    let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
+    let attention = match args.attention {
+        AttentionArg::Dp => Attention::Dp,
+        AttentionArg::Tp => Attention::Tp,
+    };
+    let source = format!("solved from profile {}", profile.digest());
+    let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
+    options.seed = args.seed;
+    options.threads = threads();
+    let solved = solve_with_progress(&profile, trace.as_ref(), &options)?;
+    let digest = solved.tables.write(&args.out).map_err(CliError::failed)?;
+    if let Some(path) = &args.report {
+        write_report(path, &solved.report)?;
+    }
+    print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))
+}
+
+/// Solves under a progress bar.
+pub(crate) fn solve_with_progress(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+) -> Result<Solved, CliError> {
+    let progress = Progress::start("solving", 0);
+    let solved = solve(profile, trace, options, &mut |step| {
+        progress.set_total(step.starts as u64);
+        progress.set_done(step.starts_done as u64);
+        if let Some(best) = step.best_lar {
+            progress.remark(&format!("best local rate {best:.4}"));
+        }
+        ControlFlow::Continue(())
+    })
+    .map_err(CliError::input)?;
+    progress.finish(&describe(&solved.report));
+    Ok(solved)
+}
+
+/// Threads that the solver may use; the result does not depend on them.
+pub(crate) fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn describe(report: &SolveReport) -> String {
+    format!(
+        "local activation rate {:.4} on its input (bound for these experts' groups {:.4}), token load max/mean {:.3}, expert load \
+         max/mean {:.3}",
+        report.lar, report.lar_bound, report.token_imbalance, report.expert_load_imbalance
+    )
+}
+
+fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {
+    let cannot = |error: &dyn std::fmt::Display| CliError::failed(format!("cannot write {}: {error}", path.display()));
+    let text = serde_json::to_string_pretty(report).map_err(|error| cannot(&error))?;
+    std::fs::write(path, text).map_err(|error| cannot(&error))
+}

@@ -1,0 +1,90 @@
+//! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use semmoe_engines::http::{BaseUrl, HttpClient};
+use semmoe_solver::{EvalInput, EvalOptions, evaluate};
+use semmoe_tables::{Tables, Trace};
+
+use super::assets::Assets;
+use super::cache::Cache;
+use super::drive::{Job, drive, read_jobs};
+use super::front::{GatewaySpec, start_gateway};
+use super::report::{CheckReport, Measured};
+use super::scrape::UnitCounters;
+use super::unit::{Unit, UnitSpec};
+use crate::error::CliError;
+
+/// Tokens generated per prompt: a little decode, as real traffic has.
+const MAX_TOKENS: u32 = 16;
+/// Requests in flight for each rank.
+const CONCURRENCY_PER_RANK: u16 = 4;
+/// The policy under test, as the registry names it.
+const AFFINITY: &str = "affinity";
+
+/// Measures both configurations and predicts the second.
+pub(crate) async fn check(assets: &Assets, cache: &Cache, ranks: u16) -> Result<CheckReport, CliError> {
+    let model = assets.model_name()?;
+    let jobs = Arc::new(read_jobs(&assets.heldout_prompts, &model, MAX_TOKENS)?);
+    let concurrency = ranks * CONCURRENCY_PER_RANK;
+    let predicted_lar = predict(cache, concurrency)?;
+    let baseline = measure(assets, ranks, None, &jobs, "contiguous, round robin").await?;
+    let affinity = measure(assets, ranks, Some(&cache.tables()), &jobs, "tables, affinity").await?;
+    Ok(CheckReport { baseline, affinity, predicted_lar })
+}
+
+/// What `evaluate` expects of affinity on profiled prompts that the solver has not seen.
+fn predict(cache: &Cache, concurrency: u16) -> Result<f64, CliError> {
+    let tables = Tables::open(&cache.tables()).map_err(CliError::input)?;
+    let holdout = Trace::open(&cache.holdout_trace()).map_err(CliError::input)?;
+    let options = EvalOptions {
+        concurrency: usize::from(concurrency),
+        policies: vec![AFFINITY.to_owned()],
+        ..EvalOptions::default()
+    };
+    let evaluation = evaluate(&tables, EvalInput::Trace(&holdout), &options).map_err(CliError::failed)?;
+    evaluation
+        .policy(AFFINITY)
+        .map(|policy| policy.request_lar)
+        .ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))
+}
+
+async fn measure(
+    assets: &Assets,
+    ranks: u16,
+    tables: Option<&Path>,
+    jobs: &Arc<Vec<Job>>,
+    title: &'static str,
+) -> Result<Measured, CliError> {
+    let spec = UnitSpec { model: assets.model.clone(), ranks, tables: tables.map(Path::to_owned) };
+    let mut unit = Unit::start(&spec).await?;
+    let gateway = start_gateway(&GatewaySpec {
+        model_dir: &assets.model,
+        model_name: &assets.model_name()?,
+        engine_url: &unit.url,
+        ranks,
+        tables,
+        port: 0,
+    })
+    .await?;
+    let client = HttpClient::default();
+    let engine: BaseUrl = unit.url.parse().map_err(CliError::failed)?;
+    let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;
+    let before = UnitCounters::read(&client, &engine).await?;
+    let took = tokio::select! {
+        took = drive(&client, &url, jobs, usize::from(ranks * CONCURRENCY_PER_RANK), title) => took?,
+        death = unit.died() => return Err(death.into_error()),
+    };
+    let counters = UnitCounters::read(&client, &engine).await?.since(&before);
+    gateway.shutdown(std::time::Duration::from_secs(1)).await;
+    unit.stop().await;
+    Ok(Measured {
+        lar: counters.lar(),
+        remote_bytes_per_token: counters.remote_bytes_per_token(),
+        load_max_over_mean: counters.load_max_over_mean(),
+        tokens_per_second: counters.tokens() as f64 / took.as_secs_f64(),
+        requests: jobs.len(),
+        tokens: counters.tokens(),
+    })
+}

@@ -1,0 +1,69 @@
+//! The gateway in front of the unit that `up` runs.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+
+use semmoe_gateway::{Config, Gateway, RawBackend, RawConfig, RawModel, RawServer, Running};
+
+use crate::error::CliError;
+
+/// What the gateway fronts.
+#[derive(Debug)]
+pub(crate) struct GatewaySpec<'a> {
+    pub(crate) model_dir: &'a Path,
+    pub(crate) model_name: &'a str,
+    pub(crate) engine_url: &'a str,
+    pub(crate) ranks: u16,
+    /// With tables the policy is `affinity`, without it is `round_robin`.
+    pub(crate) tables: Option<&'a Path>,
+    /// Data port on loopback; the admin listener takes the next one. 0: both are free ones.
+    pub(crate) port: u16,
+}
+
+/// Starts it.
+pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, CliError> {
+    let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
+    let admin_port = next_port(spec.port)?;
+    let raw = RawConfig {
+        server: RawServer { listen: address(spec.port), admin: Some(address(admin_port)), ..RawServer::default() },
+        models: vec![RawModel {
+            name: spec.model_name.to_owned(),
+            tokenizer: Some(spec.model_dir.join("tokenizer.json")),
+            policy: if spec.tables.is_some() { "affinity" } else { "round_robin" }.to_owned(),
+            backends: vec![RawBackend {
+                name: "local".to_owned(),
+                engine: "semmoe".to_owned(),
+                url: spec.engine_url.to_owned(),
+                tables: spec.tables.map(Path::to_owned),
+                ranks: Some(spec.ranks),
+            }],
+            aliases: Vec::new(),
+            chat_template: None,
+        }],
+        ..RawConfig::default()
+    };
+    let config = Config::from_raw(raw, Path::new("")).map_err(CliError::input)?;
+    Gateway::start(config).await.map_err(CliError::failed)
+}
+
+/// Fails at once, before any work, when a port that will be needed is taken.
+pub(crate) fn check_ports(port: u16) -> Result<(), CliError> {
+    for port in [port, next_port(port)?].into_iter().filter(|&port| port != 0) {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|error| {
+            let cause = match error.kind() {
+                std::io::ErrorKind::AddrInUse => "it is in use by another process".to_owned(),
+                _ => error.to_string(),
+            };
+            CliError::failed(format!("port {port} on 127.0.0.1 cannot be served: {cause}; choose another with --port"))
+        })?;
+    }
+    Ok(())
+}
+
+fn next_port(port: u16) -> Result<u16, CliError> {
+    match port {
+        0 => Ok(0),
+        u16::MAX => Err(CliError::input("--port 65535 leaves no next port for the admin listener")),
+        port => Ok(port + 1),
+    }
+}

@@ -1,0 +1,102 @@
+//! `semmoe up`: everything on this machine, from prompts to a served model.
+
+mod assets;
+mod cache;
+mod check;
+mod drive;
+mod front;
+mod report;
+mod scrape;
+mod setup;
+mod unit;
+
+use std::time::Duration;
+
+use semmoe_gateway::Running;
+
+use crate::args::UpArgs;
+use crate::commands::{print, print_json};
+use crate::error::CliError;
+use crate::progress::say;
+use crate::signals::{block_on, stop_requested, until_stopped};
+use assets::Assets;
+use cache::Cache;
+use front::{GatewaySpec, check_ports, start_gateway};
+use unit::{RankDeath, Unit, UnitSpec};
+
+/// How long requests may go on after a stop was asked for.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long the gateway goes on after a rank died, so that clients hear the cause and not a refused connection.
+const AFTER_DEATH: Duration = Duration::from_secs(5);
+
+pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
+    let assets = Assets::find(args.model.clone())?;
+    if !args.check {
+        check_ports(args.port)?;
+    }
+    let data = args.data.clone().unwrap_or_else(cache::default_folder);
+    let cache = Cache::open(&data, &assets, args.ranks)?;
+    block_on(async {
+        until_stopped(setup::prepare(&assets, &cache, args.ranks)).await?;
+        if args.check {
+            let report = until_stopped(check::check(&assets, &cache, args.ranks)).await?;
+            return if args.json { print_json(&report) } else { print(&report.to_string()) };
+        }
+        serve(args, &assets, &cache).await
+    })
+}
+
+async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache) -> Result<(), CliError> {
+    let (mut unit, gateway) = until_stopped(start(args, assets, cache)).await?;
+    announce(&gateway, &assets.model_name()?, cache)?;
+    tokio::select! {
+        () = stop_requested() => {
+            say("stopping");
+            gateway.shutdown(GRACE).await;
+            unit.stop().await;
+            Ok(())
+        }
+        death = unit.died() => after_death(death, unit, gateway).await,
+    }
+}
+
+async fn start(args: &UpArgs, assets: &Assets, cache: &Cache) -> Result<(Unit, Running), CliError> {
+    let tables = cache.tables();
+    let spec = UnitSpec { model: assets.model.clone(), ranks: args.ranks, tables: Some(tables.clone()) };
+    let unit = Unit::start(&spec).await?;
+    let gateway = start_gateway(&GatewaySpec {
+        model_dir: &assets.model,
+        model_name: &assets.model_name()?,
+        engine_url: &unit.url,
+        ranks: args.ranks,
+        tables: Some(&tables),
+        port: args.port,
+    })
+    .await?;
+    Ok((unit, gateway))
+}
+
+/// A unit cannot go on without one of its ranks: clients are told for a while, then everything ends.
+async fn after_death(death: RankDeath, unit: Unit, gateway: Running) -> Result<(), CliError> {
+    say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
+    tokio::select! {
+        () = tokio::time::sleep(AFTER_DEATH) => {}
+        () = stop_requested() => {}
+    }
+    gateway.shutdown(Duration::ZERO).await;
+    unit.stop().await;
+    Err(CliError::failed(death))
+}
+
+fn announce(gateway: &Running, model: &str, cache: &Cache) -> Result<(), CliError> {
+    let (data, admin) = (gateway.data_addr(), gateway.admin_addr());
+    print(&format!(
+        "ready: http://{data}\n\
+         try:   curl -s http://{data}/v1/chat/completions -H 'content-type: application/json' \
+         -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n\
+         admin: http://{admin}\n\
+         data:  {}\n\
+         stop:  Ctrl-C",
+        cache.folder().display()
+    ))
+}

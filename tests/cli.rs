@@ -1,0 +1,122 @@
+//! Bad input is told in one sentence, with the right exit code, before anything is served or written.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use semmoe_tables::{Phase, Profile, ProfileBuilder, Trace};
+use support::{describe, json_of, model_dir, repository, run};
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+/// Runs, and checks the exit code, that one line says why, and that the line names the operands.
+fn refused(args: &[&str], code: i32, named: &[&str]) {
+    let output = run(args);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {}", describe(&output));
+    assert!(!said.contains("panicked"), "{args:?}: {said}");
+    for name in named {
+        assert!(said.contains(name), "{args:?} does not name {name:?}: {said}");
+    }
+}
+
+/// A copy of the bundled model's directory without `missing`, with symbolic links to the rest.
+fn model_without(folder: &Path, missing: &str) -> PathBuf {
+    let copy = folder.join("tiny-qwen3moe-15m");
+    std::fs::create_dir(&copy).expect("a folder");
+    for entry in std::fs::read_dir(model_dir()).expect("the model") {
+        let entry = entry.expect("an entry");
+        if entry.file_name() != missing {
+            std::os::unix::fs::symlink(entry.path(), copy.join(entry.file_name())).expect("a link");
+        }
+    }
+    copy
+}
+
+fn worker<'a>(model: &'a str, tables: &'a [&'a str]) -> Vec<&'a str> {
+    let mut args = vec!["worker", "--model", model, "--rank", "0", "--world", "1", "--rendezvous", "127.0.0.1:0"];
+    args.extend(["--listen", "127.0.0.1:0"]);
+    args.extend(tables);
+    args
+}
+
+#[test]
+fn wrong_arguments_exit_with_2() {
+    refused(&["up", "--json"], 2, &["--check"]);
+    refused(&["up", "--ranks", "0"], 2, &["0"]);
+    refused(&["solve", "--groups", "4"], 2, &["--profile"]);
+    refused(&["nonsense"], 2, &["nonsense"]);
+    refused(&["worker", "--model", ".", "--rank", "4", "--world", "4", "--rendezvous", "127.0.0.1:0"], 2, &["4"]);
+}
+
+#[test]
+fn missing_files_are_named() {
+    refused(&["tables", "show", "/nowhere/x.safetensors"], 2, &["/nowhere/x.safetensors"]);
+    refused(&["profile", "show", "/nowhere/x.safetensors"], 2, &["/nowhere/x.safetensors"]);
+    refused(&["serve", "--config", "/nowhere/x.toml"], 2, &["/nowhere/x.toml"]);
+    refused(&["solve", "--profile", "/nowhere/p", "--groups", "4", "--out", "/nowhere/o"], 2, &["/nowhere/p"]);
+    refused(&["up", "--model", "/nowhere/model", "--port", "0"], 2, &["/nowhere/model"]);
+}
+
+#[test]
+fn an_incomplete_model_directory_is_told_before_serving() {
+    for missing in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = text(&model_without(folder.path(), missing));
+        refused(&worker(&model, &[]), 2, &[missing]);
+    }
+}
+
+#[test]
+fn a_tokenizer_that_is_not_the_models_is_told_before_serving() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = model_without(folder.path(), "tokenizer.json");
+    let mut tokenizer: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(model_dir().join("tokenizer.json")).expect("the tokenizer")).expect("JSON");
+    let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
+    added.push(serde_json::json!({"id": 10240, "content": "<|more|>", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true}));
+    std::fs::write(model.join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    refused(&worker(&text(&model), &[]), 2, &["tokenizer", "10240"]);
+}
+
+#[test]
+fn solve_evaluate_and_refuse() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| text(&folder.path().join(name));
+    let trace_path = text(&repository("tests/data/reference.trace.safetensors"));
+    let trace = Trace::open(Path::new(&trace_path)).expect("a valid trace");
+    let (profile, tables) = (path("p.profile.safetensors"), path("t.tables.safetensors"));
+    let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).expect("a model");
+    builder.add_trace(&trace).expect("counts");
+    builder.write(Path::new(&profile)).expect("written");
+    Profile::open(Path::new(&profile)).expect("valid");
+
+    refused(&["solve", "--profile", &profile, "--groups", "5", "--out", &tables], 2, &["5", "32"]);
+    assert!(!Path::new(&tables).exists(), "nothing is written after an error");
+    refused(&["solve", "--profile", &trace_path, "--groups", "4", "--out", &tables], 2, &["semmoe.trace"]);
+
+    let solve = ["solve", "--profile", &profile, "--trace", &trace_path, "--groups", "4", "--out", &tables];
+    let solved = run(&solve);
+    assert!(solved.status.success(), "{}", describe(&solved));
+    let evaluation = json_of(&run(&["evaluate", "--tables", &tables, "--trace", &trace_path, "--json"]));
+    for field in ["lar", "lar_random", "remote_ranks_per_token", "expert_load_imbalance", "token_imbalance"] {
+        assert!(evaluation[field].is_number(), "{field} in {evaluation}");
+    }
+    assert!(evaluation["lar"].as_f64() > evaluation["lar_random"].as_f64(), "{evaluation}");
+    assert!(run(&["tables", "verify", &tables]).status.success());
+
+    // Tables of four groups do not fit a unit of one rank.
+    refused(&worker(&text(&model_dir()), &["--tables", &tables]), 2, &["4"]);
+
+    // A damaged file is refused by name, whoever opens it.
+    let mut bytes = std::fs::read(&tables).expect("the tables");
+    bytes.truncate(bytes.len() / 2);
+    let damaged = path("damaged.tables.safetensors");
+    std::fs::write(&damaged, bytes).expect("written");
+    refused(&["tables", "verify", &damaged], 2, &[&damaged]);
+    refused(&["evaluate", "--tables", &damaged, "--trace", &trace_path], 2, &[&damaged]);
+    refused(&worker(&text(&model_dir()), &["--tables", &damaged]), 2, &[&damaged]);
+}

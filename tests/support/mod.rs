@@ -1,0 +1,237 @@
+//! Starts the built `semmoe` command as a user would, and ends what it started.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+/// The first start records and solves; on a busy machine that takes its time.
+const READY_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Name of the bundled model.
+pub const MODEL: &str = "tiny-qwen3moe-15m";
+
+/// A path inside the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// The bundled model's directory.
+pub fn model_dir() -> PathBuf {
+    repository("assets").join(MODEL)
+}
+
+/// The command itself.
+pub fn semmoe(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_semmoe"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end.
+pub fn run(args: &[&str]) -> Output {
+    semmoe(args).output().expect("the command starts")
+}
+
+/// What a run printed, for a failing assertion.
+pub fn describe(output: &Output) -> String {
+    format!(
+        "{}\nstdout: {}\nstderr: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// The JSON document that a successful run printed.
+pub fn json_of(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", describe(output));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", describe(output)))
+}
+
+/// Data folder shared by the tests of one file, so that profile and tables are made once.
+pub fn shared_data() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("up-data");
+    std::fs::create_dir_all(&folder).expect("a folder below target");
+    folder
+}
+
+/// A running `semmoe up`.
+pub struct Up {
+    child: Child,
+    /// Base URL from the ready line.
+    pub url: String,
+    /// Base URL of the admin listener.
+    pub admin: String,
+    stdout: mpsc::Receiver<String>,
+    stderr: Option<std::thread::JoinHandle<String>>,
+}
+
+impl Up {
+    /// Starts `up` on free ports and waits for its ready line.
+    pub fn start(data: &Path, more: &[&str]) -> Self {
+        let mut command = semmoe(&["up", "--port", "0", "--data"]);
+        command.arg(data).args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("`up` starts");
+        let stderr = child.stderr.take().expect("piped");
+        let stderr = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = BufReader::new(stderr).read_to_string(&mut text);
+            text
+        });
+        let stdout = lines(child.stdout.take().expect("piped"));
+        let mut up = Self { child, url: String::new(), admin: String::new(), stdout, stderr: Some(stderr) };
+        loop {
+            match up.stdout.recv_timeout(READY_TIMEOUT) {
+                Ok(line) => {
+                    if let Some(url) = line.strip_prefix("ready: ") {
+                        url.clone_into(&mut up.url);
+                    }
+                    if let Some(url) = line.strip_prefix("admin: ") {
+                        url.clone_into(&mut up.admin);
+                        return up;
+                    }
+                }
+                Err(error) => {
+                    let _ = up.child.kill();
+                    panic!("`up` was not ready ({error}); it said: {}", up.said());
+                }
+            }
+        }
+    }
+
+    /// Process ids of the ranks it started, in the order in which they were started.
+    pub fn ranks(&self) -> Vec<u32> {
+        let pid = self.child.id();
+        let mut ranks = Vec::new();
+        // A child belongs to the thread that started it.
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).expect("Linux") {
+            let children = task.expect("task").path().join("children");
+            let text = std::fs::read_to_string(children).unwrap_or_default();
+            ranks.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        ranks.sort_unstable();
+        ranks
+    }
+
+    /// Sends SIGINT, as Ctrl-C does.
+    pub fn interrupt(&self) {
+        signal("-INT", self.child.id());
+    }
+
+    /// Waits for the end; returns the exit status and what was said on standard error.
+    pub fn wait(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().expect("a child of ours");
+        let said = self.said();
+        (status, said)
+    }
+
+    fn said(&mut self) -> String {
+        self.stderr.take().map(|thread| thread.join().unwrap_or_default()).unwrap_or_default()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // After `wait` this does nothing; after a failed assertion nothing may stay behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Rank processes without a gateway, started by hand as an operator would.
+pub struct Ranks {
+    children: Vec<Child>,
+    stdins: Vec<ChildStdin>,
+    /// Base URL of the unit.
+    pub url: String,
+}
+
+impl Ranks {
+    /// Starts `world` ranks of the bundled model and waits until they serve.
+    pub fn start(world: usize, tables: Option<&Path>) -> Self {
+        let mut ranks = Self { children: Vec::new(), stdins: Vec::new(), url: String::new() };
+        let front = ranks.spawn(0, world, "127.0.0.1:0", tables);
+        let bound = next_event(&front);
+        let rendezvous = bound["rendezvous"].as_str().unwrap_or_else(|| panic!("{bound}")).to_owned();
+        let mut outputs = vec![front];
+        for rank in 1..world {
+            outputs.push(ranks.spawn(rank, world, &rendezvous, tables));
+        }
+        for (rank, output) in outputs.iter().enumerate() {
+            let ready = next_event(output);
+            assert_eq!(ready["event"], "ready", "{ready}");
+            assert_eq!(ready["rank"], rank, "{ready}");
+            if rank == 0 {
+                ranks.url = format!("http://{}", ready["http"].as_str().unwrap_or_else(|| panic!("{ready}")));
+            }
+        }
+        ranks
+    }
+
+    fn spawn(&mut self, rank: usize, world: usize, rendezvous: &str, tables: Option<&Path>) -> mpsc::Receiver<String> {
+        let mut command = semmoe(&["worker", "--listen", "127.0.0.1:0", "--exit-on-stdin-eof"]);
+        command.arg("--model").arg(model_dir());
+        command.args(["--rank", &rank.to_string(), "--world", &world.to_string(), "--rendezvous", rendezvous]);
+        if let Some(tables) = tables {
+            command.arg("--tables").arg(tables);
+        }
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a rank starts");
+        self.stdins.push(child.stdin.take().expect("piped"));
+        let output = lines(child.stdout.take().expect("piped"));
+        self.children.push(child);
+        output
+    }
+
+    /// Closes their standard input and waits: every rank must leave with exit code 0.
+    pub fn stop(mut self) {
+        self.stdins.clear();
+        for (rank, mut child) in std::mem::take(&mut self.children).into_iter().enumerate() {
+            let status = child.wait().expect("a child of ours");
+            assert!(status.success(), "rank {rank} left with {status}");
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Sends a signal to one process that this test started, by pid.
+pub fn signal(name: &str, pid: u32) {
+    let status = Command::new("kill").args([name, &pid.to_string()]).status().expect("kill");
+    assert!(status.success(), "kill {name} {pid}");
+}
+
+/// True while a process exists (and is no zombie).
+pub fn is_alive(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+}
+
+fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if send.send(line).is_err() {
+                // The pipe is drained all the same, so that the other side never blocks.
+            }
+        }
+    });
+    receive
+}
+
+fn next_event(output: &mpsc::Receiver<String>) -> Value {
+    let line = output.recv_timeout(Duration::from_secs(60)).expect("a rank says that it is ready");
+    serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
+}

@@ -1,0 +1,154 @@
+//! `semmoe up` as a user runs it: the gain that it promises, requests, Ctrl-C, and what goes wrong.
+
+mod support;
+
+use std::net::TcpListener;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
+use serde_json::{Value, json};
+use support::{MODEL, Up, describe, is_alive, json_of, semmoe, shared_data, signal};
+
+/// One `up` at a time: they share a data folder, which `up` locks, and two cores.
+static ONE_UP: Mutex<()> = Mutex::new(());
+
+fn one_up() -> MutexGuard<'static, ()> {
+    ONE_UP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn limits() -> AnswerLimits {
+    AnswerLimits { timeout: Duration::from_secs(60), max_bytes: 1 << 20 }
+}
+
+fn chat(max_tokens: u32) -> Value {
+    json!({"model": MODEL, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+        "messages": [{"role": "user", "content": "Name three rivers and the countries they flow through."}]})
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime").block_on(work)
+}
+
+#[test]
+fn check_shows_the_gain_that_evaluate_predicts() {
+    let _one = one_up();
+    let data = shared_data();
+    let output = semmoe(&["up", "--check", "--json", "--data"]).arg(&data).output().expect("runs");
+    let report = json_of(&output);
+    let number = |part: &str, field: &str| {
+        report[part][field].as_f64().unwrap_or_else(|| panic!("{part}.{field} in {report}"))
+    };
+    let (before, after) = (number("baseline", "lar"), number("affinity", "lar"));
+    let predicted = report["predicted_lar"].as_f64().expect("a number");
+    assert!(after > before + 0.05, "affinity gains little: {report}");
+    assert!((after - predicted).abs() <= 0.02, "prediction and observation differ: {report}");
+    assert!(number("affinity", "load_max_over_mean") <= 1.2, "uneven: {report}");
+    assert!(number("affinity", "remote_bytes_per_token") < number("baseline", "remote_bytes_per_token"), "{report}");
+    assert!(number("affinity", "tokens_per_second") > 0.0, "{report}");
+}
+
+#[test]
+fn serves_requests_and_ctrl_c_stops_everything_it_started() {
+    let _one = one_up();
+    let up = Up::start(&shared_data(), &[]);
+    let ranks = up.ranks();
+    assert_eq!(ranks.len(), 4, "{ranks:?}");
+    block_on(async {
+        let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
+        let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(8), &limits()).await.expect("answer");
+        assert_eq!(answer["usage"]["completion_tokens"], 8, "{answer}");
+        let same: Value = client.post_json(&url, "/v1/chat/completions", &chat(8), &limits()).await.expect("answer");
+        assert_eq!(answer["choices"], same["choices"], "greedy answers repeat");
+        let models: Value = client.get_json(&url, "/v1/models", &limits()).await.expect("models");
+        assert_eq!(models["data"][0]["id"], MODEL, "{models}");
+
+        let mut body = chat(8);
+        body["stream"] = json!(true);
+        let bytes = serde_json::to_vec(&body).expect("JSON").into();
+        let send = request(http::Method::POST, &url, "/v1/chat/completions", Some(bytes)).expect("request");
+        let response = client.send(send).await.expect("stream");
+        for header in ["x-semmoe-backend", "x-semmoe-rank", "x-semmoe-policy"] {
+            assert!(response.headers().contains_key(header), "{header} in {:?}", response.headers());
+        }
+        let text = semmoe_engines::http::read_body("stream", response.into_body(), 1 << 20).await.expect("stream");
+        let text = String::from_utf8_lossy(&text).into_owned();
+        assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+        let streamed: String = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok())
+            .filter_map(|event| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(answer["choices"][0]["message"]["content"], streamed, "streamed and whole answers are one");
+    });
+    up.interrupt();
+    let (status, said) = up.wait();
+    assert!(status.success(), "{status}: {said}");
+    assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
+}
+
+#[test]
+fn a_killed_rank_is_named_and_nothing_hangs() {
+    let _one = one_up();
+    let up = Up::start(&shared_data(), &[]);
+    let ranks = up.ranks();
+    let victim = ranks[2];
+    block_on(async {
+        let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
+        let mut in_flight = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let (client, url) = (client.clone(), url.clone());
+            in_flight.spawn(async move {
+                client.post_json::<_, Value>(&url, "/v1/chat/completions", &chat(1500), &limits()).await
+            });
+        }
+        wait_until_running(&client, &up.admin.parse().expect("a URL"), 16).await;
+        signal("-KILL", victim);
+        while let Some(ended) = in_flight.join_next().await {
+            match ended.expect("no panic") {
+                Err(HttpError::Status { status: 502 | 503, excerpt, .. }) => {
+                    assert!(excerpt.contains("rank 2"), "the cause is missing: {excerpt}");
+                }
+                other => panic!("a request in flight ended with {other:?}"),
+            }
+        }
+        match client.post_json::<_, Value>(&url, "/v1/chat/completions", &chat(1), &limits()).await {
+            Err(HttpError::Status { status: 503, excerpt, .. }) => {
+                assert!(excerpt.contains("rank 2"), "the cause is missing: {excerpt}");
+            }
+            other => panic!("after the loss a request ended with {other:?}"),
+        }
+    });
+    let (status, said) = up.wait();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("rank 2") && said.contains(&victim.to_string()) && said.contains("SIGKILL"), "{said}");
+    assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
+}
+
+/// Waits until the gateway counts `requests` in flight.
+async fn wait_until_running(client: &HttpClient, admin: &BaseUrl, requests: u64) {
+    for _ in 0..600 {
+        let metrics = client.get_text(admin, "/metrics", &limits()).await.expect("metrics");
+        let running: f64 = metrics
+            .lines()
+            .filter(|line| line.starts_with("semmoe_rank_inflight{"))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum();
+        if running >= requests as f64 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the requests never ran");
+}
+
+#[test]
+fn a_port_in_use_is_told_before_any_work() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    let data = tempfile::tempdir().expect("a folder");
+    let output = semmoe(&["up", "--port", &port, "--data"]).arg(data.path()).output().expect("runs");
+    assert_eq!(output.status.code(), Some(1), "{}", describe(&output));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(&port) && said.contains("in use"), "{said}");
+}
