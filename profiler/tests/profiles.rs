@@ -54,8 +54,8 @@ fn building_all_at_once_equals_merging_parts() {
     let out = |name: &str| files.path(name);
     let whole = build(&[a.clone(), b.clone()], &out("whole"), Phase::All, CREATED).unwrap();
     assert_eq!((whole.tokens, whole.inputs), (8, 2));
-    build(&[a.clone()], &out("pa"), Phase::All, CREATED).unwrap();
-    build(&[b.clone()], &out("pb"), Phase::All, CREATED).unwrap();
+    build(std::slice::from_ref(&a), &out("pa"), Phase::All, CREATED).unwrap();
+    build(std::slice::from_ref(&b), &out("pb"), Phase::All, CREATED).unwrap();
     let merged = merge(&[out("pb"), out("pa")], &out("merged"), CREATED).unwrap();
     assert_eq!(merged.digest, whole.digest);
     let profile = Profile::open(&out("merged")).unwrap();
@@ -77,7 +77,7 @@ fn building_all_at_once_equals_merging_parts() {
 fn summaries() {
     let files = Files(tempfile::tempdir().unwrap());
     let path = files.trace("t", 16, &[vec![0, 1, 2, 3], vec![0, 0, 0, 0]]);
-    build(&[path.clone()], &files.path("p"), Phase::All, CREATED).unwrap();
+    build(std::slice::from_ref(&path), &files.path("p"), Phase::All, CREATED).unwrap();
     let of_trace = show(&path).unwrap();
     let of_profile = show(&files.path("p")).unwrap();
     assert_eq!((of_trace.kind, of_trace.requests, of_trace.prompt_tokens), ("trace", Some(2), Some(4)));
