@@ -105,3 +105,24 @@ pub enum ProfilerError {
     #[error(transparent)]
     Text(#[from] TextError),
 }
+
+impl ProfilerError {
+    /// Whether the caller's options or files are at fault, and not the engine or the machine.
+    #[must_use]
+    pub fn is_input(&self) -> bool {
+        match self {
+            Self::Option { .. }
+            | Self::Engine { .. }
+            | Self::UnknownModel { .. }
+            | Self::OtherTokenizer { .. }
+            | Self::Prompt { .. }
+            | Self::NoPrompts { .. }
+            | Self::NoInput { .. }
+            | Self::Text(_) => true,
+            Self::Io { action, .. } => *action == "read",
+            Self::Format(FormatError::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
+            Self::Format(_) => true,
+            Self::NoRoutedExperts | Self::TooManyBad { .. } | Self::Cancelled | Self::Http(_) => false,
+        }
+    }
+}
