@@ -1,4 +1,24 @@
 //! One expert-parallel rank: loads a Hugging Face checkpoint, runs it with its peers, serves HTTP.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`model`] | the checkpoint and one step through its layers |
+//! | [`ep`] | expert parallelism: transports, dispatch and combine, counters |
+//! | `engine` | one rank's scheduler: continuous batching, sampling, stop conditions |
+//! | `control` | rendezvous of the rank processes and the link between rank 0 and each other rank |
+//! | `unit` | the whole unit as rank 0 sees it |
+//! | `serve` | rank 0's HTTP face |
+//! | `rank` | a rank's process from its arguments to its end: [`run`] |
 
+mod control;
+mod engine;
 pub mod ep;
 pub mod model;
+mod rank;
+mod serve;
+mod unit;
+
+pub use control::RendezvousError;
+pub use engine::EngineLimits;
+pub use rank::{Announce, WorkerConfig, WorkerError, WorkerEvent, run};
+pub use unit::Shutdown;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use semmoe_tables::LayerIdx;
+use serde::{Deserialize, Serialize};
 
 /// Which kind of work a token was.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,7 +30,7 @@ struct PlaceCounter {
 }
 
 /// Something counted by place: on the token's own rank, or on another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByPlace {
     /// On this rank.
     pub local: u64,
@@ -38,7 +39,7 @@ pub struct ByPlace {
 }
 
 /// All counters at one moment (each is exact; between steps they are consistent with one another).
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CountersSnapshot {
     /// `[L]`: (token, expert) pairs of this rank's tokens, by where the expert lies; they sum to tokens x top-k.
     pub activations: Vec<ByPlace>,

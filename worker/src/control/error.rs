@@ -1,0 +1,86 @@
+//! Why a unit did not come together, each in one sentence.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use semmoe_tables::RankId;
+
+/// Why the ranks of a unit did not find each other.
+#[derive(Debug, thiserror::Error)]
+pub enum RendezvousError {
+    /// An address is taken or not this machine's.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Ranks that never registered.
+    #[error("{} did not come within {} s", ranks(missing), limit.as_secs_f32())]
+    Missing {
+        /// The ranks.
+        missing: Vec<RankId>,
+        /// How long rank 0 waited.
+        limit: Duration,
+    },
+    /// Rank 0 was not there.
+    #[error("rank 0 could not be reached at {address} within {} s: {cause}", limit.as_secs_f32())]
+    Unreachable {
+        /// Where it was looked for.
+        address: SocketAddr,
+        /// How long.
+        limit: Duration,
+        /// What happened last.
+        cause: String,
+    },
+    /// Two ranks were started with different arguments, models, tables or versions.
+    #[error("{reason}")]
+    Mismatch {
+        /// Who has what.
+        reason: String,
+    },
+    /// A rank broke off while the unit was coming together.
+    #[error("rank {rank} broke off while the unit was starting: {cause}")]
+    BrokenOff {
+        /// The rank.
+        rank: RankId,
+        /// What happened.
+        cause: String,
+    },
+    /// The process was told to stop meanwhile.
+    #[error("stopped before the unit had come together")]
+    Stopped,
+    /// The operating system refused something local.
+    #[error("the rendezvous failed: {source}")]
+    Io {
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// "rank 2", "ranks 1 and 3", "ranks 1, 2 and 3".
+fn ranks(list: &[RankId]) -> String {
+    let names: Vec<String> = list.iter().map(RankId::to_string).collect();
+    match names.split_last() {
+        None => "no rank".into(),
+        Some((only, [])) => format!("rank {only}"),
+        Some((last, rest)) => format!("ranks {} and {last}", rest.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_ranks_are_named() {
+        let text = |list: &[u16]| {
+            let missing = list.iter().copied().map(RankId::new).collect();
+            RendezvousError::Missing { missing, limit: Duration::from_secs(60) }.to_string()
+        };
+        assert_eq!(text(&[2]), "rank 2 did not come within 60 s");
+        assert_eq!(text(&[1, 2, 3]), "ranks 1, 2 and 3 did not come within 60 s");
+    }
+}

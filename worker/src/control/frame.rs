@@ -1,0 +1,102 @@
+//! Length-prefixed JSON: four bytes of length, little-endian, then that many bytes of JSON.
+
+use std::io::{self, Read, Write};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The longest frame of a control link: the routes of a long sequence are its largest content.
+pub(crate) const MAX_FRAME_BYTES: usize = 64 << 20;
+/// The longest frame of a stranger: a registration with its model information.
+pub(crate) const MAX_HELLO_BYTES: usize = 1 << 20;
+
+/// Why no frame came.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FrameError {
+    /// The other side closed its end between frames.
+    #[error("the connection was closed")]
+    Closed,
+    /// The connection broke.
+    #[error("the connection broke: {0}")]
+    Io(#[from] io::Error),
+    /// More than the reader accepts.
+    #[error("a frame of {found} bytes came, at most {limit} are accepted")]
+    TooLong { found: usize, limit: usize },
+    /// Not what belongs there.
+    #[error("a frame does not hold what was expected: {0}")]
+    Content(#[from] serde_json::Error),
+}
+
+/// Writes one frame in one call, so that concurrent readers of a capture see whole frames.
+pub(crate) fn write<T: Serialize>(stream: &mut impl Write, message: &T) -> Result<(), FrameError> {
+    let mut frame = vec![0; 4];
+    serde_json::to_writer(&mut frame, message)?;
+    let length = frame.len() - 4;
+    match u32::try_from(length) {
+        Ok(prefix) if length <= MAX_FRAME_BYTES => frame[..4].copy_from_slice(&prefix.to_le_bytes()),
+        _ => return Err(FrameError::TooLong { found: length, limit: MAX_FRAME_BYTES }),
+    }
+    stream.write_all(&frame)?;
+    stream.flush()?;
+    Ok(())
+}
+
+/// Reads one frame of at most `limit` bytes. Memory grows with what has come, not with what was announced.
+pub(crate) fn read<T: DeserializeOwned>(stream: &mut impl Read, limit: usize) -> Result<T, FrameError> {
+    let mut prefix = [0; 4];
+    let got = read_full(stream, &mut prefix)?;
+    match got {
+        0 => return Err(FrameError::Closed),
+        4 => {}
+        _ => return Err(FrameError::Io(io::ErrorKind::UnexpectedEof.into())),
+    }
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length > limit {
+        return Err(FrameError::TooLong { found: length, limit });
+    }
+    let mut body = Vec::new();
+    stream.take(length as u64).read_to_end(&mut body)?;
+    if body.len() < length {
+        return Err(FrameError::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    Ok(serde_json::from_slice(&body)?)
+}
+
+/// As `read_exact`, but tells an end before the first byte from one in the middle.
+fn read_full(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match stream.read(&mut buffer[got..]) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_and_bad_ones_are_told() {
+        let mut bytes = Vec::new();
+        write(&mut bytes, &"first").unwrap();
+        write(&mut bytes, &[1, 2, 3]).unwrap();
+        let mut stream = &bytes[..];
+        assert_eq!(read::<String>(&mut stream, 100).unwrap(), "first");
+        assert!(matches!(read::<String>(&mut stream, 100), Err(FrameError::Content(_))));
+        assert!(matches!(read::<String>(&mut stream, 100), Err(FrameError::Closed)));
+
+        assert!(matches!(read::<String>(&mut &bytes[..], 3), Err(FrameError::TooLong { found: 7, limit: 3 })));
+        for cut in 1..bytes.len() {
+            let mut stream = &bytes[..cut];
+            let outcome = read::<String>(&mut stream, 100).and_then(|_| read::<Vec<u8>>(&mut stream, 100));
+            assert!(outcome.is_err(), "cut at {cut}");
+        }
+        // An announced gigabyte costs nothing.
+        assert!(read::<String>(&mut &[0, 0, 0, 3, b'x'][..], MAX_FRAME_BYTES).is_err());
+    }
+}

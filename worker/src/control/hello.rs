@@ -1,0 +1,78 @@
+//! What a rank says of itself, and whether two ranks belong into one unit.
+
+use std::net::SocketAddr;
+
+use semmoe_tables::{ModelInfo, RankId};
+use serde::{Deserialize, Serialize};
+
+/// First field of every registration; a stranger's bytes do not have it.
+pub(super) const MAGIC: &str = "semmoe-rank";
+/// Version of the frames below and of the control link.
+pub(super) const PROTOCOL: u32 = 1;
+
+/// What all ranks of a unit must have in common.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Version of this program.
+    pub(crate) version: String,
+    /// Ranks in the unit.
+    pub(crate) world: u16,
+    /// The model's name, shape and tokenizer.
+    pub(crate) model: ModelInfo,
+    /// SHA-256 over the configuration and the names and sizes of the weight files.
+    pub(crate) checkpoint: String,
+    /// Digest of the expert placement.
+    pub(crate) placement: String,
+}
+
+/// A rank registers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) magic: String,
+    pub(super) protocol: u32,
+    pub(super) rank: u16,
+    /// Where it takes data links.
+    pub(super) data: SocketAddr,
+    pub(super) identity: Identity,
+}
+
+/// Rank 0 answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// All ranks have come: their data addresses by rank, and what a data link has to show.
+    Welcome { session: u64, data: Vec<SocketAddr> },
+    /// The unit will not come together.
+    Refused { reason: String },
+}
+
+/// First frame of a data link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Link {
+    pub(super) session: u64,
+    pub(super) from: u16,
+    pub(super) to: u16,
+}
+
+impl Identity {
+    /// One sentence on the first difference between rank 0 (self) and another rank; none if they belong together.
+    pub(super) fn difference(&self, rank: RankId, other: &Self) -> Option<String> {
+        let differ = |what: &str, theirs: &str, ours: &str| Some(format!("rank {rank} {what} {theirs}, rank 0 {ours}"));
+        if self.version != other.version {
+            return differ("runs version", &other.version, &self.version);
+        }
+        if self.world != other.world {
+            let (theirs, ours) = (other.world.to_string(), self.world.to_string());
+            return differ("was started for a world of", &theirs, &ours);
+        }
+        if let Err(error) = self.model.check_compatible(&other.model) {
+            return Some(format!("rank {rank} runs another model than rank 0: {error}"));
+        }
+        if self.checkpoint != other.checkpoint {
+            return differ("has a checkpoint with digest", &other.checkpoint, &self.checkpoint);
+        }
+        if self.placement != other.placement {
+            return differ("has a placement with digest", &other.placement, &self.placement);
+        }
+        None
+    }
+}

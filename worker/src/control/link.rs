@@ -1,0 +1,75 @@
+//! One control link: a thread that reads, a thread that writes.
+
+use std::io;
+use std::net::{Shutdown as Half, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::frame::{self, FrameError, MAX_FRAME_BYTES};
+
+/// A peer that does not take its frames for so long is lost.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
+
+/// The sending end of a control link. Frames are written in order by the link's own thread; what is sent after the peer
+/// has gone is dropped, as its reader has told the end already.
+#[derive(Debug)]
+pub(crate) struct LinkSender<T> {
+    /// None closes the link.
+    frames: mpsc::Sender<Option<T>>,
+}
+
+impl<T> Clone for LinkSender<T> {
+    fn clone(&self) -> Self {
+        Self { frames: self.frames.clone() }
+    }
+}
+
+impl<T> LinkSender<T> {
+    pub(crate) fn send(&self, message: T) {
+        let _ = self.frames.send(Some(message));
+    }
+
+    /// Closes the link once everything sent before is written. Dropping all senders does the same.
+    pub(crate) fn close(&self) {
+        let _ = self.frames.send(None);
+    }
+}
+
+/// Starts both threads. `receive` gets every frame and at last, once, why there will be no more.
+pub(crate) fn start<Out, In>(
+    name: &str,
+    stream: TcpStream,
+    mut receive: impl FnMut(Result<In, String>) + Send + 'static,
+) -> io::Result<LinkSender<Out>>
+where
+    Out: Serialize + Send + 'static,
+    In: DeserializeOwned + 'static,
+{
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    let mut reading = stream.try_clone()?;
+    let mut writing = stream;
+    let (frames, queue) = mpsc::channel::<Option<Out>>();
+    std::thread::Builder::new().name(format!("{name}-write")).spawn(move || {
+        while let Ok(Some(message)) = queue.recv() {
+            if let Err(error) = frame::write(&mut writing, &message) {
+                tracing::warn!(%error, "a control link cannot be written");
+                break;
+            }
+        }
+        // Everything is written: the peer's reader sees the end, and so does our own.
+        let _ = writing.shutdown(Half::Both);
+    })?;
+    std::thread::Builder::new().name(format!("{name}-read")).spawn(move || {
+        loop {
+            match frame::read::<In>(&mut reading, MAX_FRAME_BYTES) {
+                Ok(message) => receive(Ok(message)),
+                Err(FrameError::Closed) => return receive(Err("its process is gone".into())),
+                Err(error) => return receive(Err(error.to_string())),
+            }
+        }
+    })?;
+    Ok(LinkSender { frames })
+}

@@ -1,0 +1,25 @@
+//! How the rank processes of one unit find each other and what they say over the control link.
+//!
+//! | module | what |
+//! |---|---|
+//! | `frame` | length-prefixed, bounded JSON on a byte stream |
+//! | `patience` | blocking reads and accepts that end at a deadline or when the process is to stop |
+//! | `hello` | what a rank says of itself, and whether two ranks belong together |
+//! | `rendezvous` | registration with rank 0 |
+//! | `mesh` | the data links, one between every two ranks |
+//! | `message` | what goes over a control link once the unit runs |
+//! | `link` | a control link: one thread reads, one writes |
+
+mod error;
+mod frame;
+mod hello;
+pub(crate) mod link;
+mod mesh;
+pub(crate) mod message;
+mod patience;
+mod rendezvous;
+
+pub use error::RendezvousError;
+pub(crate) use hello::Identity;
+pub(crate) use patience::Patience;
+pub(crate) use rendezvous::{Host, join};

@@ -1,0 +1,131 @@
+//! Blocking calls that do not outlast a deadline or the process's will to live.
+
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::unit::Shutdown;
+
+/// How often a waiting call looks whether it should give up.
+const SLICE: Duration = Duration::from_millis(100);
+/// Pause between two attempts to reach a rank that does not listen yet.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// A deadline and a reason to give up earlier.
+#[derive(Clone)]
+pub(crate) struct Patience {
+    deadline: Instant,
+    shutdown: Shutdown,
+}
+
+/// Why a patient call ended without success.
+#[derive(Debug)]
+pub(crate) enum Impatience {
+    /// The deadline has passed.
+    Deadline,
+    /// The process is to stop.
+    Stopped,
+    /// The operating system refused.
+    Io(io::Error),
+}
+
+impl Patience {
+    pub(crate) fn new(limit: Duration, shutdown: &Shutdown) -> Self {
+        Self { deadline: Instant::now() + limit, shutdown: shutdown.clone() }
+    }
+
+    /// The same will to live with a nearer deadline.
+    pub(crate) fn at_most(&self, limit: Duration) -> Self {
+        Self { deadline: self.deadline.min(Instant::now() + limit), shutdown: self.shutdown.clone() }
+    }
+
+    /// How long the next slice may last; an error if there is none.
+    pub(crate) fn slice(&self) -> Result<Duration, Impatience> {
+        if self.shutdown.is_requested() {
+            return Err(Impatience::Stopped);
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(Impatience::Deadline) } else { Ok(left.min(SLICE)) }
+    }
+
+    /// Accepts one connection. The listener must be non-blocking; the stream comes blocking and without Nagle's delay.
+    pub(crate) fn accept(&self, listener: &TcpListener) -> Result<TcpStream, Impatience> {
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => return prepared(stream).map_err(Impatience::Io),
+                Err(error) if is_wait(&error) => self.readable(listener)?,
+                // The stranger left before it was accepted.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(Impatience::Io(error)),
+            }
+        }
+    }
+
+    fn readable(&self, listener: &TcpListener) -> Result<(), Impatience> {
+        let slice = self.slice()?;
+        let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(slice.subsec_nanos()) };
+        let mut fds = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut fds, Some(&slice)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(Impatience::Io(error.into())),
+        }
+    }
+
+    /// Connects, trying again while nobody listens there.
+    pub(crate) fn connect(&self, address: SocketAddr) -> Result<TcpStream, Impatience> {
+        loop {
+            let slice = self.slice()?;
+            match TcpStream::connect_timeout(&address, slice) {
+                Ok(stream) => return prepared(stream).map_err(Impatience::Io),
+                Err(error) if is_wait(&error) => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::thread::sleep(RETRY.min(slice)),
+                Err(error) => return Err(Impatience::Io(error)),
+            }
+        }
+    }
+
+    /// A reader over `stream` that gives up with `TimedOut` at the deadline and `Interrupted by shutdown` as an error.
+    pub(crate) fn reader<'a>(&'a self, stream: &'a TcpStream) -> PatientReader<'a> {
+        PatientReader { patience: self, stream }
+    }
+}
+
+fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nonblocking(false)?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn is_wait(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// See [`Patience::reader`]. Leaves the stream with a read time-out; [`unlimited`] takes it off.
+pub(crate) struct PatientReader<'a> {
+    patience: &'a Patience,
+    stream: &'a TcpStream,
+}
+
+impl Read for PatientReader<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let slice = self.patience.slice().map_err(|reason| match reason {
+                Impatience::Deadline => io::Error::from(io::ErrorKind::TimedOut),
+                Impatience::Stopped => io::Error::other("the process is stopping"),
+                Impatience::Io(error) => error,
+            })?;
+            self.stream.set_read_timeout(Some(slice))?;
+            match (&mut &*self.stream).read(buffer) {
+                Err(error) if is_wait(&error) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Takes read time-outs off a stream that the handshake is done with.
+pub(crate) fn unlimited(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(None)
+}

@@ -1,0 +1,44 @@
+//! What goes into one step.
+
+/// What a running sequence could do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ready {
+    /// So many prompt tokens are left.
+    Prompt(usize),
+    /// One token to decode.
+    Decode,
+}
+
+/// How many tokens of each sequence go into the next step: every decoding sequence its one, then prompts, oldest first, with
+/// what is left of `budget`; long ones in chunks. Decoding never waits for prompts, and as the budget exceeds the number of
+/// running sequences prompts never wait for decoding.
+pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
+    let mut left = budget;
+    let mut counts = vec![0; ready.len()];
+    for (count, _) in counts.iter_mut().zip(ready).filter(|(_, ready)| **ready == Ready::Decode) {
+        *count = left.min(1);
+        left -= *count;
+    }
+    for (count, ready) in counts.iter_mut().zip(ready) {
+        if let Ready::Prompt(tokens) = ready {
+            *count = left.min(*tokens);
+            left -= *count;
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoding_first_then_prompts_in_order() {
+        let ready = [Ready::Prompt(6), Ready::Decode, Ready::Prompt(9), Ready::Decode];
+        assert_eq!(plan(&ready, 12), [6, 1, 4, 1]);
+        assert_eq!(plan(&ready, 100), [6, 1, 9, 1]);
+        assert_eq!(plan(&ready, 5), [3, 1, 0, 1]);
+        assert_eq!(plan(&ready, 1), [0, 1, 0, 0]);
+        assert_eq!(plan(&[], 5), [0; 0]);
+    }
+}

@@ -1,0 +1,104 @@
+//! What a sequence asks for and what it gives: plain data, checked by rank 0 before it is sent to a rank.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ep::CountersSnapshot;
+
+/// One sequence to run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SequenceRequest {
+    /// Unique in the unit.
+    pub(crate) id: u64,
+    /// The prompt: at least one id, each below the vocabulary size, and room for `max_new_tokens` in the context.
+    pub(crate) tokens: Vec<u32>,
+    /// At least one.
+    pub(crate) max_new_tokens: u32,
+    /// No stop of any kind before so many tokens.
+    pub(crate) min_new_tokens: u32,
+    /// How to choose tokens.
+    pub(crate) sampling: Sampling,
+    /// When to stop early.
+    pub(crate) stop: StopRules,
+    /// Give the experts of all positions from this one on.
+    pub(crate) routes_from: Option<u32>,
+}
+
+/// How to choose a token among the logits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Sampling {
+    /// 0 is greedy.
+    pub(crate) temperature: f32,
+    /// Above 0, at most 1.
+    pub(crate) top_p: f32,
+    /// Candidates kept; 0 is all.
+    pub(crate) top_k: u32,
+    /// Same seed, same tokens.
+    pub(crate) seed: u64,
+}
+
+/// When to stop before `max_new_tokens`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StopRules {
+    /// Tokens that end the sequence, the model's own included unless the request ignores them.
+    pub(crate) token_ids: Vec<u32>,
+    /// Texts that end the sequence.
+    pub(crate) texts: Vec<String>,
+    /// Whether special tokens are left out of the text in which stop texts are looked for.
+    pub(crate) skip_special: bool,
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum Finish {
+    /// A stop token, which is the last one.
+    Token(u32),
+    /// A stop text.
+    Text(String),
+    /// `max_new_tokens`.
+    Length(u32),
+    /// Cancelled.
+    Abort,
+}
+
+/// What becomes of a sequence.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) enum SequenceEvent {
+    /// The next token.
+    Token(u32),
+    /// The end.
+    Finished {
+        /// Why.
+        finish: Finish,
+        /// The experts of every position but the last, if asked for, in SGLang's encoding.
+        routes: Option<String>,
+    },
+    /// The end by an error that concerns only this sequence.
+    Failed {
+        /// One sentence.
+        message: String,
+    },
+}
+
+impl SequenceEvent {
+    /// Whether nothing comes after it.
+    pub(crate) fn is_last(&self) -> bool {
+        !matches!(self, Self::Token(_))
+    }
+}
+
+/// Counts and loads of one rank between two steps.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RankStats {
+    /// Activations, bytes and tokens since the start.
+    pub(crate) counters: CountersSnapshot,
+    /// Sequences in the running batch.
+    pub(crate) running: u64,
+    /// Sequences waiting.
+    pub(crate) waiting: u64,
+    /// Prompt tokens of the waiting ones.
+    pub(crate) waiting_tokens: u64,
+    /// Tokens in key-value caches.
+    pub(crate) used_tokens: u64,
+    /// Prompt and generated tokens of all sequences here, running and waiting.
+    pub(crate) total_tokens: u64,
+}

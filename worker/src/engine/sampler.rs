@@ -1,0 +1,155 @@
+//! Logits to a token.
+
+use fastrand::Rng;
+
+use super::request::Sampling;
+
+/// Chooses the tokens of one sequence: same logits, same seed, same tokens.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    sampling: Sampling,
+    rng: Rng,
+    /// Scratch: probability and id of the candidates.
+    candidates: Vec<(f32, u32)>,
+}
+
+impl Sampler {
+    pub(super) fn new(sampling: Sampling) -> Self {
+        Self { sampling, rng: Rng::with_seed(sampling.seed), candidates: Vec::new() }
+    }
+
+    /// A token for `logits` `[V]`; none if they hold no finite maximum. `allowed` filters ids (none allowed: none).
+    pub(super) fn sample(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
+        let ids = || (0_u32..).zip(logits).filter(|(id, _)| allowed(*id));
+        // Strictly greater: of equal logits the lowest id wins.
+        let (best, max) = ids().fold(None, |best: Option<(u32, f32)>, (id, &logit)| match best {
+            Some((_, max)) if logit.is_nan() || logit <= max => best,
+            None if logit.is_nan() => None,
+            _ => Some((id, logit)),
+        })?;
+        if !max.is_finite() {
+            return None;
+        }
+        if self.sampling.temperature <= 0.0 {
+            return Some(best);
+        }
+        let scale = 1.0 / self.sampling.temperature;
+        self.candidates.clear();
+        self.candidates.extend(ids().map(|(id, &logit)| (((logit - max) * scale).exp(), id)).filter(|(p, _)| *p > 0.0));
+        self.keep_top_k();
+        self.keep_top_p();
+        Some(self.draw().unwrap_or(best))
+    }
+
+    fn keep_top_k(&mut self) {
+        let k = self.sampling.top_k as usize;
+        if k > 0 && k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, likelier);
+            self.candidates.truncate(k);
+        }
+    }
+
+    /// The fewest likeliest candidates that together reach top-p.
+    fn keep_top_p(&mut self) {
+        let top_p = f64::from(self.sampling.top_p);
+        if top_p >= 1.0 {
+            // A fixed order, whatever the selection above left behind.
+            self.candidates.sort_unstable_by_key(|(_, id)| *id);
+            return;
+        }
+        let total = self.total();
+        // Candidates below this together weigh less than 1 - top_p, so none of them can be needed: sort only the others.
+        let floor = total * (1.0 - top_p) / self.candidates.len().max(1) as f64;
+        self.candidates.retain(|(p, _)| f64::from(*p) >= floor);
+        self.candidates.sort_unstable_by(likelier);
+        let mut sum = 0.0;
+        let needed = self.candidates.iter().position(|(p, _)| {
+            sum += f64::from(*p);
+            sum >= top_p * total
+        });
+        self.candidates.truncate(needed.map_or(self.candidates.len(), |last| last + 1));
+    }
+
+    fn draw(&mut self) -> Option<u32> {
+        let mut left = self.rng.f64() * self.total();
+        for &(p, id) in &self.candidates {
+            left -= f64::from(p);
+            if left < 0.0 {
+                return Some(id);
+            }
+        }
+        self.candidates.last().map(|(_, id)| *id)
+    }
+
+    fn total(&self) -> f64 {
+        self.candidates.iter().map(|(p, _)| f64::from(*p)).sum()
+    }
+}
+
+/// Likelier first, then the lower id.
+fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(temperature: f32, top_p: f32, top_k: u32, seed: u64) -> Sampler {
+        Sampler::new(Sampling { temperature, top_p, top_k, seed })
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equal_ids() {
+        let mut greedy = sampler(0.0, 1.0, 0, 1);
+        assert_eq!(greedy.sample(&[0.0, 3.0, 3.0], |_| true), Some(1));
+        assert_eq!(greedy.sample(&[0.0, 3.0, 3.0], |id| id != 1), Some(2));
+        assert_eq!(greedy.sample(&[f32::NAN, -1.0], |_| true), Some(1));
+        assert_eq!(greedy.sample(&[f32::NAN], |_| true), None);
+        assert_eq!(greedy.sample(&[f32::NEG_INFINITY], |_| true), None);
+        assert_eq!(greedy.sample(&[f32::INFINITY, 0.0], |_| true), None);
+        assert_eq!(greedy.sample(&[1.0], |_| false), None);
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [0.0_f32, 2.0_f32.ln(), 5.0_f32.ln()];
+        let mut sampler = sampler(1.0, 1.0, 0, 7);
+        let mut counts = [0_u32; 3];
+        for _ in 0..8000 {
+            counts[sampler.sample(&logits, |_| true).unwrap() as usize] += 1;
+        }
+        for (count, expected) in counts.iter().zip([1000.0, 2000.0, 5000.0]) {
+            assert!((f64::from(*count) - expected).abs() < 200.0, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn nucleus_and_top_k_keep_the_likeliest() {
+        let logits = [1.0_f32, 4.0, 3.0, 2.0];
+        let seen = |mut sampler: Sampler| -> Vec<u32> {
+            let mut ids: Vec<u32> = (0..500).map(|_| sampler.sample(&logits, |_| true).unwrap()).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        };
+        // Softmax: 0.032, 0.644, 0.237, 0.087.
+        assert_eq!(seen(sampler(1.0, 0.6, 0, 1)), [1]);
+        assert_eq!(seen(sampler(1.0, 0.7, 0, 1)), [1, 2]);
+        assert_eq!(seen(sampler(1.0, 0.9, 0, 1)), [1, 2, 3]);
+        assert_eq!(seen(sampler(1.0, 1.0, 2, 1)), [1, 2]);
+        assert_eq!(seen(sampler(1.0, 1.0, 0, 1)), [0, 1, 2, 3]);
+        assert_eq!(seen(sampler(1.0, 1e-6, 0, 1)), [1]);
+    }
+
+    #[test]
+    fn a_seed_repeats() {
+        let logits: Vec<f32> = (0..100).map(|i| (i as f32 * 0.37).sin()).collect();
+        let run = |seed| -> Vec<Option<u32>> {
+            let mut sampler = sampler(0.8, 0.95, 50, seed);
+            (0..50).map(|_| sampler.sample(&logits, |_| true)).collect()
+        };
+        assert_eq!(run(3), run(3));
+        assert_ne!(run(3), run(4));
+    }
+}

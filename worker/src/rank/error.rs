@@ -1,0 +1,111 @@
+//! Why a rank ended, in one sentence, and the exit code that says so.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use semmoe_tables::FormatError;
+use semmoe_text::TextError;
+
+use crate::control::RendezvousError;
+use crate::model::ModelError;
+
+/// Why a rank did not start or did not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// Arguments that cannot be.
+    #[error("{detail}")]
+    Arguments {
+        /// What was found and what was expected.
+        detail: String,
+    },
+    /// A checkpoint that cannot be served.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A tokenizer or chat template that cannot be used.
+    #[error("{}: {source}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: TextError,
+    },
+    /// A file of the model directory contradicts another.
+    #[error("{}: {detail}", path.display())]
+    Inconsistent {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        detail: String,
+    },
+    /// Tables that cannot be read or are another model's.
+    #[error("the tables cannot be used: {source}")]
+    Tables {
+        /// The cause; it names the file.
+        source: FormatError,
+    },
+    /// Tables for another number of ranks.
+    #[error("the tables in {} are for {found} groups, this unit has {expected} ranks", path.display())]
+    TablesWorld {
+        /// The file.
+        path: PathBuf,
+        /// Groups of the tables.
+        found: u16,
+        /// Ranks of the unit.
+        expected: u16,
+    },
+    /// Without tables, the experts cannot be divided among the ranks.
+    #[error("the experts cannot be divided among the ranks: {source}")]
+    Placement {
+        /// The cause.
+        source: FormatError,
+    },
+    /// The HTTP address is taken or not this machine's.
+    #[error("cannot serve HTTP on {address}: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The ranks did not come together.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// The HTTP server ended by itself.
+    #[error("the HTTP server failed: {source}")]
+    Http {
+        /// The cause.
+        source: io::Error,
+    },
+    /// The operating system refused threads, sockets or a runtime.
+    #[error("the process cannot be set up: {source}")]
+    Runtime {
+        /// The cause.
+        source: io::Error,
+    },
+    /// A rank of the unit was lost.
+    #[error("{cause}")]
+    Lost {
+        /// One sentence that names the rank.
+        cause: String,
+    },
+}
+
+impl WorkerError {
+    /// The process's exit code: 2 for wrong arguments or input, 3 when a rank was lost, 1 otherwise.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Arguments { .. }
+            | Self::Model(_)
+            | Self::Text { .. }
+            | Self::Inconsistent { .. }
+            | Self::Tables { .. }
+            | Self::TablesWorld { .. }
+            | Self::Placement { .. }
+            | Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
+            Self::Lost { .. } => 3,
+            Self::Listen { .. } | Self::Rendezvous(_) | Self::Http { .. } | Self::Runtime { .. } => 1,
+        }
+    }
+}

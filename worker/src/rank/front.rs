@@ -1,0 +1,183 @@
+//! Rank 0: brings the unit together, serves HTTP for it, and ends it.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use semmoe_tables::RankId;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use super::config::{WorkerConfig, WorkerEvent};
+use super::error::WorkerError;
+use super::prepare::{Prepared, prepare};
+use super::start::{self, Connected, Ended};
+use crate::control::link;
+use crate::control::message::{FromRank, ToRank};
+use crate::control::{Host, Patience};
+use crate::engine::{Engine, EngineEnd, EngineLimits};
+use crate::serve::{self, App};
+use crate::unit::{Lost, Port, Shutdown, Unit, UnitStatus};
+
+/// How long cancelled sequences, then open connections, then the ranks may take to end, after the grace.
+const CANCEL_LIMIT: Duration = Duration::from_millis(1500);
+const CONNECTIONS_LIMIT: Duration = Duration::from_millis(1000);
+const STOP_LIMIT: Duration = Duration::from_millis(1500);
+
+pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
+    // The port first: taken, it is the likeliest mistake.
+    let (http, http_address) = listen(&config)?;
+    let prepared = prepare(&config)?;
+    let limits = config.limits.fitted(&prepared.model);
+    let host = Host::bind(config.rendezvous)?;
+    (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
+    let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
+    let members = host.gather(&prepared.identity, config.rendezvous_timeout, &patience)?;
+
+    let connected = start::connect(RankId::new(0), members.data, &prepared, config.collective_timeout)?;
+    let unit = Unit::new(config.world, limits);
+    unit.connect(ports(&unit, &connected, members.control)?);
+    // Held to the end of this function: peers may still be finishing a step.
+    let _engine = start_engine(&unit, connected, &prepared, limits)?;
+
+    let app = Arc::new(App {
+        unit: unit.clone(),
+        name: prepared.identity.model.model.clone(),
+        tokenizer: prepared.tokenizer,
+        template: prepared.template,
+        model: prepared.model,
+        model_dir: prepared.model_dir,
+        placement_digest: prepared.identity.placement,
+        eos: prepared.eos,
+        defaults: prepared.defaults,
+    });
+    let mut front = Front { status: unit.status(), unit, shutdown: config.shutdown.clone() };
+    runtime.block_on(async {
+        if front.come_up().await? {
+            (config.announce)(&WorkerEvent::Ready { rank: 0, pid: std::process::id(), http: Some(http_address) });
+            front.serve(http, app, config.grace).await?;
+        }
+        front.release().await
+    })
+}
+
+fn listen(config: &WorkerConfig) -> Result<(TcpListener, SocketAddr), WorkerError> {
+    let address = config.listen.unwrap_or(config.rendezvous);
+    let bind = || {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let bound = listener.local_addr()?;
+        Ok((listener, bound))
+    };
+    bind().map_err(|source| WorkerError::Listen { address, source })
+}
+
+/// How to reach each rank, in rank order.
+fn ports(unit: &Unit, connected: &Connected, links: Vec<(RankId, TcpStream)>) -> Result<Vec<Port>, WorkerError> {
+    let mut ports = vec![Port::Local(connected.handle.clone())];
+    for (rank, stream) in links {
+        let unit = unit.clone();
+        let link = link::start::<ToRank, FromRank>(&format!("control-{rank}"), stream, move |message| match message {
+            Ok(message) => unit.deliver(rank, message),
+            Err(cause) => unit.closed(rank, &cause),
+        })
+        .map_err(|source| WorkerError::Runtime { source })?;
+        ports.push(Port::Remote(link));
+    }
+    Ok(ports)
+}
+
+fn start_engine(
+    unit: &Unit,
+    connected: Connected,
+    prepared: &Prepared,
+    limits: EngineLimits,
+) -> Result<JoinHandle<Engine>, WorkerError> {
+    let own = RankId::new(0);
+    let (sink, end) = (unit.clone(), unit.clone());
+    let emit = Box::new(move |message| sink.deliver(own, message));
+    let ended = move |ended| match ended {
+        Ended::By(EngineEnd::Stopped) => end.deliver(own, FromRank::Stopped),
+        // The unit is dead already, by whatever made it abort.
+        Ended::By(EngineEnd::Aborted(_)) => {}
+        Ended::Lost(lost) => end.fail(lost),
+    };
+    let engine = connected.start(prepared, limits, emit, ended)?;
+    unit.deliver(own, FromRank::Ready);
+    Ok(engine)
+}
+
+struct Front {
+    unit: Unit,
+    status: watch::Receiver<UnitStatus>,
+    shutdown: Shutdown,
+}
+
+impl Front {
+    /// Waits until every rank has its model; false if the process is to stop first.
+    async fn come_up(&mut self) -> Result<bool, WorkerError> {
+        let world = usize::from(self.unit.world());
+        let up = |status: &UnitStatus| status.ready == world || status.lost.is_some() || status.leaving;
+        tokio::select! {
+            () = self.shutdown.requested() => return Ok(false),
+            // The sender lives in the unit.
+            _ = self.status.wait_for(up) => {}
+        }
+        match self.unit.lost() {
+            Some(Lost { cause, .. }) => Err(WorkerError::Lost { cause }),
+            None => Ok(!self.status.borrow().leaving),
+        }
+    }
+
+    /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that is
+    /// dead goes on answering with the cause.
+    async fn serve(&mut self, http: TcpListener, app: Arc<App>, grace: Duration) -> Result<(), WorkerError> {
+        let failed = |source| WorkerError::Http { source };
+        let listener = tokio::net::TcpListener::from_std(http).map_err(failed)?;
+        let closing = Shutdown::default();
+        let stop = closing.clone();
+        let mut server = tokio::spawn(serve::serve(listener, app, async move { stop.requested().await }));
+        tokio::select! {
+            () = self.shutdown.requested() => {}
+            _ = self.status.wait_for(|status| status.leaving) => {}
+            ended = &mut server => {
+                let source = ended.map_or_else(std::io::Error::other, |result| match result {
+                    Ok(()) => std::io::Error::other("it ended without being asked to"),
+                    Err(error) => error,
+                });
+                return Err(failed(source));
+            }
+        }
+        self.unit.drain();
+        let idle = |status: &UnitStatus| status.in_flight == 0;
+        if timeout(grace, self.status.wait_for(idle)).await.is_err() {
+            self.unit.cancel_all();
+            if timeout(CANCEL_LIMIT, self.status.wait_for(idle)).await.is_err() {
+                tracing::warn!("cancelled requests did not end in time");
+            }
+        }
+        closing.request();
+        if timeout(CONNECTIONS_LIMIT, &mut server).await.is_err() {
+            tracing::warn!("open connections are cut");
+            server.abort();
+        }
+        Ok(())
+    }
+
+    /// Lets the ranks leave their loops together, then go.
+    async fn release(&mut self) -> Result<(), WorkerError> {
+        if let Some(Lost { cause, .. }) = self.unit.lost() {
+            return Err(WorkerError::Lost { cause });
+        }
+        self.unit.broadcast(&ToRank::Stop);
+        let world = usize::from(self.unit.world());
+        let released = |status: &UnitStatus| status.stopped == world || status.lost.is_some();
+        if timeout(STOP_LIMIT, self.status.wait_for(released)).await.is_err() {
+            tracing::warn!("ranks did not leave their loops in time");
+        }
+        self.unit.close();
+        Ok(())
+    }
+}

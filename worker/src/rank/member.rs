@@ -1,0 +1,142 @@
+//! Every rank but the first: runs what rank 0 sends it.
+
+use std::future::pending;
+use std::time::Duration;
+
+use semmoe_tables::RankId;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::config::{WorkerConfig, WorkerEvent};
+use super::error::WorkerError;
+use super::prepare::{Prepared, prepare};
+use super::start::{self, Connected, Ended};
+use crate::control::link::{self, LinkSender};
+use crate::control::message::{FromRank, ToRank};
+use crate::control::{Patience, join};
+use crate::engine::EngineEnd;
+use crate::unit::{Lost, Shutdown};
+
+/// How long the last words may take to reach rank 0.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(2);
+/// How long rank 0 may take to let this rank go after it has left its loop, on top of the grace.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+
+/// What happens to a member.
+enum Notice {
+    /// The engine's thread has ended.
+    Engine(Ended),
+    /// The control link has.
+    Closed(String),
+}
+
+pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
+    let prepared = prepare(&config)?;
+    let rank = RankId::new(config.rank);
+    let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
+    let member = join(config.rendezvous, rank, &prepared.identity, config.rendezvous_timeout, &patience)?;
+    let connected = start::connect(rank, member.data, &prepared, config.collective_timeout)?;
+
+    let (notify, notices) = mpsc::unbounded_channel();
+    let (handle, closed) = (connected.handle.clone(), notify.clone());
+    let link = link::start::<FromRank, ToRank>("control", member.control, move |order| match order {
+        Ok(order) => handle.send(order),
+        Err(cause) => drop(closed.send(Notice::Closed(cause))),
+    })
+    .map_err(|source| WorkerError::Runtime { source })?;
+
+    let mut state =
+        Member { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
+    // Held to the end of this function: peers may still be finishing a step.
+    let _engine = match start_engine(&config, connected, &prepared, &state.link, notify) {
+        Ok(engine) => engine,
+        Err(error) => {
+            let cause = format!("rank {rank} was lost: it could not start: {error}");
+            runtime.block_on(state.last_words(Lost { rank, cause }));
+            return Err(error);
+        }
+    };
+    (config.announce)(&WorkerEvent::Ready { rank: config.rank, pid: std::process::id(), http: None });
+    state.link.send(FromRank::Ready);
+    runtime.block_on(state.supervise())
+}
+
+fn start_engine(
+    config: &WorkerConfig,
+    connected: Connected,
+    prepared: &Prepared,
+    link: &LinkSender<FromRank>,
+    notify: mpsc::UnboundedSender<Notice>,
+) -> Result<std::thread::JoinHandle<crate::engine::Engine>, WorkerError> {
+    let link = link.clone();
+    let ended = move |end| drop(notify.send(Notice::Engine(end)));
+    connected.start(prepared, config.limits, Box::new(move |message| link.send(message)), ended)
+}
+
+struct Member {
+    rank: RankId,
+    link: LinkSender<FromRank>,
+    notices: mpsc::UnboundedReceiver<Notice>,
+    shutdown: Shutdown,
+    grace: Duration,
+    /// This process is to stop: whatever ends from now on, ends as wished.
+    leaving: bool,
+}
+
+impl Member {
+    async fn supervise(&mut self) -> Result<(), WorkerError> {
+        let mut deadline: Option<Instant> = None;
+        loop {
+            tokio::select! {
+                notice = self.notices.recv() => match notice {
+                    Some(Notice::Engine(Ended::By(EngineEnd::Stopped))) => {
+                        self.leaving = true;
+                        deadline.get_or_insert_with(|| Instant::now() + RELEASE_LIMIT);
+                        self.link.send(FromRank::Stopped);
+                    }
+                    Some(Notice::Engine(_) | Notice::Closed(_)) if self.leaving => return Ok(()),
+                    Some(Notice::Engine(Ended::By(EngineEnd::Aborted(cause)))) => return Err(WorkerError::Lost { cause }),
+                    Some(Notice::Engine(Ended::Lost(lost))) => {
+                        let cause = lost.cause.clone();
+                        self.last_words(lost).await;
+                        return Err(WorkerError::Lost { cause });
+                    }
+                    Some(Notice::Closed(cause)) => {
+                        return Err(WorkerError::Lost { cause: format!("rank 0 was lost: {cause}") });
+                    }
+                    // The engine's thread holds a sender as long as it runs.
+                    None => return Err(WorkerError::Lost { cause: format!("rank {} was lost: its engine is gone", self.rank) }),
+                },
+                () = self.shutdown.requested(), if !self.leaving => {
+                    self.leaving = true;
+                    deadline = Some(Instant::now() + self.grace + RELEASE_LIMIT);
+                    self.link.send(FromRank::Leaving);
+                }
+                () = until(deadline) => return Ok(()),
+            }
+        }
+    }
+
+    /// Tells rank 0 what was lost and waits until that is written, or rank 0 is gone itself.
+    async fn last_words(&mut self, lost: Lost) {
+        self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause });
+        self.link.close();
+        let closed = async {
+            while let Some(notice) = self.notices.recv().await {
+                if matches!(notice, Notice::Closed(_)) {
+                    return;
+                }
+            }
+        };
+        // Late last words are dropped: the others see this process end.
+        let _ = timeout(LAST_WORDS_LIMIT, closed).await;
+    }
+}
+
+async fn until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
+    }
+}

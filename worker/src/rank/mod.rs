@@ -1,0 +1,47 @@
+//! One rank's process from its arguments to its end.
+//!
+//! | module | what |
+//! |---|---|
+//! | `config` | what a rank is started with and what it announces |
+//! | `error` | why it ended, and the exit code that says so |
+//! | `prepare` | everything that can be refused before anything is bound or loaded |
+//! | `start` | transport, model and engine once the unit has come together |
+//! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
+//! | `member` | every other rank |
+//! | `stop` | signals and standard input |
+
+mod config;
+mod error;
+mod front;
+mod member;
+mod prepare;
+mod start;
+mod stop;
+
+pub use config::{Announce, WorkerConfig, WorkerEvent};
+pub use error::WorkerError;
+
+use crate::control::RendezvousError;
+
+/// Runs one rank until it is asked to stop or the unit fails. Blocks; brings its own runtime.
+///
+/// Rank 0 goes on answering with the cause after another rank was lost, until it is asked to stop.
+///
+/// # Errors
+/// One sentence: arguments, files or peers that do not fit, told before anything is served; or the rank that was lost.
+pub fn run(config: WorkerConfig) -> Result<(), WorkerError> {
+    config.check()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(if config.rank == 0 { 2 } else { 1 })
+        .enable_all()
+        .build()
+        .map_err(|source| WorkerError::Runtime { source })?;
+    stop::watch(&config, &runtime);
+    let outcome = if config.rank == 0 { front::run(config, &runtime) } else { member::run(config, &runtime) };
+    runtime.shutdown_background();
+    match outcome {
+        // Asked to stop while it was starting: that is what it did.
+        Err(WorkerError::Rendezvous(RendezvousError::Stopped)) => Ok(()),
+        outcome => outcome,
+    }
+}

@@ -1,0 +1,196 @@
+//! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables fit together.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use semmoe_tables::{Placement, Tables};
+use semmoe_text::{ChatTemplate, TextError, Tokenizer};
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::config::WorkerConfig;
+use super::error::WorkerError;
+use crate::control::Identity;
+use crate::model::{ModelConfig, ModelError};
+use crate::serve::Defaults;
+
+/// `generation_config.json` is small; what is larger is not one.
+const MAX_GENERATION_BYTES: u64 = 1 << 20;
+
+/// A rank's model directory and tables, checked.
+pub(super) struct Prepared {
+    /// Absolute.
+    pub(super) model_dir: PathBuf,
+    pub(super) model: ModelConfig,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) template: Option<ChatTemplate>,
+    pub(super) placement: Placement,
+    pub(super) identity: Identity,
+    pub(super) eos: Vec<u32>,
+    pub(super) defaults: Defaults,
+}
+
+/// What this worker reads of `generation_config.json`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Generation {
+    eos_token_id: Option<Value>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<u32>,
+}
+
+pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
+    let model_dir = fs::canonicalize(&config.model_dir)
+        .map_err(|source| ModelError::Io { path: config.model_dir.clone(), source })?;
+    let model = ModelConfig::load(&model_dir)?;
+    let tokenizer = tokenizer(&model_dir, &model)?;
+    let template = template(&model_dir)?;
+    let generation = generation(&model_dir)?;
+    let eos = eos(&model_dir, &model, &generation, &tokenizer)?;
+
+    let name = model_dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
+    let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
+    let placement = match &config.tables {
+        Some(path) => {
+            let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
+            tables
+                .model()
+                .check_compatible(&info)
+                .map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
+            if tables.groups() != config.world {
+                let (found, expected) = (tables.groups(), config.world);
+                return Err(WorkerError::TablesWorld { path: path.clone(), found, expected });
+            }
+            tables.placement().clone()
+        }
+        None => Placement::contiguous(info.layers(), info.num_experts, config.world)
+            .map_err(|source| WorkerError::Placement { source })?,
+    };
+    let identity = Identity {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        world: config.world,
+        model: info,
+        checkpoint: checkpoint_digest(&model_dir)?,
+        placement: placement.digest(),
+    };
+    let neutral = Defaults::NEUTRAL;
+    let defaults = Defaults {
+        temperature: generation.temperature.unwrap_or(neutral.temperature),
+        top_p: generation.top_p.unwrap_or(neutral.top_p),
+        top_k: generation.top_k.unwrap_or(neutral.top_k),
+    };
+    Ok(Prepared { model_dir, model, tokenizer: Arc::new(tokenizer), template, placement, identity, eos, defaults })
+}
+
+fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerError> {
+    let path = model_dir.join("tokenizer.json");
+    let tokenizer = match Tokenizer::from_file(&path) {
+        Ok(tokenizer) => tokenizer,
+        Err(source) => return Err(text_error(path, source)),
+    };
+    if tokenizer.vocab_size() as usize > model.vocab_size {
+        let (found, expected) = (tokenizer.vocab_size(), model.vocab_size);
+        let detail = format!("it has {found} token ids, the model only {expected}: it is not this model's tokenizer");
+        return Err(WorkerError::Inconsistent { path, detail });
+    }
+    Ok(tokenizer)
+}
+
+/// A model without a chat template takes no chat requests; a template that does not parse is an error.
+fn template(model_dir: &Path) -> Result<Option<ChatTemplate>, WorkerError> {
+    let path = model_dir.join("tokenizer_config.json");
+    if !path.exists() {
+        return Ok(None);
+    }
+    match ChatTemplate::from_config_file(&path) {
+        Ok(template) => Ok(Some(template)),
+        Err(TextError::NoTemplate) => Ok(None),
+        Err(source) => Err(text_error(path, source)),
+    }
+}
+
+/// Errors of reading name the file themselves.
+fn text_error(path: PathBuf, source: TextError) -> WorkerError {
+    match source {
+        TextError::Read { path, source } => ModelError::Io { path, source }.into(),
+        source => WorkerError::Text { path, source },
+    }
+}
+
+fn generation(model_dir: &Path) -> Result<Generation, WorkerError> {
+    let path = model_dir.join("generation_config.json");
+    let size = match fs::metadata(&path) {
+        Ok(metadata) => metadata.len(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Generation::default()),
+        Err(source) => return Err(ModelError::Io { path, source }.into()),
+    };
+    if size > MAX_GENERATION_BYTES {
+        let detail = format!("it has {size} bytes, more than the {MAX_GENERATION_BYTES} allowed");
+        return Err(WorkerError::Inconsistent { path, detail });
+    }
+    let bytes = fs::read(&path).map_err(|source| ModelError::Io { path: path.clone(), source })?;
+    serde_json::from_slice(&bytes).map_err(|error| ModelError::Json { path, detail: error.to_string() }.into())
+}
+
+/// The tokens that end a text: those of `generation_config.json` and of `config.json`. Each must be the tokenizer's too.
+fn eos(
+    model_dir: &Path,
+    model: &ModelConfig,
+    generation: &Generation,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, WorkerError> {
+    let path = || model_dir.join("generation_config.json");
+    let listed = match &generation.eos_token_id {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(ids)) => ids.clone(),
+        Some(single) => vec![single.clone()],
+    };
+    let mut eos = model.eos_token_ids.clone();
+    for id in listed {
+        let id = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+            let detail = "eos_token_id must be a token id or a list of token ids".to_owned();
+            WorkerError::Inconsistent { path: path(), detail }
+        })?;
+        eos.push(id);
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    match eos.iter().find(|id| tokenizer.id_to_token(**id).is_none()) {
+        None => Ok(eos),
+        Some(id) => {
+            let detail =
+                format!("it has no token {id}, with which the model ends a text: it is not this model's tokenizer");
+            Err(WorkerError::Inconsistent { path: model_dir.join("tokenizer.json"), detail })
+        }
+    }
+}
+
+/// SHA-256 over the configuration and the names and sizes of the weight files: cheap, and different for what is likely to
+/// be mixed up.
+fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
+    let io = |path: &Path, source| ModelError::Io { path: path.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(model_dir).map_err(|source| io(model_dir, source))? {
+        let entry = entry.map_err(|source| io(model_dir, source))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".safetensors") {
+            let size = fs::metadata(entry.path()).map_err(|source| io(&entry.path(), source))?.len();
+            files.push((name, size));
+        }
+    }
+    files.sort();
+    let path = model_dir.join("config.json");
+    let config = fs::read(&path).map_err(|source| io(&path, source))?;
+    let mut hash = Sha256::new();
+    hash.update((config.len() as u64).to_le_bytes());
+    hash.update(&config);
+    for (name, size) in files {
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name);
+        hash.update(size.to_le_bytes());
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

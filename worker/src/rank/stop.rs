@@ -1,0 +1,34 @@
+//! What makes a rank stop: signals, and the end of standard input.
+
+use std::io::Read as _;
+
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::config::WorkerConfig;
+
+/// Starts watching for whatever the configuration says.
+pub(super) fn watch(config: &WorkerConfig, runtime: &Runtime) {
+    if config.handle_signals {
+        for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+            let _entered = runtime.enter();
+            // Without a handler the default action ends the process, which is what the signal asks for.
+            let Ok(mut signal) = signal(kind) else { continue };
+            let shutdown = config.shutdown.clone();
+            runtime.spawn(async move {
+                signal.recv().await;
+                shutdown.request();
+            });
+        }
+    }
+    if config.exit_on_stdin_eof {
+        let shutdown = config.shutdown.clone();
+        // Not the runtime's: a read of standard input cannot be cancelled, and nothing should wait for it.
+        std::thread::spawn(move || {
+            let mut scratch = [0; 256];
+            let mut input = std::io::stdin().lock();
+            while matches!(input.read(&mut scratch), Ok(count) if count > 0) {}
+            shutdown.request();
+        });
+    }
+}

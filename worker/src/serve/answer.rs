@@ -1,0 +1,141 @@
+//! The tokens of a request's sequences as they come.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use semmoe_tables::RankId;
+
+use super::app::App;
+use super::error::ApiError;
+use super::wish::Wish;
+use crate::engine::{Finish, SequenceEvent, SequenceText};
+use crate::unit::Running;
+
+/// One sequence's answer so far.
+#[derive(Debug)]
+pub(super) struct Answer {
+    running: Running,
+    decoder: SequenceText,
+    pub(super) prompt: Vec<u32>,
+    pub(super) output: Vec<u32>,
+    pub(super) text: String,
+    pub(super) finish: Option<Finish>,
+    /// In SGLang's encoding, with the end.
+    pub(super) routes: Option<String>,
+    begun: Instant,
+}
+
+/// What came anew.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Delta {
+    pub(super) text: String,
+    pub(super) tokens: usize,
+}
+
+impl Answer {
+    pub(super) fn rank(&self) -> RankId {
+        self.running.rank()
+    }
+
+    /// Seconds since the request was taken.
+    pub(super) fn seconds(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    /// Everything that has come since the last call.
+    fn poll(&mut self, app: &App, context: &mut Context<'_>) -> Poll<Result<Delta, ApiError>> {
+        let mut delta = Delta::default();
+        let mut news = false;
+        while !self.running.has_ended() {
+            match self.running.poll_next(context) {
+                Poll::Pending if news => break,
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(event) => {
+                    news = true;
+                    if let Err(error) =
+                        event.map_err(ApiError::from).and_then(|event| self.take(app, event, &mut delta))
+                    {
+                        return Poll::Ready(Err(error));
+                    }
+                }
+            }
+        }
+        self.text.push_str(&delta.text);
+        Poll::Ready(Ok(delta))
+    }
+
+    fn take(&mut self, app: &App, event: SequenceEvent, delta: &mut Delta) -> Result<(), ApiError> {
+        match event {
+            SequenceEvent::Token(token) => {
+                self.output.push(token);
+                delta.tokens += 1;
+                delta.text += &self.decoder.push(&app.tokenizer, token)?.0;
+            }
+            SequenceEvent::Finished { finish, routes } => {
+                // After a stop text nothing is to be shown; what was held back before it has been.
+                if !matches!(finish, Finish::Text(_)) {
+                    delta.text += &self.decoder.finish(&app.tokenizer)?;
+                }
+                self.finish = Some(finish);
+                self.routes = routes;
+            }
+            SequenceEvent::Failed { message } => return Err(ApiError::internal(message)),
+        }
+        Ok(())
+    }
+}
+
+/// The sequences of one request. Dropping it cancels those that still run.
+#[derive(Debug)]
+pub(super) struct Answers {
+    app: Arc<App>,
+    pub(super) list: Vec<Answer>,
+}
+
+impl Answers {
+    /// Submits all sequences of a wish; if one is not taken, none runs.
+    pub(super) fn begin(app: &Arc<App>, wish: Wish) -> Result<Self, ApiError> {
+        let begun = Instant::now();
+        let mut list = Vec::with_capacity(wish.sequences.len());
+        for request in wish.sequences {
+            let (decoder, prompt) = (SequenceText::new(&request), request.tokens.clone());
+            let running = app.unit.submit(wish.rank, request)?;
+            list.push(Answer {
+                running,
+                decoder,
+                prompt,
+                output: Vec::new(),
+                text: String::new(),
+                finish: None,
+                routes: None,
+                begun,
+            });
+        }
+        Ok(Self { app: Arc::clone(app), list })
+    }
+
+    /// The next news: which sequence, and what. None once all have ended.
+    pub(super) async fn next(&mut self) -> Option<Result<(usize, Delta), ApiError>> {
+        poll_fn(|context| {
+            let mut open = false;
+            for (index, answer) in self.list.iter_mut().enumerate().filter(|(_, answer)| answer.finish.is_none()) {
+                open = true;
+                if let Poll::Ready(delta) = answer.poll(&self.app, context) {
+                    return Poll::Ready(Some(delta.map(|delta| (index, delta))));
+                }
+            }
+            if open { Poll::Pending } else { Poll::Ready(None) }
+        })
+        .await
+    }
+
+    /// Waits for the end of all.
+    pub(super) async fn complete(&mut self) -> Result<(), ApiError> {
+        while let Some(news) = self.next().await {
+            news?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! SGLang's `/generate`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use semmoe_engines::Route as EngineRoute;
+use semmoe_engines::sglang::{FinishReason, GenerateResponse, MetaInfo};
+use semmoe_text::Route;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::answer::{Answer, Answers, Delta};
+use super::app::{App, Defaults};
+use super::error::ApiError;
+use super::params::{SamplingFields, refuse_unsupported};
+use super::reply::{Dialect, reply};
+use super::wish::{self, Wish};
+use crate::engine::Finish;
+
+/// SGLang's limit where a request names none.
+const DEFAULT_NEW_TOKENS: u32 = 128;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    sampling_params: Option<Params>,
+    stream: Option<bool>,
+    return_routed_experts: Option<bool>,
+    routed_experts_start_len: Option<u32>,
+    return_prompt_token_ids: Option<bool>,
+    rid: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Params {
+    max_new_tokens: Option<u32>,
+    #[serde(flatten)]
+    sampling: SamplingFields,
+}
+
+/// `POST /generate`
+pub(super) async fn generate(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let (wish, dialect) = wish::off_the_runtime(&app, headers, body, prepare).await?;
+    reply(&app, wish, dialect).await
+}
+
+/// `GET /health_generate`: healthy enough to generate a token.
+pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let body = json!({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}});
+    let (wish, _) = prepare(&app, &HeaderMap::new(), body.to_string().as_bytes())?;
+    Answers::begin(&app, wish)?.complete().await?;
+    Ok(Json(json!({"status": "ok"})))
+}
+
+fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Generate), ApiError> {
+    let body = wish::parse(bytes)?;
+    let rank = wish::pinned_rank(app, EngineRoute::Generate, headers, bytes)?;
+    let fields: Fields = wish::fields(&body)?;
+    refuse_unsupported(&body)?;
+    if let Some(params) = body.get("sampling_params") {
+        refuse_unsupported(params)?;
+    }
+    let params = fields.sampling_params.unwrap_or_default();
+    let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
+    if fields.return_routed_experts.unwrap_or(false) {
+        request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
+    }
+    let prompts = wish::prompts(app, Route::Generate, &body)?;
+    let batch = body.get("text").is_some_and(Value::is_array)
+        || body.get("input_ids").and_then(|ids| ids.get(0)).is_some_and(Value::is_array);
+    let sequences = wish::sequences(app, &request, prompts, params.max_new_tokens, Some(DEFAULT_NEW_TOKENS))?;
+    let dialect = Generate {
+        id: fields.rid.unwrap_or_else(|| format!("{:032x}", fastrand::u128(..))),
+        batch,
+        prompt_ids: fields.return_prompt_token_ids.unwrap_or(false),
+    };
+    Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
+}
+
+struct Generate {
+    id: String,
+    /// A list of prompts was sent, so a list of answers is expected.
+    batch: bool,
+    prompt_ids: bool,
+}
+
+impl Generate {
+    /// SGLang tells the whole answer so far in every event.
+    fn so_far(&self, index: usize, answer: &Answer) -> Value {
+        let response = GenerateResponse {
+            text: answer.text.clone(),
+            output_ids: answer.output.clone(),
+            prompt_token_ids: self.prompt_ids.then(|| answer.prompt.clone()),
+            meta_info: MetaInfo {
+                id: if self.batch { format!("{}_{index}", self.id) } else { self.id.clone() },
+                finish_reason: answer.finish.as_ref().map(finish_reason),
+                prompt_tokens: answer.prompt.len() as u64,
+                completion_tokens: answer.output.len() as u64,
+                cached_tokens: 0,
+                e2e_latency: Some(answer.seconds()),
+                dp_rank: Some(answer.rank().get().into()),
+                routed_experts: answer.routes.clone(),
+                prompt_token_ids: None,
+            },
+        };
+        let mut value = json!(response);
+        if self.batch {
+            value["index"] = index.into();
+        }
+        value
+    }
+}
+
+fn finish_reason(finish: &Finish) -> FinishReason {
+    match finish {
+        Finish::Token(id) => FinishReason::Stop { matched: (*id).into() },
+        Finish::Text(text) => FinishReason::Stop { matched: text.clone().into() },
+        Finish::Length(length) => FinishReason::Length { length: *length },
+        Finish::Abort => FinishReason::Abort { message: Some("the request was cancelled".into()) },
+    }
+}
+
+impl Dialect for Generate {
+    fn whole(&self, answers: &[Answer]) -> Value {
+        match answers {
+            [answer] if !self.batch => self.so_far(0, answer),
+            answers => answers.iter().enumerate().map(|(index, answer)| self.so_far(index, answer)).collect(),
+        }
+    }
+
+    fn opening(&self, _: &[Answer]) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn news(&self, index: usize, answer: &Answer, _: &Delta) -> Vec<Value> {
+        vec![self.so_far(index, answer)]
+    }
+
+    fn closing(&self, _: &[Answer]) -> Vec<Value> {
+        Vec::new()
+    }
+}

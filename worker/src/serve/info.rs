@@ -1,0 +1,100 @@
+//! Routes that tell about the unit, and `/tokenize`.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use semmoe_engines::sglang::{Loads, RankLoads, ServerInfo};
+use semmoe_text::Route;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::error::ApiError;
+use super::wish;
+
+/// `GET /health`
+pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    match app.unit.lost() {
+        Some(lost) => Err(ApiError::unavailable(lost.cause)),
+        None => Ok(Json(json!({"status": "ok"}))),
+    }
+}
+
+/// `GET /server_info`
+pub(super) async fn server_info(State(app): State<Arc<App>>) -> Json<ServerInfo> {
+    Json(app.server_info())
+}
+
+/// `GET /model_info`
+pub(super) async fn model_info(State(app): State<Arc<App>>) -> Json<Value> {
+    let path = app.model_dir.display().to_string();
+    Json(json!({
+        "model_path": path,
+        "tokenizer_path": path,
+        "is_generation": true,
+        "preferred_sampling_params": null,
+        "max_model_len": app.context_tokens(),
+    }))
+}
+
+/// `GET /v1/models`
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let model = json!({
+        "id": app.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "semmoe",
+        "root": app.name,
+        "max_model_len": app.context_tokens(),
+    });
+    Json(json!({"object": "list", "data": [model]}))
+}
+
+/// `GET /v1/loads`: of every rank, between two of its steps.
+pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
+    if let Some(lost) = app.unit.lost() {
+        return Err(ApiError::unavailable(lost.cause));
+    }
+    let limits = app.unit.limits();
+    let max_total = limits.kv_tokens as u64;
+    let stats = app.unit.stats().await;
+    let loads = (0..).zip(&stats).map(|(dp_rank, stats)| RankLoads {
+        dp_rank,
+        num_running_reqs: Some(stats.running),
+        num_waiting_reqs: Some(stats.waiting),
+        num_waiting_uncached_tokens: Some(stats.waiting_tokens),
+        num_used_tokens: Some(stats.used_tokens),
+        num_total_tokens: Some(stats.total_tokens),
+        max_total_num_tokens: Some(max_total),
+        max_running_requests: Some(limits.running as u64),
+        token_usage: Some(stats.used_tokens as f64 / max_total as f64),
+        ..RankLoads::default()
+    });
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    Ok(Json(Loads {
+        timestamp: Some(now.into()),
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        loads: loads.collect(),
+    }))
+}
+
+/// `POST /tokenize`: `{"prompt": ...}` or `{"messages": [...]}` to ids.
+pub(super) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
+    wish::off_the_runtime(&app, HeaderMap::new(), body, |app, _, bytes| {
+        let body = wish::parse(bytes)?;
+        let route = if body.get("messages").is_some() { Route::Chat } else { Route::Completions };
+        let prompts = wish::prompts(app, route, &body)?;
+        let counts: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        let context = app.context_tokens();
+        Ok(Json(match &prompts[..] {
+            [tokens] if !body["prompt"].is_array() => {
+                json!({"tokens": tokens, "count": tokens.len(), "max_model_len": context})
+            }
+            lists => json!({"tokens": lists, "count": counts, "max_model_len": context}),
+        }))
+    })
+    .await
+}

@@ -1,0 +1,72 @@
+//! Rank 0's HTTP face: the OpenAI routes, SGLang's `/generate` and the routes that tell about the unit.
+//!
+//! | module | what |
+//! |---|---|
+//! | `app` | what all routes share |
+//! | `error` | errors to status and JSON |
+//! | `wish` | a checked request, whatever its dialect |
+//! | `params` | sampling fields of both dialects |
+//! | `answer` | the tokens of a request's sequences as they come |
+//! | `reply` | whole answers and event streams, for any dialect |
+//! | `generate`, `openai` | the dialects |
+//! | `info`, `metrics` | routes that tell about the unit |
+
+mod answer;
+mod app;
+mod error;
+mod generate;
+mod info;
+mod metrics;
+mod openai;
+mod params;
+mod reply;
+mod wish;
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+use axum::serve::ListenerExt as _;
+use tokio::net::TcpListener;
+
+pub(crate) use app::{App, Defaults};
+
+/// Largest request body, in bytes.
+const MAX_BODY_BYTES: usize = 4 << 20;
+
+/// Serves until `stop` resolves and the open requests have ended.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let listener = listener.tap_io(|stream| {
+        // Small events must not wait for more; a connection that refuses the option works all the same.
+        let _ = stream.set_nodelay(true);
+    });
+    axum::serve(listener, router(app)).with_graceful_shutdown(stop).await
+}
+
+fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route("/generate", post(generate::generate))
+        .route("/tokenize", post(info::tokenize))
+        .route("/health", get(info::health))
+        .route("/health_generate", get(generate::health))
+        .route("/server_info", get(info::server_info))
+        .route("/get_server_info", get(info::server_info))
+        .route("/model_info", get(info::model_info))
+        .route("/get_model_info", get(info::model_info))
+        .route("/v1/models", get(info::models))
+        .route("/v1/loads", get(info::loads))
+        .route("/metrics", get(metrics::metrics))
+        .fallback(error::not_found)
+        .method_not_allowed_fallback(error::method_not_allowed)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(app)
+}

@@ -1,0 +1,276 @@
+//! The OpenAI routes, with SGLang's extensions.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use bytes::Bytes;
+use semmoe_engines::Route as EngineRoute;
+use semmoe_text::Route;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::answer::{Answer, Delta};
+use super::app::App;
+use super::error::ApiError;
+use super::params::{SamplingFields, refuse_unsupported};
+use super::reply::{Dialect, reply};
+use super::wish::{self, Wish};
+use crate::engine::Finish;
+
+/// OpenAI's limit on the completions route where a request names none; chats have what the context leaves.
+const DEFAULT_COMPLETION_TOKENS: u32 = 16;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Fields {
+    model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    response_format: Option<Value>,
+    return_routed_experts: Option<bool>,
+    routed_experts_start_len: Option<u32>,
+    return_input_ids_in_sglext: Option<bool>,
+    return_output_ids_in_sglext: Option<bool>,
+    #[serde(flatten)]
+    sampling: SamplingFields,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+/// `POST /v1/chat/completions`
+pub(super) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
+    let (wish, dialect) =
+        wish::off_the_runtime(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Chat))
+            .await?;
+    reply(&app, wish, dialect).await
+}
+
+/// `POST /v1/completions`
+pub(super) async fn completions(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let (wish, dialect) =
+        wish::off_the_runtime(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Completion))
+            .await?;
+    reply(&app, wish, dialect).await
+}
+
+fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(Wish, OpenAi), ApiError> {
+    let body = wish::parse(bytes)?;
+    let rank = wish::pinned_rank(app, kind.engine_route(), headers, bytes)?;
+    let fields: Fields = wish::fields(&body)?;
+    refuse_unsupported(&body)?;
+    if let Some(format) = fields.response_format.as_ref().filter(|format| format["type"] != "text") {
+        return Err(ApiError::bad(format!("response_format {} is not supported by this worker", format["type"])));
+    }
+    let mut request = fields.sampling.check(app, app.defaults)?;
+    if fields.return_routed_experts.unwrap_or(false) {
+        request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
+    }
+    let prompts = wish::prompts(app, kind.text_route(), &body)?;
+    let asked = fields.max_completion_tokens.or(fields.max_tokens);
+    let sequences = wish::sequences(app, &request, prompts, asked, kind.default_tokens())?;
+    let extension = Extension {
+        input_ids: fields.return_input_ids_in_sglext.unwrap_or(false),
+        output_ids: fields.return_output_ids_in_sglext.unwrap_or(false),
+        routes: request.routes_from.is_some(),
+    };
+    if extension != Extension::default() && sequences.len() > 1 {
+        return Err(ApiError::bad(format!("sglext is given for one prompt, found {}", sequences.len())));
+    }
+    let dialect = OpenAi {
+        kind,
+        id: format!("{}-{:032x}", kind.id_prefix(), fastrand::u128(..)),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        model: fields.model.unwrap_or_else(|| app.name.clone()),
+        usage: fields.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
+        extension,
+    };
+    Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
+}
+
+/// What differs between the two routes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Chat,
+    Completion,
+}
+
+impl Kind {
+    fn engine_route(self) -> EngineRoute {
+        match self {
+            Self::Chat => EngineRoute::Chat,
+            Self::Completion => EngineRoute::Completions,
+        }
+    }
+
+    fn text_route(self) -> Route {
+        match self {
+            Self::Chat => Route::Chat,
+            Self::Completion => Route::Completions,
+        }
+    }
+
+    fn default_tokens(self) -> Option<u32> {
+        match self {
+            Self::Chat => None,
+            Self::Completion => Some(DEFAULT_COMPLETION_TOKENS),
+        }
+    }
+
+    fn id_prefix(self) -> &'static str {
+        match self {
+            Self::Chat => "chatcmpl",
+            Self::Completion => "cmpl",
+        }
+    }
+
+    fn object(self, stream: bool) -> &'static str {
+        match (self, stream) {
+            (Self::Chat, false) => "chat.completion",
+            (Self::Chat, true) => "chat.completion.chunk",
+            (Self::Completion, _) => "text_completion",
+        }
+    }
+}
+
+/// What is asked for in `sglext`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extension {
+    input_ids: bool,
+    output_ids: bool,
+    routes: bool,
+}
+
+struct OpenAi {
+    kind: Kind,
+    id: String,
+    created: u64,
+    model: String,
+    /// Whether a stream ends with the usage.
+    usage: bool,
+    extension: Extension,
+}
+
+impl OpenAi {
+    fn envelope(&self, stream: bool, choices: Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": self.kind.object(stream),
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+
+    fn sglext(&self, answer: &Answer) -> Value {
+        let mut extension = Map::new();
+        if self.extension.routes {
+            extension.insert("routed_experts".into(), json!(answer.routes));
+        }
+        if self.extension.input_ids {
+            extension.insert("input_ids".into(), json!(answer.prompt));
+        }
+        if self.extension.output_ids {
+            extension.insert("output_ids".into(), json!(answer.output));
+        }
+        Value::Object(extension)
+    }
+
+    fn has_extension(&self) -> bool {
+        self.extension != Extension::default()
+    }
+}
+
+fn usage(answers: &[Answer]) -> Value {
+    let prompt: usize = answers.iter().map(|answer| answer.prompt.len()).sum();
+    let completion: usize = answers.iter().map(|answer| answer.output.len()).sum();
+    json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+}
+
+/// OpenAI's word for the end, and what was matched (SGLang's `matched_stop`).
+fn finish(finish: Option<&Finish>) -> (Value, Value) {
+    match finish {
+        None => (Value::Null, Value::Null),
+        Some(Finish::Token(id)) => ("stop".into(), (*id).into()),
+        Some(Finish::Text(text)) => ("stop".into(), text.clone().into()),
+        Some(Finish::Length(_)) => ("length".into(), Value::Null),
+        Some(Finish::Abort) => ("abort".into(), Value::Null),
+    }
+}
+
+impl Dialect for OpenAi {
+    fn whole(&self, answers: &[Answer]) -> Value {
+        let choice = |(index, answer): (usize, &Answer)| {
+            let (reason, matched) = finish(answer.finish.as_ref());
+            let mut choice = json!({
+                "index": index, "logprobs": null, "finish_reason": reason, "matched_stop": matched,
+            });
+            match self.kind {
+                Kind::Chat => choice["message"] = json!({"role": "assistant", "content": answer.text}),
+                Kind::Completion => choice["text"] = json!(answer.text),
+            }
+            choice
+        };
+        let mut whole = self.envelope(false, answers.iter().enumerate().map(choice).collect());
+        whole["usage"] = usage(answers);
+        if let [answer] = answers
+            && self.has_extension()
+        {
+            whole["sglext"] = self.sglext(answer);
+        }
+        whole
+    }
+
+    fn opening(&self, answers: &[Answer]) -> Vec<Value> {
+        let chunk = |index| {
+            let delta = json!({"role": "assistant", "content": ""});
+            self.envelope(true, json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]))
+        };
+        match self.kind {
+            Kind::Chat => (0..answers.len()).map(chunk).collect(),
+            Kind::Completion => Vec::new(),
+        }
+    }
+
+    fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value> {
+        let (reason, matched) = finish(answer.finish.as_ref());
+        if delta.text.is_empty() && reason.is_null() {
+            return Vec::new();
+        }
+        let mut choice = json!({"index": index, "logprobs": null, "finish_reason": reason, "matched_stop": matched});
+        match self.kind {
+            Kind::Chat => choice["delta"] = json!({"content": delta.text}),
+            Kind::Completion => choice["text"] = json!(delta.text),
+        }
+        vec![self.envelope(true, json!([choice]))]
+    }
+
+    fn closing(&self, answers: &[Answer]) -> Vec<Value> {
+        let mut events = Vec::new();
+        if let [answer] = answers
+            && self.has_extension()
+        {
+            let mut event = self.envelope(true, json!([]));
+            event["sglext"] = self.sglext(answer);
+            events.push(event);
+        }
+        if self.usage {
+            let mut event = self.envelope(true, json!([]));
+            event["usage"] = usage(answers);
+            events.push(event);
+        }
+        events
+    }
+}

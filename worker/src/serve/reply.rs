@@ -1,0 +1,105 @@
+//! Whole answers and event streams, for any dialect.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use semmoe_engines::pin;
+use serde_json::Value;
+
+use super::answer::{Answer, Answers, Delta};
+use super::app::App;
+use super::error::ApiError;
+use super::wish::Wish;
+
+/// How a route tells of its answers.
+pub(super) trait Dialect: Send + 'static {
+    /// The whole answer at once.
+    fn whole(&self, answers: &[Answer]) -> Value;
+    /// Events before the first news.
+    fn opening(&self, answers: &[Answer]) -> Vec<Value>;
+    /// Events that tell news of one answer.
+    fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value>;
+    /// Events after the last news.
+    fn closing(&self, answers: &[Answer]) -> Vec<Value>;
+}
+
+/// Runs a wish and answers it. Errors before the first token have their status, streams included; later ones end a stream
+/// with one event. If the client leaves, the future or the stream is dropped, and with it the sequences are cancelled.
+pub(super) async fn reply(app: &Arc<App>, wish: Wish, dialect: impl Dialect) -> Result<Response, ApiError> {
+    let stream = wish.stream;
+    let mut answers = Answers::begin(app, wish)?;
+    let rank = answers.list.first().map(|answer| HeaderValue::from(answer.rank().get()));
+    let mut response = if stream {
+        let first = answers.next().await.transpose()?;
+        events(answers, dialect, first)
+    } else {
+        answers.complete().await?;
+        Json(dialect.whole(&answers.list)).into_response()
+    };
+    if let Some(rank) = rank {
+        response.headers_mut().insert(pin::HEADER, rank);
+    }
+    Ok(response)
+}
+
+struct Stream<D> {
+    answers: Answers,
+    dialect: D,
+    /// Events that are ready to be sent.
+    queue: VecDeque<Bytes>,
+    ended: bool,
+}
+
+fn events<D: Dialect>(answers: Answers, dialect: D, first: Option<(usize, Delta)>) -> Response {
+    let mut state = Stream { queue: VecDeque::new(), ended: false, answers, dialect };
+    let opening = state.dialect.opening(&state.answers.list);
+    state.push(opening);
+    state.take(first.map(Ok));
+    let body = stream::unfold(state, |mut state| async move {
+        loop {
+            if let Some(event) = state.queue.pop_front() {
+                return Some((Ok::<_, Infallible>(event), state));
+            }
+            if state.ended {
+                return None;
+            }
+            let news = state.answers.next().await;
+            state.take(news);
+        }
+    });
+    let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+impl<D: Dialect> Stream<D> {
+    fn push(&mut self, events: Vec<Value>) {
+        self.queue.extend(events.iter().map(|event| Bytes::from(format!("data: {event}\n\n"))));
+    }
+
+    fn take(&mut self, news: Option<Result<(usize, Delta), ApiError>>) {
+        match news {
+            Some(Ok((index, delta))) => {
+                let events = self.dialect.news(index, &self.answers.list[index], &delta);
+                self.push(events);
+            }
+            // No [DONE]: a client that overlooks the error must not take the text for complete.
+            Some(Err(error)) => {
+                self.push(vec![error.json()]);
+                self.ended = true;
+            }
+            None => {
+                let events = self.dialect.closing(&self.answers.list);
+                self.push(events);
+                self.queue.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+                self.ended = true;
+            }
+        }
+    }
+}

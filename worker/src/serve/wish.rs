@@ -1,0 +1,132 @@
+//! A checked request, whatever its dialect.
+
+use std::sync::Arc;
+
+use axum::http::HeaderMap;
+use bytes::Bytes;
+use semmoe_engines::{Engine, Route as EngineRoute, pin};
+use semmoe_tables::RankId;
+use semmoe_text::{Limits, Prompt, Route, prompt_ids};
+use serde_json::Value;
+
+use super::app::App;
+use super::error::ApiError;
+use crate::engine::SequenceRequest;
+
+/// Prompts in one request.
+const MAX_PROMPTS: usize = 64;
+
+/// Sequences to run, and how to tell of them.
+#[derive(Debug)]
+pub(super) struct Wish {
+    /// The pin.
+    pub(super) rank: Option<RankId>,
+    /// One per prompt.
+    pub(super) sequences: Vec<SequenceRequest>,
+    pub(super) stream: bool,
+}
+
+/// Bodies from this size on are tokenized on a thread of their own.
+const LARGE_BODY_BYTES: usize = 4 << 10;
+
+/// Prepares a request without holding up others: tokenizing a large body takes milliseconds.
+pub(super) async fn off_the_runtime<T: Send + 'static>(
+    app: &Arc<App>,
+    headers: HeaderMap,
+    body: Bytes,
+    prepare: fn(&App, &HeaderMap, &[u8]) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    if body.len() < LARGE_BODY_BYTES {
+        return prepare(app, &headers, &body);
+    }
+    let app = Arc::clone(app);
+    let work = tokio::task::spawn_blocking(move || prepare(&app, &headers, &body));
+    work.await.map_err(|_| ApiError::internal("the request could not be prepared"))?
+}
+
+/// A body as JSON: an object, no deeper than serde_json's limit.
+pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
+    match serde_json::from_slice(body) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(_) => Err(ApiError::bad("the body must be a JSON object")),
+        Err(error) => Err(ApiError::bad(format!("the body is not valid JSON: {error}"))),
+    }
+}
+
+/// The typed fields of a body.
+pub(super) fn fields<'a, T: serde::Deserialize<'a>>(body: &'a Value) -> Result<T, ApiError> {
+    T::deserialize(body).map_err(|error| ApiError::bad(format!("a field has the wrong type: {error}")))
+}
+
+/// The rank a request is pinned to: on the OpenAI routes the header wins over the body.
+pub(super) fn pinned_rank(
+    app: &App,
+    route: EngineRoute,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<Option<RankId>, ApiError> {
+    let pinned = pin::client_pin(Engine::Semmoe, route, headers, body)
+        .map_err(|error| ApiError::bad(format!("the data-parallel rank cannot be used: {error}")))?;
+    let world = app.unit.world();
+    match pinned {
+        Some(rank) if rank.get() >= world => {
+            Err(ApiError::bad(format!("the data-parallel rank must be below {world}, found {rank}")))
+        }
+        pinned => Ok(pinned),
+    }
+}
+
+/// The prompts of a body as ids that the model has.
+pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    let limits = Limits { prompts: MAX_PROMPTS, ..Limits::default() };
+    let prompt = Prompt::from_json(route, body)?;
+    let prompts = prompt_ids(&prompt, &app.tokenizer, app.template.as_ref(), limits)?;
+    let vocabulary = app.model.vocab_size;
+    match prompts.iter().flatten().find(|id| **id as usize >= vocabulary) {
+        Some(id) => Err(ApiError::bad(format!("token id {id} is not below the vocabulary size {vocabulary}"))),
+        None => Ok(prompts),
+    }
+}
+
+/// Joins a request with its prompts. `asked` is the limit on new tokens that the client named, `default` what counts
+/// otherwise, as far as the context has room.
+pub(super) fn sequences(
+    app: &App,
+    request: &SequenceRequest,
+    prompts: Vec<Vec<u32>>,
+    asked: Option<u32>,
+    default: Option<u32>,
+) -> Result<Vec<SequenceRequest>, ApiError> {
+    let join = |tokens: Vec<u32>| -> Result<SequenceRequest, ApiError> {
+        let max_new_tokens = new_tokens(tokens.len(), app.context_tokens(), asked, default)?;
+        if request.min_new_tokens > max_new_tokens {
+            let min = request.min_new_tokens;
+            return Err(ApiError::bad(format!(
+                "at least {min} and at most {max_new_tokens} new tokens cannot both be"
+            )));
+        }
+        Ok(SequenceRequest { tokens, max_new_tokens, ..request.clone() })
+    };
+    prompts.into_iter().map(join).collect()
+}
+
+/// How many tokens a prompt may be answered with.
+fn new_tokens(prompt: usize, context: usize, asked: Option<u32>, default: Option<u32>) -> Result<u32, ApiError> {
+    if prompt == 0 {
+        return Err(ApiError::bad("the prompt is empty"));
+    }
+    let Some(room) = context.checked_sub(prompt).filter(|room| *room > 0) else {
+        return Err(ApiError::bad(format!(
+            "the prompt has {prompt} tokens, which leaves no room in the model's context of {context} tokens"
+        )));
+    };
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    match asked {
+        Some(0) => Err(ApiError::bad("at least one new token must be asked for, found 0")),
+        Some(asked) if asked > room => Err(ApiError::bad(format!(
+            "the prompt's {prompt} tokens and {asked} new ones do not fit the model's context of {context} tokens"
+        ))),
+        Some(asked) => Ok(asked),
+        None => Ok(default.unwrap_or(u32::MAX).min(room)),
+    }
+}

@@ -1,0 +1,311 @@
+//! Orders to the ranks, events from them, and the state of the unit in one place.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use semmoe_tables::RankId;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::running::{Running, SubmitError};
+use crate::control::link::LinkSender;
+use crate::control::message::{FromRank, ToRank};
+use crate::engine::{EngineHandle, EngineLimits, RankStats, SequenceEvent, SequenceRequest};
+
+/// How long a rank may take to tell its counts: they are told between two steps.
+const STATS_LIMIT: Duration = Duration::from_secs(5);
+
+/// How rank 0 reaches a rank.
+#[derive(Debug)]
+pub(crate) enum Port {
+    /// Its own engine.
+    Local(EngineHandle),
+    /// Another process.
+    Remote(LinkSender<ToRank>),
+}
+
+impl Port {
+    fn send(&self, order: ToRank) {
+        match self {
+            Self::Local(engine) => engine.send(order),
+            Self::Remote(link) => link.send(order),
+        }
+    }
+}
+
+/// The first failure of the unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lost {
+    /// The rank that failed first.
+    pub(crate) rank: RankId,
+    /// One sentence that names it.
+    pub(crate) cause: String,
+}
+
+/// What others wait for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UnitStatus {
+    /// Ranks whose model is loaded.
+    pub(crate) ready: usize,
+    /// Ranks that have left their step loop.
+    pub(crate) stopped: usize,
+    /// Sequences whose last event has not come.
+    pub(crate) in_flight: usize,
+    /// A rank's process was asked to stop.
+    pub(crate) leaving: bool,
+    /// Set once.
+    pub(crate) lost: Option<Lost>,
+}
+
+/// See the module. Clones share the unit.
+#[derive(Clone, Debug)]
+pub(crate) struct Unit(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    world: u16,
+    limits: EngineLimits,
+    state: Mutex<State>,
+    status: watch::Sender<UnitStatus>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By rank; empty before the ranks have come and after the links were closed.
+    ports: Vec<Port>,
+    sequences: HashMap<u64, Entry>,
+    /// By rank.
+    in_flight: Vec<usize>,
+    next_id: u64,
+    next_rank: u16,
+    draining: bool,
+    tickets: HashMap<u64, (RankId, oneshot::Sender<RankStats>)>,
+    /// By rank: the last that was told, for when a rank cannot tell any more.
+    last_stats: Vec<RankStats>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    rank: RankId,
+    /// None once nobody listens any more.
+    listener: Option<mpsc::UnboundedSender<SequenceEvent>>,
+}
+
+impl Unit {
+    pub(crate) fn new(world: u16, limits: EngineLimits) -> Self {
+        let ranks = usize::from(world);
+        let state =
+            State { in_flight: vec![0; ranks], last_stats: vec![RankStats::default(); ranks], ..State::default() };
+        let status = watch::Sender::new(UnitStatus::default());
+        Self(Arc::new(Shared { world, limits, state: Mutex::new(state), status }))
+    }
+
+    /// Connects the ranks, in rank order.
+    pub(crate) fn connect(&self, ports: Vec<Port>) {
+        self.state().ports = ports;
+    }
+
+    /// Ranks in the unit.
+    pub(crate) fn world(&self) -> u16 {
+        self.0.world
+    }
+
+    pub(crate) fn limits(&self) -> EngineLimits {
+        self.0.limits
+    }
+
+    /// Follows the state of the unit.
+    pub(crate) fn status(&self) -> watch::Receiver<UnitStatus> {
+        self.0.status.subscribe()
+    }
+
+    /// The first failure, if there was one.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.0.status.borrow().lost.clone()
+    }
+
+    /// Runs a sequence on `rank`, or on the next one in turn; its id is set here.
+    pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
+        let mut state = self.state();
+        if let Some(lost) = self.lost() {
+            return Err(SubmitError::Dead(lost));
+        }
+        if state.draining || state.ports.is_empty() {
+            return Err(SubmitError::Stopping);
+        }
+        let rank = rank.unwrap_or_else(|| {
+            let rank = RankId::new(state.next_rank);
+            state.next_rank = (state.next_rank + 1) % self.0.world;
+            rank
+        });
+        let limit = self.0.limits.running + self.0.limits.waiting;
+        if state.in_flight[rank.index()] >= limit {
+            return Err(SubmitError::Full { rank, limit });
+        }
+        request.id = state.next_id;
+        state.next_id += 1;
+        let id = request.id;
+        let (listener, events) = mpsc::unbounded_channel();
+        state.sequences.insert(id, Entry { rank, listener: Some(listener) });
+        state.in_flight[rank.index()] += 1;
+        self.0.status.send_modify(|status| status.in_flight += 1);
+        state.ports[rank.index()].send(ToRank::Submit(Box::new(request)));
+        Ok(Running::new(id, rank, events, self.clone()))
+    }
+
+    /// Nobody wants the sequence any more.
+    pub(super) fn abandon(&self, id: u64) {
+        let mut state = self.state();
+        let Some(entry) = state.sequences.get_mut(&id) else { return };
+        entry.listener = None;
+        let rank = entry.rank;
+        state.send(rank, ToRank::Cancel { id });
+    }
+
+    /// Takes no sequences any more.
+    pub(crate) fn drain(&self) {
+        self.state().draining = true;
+    }
+
+    /// Cancels all sequences; their listeners see them end.
+    pub(crate) fn cancel_all(&self) {
+        let state = self.state();
+        for (&id, entry) in &state.sequences {
+            state.send(entry.rank, ToRank::Cancel { id });
+        }
+    }
+
+    /// Sends the same order to every rank.
+    pub(crate) fn broadcast(&self, order: &ToRank) {
+        self.state().ports.iter().for_each(|port| port.send(order.clone()));
+    }
+
+    /// Closes the links to the other ranks once everything sent is written.
+    pub(crate) fn close(&self) {
+        for port in std::mem::take(&mut self.state().ports) {
+            if let Port::Remote(link) = port {
+                link.close();
+            }
+        }
+    }
+
+    /// In-flight sequences by rank.
+    pub(crate) fn in_flight(&self) -> Vec<usize> {
+        self.state().in_flight.clone()
+    }
+
+    /// Counts and loads of every rank: fresh ones, or the last known of a rank that does not answer.
+    pub(crate) async fn stats(&self) -> Vec<RankStats> {
+        let answers: Vec<_> = (0..self.0.world).map(|rank| self.ask(RankId::new(rank))).collect();
+        let all = futures_util::future::join_all(answers.into_iter().map(|(ticket, answer)| async move {
+            let outcome = tokio::time::timeout(STATS_LIMIT, answer).await;
+            self.state().tickets.remove(&ticket);
+            outcome.ok().and_then(Result::ok)
+        }));
+        let fresh = all.await;
+        let mut state = self.state();
+        for (last, fresh) in state.last_stats.iter_mut().zip(fresh) {
+            if let Some(fresh) = fresh {
+                *last = fresh;
+            }
+        }
+        state.last_stats.clone()
+    }
+
+    fn ask(&self, rank: RankId) -> (u64, oneshot::Receiver<RankStats>) {
+        let (sender, answer) = oneshot::channel();
+        let mut state = self.state();
+        let ticket = state.next_id;
+        state.next_id += 1;
+        // A dead unit answers nothing: the dropped sender tells so at once.
+        if self.lost().is_none() && !state.ports.is_empty() {
+            state.tickets.insert(ticket, (rank, sender));
+            state.send(rank, ToRank::Stats { ticket });
+        }
+        (ticket, answer)
+    }
+
+    /// Takes a message of a rank.
+    pub(crate) fn deliver(&self, rank: RankId, message: FromRank) {
+        match message {
+            FromRank::Ready => self.0.status.send_modify(|status| status.ready += 1),
+            FromRank::Stopped => self.0.status.send_modify(|status| status.stopped += 1),
+            FromRank::Leaving => self.0.status.send_modify(|status| status.leaving = true),
+            FromRank::Fatal { lost, cause } => self.fail(Lost { rank: RankId::new(lost), cause }),
+            FromRank::Stats { ticket, stats } => {
+                let asked = self.state().tickets.remove(&ticket);
+                if let Some((_, sender)) = asked.filter(|(asked, _)| *asked == rank) {
+                    // The one who asked may have left.
+                    let _ = sender.send(stats);
+                }
+            }
+            FromRank::Events(events) => {
+                let mut state = self.state();
+                let mut ended = 0;
+                for (id, event) in events {
+                    ended += usize::from(state.take_event(rank, id, event));
+                }
+                if ended > 0 {
+                    self.0.status.send_modify(|status| status.in_flight -= ended);
+                }
+            }
+        }
+    }
+
+    /// The control link of a rank has ended.
+    pub(crate) fn closed(&self, rank: RankId, cause: &str) {
+        if self.0.status.borrow().stopped < usize::from(self.0.world) {
+            self.fail(Lost { rank, cause: format!("rank {rank} was lost: {cause}") });
+        }
+    }
+
+    /// The unit is dead: everybody who waits is told, and the ranks that are left go. The first cause counts.
+    pub(crate) fn fail(&self, lost: Lost) {
+        let first = self.0.status.send_if_modified(|status| {
+            let first = status.lost.is_none();
+            status.lost.get_or_insert_with(|| lost.clone());
+            first
+        });
+        if !first {
+            return;
+        }
+        tracing::error!("{}", lost.cause);
+        self.broadcast(&ToRank::Abort { cause: lost.cause });
+        let mut state = self.state();
+        // Dropped listeners and tickets end every wait.
+        state.sequences.clear();
+        state.tickets.clear();
+        state.in_flight.fill(0);
+        self.0.status.send_modify(|status| status.in_flight = 0);
+    }
+
+    /// A thread that panicked while it held the lock left whole entries behind.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn send(&self, rank: RankId, order: ToRank) {
+        if let Some(port) = self.ports.get(rank.index()) {
+            port.send(order);
+        }
+    }
+
+    /// Passes an event on; true if it was the last of its sequence.
+    fn take_event(&mut self, rank: RankId, id: u64, event: SequenceEvent) -> bool {
+        let Some(entry) = self.sequences.get(&id).filter(|entry| entry.rank == rank) else {
+            return false;
+        };
+        let last = event.is_last();
+        if let Some(listener) = &entry.listener {
+            // Who has just left has abandoned, or will.
+            let _ = listener.send(event);
+        }
+        if last {
+            self.sequences.remove(&id);
+            self.in_flight[rank.index()] -= 1;
+        }
+        last
+    }
+}

@@ -1,0 +1,10 @@
+//! The whole unit as rank 0 sees it: which ranks there are, which sequences run where, and whether all is well.
+
+mod hub;
+mod running;
+mod shutdown;
+
+pub(crate) use hub::Lost;
+pub(crate) use hub::{Port, Unit, UnitStatus};
+pub(crate) use running::{Running, SubmitError};
+pub use shutdown::Shutdown;

@@ -1,0 +1,76 @@
+//! A sequence that runs somewhere in the unit, held by whoever wants its tokens.
+
+use std::task::{Context, Poll};
+
+use semmoe_tables::RankId;
+use tokio::sync::mpsc;
+
+use super::hub::{Lost, Unit};
+use crate::engine::SequenceEvent;
+
+/// Dropping it before its last event cancels the sequence on its rank.
+#[derive(Debug)]
+pub(crate) struct Running {
+    id: u64,
+    rank: RankId,
+    events: mpsc::UnboundedReceiver<SequenceEvent>,
+    unit: Unit,
+    ended: bool,
+}
+
+/// Why a sequence was not taken, or ended without a last event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SubmitError {
+    /// A rank was lost.
+    #[error("{}", .0.cause)]
+    Dead(Lost),
+    /// The unit is shutting down.
+    #[error("the server is shutting down")]
+    Stopping,
+    /// The rank has as many sequences as it may.
+    #[error("rank {rank} runs and queues {limit} requests already, which is its limit")]
+    Full {
+        /// The rank.
+        rank: RankId,
+        /// Its limit.
+        limit: usize,
+    },
+}
+
+impl Running {
+    pub(super) fn new(id: u64, rank: RankId, events: mpsc::UnboundedReceiver<SequenceEvent>, unit: Unit) -> Self {
+        Self { id, rank, events, unit, ended: false }
+    }
+
+    /// The rank that runs it.
+    pub(crate) fn rank(&self) -> RankId {
+        self.rank
+    }
+
+    /// The next event, or why there will be none.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<SequenceEvent, SubmitError>> {
+        self.events.poll_recv(context).map(|event| match event {
+            Some(event) => {
+                self.ended = event.is_last();
+                Ok(event)
+            }
+            None => {
+                self.ended = true;
+                Err(self.unit.lost().map_or(SubmitError::Stopping, SubmitError::Dead))
+            }
+        })
+    }
+
+    /// Whether the last event has come.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.unit.abandon(self.id);
+        }
+    }
+}

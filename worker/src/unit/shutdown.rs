@@ -1,0 +1,34 @@
+//! The wish that this process stop, from a signal, standard input or an embedding program.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+/// Once requested it stays requested. Clones share one wish.
+#[derive(Clone, Debug)]
+pub struct Shutdown(Arc<watch::Sender<bool>>);
+
+impl Default for Shutdown {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl Shutdown {
+    /// Asks the process to stop gracefully.
+    pub fn request(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Whether somebody has asked.
+    #[must_use]
+    pub fn is_requested(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Resolves when somebody has asked.
+    pub async fn requested(&self) {
+        // The sender lives in self: the wait cannot fail.
+        let _ = self.0.subscribe().wait_for(|requested| *requested).await;
+    }
+}
