@@ -1,6 +1,8 @@
 //! `semmoe evaluate`.
 
-use semmoe_solver::{EvalInput, EvalOptions, evaluate};
+use std::fmt::Write;
+
+use semmoe_solver::{EvalInput, EvalOptions, Evaluation, RequestFigures, evaluate};
 use semmoe_tables::{Profile, Tables, Trace};
 
 use super::{print, print_json};
@@ -17,5 +19,34 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         (None, None) => return Err(CliError::input("evaluate needs --trace or --profile")),
     };
     let evaluation = evaluate(&tables, input, &EvalOptions::default()).map_err(CliError::input)?;
-    if args.json { print_json(&evaluation) } else { print(evaluation.to_string().trim_end()) }
+    if args.json { print_json(&evaluation) } else { print(describe(&evaluation).trim_end()) }
+}
+
+fn describe(evaluation: &Evaluation) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name:<36} {value}");
+    };
+    line("tokens judged", evaluation.tokens.to_string());
+    line("local activation rate", format!("{:.4}", evaluation.lar));
+    line("  with random ranks", format!("{:.4}", evaluation.lar_random));
+    let layers = evaluation.lar_per_layer.iter().map(|lar| lar.map_or("-".to_owned(), |lar| format!("{lar:.3}")));
+    line("  by layer", layers.collect::<Vec<_>>().join(" "));
+    if let Some(ranks) = evaluation.remote_ranks_per_token {
+        line("remote ranks per token", format!("{ranks:.3}"));
+    }
+    line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
+    line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
+    line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));
+    let figures = |figures: &RequestFigures| {
+        format!("rate {:.4}, token load max over mean {:.3}", figures.request_lar, figures.request_imbalance)
+    };
+    for (policy, of_policy) in evaluation.policies.iter().flatten() {
+        line(&format!("requests by {policy}"), figures(of_policy));
+    }
+    if let Some(optimum) = &evaluation.batch_optimum {
+        line("requests, batch optimum", figures(optimum));
+    }
+    text
 }

@@ -45,8 +45,8 @@ fn predict(cache: &Cache, concurrency: u16) -> Result<f64, CliError> {
     };
     let evaluation = evaluate(&tables, EvalInput::Trace(&holdout), &options).map_err(CliError::failed)?;
     evaluation
-        .policy(AFFINITY)
-        .map(|policy| policy.request_lar)
+        .policies
+        .and_then(|policies| policies.get(AFFINITY).map(|figures| figures.request_lar))
         .ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))
 }
 
