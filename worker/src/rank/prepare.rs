@@ -64,6 +64,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
                 let (found, expected) = (tables.groups(), config.world);
                 return Err(WorkerError::TablesWorld { path: path.clone(), found, expected });
             }
+            if tables.physical_to_logical().is_some() {
+                let detail = "it replicates experts, which this worker cannot place".to_owned();
+                return Err(WorkerError::Inconsistent { path: path.clone(), detail });
+            }
             tables.placement().clone()
         }
         None => Placement::contiguous(info.layers(), info.num_experts, config.world)

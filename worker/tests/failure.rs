@@ -1,0 +1,239 @@
+//! Ranks that die or hang: the unit says so, ends what runs, and nothing hangs. Real processes: this test's own executable,
+//! started again as a rank.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::SocketAddr;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use rustix::process::{Pid, Signal, kill_process};
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
+use semmoe_worker::{WorkerConfig, run};
+use serde_json::{Value, json};
+use support::{greedy, model_dir};
+
+const RANK: &str = "SEMMOE_TEST_RANK";
+/// How long anything may take that must not hang.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Not a test of its own: one rank, when the tests below start this executable as one.
+#[test]
+fn rank_process() {
+    let Ok(arguments) = std::env::var(RANK) else { return };
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let (rank, world) = (arguments[0].parse().unwrap(), arguments[1].parse().unwrap());
+    let mut config = WorkerConfig::new(model_dir(), rank, world, arguments[2].parse().unwrap());
+    config.listen = (rank == 0).then(support::loopback);
+    config.exit_on_stdin_eof = true;
+    config.collective_timeout = Duration::from_millis(arguments[3].parse().unwrap());
+    config.announce = Box::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
+    let code = match run(config) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("error {error}");
+            error.exit_code()
+        }
+    };
+    std::io::stderr().flush().unwrap();
+    std::process::exit(i32::from(code));
+}
+
+struct Rank {
+    child: Child,
+    said: BufReader<ChildStderr>,
+}
+
+impl Rank {
+    fn start(rank: u16, world: u16, rendezvous: SocketAddr, collective_ms: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["rank_process", "--exact", "--nocapture"])
+            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = BufReader::new(child.stderr.take().unwrap());
+        Self { child, said }
+    }
+
+    /// The next line that begins with this word.
+    fn says(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.said.read_line(&mut line).unwrap() > 0, "the rank ended without saying {word}");
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    fn event(&mut self) -> Value {
+        serde_json::from_str(&self.says("event ")).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// The exit code, none if a signal killed it.
+    fn ends(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+/// Kills what a failed test leaves behind.
+impl Drop for Rank {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+struct Processes {
+    ranks: Vec<Rank>,
+    url: BaseUrl,
+    client: HttpClient,
+}
+
+impl Processes {
+    fn start(world: u16, collective_ms: u32) -> Self {
+        let mut first = Rank::start(0, world, support::loopback(), collective_ms);
+        let rendezvous = first.event()["rendezvous"].as_str().unwrap().parse().unwrap();
+        let mut ranks = vec![first];
+        ranks.extend((1..world).map(|rank| Rank::start(rank, world, rendezvous, collective_ms)));
+        let http: SocketAddr = ranks[0].event()["http"].as_str().unwrap().parse().unwrap();
+        Self { ranks, url: http.into(), client: HttpClient::default() }
+    }
+
+    async fn post(&self, body: &Value) -> (u16, String) {
+        let json = Some(body.to_string().into());
+        let request = request(http::Method::POST, &self.url, "/generate", json).unwrap();
+        let response = self.client.send(request).await.unwrap();
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn get(&self, path: &str) -> (u16, String) {
+        let request = request(http::Method::GET, &self.url, path, None).unwrap();
+        let response = self.client.send(request).await.unwrap();
+        let status = response.status().as_u16();
+        (status, String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap())
+    }
+
+    async fn in_flight(&self) -> u64 {
+        let limits = AnswerLimits::default();
+        support::Metrics(self.client.get_text(&self.url, "/metrics", &limits).await.unwrap())
+            .sum("semmoe_requests_in_flight", &[])
+    }
+}
+
+fn long(rank: usize, stream: bool) -> Value {
+    let mut body = greedy(&json!([557, 1712, 298]), 2000);
+    body["routed_dp_rank"] = json!(rank);
+    body["stream"] = json!(stream);
+    body
+}
+
+/// Four ranks under load; `strike` makes rank 2 fail. Everything running ends with an error that holds `cause`.
+async fn under_load(collective_ms: u32, strike: Signal, cause: &str) -> Processes {
+    let unit = Processes::start(4, collective_ms);
+    let (plain, streams) = {
+        let bodies = [long(0, false), long(1, true), long(2, true), long(3, true)];
+        let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
+        let struck = async {
+            while unit.in_flight().await < 4 {
+                tokio::task::yield_now().await;
+            }
+            // Until streams have begun: their last event is to tell, not their status.
+            while unit.get("/v1/loads").await.1.matches("\"num_used_tokens\":0").count() > 0 {
+                tokio::task::yield_now().await;
+            }
+            unit.ranks[2].signal(strike);
+        };
+        let both = async { tokio::join!(requests, struck).0 };
+        let mut answers = tokio::time::timeout(PATIENCE, both).await.expect("it hangs");
+        (answers.remove(0), answers)
+    };
+    assert!(plain.0 == 503 && plain.1.contains(cause), "{plain:?}");
+    for (status, text) in streams {
+        // A stream whose first token had not come has the status instead.
+        let last = if status == 200 { support::events(&text).pop().unwrap() } else { text };
+        let last: Value = serde_json::from_str(&last).unwrap();
+        assert!(last["error"]["message"].as_str().unwrap().contains(cause), "{last}");
+        assert_eq!(last["error"]["code"], 503);
+    }
+    for answer in [unit.post(&long(0, false)).await, unit.get("/health").await, unit.get("/v1/loads").await] {
+        assert!(answer.0 == 503 && answer.1.contains(cause), "{answer:?}");
+    }
+    assert_eq!(unit.in_flight().await, 0);
+    assert!(unit.get("/metrics").await.1.contains("semmoe_unit_up 0"));
+    unit
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_rank_ends_every_request_with_its_name() {
+    let mut unit = under_load(30_000, Signal::KILL, "rank 2 was lost").await;
+    assert_eq!(unit.ranks[2].ends(), None);
+    assert!(unit.ranks[1].says("error ").contains("rank 2 was lost"));
+    assert_eq!(unit.ranks[1].ends(), Some(3));
+    // Rank 0 answers until it is asked to stop.
+    drop(unit.ranks[0].child.stdin.take());
+    assert_eq!(unit.ranks[0].ends(), Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_that_hangs_is_lost_after_the_time_limit() {
+    let mut unit = under_load(700, Signal::STOP, "rank 2 did not answer within 700 ms").await;
+    assert_eq!(unit.ranks[1].ends(), Some(3));
+    unit.ranks[0].signal(Signal::TERM);
+    assert_eq!(unit.ranks[0].ends(), Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
+    let mut unit = Processes::start(2, 30_000);
+    unit.ranks[1].signal(Signal::KILL);
+    let noticed = async {
+        while unit.get("/health").await.0 == 200 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, noticed).await.expect("nobody noticed");
+    assert!(unit.get("/health").await.1.contains("rank 1 was lost"));
+    unit.ranks[0].signal(Signal::INT);
+    assert_eq!(unit.ranks[0].ends(), Some(3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_rank_0_the_others_leave() {
+    let mut unit = Processes::start(4, 30_000);
+    unit.ranks[0].signal(Signal::KILL);
+    for rank in [1, 2, 3] {
+        assert!(unit.ranks[rank].says("error ").contains("rank 0 was lost"));
+        assert_eq!(unit.ranks[rank].ends(), Some(3));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_ways_to_ask_for_an_end_are_graceful() {
+    type Ask = fn(&mut Processes);
+    let asks: [Ask; 4] = [
+        |unit| unit.ranks[1].signal(Signal::TERM),
+        |unit| unit.ranks[0].signal(Signal::INT),
+        |unit| unit.ranks.iter_mut().for_each(|rank| drop(rank.child.stdin.take())),
+        |unit| unit.ranks.iter().for_each(|rank| rank.signal(Signal::INT)),
+    ];
+    for (index, ask) in asks.iter().enumerate() {
+        let mut unit = Processes::start(4, 30_000);
+        ask(&mut unit);
+        for rank in &mut unit.ranks {
+            assert_eq!(rank.ends(), Some(0), "way {index}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Requests that are wrong, too large, too many, or whose client leaves.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use serde_json::{Value, json};
+use support::{CONTEXT, Unit, golden, greedy};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_requests_are_told_what_is_wrong() {
+    let unit = Unit::start(2);
+    let ids = |count: usize| json!(vec![5; count]);
+    let generate = |extra: Value| {
+        let mut body = json!({"text": "a"});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let chat = |extra: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "a"}]});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    let cases = [
+        ("/generate", json!([]), "must be a JSON object"),
+        ("/generate", json!({}), "text or input_ids must be given"),
+        ("/generate", json!({"text": ""}), "the prompt is empty"),
+        ("/generate", json!({"input_ids": []}), "found an empty list"),
+        ("/generate", json!({"input_ids": [10240]}), "token id 10240 is not below the vocabulary size 10240"),
+        ("/generate", json!({"input_ids": [-1]}), "input_ids[0] must be a token id"),
+        (
+            "/generate",
+            json!({"input_ids": ids(CONTEXT)}),
+            "2048 tokens, which leaves no room in the model's context of 2048",
+        ),
+        (
+            "/generate",
+            json!({"input_ids": ids(2040), "sampling_params": {"max_new_tokens": 9}}),
+            "2040 tokens and 9 new ones",
+        ),
+        ("/generate", generate(json!({"sampling_params": {"max_new_tokens": 0}})), "at least one new token"),
+        ("/generate", generate(json!({"sampling_params": {"max_new_tokens": "x"}})), "wrong type"),
+        ("/generate", generate(json!({"sampling_params": {"temperature": -1}})), "temperature must be from 0 to 100"),
+        ("/generate", generate(json!({"sampling_params": {"top_p": 0}})), "top_p must be above 0"),
+        ("/generate", generate(json!({"sampling_params": {"top_k": -2}})), "top_k must be"),
+        ("/generate", generate(json!({"sampling_params": {"n": 2}})), "n 2 is not supported"),
+        ("/generate", generate(json!({"sampling_params": {"regex": "a+"}})), "regex \"a+\" is not supported"),
+        (
+            "/generate",
+            generate(json!({"sampling_params": {"min_new_tokens": 9, "max_new_tokens": 3}})),
+            "cannot both be",
+        ),
+        ("/generate", generate(json!({"sampling_params": {"stop": vec!["x"; 33]}})), "33 texts, at most 32"),
+        ("/generate", generate(json!({"sampling_params": {"stop": ["x".repeat(1025)]}})), "1025 bytes"),
+        ("/generate", generate(json!({"stream": "yes"})), "wrong type"),
+        ("/generate", generate(json!({"return_logprob": true})), "return_logprob true is not supported"),
+        ("/generate", generate(json!({"routed_dp_rank": 2})), "must be below 2, found 2"),
+        ("/generate", generate(json!({"routed_dp_rank": -1})), "'-1' is not a rank"),
+        ("/generate", generate(json!({"routed_dp_rank": 1.5})), "'1.5' is not a rank"),
+        ("/generate", generate(json!({"routed_dp_rank": "1"})), "is not a rank"),
+        ("/generate", generate(json!({"data_parallel_rank": 7})), "found 7"),
+        ("/v1/completions", json!({"prompt": 3}), "prompt must be a string"),
+        ("/v1/completions", json!({"prompt": vec!["a"; 65]}), "65 prompts, more than the 64"),
+        ("/v1/completions", json!({"prompt": ["a", "b"], "return_routed_experts": true}), "one prompt, found 2"),
+        ("/v1/completions", json!({"prompt": "a", "echo": true}), "echo true is not supported"),
+        ("/v1/completions", json!({"prompt": "a", "routed_dp_rank": 9}), "must be below 2, found 9"),
+        ("/v1/chat/completions", json!({"messages": []}), "found an empty list"),
+        ("/v1/chat/completions", json!({"messages": [{"content": "a"}]}), "messages[0].role must be a string"),
+        ("/v1/chat/completions", chat(json!({"n": 3})), "n 3 is not supported"),
+        ("/v1/chat/completions", chat(json!({"response_format": {"type": "json_object"}})), "json_object"),
+        ("/v1/chat/completions", chat(json!({"max_tokens": 3000})), "do not fit the model's context of 2048"),
+        ("/tokenize", json!({"prompt": {}}), "prompt must be a string"),
+    ];
+    for (path, body, expected) in cases {
+        let (status, _, answer) = unit.ask(path, &body).await;
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains(expected), "{path} {body}: {status} {answer}");
+        assert_eq!(answer["error"]["type"], "invalid_request_error");
+        assert_eq!(answer["error"]["code"], 400);
+    }
+    let body = json!({"prompt": "a"});
+    for pin in ["x", "1.0", "-1", "2", ""] {
+        assert_eq!(unit.ask_pinned("/v1/completions", &body, Some(pin)).await.0, 400, "pin {pin:?}");
+    }
+    let deep = "[".repeat(100_000);
+    for raw in ["{", "", "\u{0}", "{\"text\": \"\\ud800\"}", &deep, &format!("{{\"text\": {deep}")] {
+        let response = unit.client.send(unit.post("/generate", raw.as_bytes())).await.unwrap();
+        assert_eq!(response.status(), 400, "{raw:.20}");
+    }
+    let response = unit.client.send(unit.post("/generate", b"{\"text\": \"\xff\"}")).await.unwrap();
+    assert_eq!(response.status(), 400);
+    let response = unit.client.send(unit.post("/generate", &vec![b' '; (4 << 20) + 1])).await.unwrap();
+    assert_eq!(response.status(), 413);
+    assert_eq!(unit.ask("/update_weights", &json!({})).await.0, 404);
+    assert_eq!(unit.ask("/health", &json!({})).await.0, 405);
+    // Nothing of this has harmed it.
+    let prompt = &golden()[0];
+    assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
+    unit.stop(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_frees_its_sequence() {
+    let unit = Unit::start(2);
+    for (stream, rank) in [(false, 0), (false, 1), (true, 1)] {
+        let mut body = greedy(&json!([557, 1712, 298]), 2000);
+        body["stream"] = json!(stream);
+        body["routed_dp_rank"] = json!(rank);
+        let before = unit.metrics().await.sum("semmoe_tokens_total", &[]);
+        let mut client = TcpStream::connect(unit.url.authority()).unwrap();
+        let body = body.to_string();
+        write!(client, "POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        if stream {
+            client.read_exact(&mut [0; 16]).unwrap();
+        }
+        let name = rank.to_string();
+        while unit.metrics().await.sum("semmoe_requests_in_flight", &[("rank", &name)]) == 0 {
+            tokio::task::yield_now().await;
+        }
+        drop(client);
+        unit.quiet().await;
+        let ran = unit.metrics().await.sum("semmoe_tokens_total", &[]) - before;
+        assert!(ran < 2000, "stream {stream}, rank {rank}: the sequence ran to its end");
+        let loads = unit.get("/v1/loads").await;
+        assert_eq!(loads["loads"][rank]["num_used_tokens"], 0);
+        assert_eq!(loads["loads"][rank]["num_running_reqs"], 0);
+    }
+    unit.stop(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_rank_refuses_and_another_still_serves() {
+    let unit = Unit::start_with(2, |config| {
+        config.limits.running = 1;
+        config.limits.waiting = 2;
+    });
+    let mut body = greedy(&json!([557, 1712, 298]), 1500);
+    body["stream"] = json!(true);
+    body["routed_dp_rank"] = json!(1);
+    let mut streams = Vec::new();
+    let first = unit.client.send(unit.post("/generate", body.to_string().as_bytes())).await.unwrap();
+    streams.push(first);
+    // Queued ones have no token yet, so their heads do not come: they wait in tasks.
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        let (client, request) = (unit.client.clone(), unit.post("/generate", body.to_string().as_bytes()));
+        waiting.push(tokio::spawn(async move { client.send(request).await }));
+    }
+    while unit.metrics().await.sum("semmoe_requests_in_flight", &[("rank", "1")]) < 3 {
+        tokio::task::yield_now().await;
+    }
+    let loads = unit.get("/v1/loads").await;
+    assert_eq!(loads["loads"][1]["num_running_reqs"], 1);
+    assert_eq!(loads["loads"][1]["num_waiting_reqs"], 2);
+    assert_eq!(loads["loads"][1]["num_waiting_uncached_tokens"], 6);
+    body["stream"] = json!(false);
+    let (status, _, answer) = unit.ask("/generate", &body).await;
+    assert_eq!(status, 503);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("rank 1 runs and queues 3 requests"), "{answer}");
+    body["routed_dp_rank"] = json!(0);
+    body["sampling_params"]["max_new_tokens"] = json!(4);
+    unit.ok("/generate", &body).await;
+    drop(streams);
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    unit.quiet().await;
+    unit.stop(0);
+}

@@ -1,0 +1,235 @@
+//! How a unit comes together, does not, and ends.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use half::f16;
+use semmoe_tables::{ModelInfo, Placement, Provenance, TablesBuilder};
+use semmoe_worker::{WorkerConfig, WorkerError, WorkerEvent, run};
+use serde_json::{Value, json};
+use support::{EXPERTS, LAYERS, TOP_K, Unit, config, golden, greedy, loopback, model_dir};
+
+/// Starts rank 0 of a unit and tells where it takes registrations.
+fn host(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> (SocketAddr, JoinHandle<Result<(), WorkerError>>) {
+    let (sender, events) = mpsc::channel();
+    let mut config = config(0, world, loopback());
+    config.announce = Box::new(move |event| sender.send(*event).unwrap());
+    adjust(&mut config);
+    let thread = std::thread::spawn(move || run(config));
+    let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
+    (rendezvous, thread)
+}
+
+fn failure(outcome: Result<(), WorkerError>) -> (String, u8) {
+    let error = outcome.unwrap_err();
+    (error.to_string(), error.exit_code())
+}
+
+/// A model directory with the bundled files, in which some are replaced or left out (empty).
+fn model_copy(parent: &Path, name: &str, replaced: &[(&str, &str)]) -> PathBuf {
+    let dir = parent.join(name);
+    std::fs::create_dir(&dir).unwrap();
+    for file in
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
+        match replaced.iter().find(|(replaced, _)| *replaced == file) {
+            None => std::os::unix::fs::symlink(model_dir().canonicalize().unwrap().join(file), dir.join(file)).unwrap(),
+            Some((_, "")) => {}
+            Some((_, content)) => std::fs::write(dir.join(file), content).unwrap(),
+        }
+    }
+    dir
+}
+
+/// Tables with a placement that gives every group every G-th expert.
+fn tables(path: &Path, model: &str, groups: u16) -> String {
+    let layer: Vec<u16> = (0..EXPERTS).map(|expert| expert % groups).collect();
+    let placement = Placement::new(groups, vec![layer; LAYERS]).unwrap();
+    let digest = placement.digest();
+    let info = ModelInfo {
+        model: model.into(),
+        tokenizer_sha256: None,
+        num_experts: EXPERTS,
+        top_k: TOP_K as u16,
+        vocab_size: 10_240,
+        num_hidden_layers: LAYERS as u16,
+        layer_ids: (0..LAYERS as u16).collect(),
+    };
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let share = f16::from_f64(1.0 / f64::from(groups));
+    let t = vec![share; 10_240 * usize::from(groups)];
+    TablesBuilder::dp(info, provenance, placement, t, vec![0.0; usize::from(groups)]).write(path).unwrap();
+    digest
+}
+
+#[test]
+fn ranks_with_other_arguments_are_refused_on_both_sides() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.tables.safetensors");
+    tables(&file, "tiny-qwen3moe-15m", 2);
+    let other = model_copy(folder.path(), "other-model", &[]);
+    let retrained = {
+        let json = std::fs::read_to_string(model_dir().join("config.json")).unwrap();
+        let dir = folder.path().join("b");
+        std::fs::create_dir(&dir).unwrap();
+        model_copy(&dir, "tiny-qwen3moe-15m", &[("config.json", &json.replace("10000.0", "20000.0"))])
+    };
+    type Adjust<'a> = Box<dyn Fn(&mut WorkerConfig) + 'a>;
+    let cases: Vec<(Adjust<'_>, &str)> = vec![
+        (Box::new(|config| config.world = 4), "rank 1 was started for a world of 4, rank 0 2"),
+        (Box::new(|config| config.tables = Some(file.clone())), "rank 1 has a placement with digest"),
+        (Box::new(|config| config.model_dir = other.clone()), "rank 1 runs another model than rank 0"),
+        (Box::new(|config| config.model_dir = retrained.clone()), "rank 1 has a checkpoint with digest"),
+    ];
+    for (adjust, expected) in cases {
+        let (rendezvous, host) = host(2, |_| {});
+        let mut member = config(1, 2, rendezvous);
+        adjust(&mut member);
+        for (message, code) in [failure(run(member)), failure(host.join().unwrap())] {
+            assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+            assert_eq!(code, 2);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named_and_strangers_do_no_harm() {
+    let (rendezvous, host) = host(4, |config| config.rendezvous_timeout = Duration::from_millis(600));
+    let mut stranger = TcpStream::connect(rendezvous).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let _silent = TcpStream::connect(rendezvous).unwrap();
+    let member = run(config(2, 4, rendezvous));
+    for (message, _) in [failure(member), failure(host.join().unwrap())] {
+        assert_eq!(message, "ranks 1 and 3 did not come within 0.6 s");
+    }
+}
+
+#[test]
+fn a_rank_that_finds_nobody_says_so() {
+    let closed = TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let mut alone = config(1, 2, closed);
+    alone.rendezvous_timeout = Duration::from_millis(200);
+    let (message, code) = failure(run(alone));
+    assert!(message.contains("rank 0 could not be reached") && message.contains(&closed.to_string()), "{message}");
+    assert_eq!(code, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_at_the_rendezvous_do_not_stop_it() {
+    let (sender, events) = mpsc::channel();
+    let mut first = config(0, 2, loopback());
+    let shutdown = first.shutdown.clone();
+    first.announce = Box::new(move |event| sender.send(*event).unwrap());
+    let host = std::thread::spawn(move || run(first));
+    let WorkerEvent::Bound { rendezvous } = events.recv().unwrap() else { panic!("not bound first") };
+    let _silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(rendezvous).unwrap()).collect();
+    let mut liar = TcpStream::connect(rendezvous).unwrap();
+    liar.write_all(&[0xff; 64]).unwrap();
+    let member = std::thread::spawn(move || run(config(1, 2, rendezvous)));
+    assert!(matches!(events.recv().unwrap(), WorkerEvent::Ready { rank: 0, http: Some(_), .. }));
+    shutdown.request();
+    assert!(host.join().unwrap().is_ok() && member.join().unwrap().is_ok());
+}
+
+#[test]
+fn wrong_input_is_told_before_anything_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let small = tables_of(&folder, "small", "tiny-qwen3moe-15m", 4);
+    let foreign = tables_of(&folder, "foreign", "another-model", 2);
+    let template = json!({"chat_template": "{% if %}"}).to_string();
+    let model = std::fs::read_to_string(model_dir().join("config.json")).unwrap();
+    let smaller = model.replace("\"vocab_size\": 10240", "\"vocab_size\": 10000");
+    let copy = |name: &str, file, content: &str| {
+        let dir = model_copy(folder.path(), name, &[(file, content)]);
+        move |config: &mut WorkerConfig| config.model_dir = dir.clone()
+    };
+    type Adjust<'a> = Box<dyn Fn(&mut WorkerConfig) + 'a>;
+    let cases: Vec<(Adjust<'_>, &str)> = vec![
+        (Box::new(|config| config.model_dir = "/no/such/model".into()), "/no/such/model"),
+        (Box::new(copy("a", "config.json", "")), "config.json"),
+        (Box::new(copy("b", "tokenizer.json", "")), "tokenizer.json"),
+        (Box::new(copy("c", "tokenizer.json", "{}")), "not a usable tokenizer"),
+        (Box::new(copy("d", "config.json", &smaller)), "it has 10240 token ids, the model only 10000"),
+        (Box::new(copy("g", "generation_config.json", "{\"eos_token_id\": [20000]}")), "it has no token 20000"),
+        (Box::new(copy("e", "tokenizer_config.json", &template)), "the chat template does not parse"),
+        (Box::new(copy("f", "generation_config.json", "{\"eos_token_id\": \"x\"}")), "eos_token_id must be"),
+        (Box::new(|config| config.tables = Some("/no/such/tables".into())), "/no/such/tables"),
+        (Box::new(|config| config.tables = Some(foreign.clone())), "another-model"),
+        (Box::new(|config| config.tables = Some(small.clone())), "are for 4 groups, this unit has 2 ranks"),
+        (Box::new(|config| (config.world, config.rank) = (2, 2)), "rank is 2, expected below the world size 2"),
+        (Box::new(|config| config.listen = None), "rank 0 needs an address"),
+        (Box::new(|config| config.world = 5), "1, 2, 4, 8, 16, 32"),
+    ];
+    for (adjust, expected) in cases {
+        let mut wrong = config(0, 2, loopback());
+        wrong.rendezvous_timeout = Duration::from_millis(500);
+        adjust(&mut wrong);
+        let (message, code) = failure(run(wrong));
+        assert!(message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
+        assert_eq!(code, 2, "{message}");
+    }
+    let taken = TcpListener::bind(loopback()).unwrap();
+    let address = taken.local_addr().unwrap();
+    let mut wrong = config(0, 1, loopback());
+    wrong.listen = Some(address);
+    assert!(failure(run(wrong)).0.contains(&format!("cannot serve HTTP on {address}")));
+    assert!(failure(run(config(0, 1, address))).0.contains(&format!("cannot listen on {address}")));
+}
+
+fn tables_of(folder: &tempfile::TempDir, name: &str, model: &str, groups: u16) -> PathBuf {
+    let path = folder.path().join(format!("{name}.tables.safetensors"));
+    tables(&path, model, groups);
+    path
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_give_the_placement_and_the_same_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.tables.safetensors");
+    let digest = tables(&path, "tiny-qwen3moe-15m", 2);
+    let unit = Unit::start_with(2, |config| config.tables = Some(path.clone()));
+    assert_eq!(unit.get("/server_info").await["placement_digest"], digest);
+    let prompt = &golden()[0];
+    assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
+    unit.stop(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_asked_to_stop_all_leave_and_running_requests_end() {
+    for asked in [0, 1] {
+        let unit = Unit::start(2);
+        let body = greedy(&json!([557, 1712, 298]), 60);
+        let (client, request) = (unit.client.clone(), unit.post("/generate", body.to_string().as_bytes()));
+        let running = tokio::spawn(async move { client.send(request).await });
+        while unit.metrics().await.sum("semmoe_requests_in_flight", &[]) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let outcomes = tokio::task::spawn_blocking(move || unit.stop(asked)).await.unwrap();
+        assert!(outcomes.iter().all(Result::is_ok), "asked {asked}: {outcomes:?}");
+        assert_eq!(running.await.unwrap().unwrap().status(), 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_outlast_the_grace_are_ended() {
+    let unit = Unit::start_with(2, |config| config.grace = Duration::ZERO);
+    let mut body = greedy(&json!([557, 1712, 298]), 2000);
+    body["stream"] = json!(true);
+    let response = unit.client.send(unit.post("/generate", body.to_string().as_bytes())).await.unwrap();
+    let reading = tokio::spawn(http_body_util::BodyExt::collect(response.into_body()));
+    let outcomes = tokio::task::spawn_blocking(move || unit.stop(0)).await.unwrap();
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let text = reading.await.unwrap().unwrap().to_bytes();
+    let events = support::events(std::str::from_utf8(&text).unwrap());
+    let [.., last, done] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(done, "[DONE]");
+    let last: Value = serde_json::from_str(last).unwrap();
+    assert_eq!(last["meta_info"]["finish_reason"]["type"], "abort");
+}
