@@ -1,6 +1,6 @@
 //! Load accounts and online prices of the ranks of one engine.
 
-use crate::policy::RankLoad;
+use crate::policy::{RankLoad, mean_request};
 use crate::settings::Settings;
 
 /// Prices stay within this distance of zero: shares differ by at most one, so more has no effect.
@@ -9,7 +9,7 @@ const PRICE_LIMIT: f64 = 1.0;
 /// What the ranks of one engine have to do: tokens and requests in flight, recent tokens, prices.
 ///
 /// Deterministic and of fixed size: time is counted in assigned tokens, not read from a clock. With `m` the mean
-/// request and `n` available ranks, an assignment of `a` tokens to rank `c`
+/// recent request and `n` available ranks, an assignment of `a` tokens to rank `c`
 ///
 /// * multiplies every rank's recent tokens by `2^(-a / (half_life_requests * n * m))`, then adds `a` to rank `c`;
 /// * moves each available rank's price by `price_step * a/m * ([r = c] - 1/n)`: the online form of the dual step that
@@ -21,9 +21,6 @@ pub struct Accounts {
     prices: Vec<f64>,
     half_life_requests: f64,
     price_step: f64,
-    /// Decayed totals over all ranks, for the mean request.
-    recent_tokens: f64,
-    recent_requests: f64,
 }
 
 impl Accounts {
@@ -35,8 +32,6 @@ impl Accounts {
             prices: vec![0.0; usize::from(ranks)],
             half_life_requests: settings.half_life_requests,
             price_step: settings.price_step,
-            recent_tokens: 0.0,
-            recent_requests: 0.0,
         };
         accounts.reset_prices(table_prices);
         accounts
@@ -70,13 +65,15 @@ impl Accounts {
     pub fn set_available(&mut self, rank: u16, available: bool) -> bool {
         let Some(was) = self.loads.get(usize::from(rank)).map(|load| load.available) else { return false };
         if available && !was {
-            let (mut tokens, mut ranks) = (0.0, 0.0);
+            let (mut tokens, mut requests, mut ranks) = (0.0, 0.0, 0.0);
             for load in self.loads.iter().filter(|load| load.available) {
                 tokens += load.recent_tokens;
+                requests += load.recent_requests;
                 ranks += 1.0;
             }
             if ranks > 0.0 {
-                self.loads[usize::from(rank)].recent_tokens = tokens / ranks;
+                let load = &mut self.loads[usize::from(rank)];
+                (load.recent_tokens, load.recent_requests) = (tokens / ranks, requests / ranks);
             }
         }
         self.loads[usize::from(rank)].available = available;
@@ -90,17 +87,17 @@ impl Accounts {
             return false;
         }
         let counted = tokens.max(1) as f64;
-        let mean_request = (self.recent_tokens + counted) / (self.recent_requests + 1.0);
+        let mean_request = mean_request(&self.loads).unwrap_or(counted);
         let available = self.loads.iter().filter(|load| load.available).count().max(1) as f64;
         let decay = (-counted / (self.half_life_requests * available * mean_request)).exp2();
 
-        self.recent_tokens = self.recent_tokens * decay + counted;
-        self.recent_requests = self.recent_requests * decay + 1.0;
         for load in &mut self.loads {
             load.recent_tokens *= decay;
+            load.recent_requests *= decay;
         }
         let load = &mut self.loads[index];
         load.recent_tokens += counted;
+        load.recent_requests += 1.0;
         load.in_flight_tokens = load.in_flight_tokens.saturating_add(tokens.max(1));
         load.in_flight_requests = load.in_flight_requests.saturating_add(1);
         if load.available {

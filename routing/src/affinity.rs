@@ -4,19 +4,20 @@
 //!
 //! ```text
 //! maximise    s[r] - price[r] - beta * backlog[r]
-//! subject to  recent[r] + a  <=  (1 + eps) * (sum of recent + a) / ranks  +  a
+//! subject to  recent[r] + a  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m  +  a
 //! ```
 //!
-//! `backlog` is the tokens in flight in units of the mean request in flight, `beta` is
-//! [`Settings::backlog_weight`](crate::Settings::backlog_weight), `eps` is
-//! [`Settings::load_margin`](crate::Settings::load_margin). The trailing `a` is the slack for the one request: a
-//! request is never split, so the rank that takes it may exceed the margin by that much and no more. The least loaded
-//! rank always meets the cap.
+//! `m` is the mean recent request, `backlog` the tokens in flight in units of `m`; `beta`, `eps` and `slack` are
+//! [`Settings::backlog_weight`](crate::Settings::backlog_weight),
+//! [`Settings::load_margin`](crate::Settings::load_margin) and
+//! [`Settings::load_slack_requests`](crate::Settings::load_slack_requests). The trailing `a` is there because a request
+//! is never split: the rank that takes it may exceed the cap by that much and no more. The least loaded rank always
+//! meets the cap. A request without evidence goes to the rank with the least recent and unfinished tokens.
 //!
 //! The paper's Algorithm 2 instead masks each device until all the others had a request. That keeps counts even but
 //! forces most requests away from their experts, and ignores that requests differ in length.
 
-use crate::policy::{Choice, Policy, RankLoad, Request, rank_id, turn};
+use crate::policy::{Choice, Policy, RankLoad, Request, mean_request, rank_id, turn};
 use crate::settings::Settings;
 
 /// The policy; see the module's text.
@@ -24,27 +25,7 @@ use crate::settings::Settings;
 pub struct Affinity {
     backlog_weight: f64,
     load_margin: f64,
-}
-
-/// What is summed over the available ranks before they are compared.
-struct Totals {
-    ranks: usize,
-    recent_tokens: f64,
-    in_flight_tokens: f64,
-    in_flight_requests: u64,
-}
-
-impl Totals {
-    fn of(loads: &[RankLoad]) -> Totals {
-        let mut totals = Totals { ranks: 0, recent_tokens: 0.0, in_flight_tokens: 0.0, in_flight_requests: 0 };
-        for load in loads.iter().filter(|load| load.available) {
-            totals.ranks += 1;
-            totals.recent_tokens += load.recent_tokens;
-            totals.in_flight_tokens += load.in_flight_tokens as f64;
-            totals.in_flight_requests += u64::from(load.in_flight_requests);
-        }
-        totals
-    }
+    load_slack_requests: f64,
 }
 
 /// A rank under comparison: better score first, then the lower burden, then whose turn it is.
@@ -72,12 +53,21 @@ fn keep_better(best: &mut Option<Candidate>, candidate: Candidate) {
 impl Affinity {
     /// The policy with these settings.
     pub fn new(settings: &Settings) -> Self {
-        Affinity { backlog_weight: settings.backlog_weight, load_margin: settings.load_margin }
+        Affinity {
+            backlog_weight: settings.backlog_weight,
+            load_margin: settings.load_margin,
+            load_slack_requests: settings.load_slack_requests,
+        }
     }
 
     /// Greatest recent load that a rank may have before it takes a request of `tokens`.
-    fn cap(&self, totals: &Totals, tokens: f64) -> f64 {
-        (1.0 + self.load_margin) * (totals.recent_tokens + tokens) / totals.ranks as f64
+    fn cap(&self, loads: &[RankLoad], tokens: f64, mean_request: f64) -> f64 {
+        let (mut recent, mut ranks) = (tokens, 0.0f64);
+        for load in loads.iter().filter(|load| load.available) {
+            recent += load.recent_tokens;
+            ranks += 1.0;
+        }
+        (1.0 + self.load_margin) * recent / ranks.max(1.0) + self.load_slack_requests * mean_request
     }
 }
 
@@ -105,11 +95,11 @@ impl Policy for Affinity {
     }
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], prices: &[f64], sequence: u64) -> Option<Choice> {
-        let totals = Totals::of(loads);
+        let tokens = request.tokens.max(1) as f64;
+        let mean_request = mean_request(loads).unwrap_or(tokens);
+        let cap = self.cap(loads, tokens, mean_request);
+        let per_token = self.backlog_weight / mean_request.max(1.0);
         let share = evidence(request, loads);
-        let cap = self.cap(&totals, request.tokens.max(1) as f64);
-        let mean_request = totals.in_flight_tokens / totals.in_flight_requests.max(1) as f64;
-        let per_token = if mean_request > 0.0 { self.backlog_weight / mean_request } else { 0.0 };
 
         let (mut best, mut allowed, mut least) = (None, None, None);
         for (index, load) in loads.iter().enumerate().filter(|(_, load)| load.available) {

@@ -21,14 +21,21 @@ pub struct RankLoad {
     pub in_flight_requests: u32,
     /// Tokens assigned lately, each halved for every half-life of tokens assigned after it.
     pub recent_tokens: f64,
+    /// Requests assigned lately, counted and halved alike; over all ranks they give the mean request.
+    pub recent_requests: f64,
     /// Whether the rank may be chosen.
     pub available: bool,
 }
 
 impl RankLoad {
     /// A rank that is available and has nothing to do.
-    pub const IDLE: RankLoad =
-        RankLoad { in_flight_tokens: 0, in_flight_requests: 0, recent_tokens: 0.0, available: true };
+    pub const IDLE: RankLoad = RankLoad {
+        in_flight_tokens: 0,
+        in_flight_requests: 0,
+        recent_tokens: 0.0,
+        recent_requests: 0.0,
+        available: true,
+    };
 
     /// Tokens that count against the rank when only load decides: recent ones, and again those still in flight.
     pub(crate) fn burden(&self) -> f64 {
@@ -60,6 +67,13 @@ pub trait Policy: Send + Sync {
     /// `prices` are in units of share, one per rank; missing ones count as zero. `sequence` counts the requests and
     /// decides ties, so that equal ranks are taken in turn.
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], prices: &[f64], sequence: u64) -> Option<Choice>;
+}
+
+/// Tokens of the mean recent request; `None` before the first one.
+pub(crate) fn mean_request(loads: &[RankLoad]) -> Option<f64> {
+    let requests: f64 = loads.iter().map(|load| load.recent_requests).sum();
+    let tokens: f64 = loads.iter().map(|load| load.recent_tokens).sum();
+    (requests > 0.0).then(|| tokens / requests)
 }
 
 /// Index of a rank as `u16`; more ranks than that do not exist in any of the file formats.
