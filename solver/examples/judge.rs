@@ -1,0 +1,76 @@
+//! Solves on one trace and judges on another: `judge SOLVE.trace.safetensors JUDGE.trace.safetensors [GROUPS...]`.
+//!
+//! The figures of this crate's README come from it.
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::time::Instant;
+
+use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate, solve};
+use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
+        return Err("usage: judge SOLVE.trace JUDGE.trace [GROUPS...]".into());
+    };
+    let groups: Vec<u16> = groups.iter().map(|groups| groups.parse()).collect::<Result<_, _>>()?;
+    let groups = if groups.is_empty() { vec![4, 8] } else { groups };
+    let (trace, other) = (Trace::open(Path::new(solve_on))?, Trace::open(Path::new(judge_on))?);
+    let provenance = Provenance { source: "judge".into(), created: "2026-01-01T00:00:00Z".into() };
+    let mut profile = ProfileBuilder::new(trace.model().clone(), provenance.clone(), Phase::All)?;
+    profile.add_trace(&trace)?;
+    let profile = profile.finish()?;
+
+    for groups in groups {
+        for (attention, trace) in [(Attention::Dp, Some(&trace)), (Attention::Dp, None), (Attention::Tp, Some(&trace))]
+        {
+            let options = SolveOptions { threads: 2, ..SolveOptions::new(groups, attention, provenance.clone()) };
+            let begin = Instant::now();
+            let solved = solve(&profile, trace, &options, &mut |_| ControlFlow::Continue(()))?;
+            let seconds = begin.elapsed().as_secs_f64();
+            let report = &solved.report;
+            print(&format!(
+                "G={groups} {attention} unit={} | {seconds:.1} s, {} unit steps | in: lar {:.4} gap {:.1e} tokens {:.3} experts {:.3} (worst {:.3}) split {}",
+                report.unit,
+                report.iterations,
+                report.lar,
+                report.dual_gap,
+                report.token_imbalance,
+                report.expert_load_imbalance,
+                report.expert_load_imbalance_worst_layer,
+                report.split_units
+            ));
+            let judged = evaluate(&solved.tables, EvalInput::Trace(&other), &EvalOptions::default())?;
+            print(&format!(
+                "    out: lar {:.4} random {:.4} remote ranks {:.3} experts {:.3} (max/median {:.3}) tokens {:.3}",
+                judged.lar,
+                judged.lar_random,
+                judged.remote_ranks_per_token.unwrap_or(f64::NAN),
+                judged.expert_load_imbalance,
+                judged.expert_load_imbalance_max_over_median,
+                judged.token_imbalance
+            ));
+            for (name, figures) in judged.policies.iter().flatten() {
+                print(&format!(
+                    "    out: {name} {:.4} imbalance {:.3}",
+                    figures.request_lar, figures.request_imbalance
+                ));
+            }
+            if let Some(figures) = judged.batch_optimum {
+                print(&format!(
+                    "    out: batch optimum {:.4} imbalance {:.3}",
+                    figures.request_lar, figures.request_imbalance
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn print(line: &str) {
+    use std::io::Write;
+    // A closed pipe is no reason to fail.
+    let _ = writeln!(std::io::stdout(), "{line}");
+}

@@ -1,0 +1,68 @@
+//! Why a problem cannot be solved or tables cannot be evaluated.
+
+use semmoe_tables::FormatError;
+
+/// The errors of [`solve`](crate::solve) and [`evaluate`](crate::evaluate).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SolveError {
+    /// Nothing to solve from or to evaluate on.
+    #[error("the {what} holds no token with a known route, expected at least one")]
+    NoTokens {
+        /// "profile" or "trace".
+        what: &'static str,
+    },
+    /// The groups cannot hold equally many experts.
+    #[error("{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}")]
+    GroupsDoNotDivide {
+        /// G as asked for.
+        groups: u16,
+        /// N of the model.
+        experts: u16,
+        /// What G may be.
+        divisors: Vec<u16>,
+    },
+    /// An option outside its range.
+    #[error("option `{option}` is {found}, expected {expected}")]
+    BadOption {
+        /// The field.
+        option: &'static str,
+        /// Its value.
+        found: String,
+        /// What is allowed.
+        expected: &'static str,
+    },
+    /// Counts beyond what the exact arithmetic holds.
+    #[error("the counts add up to {found} {what}, expected at most {limit}")]
+    TooLarge {
+        /// "activations", "tokens" or "units".
+        what: &'static str,
+        /// Sum of the counts.
+        found: u128,
+        /// The limit.
+        limit: u64,
+    },
+    /// Only attention dp has what was asked for, or only tp.
+    #[error("the tables are for attention {found}, expected {expected}")]
+    WrongAttention {
+        /// Of the tables.
+        found: String,
+        /// What the input is for.
+        expected: &'static str,
+    },
+    /// The inputs are about different models, or a file cannot be built.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A routing policy that is not in the registry.
+    #[error(transparent)]
+    Policy(#[from] semmoe_routing::UnknownPolicy),
+}
+
+/// Checks that `groups` divides `experts`.
+pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> {
+    if groups > 0 && experts.is_multiple_of(groups) {
+        return Ok(());
+    }
+    let divisors = (1..=experts).filter(|groups| experts.is_multiple_of(*groups)).collect();
+    Err(SolveError::GroupsDoNotDivide { groups, experts, divisors })
+}

@@ -1,0 +1,123 @@
+//! What given tables are worth on given traffic.
+
+use std::collections::BTreeMap;
+
+use semmoe_tables::{Attention, Profile, Tables, Trace};
+use serde::Serialize;
+
+use crate::balance::Spread;
+use crate::error::SolveError;
+use crate::hosts::Hosts;
+use crate::options::EvalOptions;
+use crate::report::Unit;
+use crate::tally::Tally;
+use crate::{eval_requests, eval_tokens};
+
+/// The traffic to judge tables on; better not the one they were solved on.
+#[derive(Clone, Copy, Debug)]
+pub enum EvalInput<'a> {
+    /// Recorded requests.
+    Trace(&'a Trace),
+    /// Counts by token.
+    Profile(&'a Profile),
+}
+
+/// The figures of `semmoe evaluate --json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Evaluation {
+    /// What is assigned to ranks or groups in `lar` and the figures that go with it. Requests, by the `affinity`
+    /// policy, for a trace and attention dp; otherwise tokens, each on the best place that T knows.
+    pub unit: Unit,
+    /// Local activation rate over all tokens and layers.
+    pub lar: f64,
+    /// The same for each MoE layer; null for a layer without known routes.
+    pub lar_per_layer: Vec<Option<f64>>,
+    /// The same with every token or request on a random rank: the expected value.
+    pub lar_random: f64,
+    /// Ranks other than its own that a token is sent to, mean over tokens and layers; null for a profile, whose
+    /// counts do not say which experts were activated together.
+    pub remote_ranks_per_token: Option<f64>,
+    /// Greatest activations of a group over the mean, mean over layers.
+    pub expert_load_imbalance: f64,
+    /// The paper's figure: greatest over median, mean over layers.
+    pub expert_load_imbalance_max_over_median: f64,
+    /// Greatest tokens of a rank (group) over the mean; with attention tp mean over layers.
+    pub token_imbalance: f64,
+    /// Tokens judged (with a known route).
+    pub tokens: u64,
+    /// Activations judged.
+    pub activations: u64,
+    /// Each routing policy, simulated request by request; for a trace and attention dp.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policies: Option<BTreeMap<String, RequestFigures>>,
+    /// All requests known in advance and assigned exactly by their scores with T: what is missing to the optimum is
+    /// T's error, what a policy misses to this is the price of not knowing the future.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_predicted: Option<RequestFigures>,
+    /// All requests known in advance and assigned exactly by their true routing; for a trace and attention dp.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_optimum: Option<RequestFigures>,
+}
+
+/// What an assignment of requests to ranks is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RequestFigures {
+    /// Local activation rate.
+    pub request_lar: f64,
+    /// Greatest tokens of a rank over the mean.
+    pub request_imbalance: f64,
+}
+
+/// What the two ways of judging have in common.
+pub(crate) struct Judged {
+    pub(crate) unit: Unit,
+    pub(crate) tally: Tally,
+    pub(crate) token_imbalance: f64,
+    pub(crate) tokens: u64,
+    pub(crate) policies: Option<BTreeMap<String, RequestFigures>>,
+    pub(crate) batch_predicted: Option<RequestFigures>,
+    pub(crate) batch_optimum: Option<RequestFigures>,
+}
+
+/// Judges tables on a trace or a profile of the same model.
+///
+/// With a trace and attention dp every policy of `options` is simulated with semmoe-routing's own code: a request is
+/// scored by its prompt's tokens with T, as the gateway does, and leaves when `concurrency` later ones have come.
+///
+/// # Errors
+/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy.
+pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) -> Result<Evaluation, SolveError> {
+    options.validate()?;
+    let (model, what) = match input {
+        EvalInput::Trace(trace) => (trace.model(), "trace"),
+        EvalInput::Profile(profile) => (profile.model(), "profile"),
+    };
+    tables.model().check_compatible(model)?;
+    let hosts = Hosts::new(tables);
+    let judged = match (input, tables.attention()) {
+        (EvalInput::Trace(trace), Attention::Dp) => eval_requests::judge(tables, &hosts, trace, options)?,
+        (EvalInput::Trace(trace), Attention::Tp) => eval_tokens::judge_trace(tables, &hosts, trace),
+        (EvalInput::Profile(profile), _) => eval_tokens::judge_profile(tables, &hosts, profile),
+    };
+    let activations = judged.tally.activations.iter().sum();
+    if activations == 0 {
+        return Err(SolveError::NoTokens { what });
+    }
+    let spreads = hosts.load_spreads(&judged.tally.column_load);
+    let mean = |value: fn(&Spread) -> f64| spreads.iter().map(value).sum::<f64>() / spreads.len() as f64;
+    Ok(Evaluation {
+        unit: judged.unit,
+        lar: judged.tally.lar(),
+        lar_per_layer: judged.tally.lar_per_layer(),
+        lar_random: judged.tally.lar_random(&hosts),
+        remote_ranks_per_token: judged.tally.remote_ranks_per_token(),
+        expert_load_imbalance: mean(|spread| spread.max_over_mean),
+        expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),
+        token_imbalance: judged.token_imbalance,
+        tokens: judged.tokens,
+        activations,
+        policies: judged.policies,
+        batch_predicted: judged.batch_predicted,
+        batch_optimum: judged.batch_optimum,
+    })
+}

@@ -1,0 +1,71 @@
+//! The expert step: given the units' groups, the exact balanced assignment of each layer's experts to groups.
+//!
+//! With the units fixed, the layers are independent: expert e of a layer earns the activations that come from units
+//! of the group it is put in, and every group takes N/G experts. That is a transportation problem with masses of one.
+//! A limit on the activations that a group may attract couples the experts of a layer; module `load_limit` has it.
+
+use crate::load_limit::{Layer, assign_within};
+use crate::problem::Problem;
+use crate::transport::Plan;
+
+/// Gains stay within 2^56; the rest of the bits resolve split units.
+const GAIN_BITS: u32 = 56;
+const MOST_FRACTION_BITS: u32 = 16;
+
+/// Activations of each column by group of the unit they come from, [L * N, G], in fixed point (the number of
+/// fractional bits is returned): a split unit counts by share.
+pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Vec<i64>, u32) {
+    let used = u64::BITS - problem.total_activations().leading_zeros();
+    let fraction_bits = GAIN_BITS.saturating_sub(used).min(MOST_FRACTION_BITS);
+    let mut gains = vec![0i64; problem.column_load.len() * groups];
+    let mut splits = plan.splits.iter().peekable();
+    for unit in 0..problem.units() {
+        let split = splits.next_if(|split| split.unit == unit);
+        for (column, count) in problem.row(unit) {
+            let whole = i64::from(count) << fraction_bits;
+            let row = &mut gains[column * groups..(column + 1) * groups];
+            match split {
+                None => row[usize::from(plan.label[unit])] += whole,
+                Some(split) => {
+                    for &(group, part) in &split.parts {
+                        let share = part as f64 / problem.mass[unit] as f64;
+                        row[usize::from(group)] += (whole as f64 * share).round() as i64;
+                    }
+                }
+            }
+        }
+    }
+    (gains, fraction_bits)
+}
+
+/// Most activations that a group may attract in a layer: `max_over_mean` of the mean.
+pub(crate) fn load_cap(layer_load: u64, groups: usize, max_over_mean: f64) -> u64 {
+    (layer_load as f64 * max_over_mean / groups as f64).floor() as u64
+}
+
+/// The expert step: the group of every column, best for `plan` under the load limit. Where the limit cannot be met,
+/// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found.
+pub(crate) fn expert_step(
+    problem: &Problem,
+    plan: &Plan,
+    groups: usize,
+    max_over_mean: f64,
+    current: Option<&[u16]>,
+) -> Vec<u16> {
+    let (gains, fraction_bits) = column_gains(problem, plan, groups);
+    let experts = problem.experts;
+    let mut group_of = Vec::with_capacity(problem.column_load.len());
+    for layer in 0..problem.layers {
+        let columns = layer * experts..(layer + 1) * experts;
+        let load = &problem.column_load[columns.clone()];
+        let layer = Layer {
+            gain: &gains[columns.start * groups..columns.end * groups],
+            load,
+            groups,
+            fraction_bits,
+            cap: load_cap(load.iter().sum(), groups, max_over_mean),
+        };
+        group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));
+    }
+    group_of
+}

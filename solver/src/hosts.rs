@@ -1,0 +1,99 @@
+//! Where each expert can be reached: the ranks (or groups) of every column, replicas included.
+
+use semmoe_tables::{Attention, ExpertId, GroupId, LayerIdx, Tables};
+
+use crate::balance::{Spread, spread_of};
+
+/// The places that hold each (layer, expert). A place is an attention-DP rank with attention dp, a group with tp.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    pub(crate) places: usize,
+    pub(crate) groups: usize,
+    pub(crate) layers: usize,
+    pub(crate) experts: usize,
+    /// [L * N + 1] into the two below.
+    start: Vec<usize>,
+    /// Ascending in a column, distinct.
+    place: Vec<u16>,
+    /// [L * N + 1] into `group`.
+    group_start: Vec<usize>,
+    group: Vec<u16>,
+}
+
+impl Hosts {
+    pub(crate) fn new(tables: &Tables) -> Self {
+        let (layers, experts) = (tables.model().layers(), tables.model().num_experts);
+        let places = match tables.attention() {
+            Attention::Dp => tables.dp_ranks(),
+            Attention::Tp => tables.groups(),
+        };
+        let mut hosts = Hosts {
+            places: usize::from(places),
+            groups: usize::from(tables.groups()),
+            layers,
+            experts: usize::from(experts),
+            start: vec![0],
+            place: Vec::new(),
+            group_start: vec![0],
+            group: Vec::new(),
+        };
+        for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
+            for expert in (0..experts).map(ExpertId::new) {
+                hosts.push(tables, layer, expert);
+            }
+        }
+        hosts
+    }
+
+    fn push(&mut self, tables: &Tables, layer: LayerIdx, expert: ExpertId) {
+        let groups: Vec<GroupId> = match tables.physical_to_logical() {
+            Some(replicas) => replicas.groups_of(layer, expert).collect(),
+            None => vec![tables.placement().group_of(layer, expert)],
+        };
+        let place = |group: &GroupId| match tables.attention() {
+            Attention::Dp => tables.group_to_dp()[group.index()].get(),
+            Attention::Tp => group.get(),
+        };
+        let mut places: Vec<u16> = groups.iter().map(place).collect();
+        places.sort_unstable();
+        places.dedup();
+        self.place.extend(places);
+        self.start.push(self.place.len());
+        self.group.extend(groups.iter().map(|group| group.get()));
+        self.group_start.push(self.group.len());
+    }
+
+    /// The places of a column.
+    pub(crate) fn of(&self, column: usize) -> &[u16] {
+        &self.place[self.start[column]..self.start[column + 1]]
+    }
+
+    pub(crate) fn is_local(&self, column: usize, place: usize) -> bool {
+        self.of(column).iter().any(|&host| usize::from(host) == place)
+    }
+
+    pub(crate) fn column(&self, layer: usize, expert: usize) -> usize {
+        layer * self.experts + expert
+    }
+
+    /// Local share of an activation of this column if every place is equally likely.
+    pub(crate) fn random_share(&self, column: usize) -> f64 {
+        self.of(column).len() as f64 / self.places as f64
+    }
+
+    /// Spread of each layer's activations over groups; a replicated expert's load is shared evenly by its groups.
+    /// Layers without load are left out.
+    pub(crate) fn load_spreads(&self, column_load: &[u64]) -> Vec<Spread> {
+        let layers = (0..self.layers).filter_map(|layer| {
+            let mut loads = vec![0.0; self.groups];
+            for column in layer * self.experts..(layer + 1) * self.experts {
+                let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
+                for &group in groups {
+                    loads[usize::from(group)] += column_load[column] as f64 / groups.len() as f64;
+                }
+            }
+            spread_of(&loads)
+        });
+        layers.collect()
+    }
+}

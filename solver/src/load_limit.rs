@@ -1,0 +1,148 @@
+//! Experts to groups within a limit on what each group attracts.
+//!
+//! The assignment without the limit is exact. If it breaks the limit, prices on load (a Lagrangian relaxation, moved
+//! by subgradient) give a series of exact assignments; the best of those within the limit is taken, or the one
+//! closest to it repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
+//! hold, because only exact assignments and swaps are used.
+
+use crate::transport::Transport;
+
+/// Rounds of the relaxation; later ones rarely change the result.
+const PRICE_ROUNDS: u32 = 24;
+
+/// One layer: `gain` [N, G] fixed-point activations kept local, `load` [N] activations, `cap` per group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layer<'a> {
+    pub(crate) gain: &'a [i64],
+    pub(crate) load: &'a [u64],
+    pub(crate) groups: usize,
+    pub(crate) fraction_bits: u32,
+    pub(crate) cap: u64,
+}
+
+/// What an assignment is worth: less excess over the cap first, then more gain.
+#[derive(Clone, Copy, Debug)]
+struct Value {
+    excess: u64,
+    gain: i64,
+}
+
+impl Value {
+    fn beats(&self, other: &Value) -> bool {
+        (other.excess, self.gain) > (self.excess, other.gain)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Candidate {
+    group_of: Vec<u16>,
+    value: Value,
+}
+
+/// The best assignment found for the layer; at least as good as `current`.
+pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>) -> Vec<u16> {
+    let free = layer.candidate(layer.assign(&vec![0; layer.groups]));
+    if free.value.excess == 0 {
+        return free.group_of;
+    }
+    let mut best = layer.relax(free);
+    while layer.improve_by_swap(&mut best) {}
+    match current.map(|current| layer.candidate(current.to_vec())) {
+        Some(current) if !best.value.beats(&current.value) => current.group_of,
+        _ => best.group_of,
+    }
+}
+
+/// Activations that each group attracts.
+pub(crate) fn group_loads(group_of: &[u16], load: &[u64], groups: usize) -> Vec<u64> {
+    let mut loads = vec![0; groups];
+    for (&group, &load) in group_of.iter().zip(load) {
+        loads[usize::from(group)] += load;
+    }
+    loads
+}
+
+impl Layer<'_> {
+    /// Exact balanced assignment with a price per activation on each group.
+    fn assign(&self, price: &[i64]) -> Vec<u16> {
+        let experts = self.load.len();
+        let profit: Vec<i64> = (0..experts)
+            .flat_map(|expert| (0..self.groups).map(move |group| (expert, group)))
+            .map(|(expert, group)| self.gain_of(expert, group) - price[group] * self.load[expert] as i64)
+            .collect();
+        let (mass, capacity) = (vec![1; experts], vec![(experts / self.groups) as u64; self.groups]);
+        Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None).label
+    }
+
+    fn gain_of(&self, expert: usize, group: usize) -> i64 {
+        self.gain[expert * self.groups + group]
+    }
+
+    fn candidate(&self, group_of: Vec<u16>) -> Candidate {
+        let excess = self.excess(&group_loads(&group_of, self.load, self.groups));
+        let gain = group_of.iter().enumerate().map(|(expert, &group)| self.gain_of(expert, usize::from(group))).sum();
+        Candidate { group_of, value: Value { excess, gain } }
+    }
+
+    fn excess(&self, loads: &[u64]) -> u64 {
+        loads.iter().map(|load| load.saturating_sub(self.cap)).sum()
+    }
+
+    /// Subgradient on load prices from the free assignment.
+    fn relax(&self, free: Candidate) -> Candidate {
+        let mean = (self.load.iter().sum::<u64>() as f64 / self.groups as f64).max(1.0);
+        let one_activation = (1u64 << self.fraction_bits) as f64;
+        let mut price = vec![0.0f64; self.groups];
+        let mut last = free.group_of.clone();
+        let mut best = free;
+        for round in 0..PRICE_ROUNDS {
+            let step = one_activation / f64::from(1 + round);
+            let loads = group_loads(&last, self.load, self.groups);
+            for (price, &load) in price.iter_mut().zip(&loads) {
+                *price = (*price + step * (load as f64 - self.cap as f64) / mean).max(0.0);
+            }
+            let rounded: Vec<i64> = price.iter().map(|price| price.round() as i64).collect();
+            let candidate = self.candidate(self.assign(&rounded));
+            last.clone_from(&candidate.group_of);
+            if candidate.value.beats(&best.value) {
+                best = candidate;
+            }
+        }
+        best
+    }
+
+    /// Makes the swap that helps most, if any does: it repairs the excess first, then gains without more excess.
+    fn improve_by_swap(&self, candidate: &mut Candidate) -> bool {
+        let loads = group_loads(&candidate.group_of, self.load, self.groups);
+        let mut best = candidate.value;
+        let mut swap = None;
+        for a in 0..self.load.len() {
+            for b in a + 1..self.load.len() {
+                let (from, to) = (usize::from(candidate.group_of[a]), usize::from(candidate.group_of[b]));
+                if from == to {
+                    continue;
+                }
+                let after = self.after_swap(&candidate.value, &loads, (a, from), (b, to));
+                if after.beats(&best) {
+                    best = after;
+                    swap = Some((a, b));
+                }
+            }
+        }
+        let Some((a, b)) = swap else { return false };
+        candidate.group_of.swap(a, b);
+        candidate.value = best;
+        true
+    }
+
+    fn after_swap(&self, before: &Value, loads: &[u64], (a, from): (usize, usize), (b, to): (usize, usize)) -> Value {
+        let over = |load: u64| load.saturating_sub(self.cap);
+        let (moved_a, moved_b) = (self.load[a], self.load[b]);
+        let excess = before.excess - over(loads[from]) - over(loads[to])
+            + over(loads[from] - moved_a + moved_b)
+            + over(loads[to] - moved_b + moved_a);
+        let gain =
+            before.gain - self.gain_of(a, from) - self.gain_of(b, to) + self.gain_of(a, to) + self.gain_of(b, from);
+        Value { excess, gain }
+    }
+}

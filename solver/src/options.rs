@@ -1,0 +1,106 @@
+//! What a caller may ask of a solve and of an evaluation.
+
+use semmoe_routing::Settings;
+use semmoe_tables::{Attention, Provenance};
+
+use crate::error::SolveError;
+
+/// Options of [`solve`](crate::solve).
+#[derive(Clone, Debug)]
+pub struct SolveOptions {
+    /// G: groups of experts, that is EP ranks; must divide the number of experts.
+    pub groups: u16,
+    /// What is routed: requests (dp; one group for all layers) or tokens layer by layer (tp).
+    pub attention: Attention,
+    /// Seed of all randomness. The same seed gives the same tables, whatever `threads`.
+    pub seed: u64,
+    /// Independent starts of the alternation; the best is kept.
+    pub starts: u32,
+    /// Threads that share the starts.
+    pub threads: usize,
+    /// eps: a group gets at most (1 + eps) of the mean tokens.
+    pub token_margin: f64,
+    /// Greatest activations of a group over the mean of its layer.
+    pub expert_load_limit: f64,
+    /// Most rounds of unit and expert step in one go.
+    pub iterations: u32,
+    /// Most swap passes of a start; zero = none.
+    pub swap_passes: u32,
+    /// Pseudo-occurrences of the layer's prior that are added to every token's evidence in T.
+    pub prior_occurrences: f64,
+    /// Where the profile came from, and when the tables are made (RFC 3339).
+    pub provenance: Provenance,
+}
+
+impl SolveOptions {
+    /// The defaults for `groups` groups.
+    pub fn new(groups: u16, attention: Attention, provenance: Provenance) -> Self {
+        SolveOptions {
+            groups,
+            attention,
+            seed: 0,
+            starts: 32,
+            threads: 1,
+            token_margin: 0.02,
+            expert_load_limit: 1.10,
+            iterations: 60,
+            swap_passes: 12,
+            prior_occurrences: 2.0,
+            provenance,
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), SolveError> {
+        at_least_one("starts", self.starts as usize)?;
+        at_least_one("threads", self.threads)?;
+        at_least_one("iterations", self.iterations as usize)?;
+        within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
+        within("expert_load_limit", self.expert_load_limit, 1.0, 65535.0, "a number from 1 to 65535")?;
+        within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")
+    }
+}
+
+/// Options of [`evaluate`](crate::evaluate).
+#[derive(Clone, Debug)]
+pub struct EvalOptions {
+    /// Requests in flight while the policies are simulated: each ends when this many later ones have come.
+    pub concurrency: usize,
+    /// Names of the policies to simulate, as in the registry.
+    pub policies: Vec<String>,
+    /// Settings of the policies.
+    pub routing: Settings,
+    /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
+    pub token_margin: f64,
+}
+
+impl Default for EvalOptions {
+    fn default() -> Self {
+        EvalOptions {
+            concurrency: 64,
+            policies: semmoe_routing::NAMES.map(str::to_owned).to_vec(),
+            routing: Settings::default(),
+            token_margin: 0.02,
+        }
+    }
+}
+
+impl EvalOptions {
+    pub(crate) fn validate(&self) -> Result<(), SolveError> {
+        at_least_one("concurrency", self.concurrency)?;
+        within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")
+    }
+}
+
+fn at_least_one(option: &'static str, value: usize) -> Result<(), SolveError> {
+    if value > 0 {
+        return Ok(());
+    }
+    Err(SolveError::BadOption { option, found: value.to_string(), expected: "at least 1" })
+}
+
+fn within(option: &'static str, value: f64, least: f64, most: f64, expected: &'static str) -> Result<(), SolveError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(SolveError::BadOption { option, found: value.to_string(), expected })
+}

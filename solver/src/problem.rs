@@ -1,0 +1,188 @@
+//! What is co-clustered: sparse activation counts of units (tokens or requests) by column (layer, expert).
+
+use std::ops::Range;
+
+use semmoe_tables::{LayerIdx, Profile, TokenId, Trace};
+
+use crate::error::SolveError;
+
+/// Sums of counts stay below this, so that fixed-point sums fit 64 bits.
+const MOST_COUNTED: u64 = 1 << 50;
+
+/// Units by (layer, expert), in compressed sparse rows: memory is linear in the number of nonzero counts.
+///
+/// Column `layer * experts + expert`. A unit's mass is its tokens with a known route.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Problem {
+    pub(crate) layers: usize,
+    pub(crate) experts: usize,
+    /// [U], none zero.
+    pub(crate) mass: Vec<u64>,
+    /// [U + 1]
+    indptr: Vec<usize>,
+    /// [nnz], ascending in a unit.
+    column: Vec<u32>,
+    /// [nnz], none zero.
+    count: Vec<u32>,
+    /// [L * N] activations of each column.
+    pub(crate) column_load: Vec<u64>,
+    /// The same counts by column, for the swap search.
+    transposed: Transposed,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Transposed {
+    /// [L * N + 1]
+    indptr: Vec<usize>,
+    /// [nnz] of (unit, count), ascending in a column.
+    entries: Vec<(u32, u32)>,
+}
+
+impl Problem {
+    /// Tokens of a profile as units, over the layers given (all of them for labels shared by the layers).
+    pub(crate) fn from_profile(profile: &Profile, layers: Range<usize>) -> Result<Self, SolveError> {
+        let experts = usize::from(profile.model().num_experts);
+        let mut rows = Rows::new(layers.len(), experts);
+        let mut row = Vec::new();
+        for (token, &mass) in (0u32..).zip(profile.token_counts()) {
+            row.clear();
+            if mass == 0 {
+                continue;
+            }
+            for (index, layer) in layers.clone().enumerate() {
+                let counts = profile.row(LayerIdx::new(layer as u16), TokenId::new(token));
+                let columns = counts.experts.iter().map(|&expert| (index * experts + usize::from(expert)) as u32);
+                row.extend(columns.zip(counts.counts.iter().copied()));
+            }
+            rows.push(mass, &row);
+        }
+        rows.finish("profile")
+    }
+
+    /// Requests of a trace as units, over all layers, with all their tokens.
+    pub(crate) fn from_trace(trace: &Trace) -> Result<Self, SolveError> {
+        let (layers, experts) = (trace.model().layers(), usize::from(trace.model().num_experts));
+        let mut rows = Rows::new(layers, experts);
+        let mut counts = vec![0u32; layers * experts];
+        let mut row = Vec::new();
+        for request in trace.iter() {
+            let mut mass = 0;
+            for position in 0..request.token_ids().len() {
+                let mut known = false;
+                for layer in 0..layers {
+                    let Some(route) = request.route(position, LayerIdx::new(layer as u16)) else { continue };
+                    known = true;
+                    for expert in route.experts() {
+                        let count = &mut counts[layer * experts + expert.index()];
+                        *count = count.saturating_add(1);
+                    }
+                }
+                mass += u64::from(known);
+            }
+            row.clear();
+            row.extend((0u32..).zip(counts.iter().copied()).filter(|&(_, count)| count > 0));
+            counts.fill(0);
+            if mass > 0 {
+                rows.push(mass, &row);
+            }
+        }
+        rows.finish("trace")
+    }
+
+    pub(crate) fn units(&self) -> usize {
+        self.mass.len()
+    }
+
+    pub(crate) fn total_mass(&self) -> u64 {
+        self.mass.iter().sum()
+    }
+
+    pub(crate) fn total_activations(&self) -> u64 {
+        self.column_load.iter().sum()
+    }
+
+    /// Columns and counts of a unit.
+    pub(crate) fn row(&self, unit: usize) -> impl Iterator<Item = (usize, u32)> {
+        let span = self.indptr[unit]..self.indptr[unit + 1];
+        self.column[span.clone()].iter().map(|&column| column as usize).zip(self.count[span].iter().copied())
+    }
+
+    /// Units and counts of a column.
+    pub(crate) fn column(&self, column: usize) -> &[(u32, u32)] {
+        &self.transposed.entries[self.transposed.indptr[column]..self.transposed.indptr[column + 1]]
+    }
+
+    /// Local activations of every unit on every group, [U, G], given the group of each column.
+    pub(crate) fn local_counts(&self, group_of: &[u16], groups: usize) -> Vec<u64> {
+        let mut local = vec![0; self.units() * groups];
+        for (unit, sums) in local.chunks_exact_mut(groups).enumerate() {
+            for (column, count) in self.row(unit) {
+                sums[usize::from(group_of[column])] += u64::from(count);
+            }
+        }
+        local
+    }
+}
+
+struct Rows(Problem);
+
+impl Rows {
+    fn new(layers: usize, experts: usize) -> Self {
+        Rows(Problem { layers, experts, indptr: vec![0], ..Problem::default() })
+    }
+
+    fn push(&mut self, mass: u64, row: &[(u32, u32)]) {
+        self.0.mass.push(mass);
+        self.0.column.extend(row.iter().map(|entry| entry.0));
+        self.0.count.extend(row.iter().map(|entry| entry.1));
+        self.0.indptr.push(self.0.column.len());
+    }
+
+    fn finish(self, what: &'static str) -> Result<Problem, SolveError> {
+        let mut problem = self.0;
+        if problem.column.is_empty() {
+            return Err(SolveError::NoTokens { what });
+        }
+        let tokens: u128 = problem.mass.iter().map(|&mass| u128::from(mass)).sum();
+        let activations: u128 = problem.count.iter().map(|&count| u128::from(count)).sum();
+        let units = problem.units() as u128;
+        let limits = [
+            ("tokens", tokens, MOST_COUNTED),
+            ("activations", activations, MOST_COUNTED),
+            ("units", units, u64::from(u32::MAX) - 1),
+        ];
+        for (what, found, limit) in limits {
+            if found > u128::from(limit) {
+                return Err(SolveError::TooLarge { what, found, limit });
+            }
+        }
+        problem.column_load = vec![0; problem.layers * problem.experts];
+        for (&column, &count) in problem.column.iter().zip(&problem.count) {
+            problem.column_load[column as usize] += u64::from(count);
+        }
+        problem.transpose();
+        Ok(problem)
+    }
+}
+
+impl Problem {
+    fn transpose(&mut self) {
+        let mut indptr = vec![0; self.column_load.len() + 1];
+        for &column in &self.column {
+            indptr[column as usize + 1] += 1;
+        }
+        for column in 1..indptr.len() {
+            indptr[column] += indptr[column - 1];
+        }
+        let mut next = indptr.clone();
+        let mut entries = vec![(0, 0); self.column.len()];
+        for unit in 0..self.units() {
+            for at in self.indptr[unit]..self.indptr[unit + 1] {
+                let slot = &mut next[self.column[at] as usize];
+                entries[*slot] = (unit as u32, self.count[at]);
+                *slot += 1;
+            }
+        }
+        self.transposed = Transposed { indptr, entries };
+    }
+}

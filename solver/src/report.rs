@@ -1,0 +1,151 @@
+//! What a solve says about its result.
+
+use std::fmt;
+
+use semmoe_tables::Tables;
+use serde::Serialize;
+
+use crate::alternate::{Clustering, local_rate};
+use crate::balance::{Spread, spread};
+use crate::load_limit::group_loads;
+use crate::options::SolveOptions;
+use crate::problem::Problem;
+use crate::starts::Best;
+use crate::transport::Transport;
+use crate::unit_step::{mass_capacity, unit_profits};
+use crate::whole::whole;
+
+/// What is assigned to groups, or judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unit {
+    /// Whole requests: one group over all layers.
+    Request,
+    /// Tokens of the vocabulary.
+    Token,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Unit::Request => "request",
+            Unit::Token => "token",
+        })
+    }
+}
+
+/// Quality of a solve, measured on its own input; judge tables on other data with [`evaluate`](crate::evaluate).
+#[derive(Clone, Debug, Serialize)]
+pub struct SolveReport {
+    /// "dp" or "tp".
+    pub attention: String,
+    /// What was assigned.
+    pub unit: Unit,
+    /// G.
+    pub groups: u16,
+    /// Units assigned: requests, or distinct tokens (of all layers together with attention tp).
+    pub units: u64,
+    /// Tokens in the input with a known route.
+    pub tokens: u64,
+    /// Activations in the input.
+    pub activations: u64,
+    /// Local activation rate on the input, units whole wherever they fit.
+    pub lar: f64,
+    /// No assignment of the units to these groups of experts is better: the dual value, as a rate.
+    pub lar_bound: f64,
+    /// 1 - lar / `lar_bound`.
+    pub dual_gap: f64,
+    /// Greatest tokens of a group over the mean (the worst layer with attention tp).
+    pub token_imbalance: f64,
+    /// Greatest activations of a group over the mean, mean over layers.
+    pub expert_load_imbalance: f64,
+    /// The same in the worst layer.
+    pub expert_load_imbalance_worst_layer: f64,
+    /// Whether every layer meets the expert-load limit.
+    pub expert_load_limit_met: bool,
+    /// Units that fit into no group whole, and are counted by share.
+    pub split_units: u64,
+    /// Unit steps made, in all starts.
+    pub iterations: u64,
+    /// Whether the caller ended the solve early.
+    pub stopped: bool,
+    /// Tokens of the vocabulary that the profile never saw: neutral in T.
+    pub tokens_without_evidence: u64,
+    /// The price of each rank, in units of share.
+    pub price: Vec<f32>,
+    /// SHA-256 of the placement alone.
+    pub placement_digest: String,
+    /// SHA-256 of the tables.
+    pub digest: String,
+}
+
+/// What one problem adds to the report.
+struct Part {
+    primal: f64,
+    dual: f64,
+    token_imbalance: f64,
+    load: Vec<Spread>,
+    split_units: u64,
+}
+
+impl SolveReport {
+    pub(crate) fn new(
+        unit: Unit,
+        options: &SolveOptions,
+        problems: &[Problem],
+        best: &Best,
+        tables: &Tables,
+        tokens_without_evidence: u64,
+    ) -> Self {
+        let pairs = problems.iter().zip(&best.clusterings);
+        let parts: Vec<Part> = pairs.map(|(problem, clustering)| Part::new(problem, clustering, options)).collect();
+        let activations: u64 = problems.iter().map(Problem::total_activations).sum();
+        let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
+        let (lar, lar_bound) = (rate(|part| part.primal), rate(|part| part.dual));
+        let load: Vec<Spread> = parts.iter().flat_map(|part| part.load.iter().copied()).collect();
+        SolveReport {
+            attention: options.attention.to_string(),
+            unit,
+            groups: options.groups,
+            units: problems.iter().map(|problem| problem.units() as u64).sum(),
+            tokens: problems.iter().map(Problem::total_mass).max().unwrap_or(0),
+            activations,
+            lar,
+            lar_bound,
+            dual_gap: 1.0 - lar / lar_bound,
+            token_imbalance: parts.iter().map(|part| part.token_imbalance).fold(0.0, f64::max),
+            expert_load_imbalance: load.iter().map(|spread| spread.max_over_mean).sum::<f64>() / load.len() as f64,
+            expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
+            expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0),
+            split_units: parts.iter().map(|part| part.split_units).sum(),
+            iterations: best.iterations,
+            stopped: best.stopped,
+            tokens_without_evidence,
+            price: tables.price().to_vec(),
+            placement_digest: tables.placement_digest().to_owned(),
+            digest: tables.digest().to_owned(),
+        }
+    }
+}
+
+impl Part {
+    fn new(problem: &Problem, clustering: &Clustering, options: &SolveOptions) -> Self {
+        let groups = usize::from(options.groups);
+        let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
+        let profit = unit_profits(problem, &clustering.group_of, groups);
+        let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
+        let whole = whole(&transport, &clustering.plan);
+        let activations = problem.total_activations() as f64;
+        let layers = clustering.group_of.chunks_exact(problem.experts);
+        let loads = layers
+            .zip(problem.column_load.chunks_exact(problem.experts))
+            .filter_map(|(group_of, load)| spread(&group_loads(group_of, load, groups)));
+        Part {
+            primal: local_rate(whole.primal, problem) * activations,
+            dual: local_rate(transport.dual_value(&clustering.plan.price), problem) * activations,
+            token_imbalance: spread(&whole.loads(&problem.mass, groups)).map_or(1.0, |spread| spread.max_over_mean),
+            load: loads.collect(),
+            split_units: whole.splits.len() as u64,
+        }
+    }
+}

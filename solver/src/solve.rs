@@ -1,0 +1,144 @@
+//! Profile and traces in, tables out.
+
+use std::ops::ControlFlow;
+
+use semmoe_tables::{Attention, Placement, Profile, Tables, TablesBuilder, Trace};
+
+use crate::alternate::{Clustering, Limits};
+use crate::error::{SolveError, check_groups};
+use crate::labels::tp_parts;
+use crate::options::SolveOptions;
+use crate::problem::Problem;
+use crate::report::{SolveReport, Unit};
+use crate::starts::{Best, SolveProgress, run_starts};
+use crate::token_table::{dp_prices, token_shares, tokens_without_evidence};
+use crate::unit_step::PROFIT_ONE;
+
+/// The result of [`solve`].
+#[derive(Debug)]
+pub struct Solved {
+    /// T, A and E, ready to be written.
+    pub tables: Tables,
+    /// How good they are on the input, and how that is known.
+    pub report: SolveReport,
+}
+
+/// Co-clusters tokens or requests with experts and builds the tables (README.md has the method).
+///
+/// With attention dp the units are the requests of `trace`, or the profile's tokens without one; with attention tp the
+/// profile's tokens, layer by layer. `progress` is called as results come in; when it breaks, the best so far is
+/// returned (at least one round of both steps).
+///
+/// # Errors
+/// [`SolveError`]: no known route in the input, groups that do not divide the experts (with those that do), an option
+/// out of range, trace and profile of different models, counts beyond 2^50.
+pub fn solve(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+) -> Result<Solved, SolveError> {
+    options.validate()?;
+    check_groups(options.groups, profile.model().num_experts)?;
+    if let Some(trace) = trace {
+        profile.model().check_compatible(trace.model())?;
+    }
+    let (unit, problems) = problems(profile, trace, options.attention)?;
+    let limits = Limits {
+        groups: usize::from(options.groups),
+        max_over_mean: options.expert_load_limit,
+        iterations: options.iterations,
+        swap_passes: options.swap_passes,
+    };
+    let best = run_starts(
+        &problems,
+        limits,
+        (options.token_margin, options.seed),
+        (options.starts, options.threads),
+        progress,
+    );
+    let placement = placement(options.groups, &problems, &best.clusterings)?;
+    let builder = match options.attention {
+        Attention::Dp => dp_tables(profile, trace, options, &problems[0], &best.clusterings[0], placement),
+        Attention::Tp => tp_tables(profile, trace, options, &problems, &best, placement),
+    };
+    let tables = builder.solver(solver_name(unit, options)).finish()?;
+    let report = SolveReport::new(unit, options, &problems, &best, &tables, tokens_without_evidence(profile));
+    Ok(Solved { tables, report })
+}
+
+fn problems(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    attention: Attention,
+) -> Result<(Unit, Vec<Problem>), SolveError> {
+    let layers = profile.model().layers();
+    match (attention, trace) {
+        (Attention::Dp, Some(trace)) => Ok((Unit::Request, vec![Problem::from_trace(trace)?])),
+        (Attention::Dp, None) => Ok((Unit::Token, vec![Problem::from_profile(profile, 0..layers)?])),
+        (Attention::Tp, _) => {
+            let each = (0..layers).map(|layer| Problem::from_profile(profile, layer..layer + 1));
+            Ok((Unit::Token, each.collect::<Result<_, _>>()?))
+        }
+    }
+}
+
+fn placement(groups: u16, problems: &[Problem], clusterings: &[Clustering]) -> Result<Placement, SolveError> {
+    let layers = problems
+        .iter()
+        .zip(clusterings)
+        .flat_map(|(problem, clustering)| clustering.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec));
+    Ok(Placement::new(groups, layers.collect())?)
+}
+
+fn dp_tables(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+    problem: &Problem,
+    clustering: &Clustering,
+    placement: Placement,
+) -> TablesBuilder {
+    let shares = token_shares(profile, &placement, options.prior_occurrences);
+    let price = match trace {
+        Some(trace) => dp_prices(trace, &shares, usize::from(options.groups)),
+        None => in_shares(&clustering.plan.price, problem),
+    };
+    TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
+}
+
+fn tp_tables(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+    problems: &[Problem],
+    best: &Best,
+    placement: Placement,
+) -> TablesBuilder {
+    let parts = tp_parts(profile, trace, &placement, options.prior_occurrences);
+    let mut price = vec![0.0; usize::from(options.groups)];
+    for (problem, clustering) in problems.iter().zip(&best.clusterings) {
+        for (mean, price) in price.iter_mut().zip(in_shares(&clustering.plan.price, problem)) {
+            *mean += price / problems.len() as f32;
+        }
+    }
+    TablesBuilder::tp(profile.model().clone(), options.provenance.clone(), placement, parts, price)
+}
+
+/// Prices per token as shares of a token's activations.
+fn in_shares(price: &[i64], problem: &Problem) -> Vec<f32> {
+    let activations_per_token = problem.total_activations() as f64 / problem.total_mass() as f64;
+    price.iter().map(|&price| (price as f64 / PROFIT_ONE / activations_per_token) as f32).collect()
+}
+
+fn solver_name(unit: Unit, options: &SolveOptions) -> String {
+    format!(
+        "semmoe-solver {} unit={unit} seed={} starts={} token_margin={} expert_load_limit={} prior_occurrences={}",
+        env!("CARGO_PKG_VERSION"),
+        options.seed,
+        options.starts,
+        options.token_margin,
+        options.expert_load_limit,
+        options.prior_occurrences,
+    )
+}

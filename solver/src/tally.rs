@@ -1,0 +1,92 @@
+//! Sums of an evaluation over tokens and layers.
+
+use crate::hosts::Hosts;
+
+/// What has been counted so far.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    /// [L] local activations; fractional where a token without a label is expected on a random place.
+    pub(crate) local: Vec<f64>,
+    /// [L]
+    pub(crate) activations: Vec<u64>,
+    /// [L * N]
+    pub(crate) column_load: Vec<u64>,
+    /// Places other than their own that tokens had to be sent to, all layers.
+    remote_ranks: f64,
+    /// Routes with a known set of experts, all layers.
+    routes: u64,
+    /// Marks the places of a route.
+    seen: Vec<bool>,
+}
+
+impl Tally {
+    pub(crate) fn new(hosts: &Hosts) -> Self {
+        Tally {
+            local: vec![0.0; hosts.layers],
+            activations: vec![0; hosts.layers],
+            column_load: vec![0; hosts.layers * hosts.experts],
+            remote_ranks: 0.0,
+            routes: 0,
+            seen: vec![false; hosts.places],
+        }
+    }
+
+    /// Adds `count` activations of one expert by tokens at `place`; `None` = on a random one.
+    pub(crate) fn add(&mut self, hosts: &Hosts, (layer, expert): (usize, usize), count: u64, place: Option<usize>) {
+        let column = hosts.column(layer, expert);
+        self.column_load[column] += count;
+        self.activations[layer] += count;
+        self.local[layer] += match place {
+            Some(place) if hosts.is_local(column, place) => count as f64,
+            Some(_) => 0.0,
+            None => count as f64 * hosts.random_share(column),
+        };
+    }
+
+    /// Adds the route of one token at `place`: its activations, and the places that it must be sent to. An expert
+    /// with a replica at `place` is reached there, another one at its first place.
+    pub(crate) fn add_route(
+        &mut self,
+        hosts: &Hosts,
+        layer: usize,
+        experts: impl Iterator<Item = usize>,
+        place: Option<usize>,
+    ) {
+        self.seen.fill(false);
+        for expert in experts {
+            self.add(hosts, (layer, expert), 1, place);
+            let column = hosts.column(layer, expert);
+            if place.is_none_or(|place| !hosts.is_local(column, place)) {
+                self.seen[usize::from(hosts.of(column)[0])] = true;
+            }
+        }
+        let sent = self.seen.iter().filter(|&&seen| seen).count() as f64;
+        self.remote_ranks += match place {
+            Some(_) => sent,
+            None => sent * (1.0 - 1.0 / hosts.places as f64),
+        };
+        self.routes += 1;
+    }
+
+    /// Local activation rate over everything.
+    pub(crate) fn lar(&self) -> f64 {
+        self.local.iter().sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+    }
+
+    /// Local activation rate of each layer; `None` for a layer without activations.
+    pub(crate) fn lar_per_layer(&self) -> Vec<Option<f64>> {
+        let rate = |(local, activations): (&f64, &u64)| (*activations > 0).then(|| local / *activations as f64);
+        self.local.iter().zip(&self.activations).map(rate).collect()
+    }
+
+    /// The rate with every token on a random place, exactly.
+    pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
+        let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * hosts.random_share(column));
+        local.sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+    }
+
+    /// Mean over tokens and layers; `None` where only counts were added.
+    pub(crate) fn remote_ranks_per_token(&self) -> Option<f64> {
+        (self.routes > 0).then(|| self.remote_ranks / self.routes as f64)
+    }
+}

@@ -1,0 +1,41 @@
+//! The unit step: given the experts' groups, the exact balanced assignment of tokens or requests to groups.
+
+use crate::problem::Problem;
+use crate::transport::{Plan, Transport};
+
+/// Profits per token are fixed-point numbers with this many fractional bits.
+const PROFIT_BITS: u32 = 32;
+
+/// One unit of a fixed-point profit.
+pub(crate) const PROFIT_ONE: f64 = (1u64 << PROFIT_BITS) as f64;
+
+/// Profits of the units, [U, G]: local activations per token on each group, as fixed-point numbers.
+pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -> Vec<i64> {
+    let local = problem.local_counts(group_of, groups);
+    let rows = local.chunks_exact(groups).zip(&problem.mass);
+    rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
+}
+
+/// A profit from activations per token.
+pub(crate) fn to_profit(activations_per_token: f64) -> i64 {
+    (activations_per_token * PROFIT_ONE).round() as i64
+}
+
+/// Tokens that each group may take: (1 + margin) of the mean, and never less than makes the problem solvable.
+pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<u64> {
+    let mean = total_mass as f64 / groups as f64;
+    let most = ((1.0 + margin) * mean).floor() as u64;
+    vec![most.max(total_mass.div_ceil(groups as u64)); groups]
+}
+
+/// The unit step. `start` are the last prices, which only make it faster.
+pub(crate) fn unit_step(
+    problem: &Problem,
+    group_of: &[u16],
+    capacity: &[u64],
+    start: Option<&[i64]>,
+) -> (Plan, Vec<i64>) {
+    let profit = unit_profits(problem, group_of, capacity.len());
+    let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
+    (transport.solve(start), profit)
+}
