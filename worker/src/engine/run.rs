@@ -149,10 +149,10 @@ impl Engine {
                     for (item, &(index, count)) in members.iter().enumerate() {
                         let sequence = &mut self.running[index];
                         sequence.advance(count, output.routes(item));
-                        if let Some(logits) = output.logits(item) {
-                            if choose(sequence, logits, &self.tokenizer, &self.config, &mut self.events) {
-                                ended.push(index);
-                            }
+                        if let Some(logits) = output.logits(item)
+                            && choose(sequence, logits, &self.tokenizer, &self.config, &mut self.events)
+                        {
+                            ended.push(index);
                         }
                     }
                     for index in ended.into_iter().rev() {

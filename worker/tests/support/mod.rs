@@ -67,7 +67,9 @@ impl Unit {
             WorkerEvent::Ready { http, .. } => http,
             WorkerEvent::Bound { .. } => panic!("bound twice"),
         });
-        let url = http.last().unwrap().into();
+        // All of them: only then is every rank ready.
+        let http: Vec<SocketAddr> = http.collect();
+        let url = http[0].into();
         Self { url, client: HttpClient::default(), shutdowns, ranks }
     }
 
