@@ -1,1 +1,39 @@
 //! The gateway: data plane, admin plane, backends, one reloadable snapshot.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`] | TOML, raw and validated |
+//! | `load` | tokenizers, templates and tables from disk into the first snapshot |
+//! | `snapshot` | everything reloadable, swapped at once |
+//! | `pool` | the ranks of a model, their accounts, leases |
+//! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
+//! | `data` | a request's way to an engine and back |
+//! | `admin` | status, metrics, tables, backends |
+//! | `server`, `gateway` | listeners; start and shutdown |
+//! | `error` | why it does not start, and the one table from errors to HTTP statuses |
+//!
+//! Bodies pass through byte for byte, but for the pin; what is retried, what fails open and what is refused is said in
+//! the modules' own words.
+
+mod admin;
+mod backend;
+mod compat;
+pub mod config;
+mod data;
+mod error;
+mod gateway;
+mod health;
+mod load;
+mod metrics;
+mod pool;
+mod server;
+mod snapshot;
+mod state;
+
+pub use backend::Health;
+pub use compat::Incompatible;
+pub use config::{
+    Config, ConfigError, RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts,
+};
+pub use error::StartError;
+pub use gateway::{Gateway, Running};

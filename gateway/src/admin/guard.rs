@@ -1,0 +1,126 @@
+//! Who may use the admin plane.
+//!
+//! On loopback anyone on the machine may, and that includes every web page open in a browser there: so the `Host` must
+//! be a loopback name (a page that rebinds its own name to 127.0.0.1 sends its own), and an `Origin`, which pages cannot
+//! leave out of a cross-site POST, must be one, too. Elsewhere, and where one is configured, a bearer token is needed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+use http::{HeaderMap, HeaderName, header};
+use sha2::{Digest, Sha256};
+
+use crate::error::RequestError;
+
+/// The rules of one admin listener.
+pub(crate) struct Guard {
+    loopback: bool,
+    token_sha256: Option<[u8; 32]>,
+}
+
+impl Guard {
+    pub(crate) fn new(bound: SocketAddr, token_sha256: Option<[u8; 32]>) -> Self {
+        Self { loopback: bound.ip().is_loopback(), token_sha256 }
+    }
+
+    fn judge(&self, path: &str, headers: &HeaderMap) -> Result<(), RequestError> {
+        if self.loopback {
+            let host = text(headers, &header::HOST);
+            if !is_loopback(host) {
+                return Err(RequestError::ForeignHost { found: host.to_owned() });
+            }
+            let origin = text(headers, &header::ORIGIN);
+            if headers.contains_key(header::ORIGIN)
+                && !is_loopback(origin.split_once("://").map_or("", |(_, host)| host))
+            {
+                return Err(RequestError::ForeignOrigin { origin: origin.to_owned() });
+            }
+        }
+        // A load balancer's or kubelet's probe has no token, and learns nothing from these two.
+        let is_probe = matches!(path, "/healthz" | "/readyz");
+        match &self.token_sha256 {
+            Some(expected) if !is_probe && !has_token(headers, expected) => Err(RequestError::Token),
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(super) async fn check(
+    State(guard): State<Arc<Guard>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, RequestError> {
+    guard.judge(request.uri().path(), request.headers())?;
+    Ok(next.run(request).await)
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+}
+
+/// Whether `host[:port]` is a loopback address or `localhost`.
+fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or("", |(name, _)| name),
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Compares digests, so that timing tells nothing about the token.
+fn has_token(headers: &HeaderMap, expected: &[u8; 32]) -> bool {
+    let token = text(headers, &header::AUTHORIZATION).strip_prefix("Bearer ");
+    token.is_some_and(|token| Sha256::digest(token.trim().as_bytes()).as_slice() == expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+
+    fn judge(guard: &Guard, headers: &[(&'static str, &'static str)]) -> bool {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect();
+        guard.judge("/admin/tables", &headers).is_ok()
+    }
+
+    #[test]
+    fn hosts_and_origins_on_loopback() {
+        let guard = Guard::new("127.0.0.1:8081".parse().unwrap(), None);
+        for (host, origin, good) in [
+            ("127.0.0.1:8081", None, true),
+            ("localhost", None, true),
+            ("LocalHost:1", None, true),
+            ("[::1]:8081", None, true),
+            ("127.9.9.9", Some("http://localhost:3000"), true),
+            ("", None, false),
+            ("evil.example:8081", None, false),
+            ("127.0.0.1.evil.example", None, false),
+            ("10.0.0.1:8081", None, false),
+            ("127.0.0.1:8081", Some("https://evil.example"), false),
+            ("127.0.0.1:8081", Some("null"), false),
+            ("127.0.0.1:8081", Some("http://localhost.evil.example"), false),
+        ] {
+            let mut headers = vec![("host", host)];
+            headers.extend(origin.map(|origin| ("origin", origin)));
+            assert_eq!(judge(&guard, &headers), good, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn tokens() {
+        let digest: [u8; 32] = Sha256::digest(b"secret").into();
+        let guard = Guard::new("10.0.0.1:8081".parse().unwrap(), Some(digest));
+        assert!(judge(&guard, &[("authorization", "Bearer secret")]));
+        for wrong in ["Bearer wrong", "secret", "Basic secret", ""] {
+            assert!(!judge(&guard, &[("authorization", wrong)]), "{wrong}");
+        }
+        assert!(guard.judge("/readyz", &HeaderMap::new()).is_ok());
+        assert!(guard.judge("/metrics", &HeaderMap::new()).is_err());
+    }
+}

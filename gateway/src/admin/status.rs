@@ -1,0 +1,44 @@
+//! `/healthz`, `/readyz`, `/metrics`.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use http::{StatusCode, header};
+
+use crate::backend::Health;
+use crate::state::Core;
+
+pub(super) fn router() -> Router<Arc<Core>> {
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+}
+
+async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String) {
+    if core.is_draining() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".to_owned());
+    }
+    let mut causes = String::new();
+    for model in &core.snapshot().models {
+        if model.members.iter().any(|member| member.backend.health().is_healthy()) {
+            continue;
+        }
+        for member in &model.members {
+            let cause = match member.backend.health() {
+                Health::Unhealthy { cause } => cause,
+                _ => "not probed yet".to_owned(),
+            };
+            causes.push_str(&format!("model '{}', backend '{}': {cause}\n", model.name, member.backend.name));
+        }
+    }
+    if causes.is_empty() { (StatusCode::OK, "ready\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, causes) }
+}
+
+async fn metrics(State(core): State<Arc<Core>>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], core.metrics.encode()).into_response()
+}

@@ -1,0 +1,154 @@
+//! Whether tables fit the model they are for, and the backend that they will steer.
+//!
+//! One set of checks for three moments: before serving, when a backend (re)appears, and when tables are loaded.
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::sglang::ServerInfo;
+use semmoe_tables::{Attention, ModelInfo, Tables};
+use semmoe_text::Tokenizer;
+
+/// Why tables, model and backend do not belong together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Incompatible {
+    /// Requests can be placed only by tables for data-parallel attention.
+    #[error("the tables are for attention {found}, expected dp")]
+    Attention {
+        /// The tables'.
+        found: String,
+    },
+    /// Another tokenizer.
+    #[error("the {what} tokenizer has SHA-256 {found}, but the model's tokenizer has {expected}")]
+    Tokenizer {
+        /// Whose.
+        what: &'static str,
+        /// The tables' or the backend's.
+        found: String,
+        /// The configured tokenizer's.
+        expected: String,
+    },
+    /// A vocabulary too small for the tokenizer.
+    #[error("the tables have {found} tokens, but the tokenizer makes {expected}")]
+    Vocabulary {
+        /// The tables'.
+        found: u32,
+        /// The tokenizer's.
+        expected: u32,
+    },
+    /// Another model than the other tables' or than the backend's.
+    #[error("the tables do not fit {what}: {cause}")]
+    Model {
+        /// What they were compared with.
+        what: &'static str,
+        /// The field that differs.
+        cause: String,
+    },
+    /// Another number of ranks.
+    #[error("{found_in} {found} attention-DP ranks, but {expected_in} {expected}")]
+    Ranks {
+        /// Who has `found`.
+        found_in: &'static str,
+        /// A number of ranks.
+        found: u16,
+        /// Who has `expected`.
+        expected_in: &'static str,
+        /// Another one.
+        expected: u16,
+    },
+    /// Another placement of experts.
+    #[error("the tables are of placement {found}, but the backend runs placement {expected}")]
+    Placement {
+        /// The tables'.
+        found: String,
+        /// The backend's.
+        expected: String,
+    },
+    /// The engine moves experts by itself.
+    #[error("the backend has EPLB on, so its experts move away from the tables' placement")]
+    Moving,
+    /// Nobody knows how many ranks there are.
+    #[error("the backend does not tell its number of attention-DP ranks; set `ranks`")]
+    UnknownRanks,
+}
+
+/// Tables against the model's tokenizer.
+pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&Tokenizer>) -> Result<(), Incompatible> {
+    if tables.attention() != Attention::Dp {
+        return Err(Incompatible::Attention { found: tables.attention().to_string() });
+    }
+    let Some(tokenizer) = tokenizer else { return Ok(()) };
+    if let Some(found) = &tables.model().tokenizer_sha256 {
+        same_tokenizer("tables'", found, tokenizer.sha256())?;
+    }
+    let (found, expected) = (tables.model().vocab_size, tokenizer.vocab_size());
+    if found < expected { Err(Incompatible::Vocabulary { found, expected }) } else { Ok(()) }
+}
+
+/// Tables against others of the same model: loaded before, or another backend's.
+pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo) -> Result<(), Incompatible> {
+    tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
+}
+
+/// What a backend tells about itself against tables, tokenizer and configured ranks. Returns its number of ranks.
+pub(crate) fn with_backend(
+    probe: &Probe,
+    tables: Option<&Tables>,
+    tokenizer: Option<&Tokenizer>,
+    configured: Option<u16>,
+) -> Result<u16, Incompatible> {
+    let expected = expected_ranks(tables, configured)?;
+    if let (Some(found), Some(expected)) = (probe.dp_size, expected) {
+        same_ranks("the backend has", found, expected_name(configured), expected)?;
+    }
+    if let Some(server) = &probe.server {
+        if let (Some(found), Some(tokenizer)) = (&server.tokenizer_sha256, tokenizer) {
+            same_tokenizer("backend's", found, tokenizer.sha256())?;
+        }
+        if let Some(tables) = tables {
+            with_server(tables, server)?;
+        }
+    }
+    probe.dp_size.or(expected).ok_or(Incompatible::UnknownRanks)
+}
+
+/// Ranks as far as configuration and tables tell.
+pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -> Result<Option<u16>, Incompatible> {
+    if let (Some(tables), Some(expected)) = (tables, configured) {
+        same_ranks("the tables have", tables.dp_ranks(), expected_name(configured), expected)?;
+    }
+    Ok(configured.or(tables.map(Tables::dp_ranks)))
+}
+
+fn expected_name(configured: Option<u16>) -> &'static str {
+    if configured.is_some() { "`ranks` is" } else { "the tables have" }
+}
+
+fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible> {
+    if server.enable_eplb == Some(true) {
+        return Err(Incompatible::Moving);
+    }
+    if let Some(model) = server.model_info() {
+        with_model(tables, "the backend", &model)?;
+    }
+    match &server.placement_digest {
+        Some(expected) if expected != tables.placement_digest() => {
+            Err(Incompatible::Placement { found: tables.placement_digest().to_owned(), expected: expected.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn same_tokenizer(what: &'static str, found: &str, expected: &str) -> Result<(), Incompatible> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Incompatible::Tokenizer { what, found: found.to_owned(), expected: expected.to_owned() })
+}
+
+fn same_ranks(
+    found_in: &'static str,
+    found: u16,
+    expected_in: &'static str,
+    expected: u16,
+) -> Result<(), Incompatible> {
+    if found == expected { Ok(()) } else { Err(Incompatible::Ranks { found_in, found, expected_in, expected }) }
+}

@@ -1,0 +1,56 @@
+//! What is wrong with a configuration, with the key it is about.
+
+use std::path::{Path, PathBuf};
+
+/// A configuration that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {cause}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        cause: String,
+    },
+    /// Not TOML, an unknown key, or a value of another type.
+    #[error("line {line}: {cause}")]
+    Syntax {
+        /// Line in the text, from 1.
+        line: usize,
+        /// The parser's message.
+        cause: String,
+    },
+    /// A value that cannot be used.
+    #[error("{key}: {cause}")]
+    Value {
+        /// The key as a path, for example `models[0].backends[1].url`.
+        key: String,
+        /// What was found and what is expected.
+        cause: String,
+    },
+    /// Any of the above, in a file.
+    #[error("{}: {cause}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        cause: Box<ConfigError>,
+    },
+}
+
+impl ConfigError {
+    pub(super) fn value(key: impl Into<String>, cause: impl ToString) -> Self {
+        Self::Value { key: key.into(), cause: cause.to_string() }
+    }
+
+    pub(super) fn syntax(text: &str, error: &toml::de::Error) -> Self {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+        Self::Syntax { line, cause: error.message().lines().collect::<Vec<_>>().join(", ") }
+    }
+
+    pub(super) fn in_file(self, path: &Path) -> Self {
+        Self::InFile { path: path.to_owned(), cause: Box::new(self) }
+    }
+}

@@ -1,0 +1,126 @@
+//! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
+
+mod error;
+mod raw;
+mod validate;
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use semmoe_engines::Engine;
+use semmoe_engines::http::BaseUrl;
+
+pub use error::ConfigError;
+pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
+
+/// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
+/// needs. Files that it names are not opened yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub(crate) server: ServerConfig,
+    pub(crate) models: Vec<ModelConfig>,
+    pub(crate) limits: Limits,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) health: HealthConfig,
+    pub(crate) routing: RoutingConfig,
+}
+
+impl Config {
+    /// Reads and checks a TOML file; relative paths in it are below its folder.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
+        let base = path.parent().unwrap_or(Path::new(""));
+        Self::from_toml(&text, base).map_err(|error| error.in_file(path))
+    }
+
+    /// Checks TOML text; relative paths in it are below `base`.
+    pub fn from_toml(text: &str, base: &Path) -> Result<Self, ConfigError> {
+        let raw: RawConfig = toml::from_str(text).map_err(|error| ConfigError::syntax(text, &error))?;
+        Self::from_raw(raw, base)
+    }
+
+    /// Checks a configuration made in memory; relative paths in it are below `base`.
+    pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self, ConfigError> {
+        validate::validate(raw, base)
+    }
+
+    /// Addresses that will be bound: data, admin, metrics.
+    pub fn addresses(&self) -> (SocketAddr, SocketAddr, Option<SocketAddr>) {
+        (self.server.listen, self.server.admin, self.server.metrics)
+    }
+}
+
+#[derive(Clone, PartialEq)]
+pub(crate) struct ServerConfig {
+    pub(crate) listen: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) metrics: Option<SocketAddr>,
+    /// Digest of the admin token.
+    pub(crate) admin_token_sha256: Option<[u8; 32]>,
+    pub(crate) tables_root: Option<PathBuf>,
+}
+
+impl std::fmt::Debug for ServerConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerConfig")
+            .field("listen", &self.listen)
+            .field("admin", &self.admin)
+            .field("metrics", &self.metrics)
+            .field("admin_token", &self.admin_token_sha256.map(|_| "set"))
+            .field("tables_root", &self.tables_root)
+            .finish()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ModelConfig {
+    pub(crate) name: String,
+    pub(crate) aliases: Vec<String>,
+    pub(crate) tokenizer: Option<PathBuf>,
+    pub(crate) chat_template: Option<PathBuf>,
+    pub(crate) policy: String,
+    pub(crate) backends: Vec<BackendConfig>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackendConfig {
+    pub(crate) name: String,
+    pub(crate) engine: Engine,
+    pub(crate) url: BaseUrl,
+    pub(crate) tables: Option<PathBuf>,
+    pub(crate) ranks: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Limits {
+    pub(crate) body_bytes: usize,
+    pub(crate) header_bytes: usize,
+    pub(crate) headers: usize,
+    pub(crate) table_bytes: usize,
+    pub(crate) connections: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Timeouts {
+    pub(crate) connect: Duration,
+    pub(crate) first_byte: Duration,
+    pub(crate) idle: Duration,
+    pub(crate) header: Duration,
+    pub(crate) body: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct HealthConfig {
+    pub(crate) interval: Duration,
+    pub(crate) timeout: Duration,
+    pub(crate) unhealthy_after: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RoutingConfig {
+    pub(crate) trust_client_pins: bool,
+    pub(crate) offload_bytes: usize,
+    pub(crate) settings: semmoe_routing::Settings,
+}

@@ -1,0 +1,190 @@
+//! The configuration as it stands in the file: names, defaults and nothing else. Unknown keys are errors.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// The whole file.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    /// Addresses and the admin plane.
+    #[serde(default)]
+    pub server: RawServer,
+    /// Models, at least one.
+    #[serde(default)]
+    pub models: Vec<RawModel>,
+    /// Bounds on what a client may send.
+    #[serde(default)]
+    pub limits: RawLimits,
+    /// How long to wait for what.
+    #[serde(default)]
+    pub timeouts: RawTimeouts,
+    /// Probing of backends.
+    #[serde(default)]
+    pub health: RawHealth,
+    /// How requests are placed.
+    #[serde(default)]
+    pub routing: RawRouting,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawServer {
+    /// Address of the data plane.
+    pub listen: String,
+    /// Address of the admin plane; absent: loopback, on the port after the data plane's.
+    pub admin: Option<String>,
+    /// Address for `/healthz`, `/readyz` and `/metrics` alone; absent: only the admin plane has them.
+    pub metrics: Option<String>,
+    /// SHA-256 (hexadecimal) of the bearer token that the admin plane asks for; needed unless it is on loopback.
+    pub admin_token_sha256: Option<String>,
+    /// Folder below which `POST /admin/tables` may name files; absent: uploads only.
+    pub tables_root: Option<PathBuf>,
+}
+
+impl Default for RawServer {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:8080".to_owned(),
+            admin: None,
+            metrics: None,
+            admin_token_sha256: None,
+            tables_root: None,
+        }
+    }
+}
+
+/// `[[models]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawModel {
+    /// As clients name it.
+    pub name: String,
+    /// Further names.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// `tokenizer.json` of the model; needed by policies that score prompts.
+    #[serde(default)]
+    pub tokenizer: Option<PathBuf>,
+    /// A template, or a `.json` file with a field `chat_template`; absent: from `tokenizer_config.json` or
+    /// `chat_template.jinja` beside the tokenizer.
+    #[serde(default)]
+    pub chat_template: Option<PathBuf>,
+    /// Name of the routing policy.
+    #[serde(default = "default_policy")]
+    pub policy: String,
+    /// Engines that serve it, at least one.
+    #[serde(default)]
+    pub backends: Vec<RawBackend>,
+}
+
+/// `[[models.backends]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawBackend {
+    /// Name in metrics, headers and the admin plane; unique over all models.
+    pub name: String,
+    /// `sglang`, `vllm`, `semmoe` or `openai`.
+    pub engine: String,
+    /// `http://host:port`.
+    pub url: String,
+    /// Tables of the placement that this backend runs.
+    #[serde(default)]
+    pub tables: Option<PathBuf>,
+    /// Attention-DP ranks; absent: probed.
+    #[serde(default)]
+    pub ranks: Option<u16>,
+}
+
+/// `[limits]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawLimits {
+    /// Longest request body, in bytes.
+    pub body_bytes: usize,
+    /// Longest request head, in bytes.
+    pub header_bytes: usize,
+    /// Most header lines of a request.
+    pub headers: usize,
+    /// Longest upload of tables, in bytes.
+    pub table_bytes: usize,
+    /// Connections of clients at a time; further ones wait to be accepted.
+    pub connections: usize,
+}
+
+impl Default for RawLimits {
+    fn default() -> Self {
+        Self { body_bytes: 16 << 20, header_bytes: 64 << 10, headers: 100, table_bytes: 512 << 20, connections: 8192 }
+    }
+}
+
+/// `[timeouts]`, in seconds
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawTimeouts {
+    /// To connect to a backend.
+    pub connect_seconds: f64,
+    /// From sending a request to the head of its answer. Without streaming that is the whole generation.
+    pub first_byte_seconds: f64,
+    /// Between two pieces of an answer.
+    pub idle_seconds: f64,
+    /// For a client to send a request's head; an idle connection is closed after it, too.
+    pub header_seconds: f64,
+    /// For a client to send a request's body.
+    pub body_seconds: f64,
+}
+
+impl Default for RawTimeouts {
+    fn default() -> Self {
+        Self {
+            connect_seconds: 2.0,
+            first_byte_seconds: 600.0,
+            idle_seconds: 120.0,
+            header_seconds: 60.0,
+            body_seconds: 60.0,
+        }
+    }
+}
+
+/// `[health]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawHealth {
+    /// Time between two probes of a backend.
+    pub interval_seconds: f64,
+    /// Time that one probe may take.
+    pub timeout_seconds: f64,
+    /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them.
+    pub unhealthy_after: u32,
+}
+
+impl Default for RawHealth {
+    fn default() -> Self {
+        Self { interval_seconds: 5.0, timeout_seconds: 3.0, unhealthy_after: 2 }
+    }
+}
+
+/// `[routing]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawRouting {
+    /// Honour pins that clients send; otherwise they are removed.
+    pub trust_client_pins: bool,
+    /// Bodies from this size on are scored off the threads that do network I/O.
+    pub offload_bytes: usize,
+    /// The policies' own numbers.
+    pub settings: semmoe_routing::Settings,
+}
+
+impl Default for RawRouting {
+    fn default() -> Self {
+        Self { trust_client_pins: false, offload_bytes: 8 << 10, settings: semmoe_routing::Settings::default() }
+    }
+}
+
+fn default_policy() -> String {
+    // The first name of the registry is its default.
+    semmoe_routing::NAMES[0].to_owned()
+}

@@ -1,0 +1,234 @@
+//! From raw to validated: the only place where a configuration is judged.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use semmoe_engines::Engine;
+
+use super::{
+    BackendConfig, Config, ConfigError, HealthConfig, Limits, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
+    RawModel, RawRouting, RawServer, RawTimeouts, RoutingConfig, ServerConfig, Timeouts,
+};
+
+/// More ranks than any deployment has; bounds what a configuration can make the gateway allocate.
+const MOST_RANKS: u16 = 4096;
+/// A day: longer waits are mistakes, and far longer ones overflow timers.
+const LONGEST_SECONDS: f64 = 86_400.0;
+
+type Result<T> = std::result::Result<T, ConfigError>;
+
+pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
+    let routing = routing(&raw.routing)?;
+    let mut names = Names::default();
+    if raw.models.is_empty() {
+        return Err(ConfigError::value("models", "empty, expected at least one [[models]]"));
+    }
+    let models = raw.models.into_iter().enumerate();
+    let models = models
+        .map(|(index, raw)| model(&format!("models[{index}]"), raw, base, &routing, &mut names))
+        .collect::<Result<_>>()?;
+    Ok(Config {
+        server: server(raw.server, base)?,
+        models,
+        limits: limits(&raw.limits)?,
+        timeouts: timeouts(&raw.timeouts)?,
+        health: health(&raw.health)?,
+        routing,
+    })
+}
+
+/// Names given so far: model names and aliases in one set, backends in another.
+#[derive(Default)]
+struct Names {
+    models: HashSet<String>,
+    backends: HashSet<String>,
+}
+
+fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
+    let listen = address("server.listen", &raw.listen)?;
+    let admin = match &raw.admin {
+        Some(admin) => address("server.admin", admin)?,
+        None => default_admin(listen)?,
+    };
+    let metrics = raw.metrics.as_deref().map(|metrics| address("server.metrics", metrics)).transpose()?;
+    let admin_token_sha256 = raw.admin_token_sha256.as_deref().map(token_digest).transpose()?;
+    if !admin.ip().is_loopback() && admin_token_sha256.is_none() {
+        return Err(ConfigError::value(
+            "server.admin",
+            format!("{admin} is not a loopback address, so server.admin_token_sha256 must be set"),
+        ));
+    }
+    let mut bound: Vec<(&str, SocketAddr)> = vec![("server.listen", listen)];
+    for (key, address) in [("server.admin", Some(admin)), ("server.metrics", metrics)] {
+        let Some(address) = address else { continue };
+        if let Some((other, _)) = bound.iter().find(|(_, taken)| *taken == address && address.port() != 0) {
+            return Err(ConfigError::value(key, format!("{address} is {other} already")));
+        }
+        bound.push((key, address));
+    }
+    Ok(ServerConfig { listen, admin, metrics, admin_token_sha256, tables_root: raw.tables_root.map(|p| base.join(p)) })
+}
+
+fn address(key: &str, text: &str) -> Result<SocketAddr> {
+    text.parse().map_err(|_| ConfigError::value(key, format!("'{text}' is not an address like 127.0.0.1:8080")))
+}
+
+fn default_admin(listen: SocketAddr) -> Result<SocketAddr> {
+    let port = match listen.port() {
+        0 => 0,
+        port => port.checked_add(1).ok_or_else(|| {
+            ConfigError::value("server.admin", "must be set, as no port follows that of server.listen (65535)")
+        })?,
+    };
+    Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+}
+
+fn token_digest(hex: &str) -> Result<[u8; 32]> {
+    let wrong = || ConfigError::value("server.admin_token_sha256", "not 64 hexadecimal digits");
+    if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(wrong());
+    }
+    let mut digest = [0; 32];
+    for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(&hex[at..at + 2], 16).map_err(|_| wrong())?;
+    }
+    Ok(digest)
+}
+
+fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: &mut Names) -> Result<ModelConfig> {
+    let policy = semmoe_routing::policy_with(&raw.policy, &routing.settings)
+        .map_err(|error| ConfigError::value(format!("{key}.policy"), error))?;
+    for (at, name) in std::iter::once(&raw.name).chain(&raw.aliases).enumerate() {
+        let key = if at == 0 { format!("{key}.name") } else { format!("{key}.aliases[{}]", at - 1) };
+        unique(&key, name, &mut names.models)?;
+    }
+    if policy.needs_share() && raw.tokenizer.is_none() {
+        let cause = format!("must be set, as policy '{}' scores prompts", raw.policy);
+        return Err(ConfigError::value(format!("{key}.tokenizer"), cause));
+    }
+    if raw.backends.is_empty() {
+        return Err(ConfigError::value(format!("{key}.backends"), "empty, expected at least one [[models.backends]]"));
+    }
+    let backends = raw.backends.into_iter().enumerate();
+    let backends = backends
+        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, policy.as_ref(), names))
+        .collect::<Result<_>>()?;
+    let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
+    Ok(ModelConfig {
+        name: raw.name,
+        aliases: raw.aliases,
+        tokenizer: below(raw.tokenizer),
+        chat_template: below(raw.chat_template),
+        policy: raw.policy,
+        backends,
+    })
+}
+
+fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
+    if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
+        return Err(ConfigError::value(key, format!("{name:?} is not a name of 1 to 256 printable characters")));
+    }
+    if !taken.insert(name.to_owned()) {
+        return Err(ConfigError::value(key, format!("'{name}' is taken already")));
+    }
+    Ok(())
+}
+
+fn backend(
+    key: &str,
+    raw: RawBackend,
+    base: &Path,
+    policy: &dyn semmoe_routing::Policy,
+    names: &mut Names,
+) -> Result<BackendConfig> {
+    unique(&format!("{key}.name"), &raw.name, &mut names.backends)?;
+    // It stands in the header x-semmoe-backend.
+    if !raw.name.is_ascii() {
+        return Err(ConfigError::value(format!("{key}.name"), format!("'{}' is not ASCII", raw.name)));
+    }
+    let engine: Engine = raw.engine.parse().map_err(|error| ConfigError::value(format!("{key}.engine"), error))?;
+    let url = raw.url.parse().map_err(|error| ConfigError::value(format!("{key}.url"), error))?;
+    if policy.needs_share() {
+        let name = policy.name();
+        if engine == Engine::Openai {
+            let cause = format!("a request to an openai engine cannot be pinned, so policy '{name}' cannot be used");
+            return Err(ConfigError::value(format!("{key}.engine"), cause));
+        }
+        if raw.tables.is_none() {
+            let cause = format!("must be set, as policy '{name}' scores prompts with them");
+            return Err(ConfigError::value(format!("{key}.tables"), cause));
+        }
+    }
+    let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, raw.tables.is_some())?;
+    Ok(BackendConfig { name: raw.name, engine, url, tables: raw.tables.map(|path| base.join(path)), ranks })
+}
+
+fn ranks(key: &str, engine: Engine, ranks: Option<u16>, has_tables: bool) -> Result<Option<u16>> {
+    match (engine, ranks) {
+        (_, Some(ranks)) if ranks == 0 || ranks > MOST_RANKS => {
+            Err(ConfigError::value(key, format!("{ranks}, expected 1 to {MOST_RANKS}")))
+        }
+        (Engine::Openai, Some(ranks)) if ranks != 1 => {
+            Err(ConfigError::value(key, format!("{ranks}, but an openai engine is one rank")))
+        }
+        (Engine::Openai, _) => Ok(Some(1)),
+        (Engine::Vllm, None) if !has_tables => Err(ConfigError::value(key, "must be set, as vllm does not tell")),
+        (_, ranks) => Ok(ranks),
+    }
+}
+
+fn limits(raw: &RawLimits) -> Result<Limits> {
+    let check = |key: &str, value: usize, least: usize| {
+        if value < least {
+            return Err(ConfigError::value(format!("limits.{key}"), format!("{value}, expected at least {least}")));
+        }
+        Ok(value)
+    };
+    Ok(Limits {
+        body_bytes: check("body_bytes", raw.body_bytes, 1)?,
+        header_bytes: check("header_bytes", raw.header_bytes, 8192)?,
+        headers: check("headers", raw.headers, 1)?,
+        table_bytes: check("table_bytes", raw.table_bytes, 1)?,
+        connections: check("connections", raw.connections, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
+    })
+}
+
+fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
+    Ok(Timeouts {
+        connect: seconds("timeouts.connect_seconds", raw.connect_seconds)?,
+        first_byte: seconds("timeouts.first_byte_seconds", raw.first_byte_seconds)?,
+        idle: seconds("timeouts.idle_seconds", raw.idle_seconds)?,
+        header: seconds("timeouts.header_seconds", raw.header_seconds)?,
+        body: seconds("timeouts.body_seconds", raw.body_seconds)?,
+    })
+}
+
+fn health(raw: &RawHealth) -> Result<HealthConfig> {
+    if raw.unhealthy_after == 0 {
+        return Err(ConfigError::value("health.unhealthy_after", "0, expected at least 1"));
+    }
+    Ok(HealthConfig {
+        interval: seconds("health.interval_seconds", raw.interval_seconds)?,
+        timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
+        unhealthy_after: raw.unhealthy_after,
+    })
+}
+
+fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
+    raw.settings.validate().map_err(|error| ConfigError::value("routing.settings", error))?;
+    Ok(RoutingConfig {
+        trust_client_pins: raw.trust_client_pins,
+        offload_bytes: raw.offload_bytes,
+        settings: raw.settings.clone(),
+    })
+}
+
+fn seconds(key: &str, value: f64) -> Result<Duration> {
+    // NaN is in no range.
+    if !(0.001..=LONGEST_SECONDS).contains(&value) {
+        return Err(ConfigError::value(key, format!("{value}, expected 0.001 to {LONGEST_SECONDS}")));
+    }
+    Ok(Duration::from_secs_f64(value))
+}

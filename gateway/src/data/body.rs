@@ -1,0 +1,47 @@
+//! Reading a request body: whole, within a size and a time.
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, header};
+use http_body_util::BodyExt;
+
+use crate::error::RequestError;
+use crate::state::Core;
+
+/// Room reserved before anything arrived, whatever the client announces.
+const FIRST_RESERVATION_BYTES: usize = 64 << 10;
+
+pub(crate) async fn read(core: &Core, headers: &HeaderMap, body: Body) -> Result<Bytes, RequestError> {
+    let limit_bytes = core.config.limits.body_bytes;
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|announced| announced > limit_bytes) {
+        return Err(RequestError::BodyTooLong { limit_bytes });
+    }
+    let limit = core.config.timeouts.body;
+    tokio::time::timeout(limit, collect(body, limit_bytes, announced))
+        .await
+        .unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
+}
+
+async fn collect(mut body: Body, limit_bytes: usize, announced: Option<usize>) -> Result<Bytes, RequestError> {
+    let mut first = Bytes::new();
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| RequestError::BodyRead { cause: error.to_string() })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len().saturating_add(whole.len()).saturating_add(data.len()) > limit_bytes {
+            return Err(RequestError::BodyTooLong { limit_bytes });
+        }
+        // Most bodies come in one piece, which is then passed on uncopied.
+        if first.is_empty() && whole.is_empty() {
+            first = data;
+            continue;
+        }
+        if whole.is_empty() {
+            whole.reserve(announced.unwrap_or(0).min(FIRST_RESERVATION_BYTES));
+            whole.extend_from_slice(&std::mem::take(&mut first));
+        }
+        whole.extend_from_slice(&data);
+    }
+    Ok(if whole.is_empty() { first } else { whole.freeze() })
+}

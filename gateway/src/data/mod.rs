@@ -1,0 +1,74 @@
+//! The data plane: one way for every route.
+//!
+//! body ([`body`]) -> model, evidence, pins stripped ([`read`]) -> backend and rank ([`place`]) -> engine and back
+//! ([`relay`], [`stream`], [`sse`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
+//! counts it, however it ends.
+
+mod body;
+mod models;
+mod place;
+mod read;
+mod relay;
+mod sse;
+mod stream;
+mod ticket;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use semmoe_engines::Route;
+
+use crate::error::RequestError;
+use crate::state::Core;
+use ticket::Ticket;
+
+/// All routes of the data plane; every other one is 404, as engines have routes that replace weights.
+pub(crate) fn router(core: Arc<Core>) -> Router {
+    let mut router = Router::new();
+    for route in Route::ALL {
+        let core = Arc::clone(&core);
+        router = router.route(route.path(), post(move |request| serve(core, route, request)));
+    }
+    router
+        .route("/v1/models", get(move || async move { models::list(&core) }))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(no_route)
+}
+
+async fn serve(core: Arc<Core>, route: Route, request: Request) -> Response {
+    let mut ticket = Ticket::new(Arc::clone(&core));
+    match exchange(&core, route, request, &mut ticket).await {
+        Ok(answer) => relay::respond(answer, ticket).map(Body::new),
+        Err(error) => {
+            ticket.finish(error.status().as_u16());
+            error.into_response()
+        }
+    }
+}
+
+async fn exchange(
+    core: &Arc<Core>,
+    route: Route,
+    request: Request,
+    ticket: &mut Ticket,
+) -> Result<relay::Answer, RequestError> {
+    let (head, body) = request.into_parts();
+    let body = body::read(core, &head.headers, body).await?;
+    let arrived = Instant::now();
+    let job = read::read(core, route, &head.headers, body).await?;
+    ticket.policy(job.model.policy.name());
+    relay::relay(core, route, &head, &job, ticket, arrived).await
+}
+
+async fn no_route(request: Request) -> RequestError {
+    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }
+}
+
+async fn wrong_method(request: Request) -> RequestError {
+    RequestError::Method { method: request.method().to_string(), path: request.uri().path().to_owned() }
+}

@@ -1,0 +1,22 @@
+//! `GET /v1/models`: what can be served now.
+
+use axum::Json;
+use serde_json::{Value, json};
+
+use crate::state::Core;
+
+/// Every name and alias of the models that have a healthy backend.
+pub(crate) fn list(core: &Core) -> Json<Value> {
+    let snapshot = core.snapshot();
+    let served = snapshot
+        .models
+        .iter()
+        .filter(|model| model.members.iter().any(|member| member.backend.health().is_healthy()))
+        .flat_map(|model| std::iter::once(&model.name).chain(&model.aliases));
+    let data: Vec<Value> = served
+        .map(
+            |name| json!({ "id": name, "object": "model", "created": core.started_unix_seconds, "owned_by": "semmoe" }),
+        )
+        .collect();
+    Json(json!({ "object": "list", "data": data }))
+}

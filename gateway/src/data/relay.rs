@@ -1,0 +1,233 @@
+//! To the engine and back: one request out, at most one second try, the answer relayed as it comes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use semmoe_engines::http::{HttpError, RequestBody};
+use semmoe_engines::{Route, pin};
+use semmoe_tables::RankId;
+
+use crate::backend::Backend;
+use crate::error::RequestError;
+use crate::state::Core;
+
+use super::place::place;
+use super::read::Job;
+use super::stream::RelayBody;
+use super::ticket::Ticket;
+
+const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
+const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
+const POLICY: HeaderName = HeaderName::from_static("x-semmoe-policy");
+
+/// Headers that are about one connection, not about the message (RFC 9110, 7.6.1).
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+];
+
+/// The head of an engine's answer, and where it came from.
+pub(crate) struct Answer {
+    response: Response<Incoming>,
+    backend: Arc<Backend>,
+    rank: Option<RankId>,
+    policy: &'static str,
+}
+
+pub(crate) async fn relay(
+    core: &Arc<Core>,
+    route: Route,
+    head: &Parts,
+    job: &Job,
+    ticket: &mut Ticket,
+    arrived: Instant,
+) -> Result<Answer, RequestError> {
+    let mut failed: Option<(usize, RequestError)> = None;
+    loop {
+        let except = failed.as_ref().map(|(backend, _)| *backend);
+        let lease = match (place(job, route, except, &core.metrics), &failed) {
+            (Ok(lease), _) => lease,
+            // Nobody else is there: the first failure says more.
+            (Err(_), Some((_, error))) => return Err(error.clone()),
+            (Err(error), None) => return Err(error),
+        };
+        let (member, rank) = (lease.backend, lease.rank);
+        let backend = &job.model.members[member].backend;
+        let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
+        ticket.place(&backend.name, lease);
+        let request = outbound(backend, route, head, job, pinned)?;
+        if failed.is_none() {
+            core.metrics.overhead(arrived.elapsed());
+        }
+        match core.client.send_within(request, core.config.timeouts.first_byte).await {
+            Ok(response) => {
+                let policy = job.model.policy.name();
+                return Ok(Answer { response, backend: Arc::clone(backend), rank, policy });
+            }
+            Err(cause) => {
+                ticket.unplace();
+                let retry = !cause.may_have_been_sent() && failed.is_none();
+                let error = failure(backend, cause);
+                if !retry {
+                    return Err(error);
+                }
+                core.metrics.retry();
+                failed = Some((member, error));
+            }
+        }
+    }
+}
+
+/// What an exchange that brought no answer means to the client; the prober is told to look.
+fn failure(backend: &Backend, cause: HttpError) -> RequestError {
+    backend.suspect();
+    let name = backend.name.clone();
+    tracing::warn!(backend = name, %cause, "no answer");
+    if matches!(cause, HttpError::Timeout { .. }) {
+        RequestError::Slow { backend: name, cause }
+    } else if cause.may_have_been_sent() {
+        RequestError::Broken { backend: name, cause }
+    } else {
+        RequestError::Unreachable { backend: name, cause }
+    }
+}
+
+/// The request as the engine gets it: the client's, less what is about the connection, with the pin.
+fn outbound(
+    backend: &Backend,
+    route: Route,
+    head: &Parts,
+    job: &Job,
+    pinned: Option<RankId>,
+) -> Result<Request<RequestBody>, RequestError> {
+    let mut headers = head.headers.clone();
+    strip_hop_by_hop(&mut headers);
+    // The client writes its own; a body is complete here, so that nothing is to be expected any more.
+    for name in [header::HOST, header::CONTENT_LENGTH, header::EXPECT] {
+        headers.remove(name);
+    }
+    pin::strip_headers(&mut headers);
+    let body = match pinned {
+        None => job.body.bytes().clone(),
+        Some(rank) => pin::apply(backend.engine, route, rank, &mut headers, &job.body)
+            .map_err(|error| RequestError::Field { cause: error.to_string() })?,
+    };
+    let uri = backend.url.join(&path(route, head)).map_err(|cause| RequestError::Field { cause: cause.to_string() })?;
+    let mut request = Request::new(Full::new(body));
+    *request.method_mut() = head.method.clone();
+    *request.uri_mut() = uri;
+    *request.headers_mut() = headers;
+    Ok(request)
+}
+
+fn path(route: Route, head: &Parts) -> String {
+    match head.uri.query() {
+        None => route.path().to_owned(),
+        Some(query) => format!("{}?{query}", route.path()),
+    }
+}
+
+/// The engine's answer with our three headers; the ticket goes with the body.
+pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
+    let Answer { response, backend, rank, policy } = answer;
+    let (mut head, body) = response.into_parts();
+    strip_hop_by_hop(&mut head.headers);
+    for name in [BACKEND, RANK, POLICY] {
+        head.headers.remove(name);
+    }
+    // The name was checked with the configuration; one that is no header value is left out.
+    if let Ok(name) = HeaderValue::from_str(&backend.name) {
+        head.headers.insert(BACKEND, name);
+    }
+    if let Some(rank) = rank {
+        head.headers.insert(RANK, HeaderValue::from(rank.get()));
+    }
+    head.headers.insert(POLICY, HeaderValue::from_static(policy));
+    let events = is_event_stream(&head.headers);
+    if events {
+        // An error event may make it longer.
+        head.headers.remove(header::CONTENT_LENGTH);
+    }
+    let relayed = RelayBody::new(body, events, head.status.as_u16(), backend, ticket);
+    let mut response = Response::new(relayed);
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.headers;
+    response
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
+    plain && kind.len() >= 17 && kind[..17].eq_ignore_ascii_case(b"text/event-stream")
+}
+
+/// Removes the headers of the connection, also those that `Connection` names.
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in HOP_BY_HOP.iter().chain(&named) {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_headers_stay_behind() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("connection", "close, x-private"),
+            ("connection", "Keep-Alive"),
+            ("x-private", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("authorization", "Bearer x"),
+            ("accept", "text/event-stream"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        strip_hop_by_hop(&mut headers);
+        let mut left: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["accept", "authorization"]);
+    }
+
+    #[test]
+    fn event_streams_are_told_from_the_rest() {
+        for (kind, encoding, expected) in [
+            ("text/event-stream", None, true),
+            ("Text/Event-Stream; charset=utf-8", None, true),
+            ("text/event-stream", Some("identity"), true),
+            ("text/event-stream", Some("gzip"), false),
+            ("application/json", None, false),
+            ("text/event", None, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+            if let Some(encoding) = encoding {
+                headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(encoding));
+            }
+            assert_eq!(is_event_stream(&headers), expected, "{kind} {encoding:?}");
+        }
+    }
+}

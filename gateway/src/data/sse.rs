@@ -1,0 +1,164 @@
+//! Event boundaries of a server-sent event stream.
+//!
+//! What is relayed always ends at the end of an event, so that an error event can be put in at any time without landing
+//! inside another one. A piece that ends inside an event is held back up to its last boundary; no client could have used
+//! the rest before the event is complete. Pieces that end at a boundary, as engines send them, pass through uncopied.
+
+use bytes::{Bytes, BytesMut};
+
+/// An event longer than this is relayed as it comes: then there is no boundary to wait for.
+const LONGEST_HELD_BYTES: usize = 1 << 20;
+
+/// Follows one stream.
+#[derive(Debug)]
+pub(crate) struct Events {
+    /// Nothing stands in the current line yet.
+    line_empty: bool,
+    /// The last byte was a carriage return; a line feed now belongs to it.
+    after_cr: bool,
+    /// The start of an event whose end is still to come.
+    held: BytesMut,
+    /// What was relayed ends at a boundary.
+    at_boundary: bool,
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        Self { line_empty: true, after_cr: false, held: BytesMut::new(), at_boundary: true }
+    }
+
+    /// Takes the next piece and returns what can be relayed now, perhaps nothing.
+    pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
+        let complete = self.last_boundary(&piece).unwrap_or(0);
+        if self.held.is_empty() && complete == piece.len() {
+            self.at_boundary |= complete > 0;
+            return piece;
+        }
+        if !self.at_boundary && complete == 0 {
+            // In the middle of an event that was too long to hold.
+            return piece;
+        }
+        self.at_boundary |= complete > 0;
+        self.held.extend_from_slice(&piece[..complete]);
+        let mut ready = if complete > 0 { self.held.split() } else { BytesMut::new() };
+        self.held.extend_from_slice(&piece[complete..]);
+        if self.held.len() > LONGEST_HELD_BYTES {
+            ready.unsplit(self.held.split());
+            self.at_boundary = false;
+        }
+        ready.freeze()
+    }
+
+    /// What is held back, for a stream that ended by itself.
+    pub(crate) fn rest(&mut self) -> Bytes {
+        self.held.split().freeze()
+    }
+
+    /// Drops what is held back; true if an event of ours may follow.
+    pub(crate) fn cut_off(&mut self) -> bool {
+        self.held.clear();
+        self.at_boundary
+    }
+
+    /// Offset just behind the last event that ends in this piece.
+    fn last_boundary(&mut self, piece: &[u8]) -> Option<usize> {
+        let mut last = None;
+        let mut at = 0;
+        while at < piece.len() {
+            match piece[at] {
+                b'\n' if self.after_cr => {
+                    // The other half of a line end; a boundary before it moves behind it.
+                    self.after_cr = false;
+                    if last == Some(at) {
+                        last = Some(at + 1);
+                    }
+                    at += 1;
+                }
+                end @ (b'\n' | b'\r') => {
+                    if self.line_empty {
+                        last = Some(at + 1);
+                    }
+                    self.line_empty = true;
+                    self.after_cr = end == b'\r';
+                    at += 1;
+                }
+                _ => {
+                    self.line_empty = false;
+                    self.after_cr = false;
+                    let line = &piece[at..];
+                    at += line.iter().position(|byte| matches!(byte, b'\n' | b'\r')).unwrap_or(line.len());
+                }
+            }
+        }
+        last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn relayed(pieces: &[&str]) -> Vec<String> {
+        let mut events = Events::new();
+        pieces
+            .iter()
+            .map(|piece| String::from_utf8(events.push(Bytes::copy_from_slice(piece.as_bytes())).to_vec()).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn pieces_end_at_boundaries() {
+        for (pieces, expected) in [
+            (vec!["data: 1\n\n", "data: 2\n\n"], vec!["data: 1\n\n", "data: 2\n\n"]),
+            (vec!["data: 1\n\ndata: 2\n\n"], vec!["data: 1\n\ndata: 2\n\n"]),
+            (vec!["data: 1\n\nda", "ta: 2\n", "\n"], vec!["data: 1\n\n", "", "data: 2\n\n"]),
+            (vec!["data: 1\r\n\r\ndata: 2\r\r"], vec!["data: 1\r\n\r\ndata: 2\r\r"]),
+            (vec!["data: 1\r\n\r", "\ndata: 2\n\n"], vec!["data: 1\r\n\r", "\ndata: 2\n\n"]),
+            (vec!["data: 1\r", "\n", "\r\n"], vec!["", "", "data: 1\r\n\r\n"]),
+            (vec!["event: a\ndata: b\n", "id: 1\n\n"], vec!["", "event: a\ndata: b\nid: 1\n\n"]),
+            (vec!["", "\n"], vec!["", "\n"]),
+        ] {
+            assert_eq!(relayed(&pieces), expected, "{pieces:?}");
+        }
+    }
+
+    #[test]
+    fn a_whole_piece_is_not_copied() {
+        let piece = Bytes::from_static(b"data: 1\n\n");
+        assert_eq!(Events::new().push(piece.clone()).as_ptr(), piece.as_ptr());
+    }
+
+    #[test]
+    fn an_endless_event_is_not_held_for_ever() {
+        let mut events = Events::new();
+        let piece = Bytes::from(vec![b'x'; LONGEST_HELD_BYTES / 2]);
+        assert!(events.push(piece.clone()).is_empty());
+        assert!(events.push(piece.clone()).is_empty());
+        assert_eq!(events.push(piece.clone()).len(), 3 * piece.len());
+        assert_eq!(events.push(piece.clone()).len(), piece.len());
+        assert!(!events.cut_off());
+        assert_eq!(events.push(Bytes::from_static(b"\n\n")), "\n\n");
+        assert!(events.cut_off());
+    }
+
+    proptest! {
+        /// Whatever the cuts: nothing is lost, and every piece but the rest ends where an event ends.
+        #[test]
+        fn cuts_do_not_matter(text in "[ab\r\n]{0,40}", cuts in proptest::collection::vec(0usize..41, 0..8)) {
+            let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= text.len()).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let mut events = Events::new();
+            let mut sent = String::new();
+            for pair in cuts.windows(2) {
+                let piece = events.push(Bytes::copy_from_slice(&text.as_bytes()[pair[0]..pair[1]]));
+                sent.push_str(std::str::from_utf8(&piece).unwrap());
+                let half = sent.replace("\r\n", "\n").replace('\r', "\n");
+                prop_assert!(sent.is_empty() || half == "\n" || half.ends_with("\n\n") || half.starts_with('\n') && half.len() == 1);
+            }
+            sent.push_str(std::str::from_utf8(&events.rest()).unwrap());
+            prop_assert_eq!(sent, text);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The body of an answer on its way to the client: frame by frame, with back-pressure, watched.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use serde_json::json;
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::backend::Backend;
+
+use super::sse::Events;
+use super::ticket::Ticket;
+
+/// The engine broke off in an answer that has no place for an error: the connection to the client is closed.
+#[derive(Debug, thiserror::Error)]
+#[error("backend '{backend}' broke off: {cause}")]
+pub(crate) struct BrokenOff {
+    backend: String,
+    cause: String,
+}
+
+/// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
+/// there at once; its ticket counts the request out at the last byte, at a failure, or at that drop.
+pub(crate) struct RelayBody {
+    upstream: Incoming,
+    /// Boundaries, for server-sent events.
+    events: Option<Events>,
+    idle: Pin<Box<Sleep>>,
+    idle_limit: Duration,
+    status: u16,
+    backend: Arc<Backend>,
+    ticket: Ticket,
+    ended: bool,
+}
+
+impl RelayBody {
+    pub(crate) fn new(upstream: Incoming, events: bool, status: u16, backend: Arc<Backend>, ticket: Ticket) -> Self {
+        let idle_limit = ticket.core().config.timeouts.idle;
+        let mut body = Self {
+            upstream,
+            events: events.then(Events::new),
+            idle: Box::pin(sleep(idle_limit)),
+            idle_limit,
+            status,
+            backend,
+            ticket,
+            ended: false,
+        };
+        body.finish_at_end();
+        body
+    }
+
+    /// A server that knows the length does not ask for more after the last byte, so the end is looked for here.
+    fn finish_at_end(&mut self) {
+        if self.upstream.is_end_stream() {
+            self.ticket.finish(self.status);
+        }
+    }
+
+    fn data(&mut self, data: Bytes) -> Option<Frame<Bytes>> {
+        let now = match &mut self.events {
+            None => data,
+            Some(events) => events.push(data),
+        };
+        self.finish_at_end();
+        (!now.is_empty()).then(|| Frame::data(now))
+    }
+
+    fn end(&mut self) -> Option<Frame<Bytes>> {
+        self.ended = true;
+        self.ticket.finish(self.status);
+        let rest = self.events.as_mut().map(Events::rest).unwrap_or_default();
+        (!rest.is_empty()).then(|| Frame::data(rest))
+    }
+
+    /// The engine died or fell silent: an error event where one fits, or else an end that nobody takes for a good one.
+    fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, BrokenOff> {
+        self.ended = true;
+        self.ticket.finish(502);
+        self.backend.suspect();
+        let backend = self.backend.name.clone();
+        tracing::warn!(backend, cause, "answer broke off");
+        let broken = BrokenOff { backend, cause };
+        if !self.events.as_mut().is_some_and(Events::cut_off) {
+            return Err(broken);
+        }
+        let error = json!({
+            "message": broken.to_string(), "type": "upstream_error", "param": null, "code": "backend_broke_off",
+        });
+        Ok(Frame::data(Bytes::from(format!("data: {}\n\n", json!({ "error": error })))))
+    }
+}
+
+impl Body for RelayBody {
+    type Data = Bytes;
+    type Error = BrokenOff;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let this = self.get_mut();
+        loop {
+            if this.ended {
+                return Poll::Ready(None);
+            }
+            let Poll::Ready(next) = Pin::new(&mut this.upstream).poll_frame(cx) else {
+                ready!(this.idle.as_mut().poll(cx));
+                return Poll::Ready(Some(this.fail(format!("it sent nothing for {:?}", this.idle_limit))));
+            };
+            this.idle.as_mut().reset(Instant::now() + this.idle_limit);
+            let frame = match next {
+                None => return Poll::Ready(this.end().map(Ok)),
+                Some(Err(error)) => return Poll::Ready(Some(this.fail(error.to_string()))),
+                Some(Ok(frame)) => frame,
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    if let Some(frame) = this.data(data) {
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                }
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended || (self.events.is_none() && self.upstream.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.events {
+            // Held-back bytes and an error event are not in the engine's count.
+            Some(_) => SizeHint::default(),
+            None => self.upstream.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What goes with one request: its lease of a rank, and the labels and clock for its metrics.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::metrics::{RequestLabels, rank_label};
+use crate::pool::Lease;
+use crate::state::Core;
+
+/// The client went away before the end; nginx's code for it.
+const CLIENT_CLOSED: u16 = 499;
+
+/// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
+pub(crate) struct Ticket {
+    core: Arc<Core>,
+    labels: RequestLabels,
+    started: Instant,
+    lease: Option<Lease>,
+    finished: bool,
+}
+
+impl Ticket {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        let none = || "none".to_owned();
+        let labels = RequestLabels { backend: none(), rank: none(), policy: none(), code: CLIENT_CLOSED };
+        Self { core, labels, started: Instant::now(), lease: None, finished: false }
+    }
+
+    pub(crate) fn policy(&mut self, name: &str) {
+        name.clone_into(&mut self.labels.policy);
+    }
+
+    /// The request was placed; a lease that it held before is given back.
+    pub(crate) fn place(&mut self, backend: &str, lease: Lease) {
+        backend.clone_into(&mut self.labels.backend);
+        self.labels.rank = rank_label(lease.rank.map(|rank| rank.get()));
+        self.lease = Some(lease);
+    }
+
+    /// The attempt failed, and the request may be placed again.
+    pub(crate) fn unplace(&mut self) {
+        self.lease = None;
+    }
+
+    /// The last byte is out, or will never be.
+    pub(crate) fn finish(&mut self, code: u16) {
+        if self.finished {
+            return;
+        }
+        self.finished = true;
+        self.lease = None;
+        self.labels.code = code;
+        self.core.metrics.request_done(&self.labels, self.started.elapsed());
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.finish(CLIENT_CLOSED);
+    }
+}

@@ -1,0 +1,176 @@
+//! Why the gateway cannot start, and why it answers a request itself; ONE table says with which status.
+
+use std::net::SocketAddr;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, StatusCode, header};
+use semmoe_engines::http::HttpError;
+use semmoe_engines::json::ScanError;
+use serde_json::{Value, json};
+
+use crate::compat::Incompatible;
+use crate::config::ConfigError;
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An address cannot be bound.
+    #[error("cannot listen on {address} for {what}: {source}")]
+    Bind {
+        /// What it is for.
+        what: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A tokenizer or chat template cannot be used.
+    #[error("model '{model}': {source}")]
+    Text {
+        /// The model.
+        model: String,
+        /// What is wrong.
+        source: semmoe_text::TextError,
+    },
+    /// Tables cannot be read.
+    #[error("tables of backend '{backend}': {source}")]
+    Tables {
+        /// The backend.
+        backend: String,
+        /// What is wrong.
+        source: semmoe_tables::FormatError,
+    },
+    /// Tables that do not fit the model or the backend.
+    #[error("backend '{backend}': {source}")]
+    Incompatible {
+        /// The backend.
+        backend: String,
+        /// What does not fit.
+        source: Incompatible,
+    },
+    /// The policy's name or settings.
+    #[error("model '{model}': {source}")]
+    Policy {
+        /// The model.
+        model: String,
+        /// What is wrong.
+        source: semmoe_routing::UnknownPolicy,
+    },
+    /// A worker thread ended by a panic.
+    #[error("loading stopped: {cause}")]
+    Load {
+        /// The runtime's message.
+        cause: String,
+    },
+}
+
+/// Why a request is answered by the gateway and not by an engine.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub(crate) enum RequestError {
+    #[error("there is no route {method} {path}")]
+    NoRoute { method: String, path: String },
+    #[error("{path} does not take {method}")]
+    Method { method: String, path: String },
+    #[error("the body is longer than the limit of {limit_bytes} bytes")]
+    BodyTooLong { limit_bytes: usize },
+    #[error("the body could not be read: {cause}")]
+    BodyRead { cause: String },
+    #[error("the body did not arrive within {seconds} s")]
+    BodyTimeout { seconds: f64 },
+    #[error(transparent)]
+    BodyScan(#[from] ScanError),
+    #[error("the body is not JSON: {cause}")]
+    BodyJson { cause: String },
+    #[error("{cause}")]
+    Field { cause: String },
+    #[error("the request names no model, and there are several: {known}")]
+    NoModel { known: String },
+    #[error("there is no model '{name}' (there are: {known})")]
+    UnknownModel { name: String, known: String },
+    #[error("the pin {pin} is not a rank of model '{model}'")]
+    PinRange { pin: u16, model: String },
+    #[error("no backend of model '{model}' can serve: {causes}")]
+    NoBackend { model: String, causes: String },
+    #[error("no other backend can serve, and backend '{backend}' could not be reached: {cause}")]
+    Unreachable { backend: String, cause: HttpError },
+    #[error("backend '{backend}' broke off: {cause}")]
+    Broken { backend: String, cause: HttpError },
+    #[error("backend '{backend}' did not answer in time: {cause}")]
+    Slow { backend: String, cause: HttpError },
+    #[error("the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost")]
+    ForeignHost { found: String },
+    #[error("requests from pages of '{origin}' are refused")]
+    ForeignOrigin { origin: String },
+    #[error("the admin plane needs the header 'authorization: Bearer TOKEN'")]
+    Token,
+    #[error("there is no backend '{name}'")]
+    UnknownBackend { name: String },
+    #[error("{cause}")]
+    TablesPath { cause: String },
+    #[error("{cause}")]
+    TablesInvalid { cause: String },
+    #[error("refused for backend '{backend}', the old tables stay: {cause}")]
+    TablesRefused { backend: String, cause: Incompatible },
+}
+
+/// One row of the table: status, OpenAI's error type, and a code that programs can match.
+struct Row(StatusCode, &'static str, &'static str);
+
+const CLIENT: &str = "invalid_request_error";
+const SERVER: &str = "server_error";
+const UPSTREAM: &str = "upstream_error";
+
+impl RequestError {
+    /// The one table from errors to HTTP.
+    fn row(&self) -> Row {
+        match self {
+            Self::NoRoute { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "route_not_found"),
+            Self::Method { .. } => Row(StatusCode::METHOD_NOT_ALLOWED, CLIENT, "method_not_allowed"),
+            Self::BodyTooLong { .. } => Row(StatusCode::PAYLOAD_TOO_LARGE, CLIENT, "body_too_long"),
+            Self::BodyRead { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_unreadable"),
+            Self::BodyTimeout { .. } => Row(StatusCode::REQUEST_TIMEOUT, CLIENT, "body_timeout"),
+            Self::BodyScan(_) | Self::BodyJson { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_not_json"),
+            Self::Field { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_field"),
+            Self::NoModel { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "model_missing"),
+            Self::UnknownModel { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "model_not_found"),
+            Self::PinRange { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_pin"),
+            Self::NoBackend { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_backend"),
+            Self::Unreachable { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable"),
+            Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
+            Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
+            Self::ForeignHost { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_host"),
+            Self::ForeignOrigin { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_origin"),
+            Self::Token => Row(StatusCode::UNAUTHORIZED, CLIENT, "token_needed"),
+            Self::UnknownBackend { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "backend_not_found"),
+            Self::TablesPath { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "path_not_allowed"),
+            Self::TablesInvalid { .. } => Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "tables_invalid"),
+            Self::TablesRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "tables_refused"),
+        }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.row().0
+    }
+
+    /// The document that OpenAI's clients expect.
+    pub(crate) fn body(&self) -> Value {
+        let Row(_, kind, code) = self.row();
+        json!({ "error": { "message": self.to_string(), "type": kind, "param": null, "code": code } })
+    }
+}
+
+impl IntoResponse for RequestError {
+    fn into_response(self) -> Response {
+        let status = self.status();
+        let mut response = (status, Json(self.body())).into_response();
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}

@@ -1,0 +1,154 @@
+//! Starting and stopping.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::admin::{self, Guard};
+use crate::backend::{Backend, Health};
+use crate::config::Config;
+use crate::error::StartError;
+use crate::health::{self, Verdict};
+use crate::metrics::Metrics;
+use crate::server::{Server, bind};
+use crate::snapshot::Snapshot;
+use crate::state::Core;
+use crate::{data, load};
+
+/// The gateway.
+#[derive(Debug)]
+pub struct Gateway;
+
+impl Gateway {
+    /// Reads everything that the configuration names and checks that it belongs together, without serving.
+    pub async fn check(config: &Config) -> Result<(), StartError> {
+        load_all(config.clone()).await.map(|_| ())
+    }
+
+    /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
+    /// background; one whose answer does not fit its tables is an error.
+    pub async fn start(config: Config) -> Result<Running, StartError> {
+        let (data_listener, data_addr) = bind("requests", config.server.listen).await?;
+        let (admin_listener, admin_addr) = bind("administration", config.server.admin).await?;
+        let metrics_listener = match config.server.metrics {
+            Some(address) => Some(bind("metrics", address).await?),
+            None => None,
+        };
+        let (snapshot, metrics) = load_all(config.clone()).await?;
+        let core = Arc::new(Core::new(config, snapshot, metrics));
+        let backends = backends(&core);
+        for (backend, verdict) in probe_all(&core, &backends).await {
+            if let Verdict::Refused(source) = verdict {
+                return Err(StartError::Incompatible { backend: backend.name.clone(), source });
+            }
+        }
+        let stop = CancellationToken::new();
+        let watchers = TaskTracker::new();
+        for backend in backends {
+            watchers.spawn(health::watch(Arc::clone(&core), backend, stop.clone()));
+        }
+        let guard = Guard::new(admin_addr, core.config.server.admin_token_sha256);
+        let mut servers = vec![
+            Server::start(data_listener, data::router(Arc::clone(&core)), &core.config),
+            Server::start(admin_listener, admin::router(Arc::clone(&core), guard), &core.config),
+        ];
+        let metrics_addr = metrics_listener.map(|(listener, address)| {
+            servers.push(Server::start(listener, admin::metrics_router(Arc::clone(&core)), &core.config));
+            address
+        });
+        tracing::info!(%data_addr, %admin_addr, "gateway serves");
+        Ok(Running { core, servers, watchers, stop, data_addr, admin_addr, metrics_addr })
+    }
+}
+
+async fn load_all(config: Config) -> Result<(Snapshot, Metrics), StartError> {
+    let work = tokio::task::spawn_blocking(move || {
+        let metrics = Metrics::new();
+        load::snapshot(&config, &metrics).map(|snapshot| (snapshot, metrics))
+    });
+    work.await.unwrap_or_else(|error| Err(StartError::Load { cause: error.to_string() }))
+}
+
+fn backends(core: &Core) -> Vec<Arc<Backend>> {
+    core.snapshot().members().map(|(_, member)| Arc::clone(&member.backend)).collect()
+}
+
+async fn probe_all<'a>(core: &Core, backends: &'a [Arc<Backend>]) -> Vec<(&'a Arc<Backend>, Verdict)> {
+    join_all(backends.iter().map(|backend| async move { (backend, health::probe_fully(core, backend).await) })).await
+}
+
+/// A gateway that serves, until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
+pub struct Running {
+    core: Arc<Core>,
+    servers: Vec<Server>,
+    watchers: TaskTracker,
+    stop: CancellationToken,
+    data_addr: SocketAddr,
+    admin_addr: SocketAddr,
+    metrics_addr: Option<SocketAddr>,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running")
+            .field("data_addr", &self.data_addr)
+            .field("admin_addr", &self.admin_addr)
+            .field("metrics_addr", &self.metrics_addr)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Running {
+    /// Where clients connect.
+    pub fn data_addr(&self) -> SocketAddr {
+        self.data_addr
+    }
+
+    /// Where the admin plane is.
+    pub fn admin_addr(&self) -> SocketAddr {
+        self.admin_addr
+    }
+
+    /// Where the metrics listener is, if there is one.
+    pub fn metrics_addr(&self) -> Option<SocketAddr> {
+        self.metrics_addr
+    }
+
+    /// Health of a backend; `None` if there is none of that name.
+    pub fn health(&self, backend: &str) -> Option<Health> {
+        self.backend(backend).map(|backend| backend.health())
+    }
+
+    /// Returns once a backend's health is as asked; `None` if there is none of that name.
+    pub async fn wait_health(&self, backend: &str, wanted: impl FnMut(&Health) -> bool) -> Option<Health> {
+        let mut changes = self.backend(backend)?.watch_health();
+        changes.wait_for(wanted).await.ok().map(|health| health.clone())
+    }
+
+    /// Returns once every backend is healthy.
+    pub async fn wait_ready(&self) {
+        for backend in backends(&self.core) {
+            // The sender lives as long as the backend that is held here.
+            let _ = backend.watch_health().wait_for(Health::is_healthy).await;
+        }
+    }
+
+    /// Stops accepting, lets running requests end for at most `grace`, then closes what is left.
+    pub async fn shutdown(self, grace: Duration) {
+        self.core.drain();
+        self.stop.cancel();
+        self.watchers.close();
+        self.watchers.wait().await;
+        join_all(self.servers.into_iter().map(|server| server.shutdown(grace))).await;
+        tracing::info!("gateway stopped");
+    }
+
+    fn backend(&self, name: &str) -> Option<Arc<Backend>> {
+        let snapshot = self.core.snapshot();
+        snapshot.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name).cloned()
+    }
+}

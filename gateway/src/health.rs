@@ -1,0 +1,80 @@
+//! Probing of backends: one task per backend.
+//!
+//! While a backend is healthy only its health route is asked, for server information costs an engine more. When it
+//! comes (back), it is asked for everything, as it may be another engine with another placement by now. Between probes
+//! the task sleeps; a request that could not connect wakes it. Answers 4xx or 5xx to requests evict nobody.
+
+use std::sync::Arc;
+
+use semmoe_engines::http::HttpError;
+use semmoe_engines::probe;
+use tokio_util::sync::CancellationToken;
+
+use crate::backend::Backend;
+use crate::compat::Incompatible;
+use crate::state::Core;
+
+/// What one full probe came to.
+pub(crate) enum Verdict {
+    /// It serves from now on.
+    Admitted,
+    /// It does not answer.
+    Silent(HttpError),
+    /// What it told does not fit.
+    Refused(Incompatible),
+}
+
+/// Asks a backend for everything, and opens or closes it accordingly.
+pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
+    let found = probe::probe(&core.client, backend.engine, &backend.url, &core.probe_limits()).await;
+    let verdict = match found {
+        Err(error) => Verdict::Silent(error),
+        Ok(probe) => match core.admit(backend, &probe) {
+            Ok(()) => return Verdict::Admitted,
+            Err(refusal) => Verdict::Refused(refusal),
+        },
+    };
+    let cause = match &verdict {
+        Verdict::Silent(error) => error.to_string(),
+        Verdict::Refused(refusal) => refusal.to_string(),
+        Verdict::Admitted => return verdict,
+    };
+    core.dismiss(backend, cause);
+    verdict
+}
+
+/// Watches a backend until `stop`.
+pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
+    let mut failures = 0;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(core.config.health.interval) => {}
+            () = backend.suspected() => {}
+        }
+        let check = check(&core, &backend, &mut failures);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = check => {}
+        }
+    }
+}
+
+async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut u32) {
+    if !backend.health().is_healthy() {
+        if matches!(probe_fully(core, backend).await, Verdict::Admitted) {
+            *failures = 0;
+        }
+        return;
+    }
+    match probe::health(&core.client, backend.engine, &backend.url, &core.probe_limits()).await {
+        Ok(()) => *failures = 0,
+        Err(error) => {
+            *failures += 1;
+            // Nobody listens: there is nothing to wait for.
+            if *failures >= core.config.health.unhealthy_after || !error.may_have_been_sent() {
+                core.dismiss(backend, error.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! From a checked configuration to the first snapshot: reads tokenizers, templates and tables, and refuses what does
+//! not belong together. Blocking: it reads files.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use semmoe_tables::Tables;
+use semmoe_text::{ChatTemplate, TextError, Tokenizer};
+
+use crate::backend::Backend;
+use crate::compat;
+use crate::config::{BackendConfig, Config, ModelConfig};
+use crate::error::StartError;
+use crate::metrics::Metrics;
+use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
+
+pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, StartError> {
+    let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
+    Ok(Snapshot::new(models))
+}
+
+fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<Model, StartError> {
+    let settings = &all.routing.settings;
+    let policy = semmoe_routing::policy_with(&config.policy, settings)
+        .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
+    let text = load_text(config).map_err(|source| StartError::Text { model: config.name.clone(), source })?;
+    let mut members: Vec<Member> = Vec::new();
+    for backend in &config.backends {
+        let first = members.iter().find_map(|member| member.tables.as_ref());
+        let member = load_member(backend, text.as_ref(), first.map(|loaded| &loaded.tables))?;
+        members.push(member);
+    }
+    Ok(Model {
+        name: config.name.clone(),
+        aliases: config.aliases.clone(),
+        policy: policy.into(),
+        text: text.map(Arc::new),
+        pool: new_pool(&members, settings, metrics),
+        members,
+    })
+}
+
+fn load_text(config: &ModelConfig) -> Result<Option<Text>, TextError> {
+    let Some(path) = &config.tokenizer else { return Ok(None) };
+    let tokenizer = Tokenizer::from_file(path)?;
+    let template = match &config.chat_template {
+        Some(path) => Some(load_template(path)?),
+        None => template_beside(path)?,
+    };
+    Ok(Some(Text { tokenizer, template }))
+}
+
+/// A configured template must be usable.
+fn load_template(path: &Path) -> Result<ChatTemplate, TextError> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return ChatTemplate::from_config_file(path);
+    }
+    let source = std::fs::read_to_string(path).map_err(|source| TextError::Read { path: path.to_owned(), source })?;
+    ChatTemplate::from_source(&source)
+}
+
+/// The template that comes with the tokenizer; a model may have none, and then serves no chat with affinity.
+fn template_beside(tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> {
+    let config = tokenizer.with_file_name("tokenizer_config.json");
+    if config.exists() {
+        return match ChatTemplate::from_config_file(&config) {
+            Err(TextError::NoTemplate) => Ok(None),
+            loaded => loaded.map(Some),
+        };
+    }
+    let template = tokenizer.with_file_name("chat_template.jinja");
+    if template.exists() { load_template(&template).map(Some) } else { Ok(None) }
+}
+
+fn load_member(config: &BackendConfig, text: Option<&Text>, other: Option<&Tables>) -> Result<Member, StartError> {
+    let backend = Arc::new(Backend::new(config));
+    let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
+    let tables = match &config.tables {
+        Some(path) => Some(open_tables(path, config, text, other)?),
+        None => None,
+    };
+    let ranks = compat::expected_ranks(tables.as_ref(), config.ranks).map_err(refuse)?.unwrap_or(0);
+    let tables = tables.map(|tables| Arc::new(LoadedTables { tables, path: config.tables.clone(), generation: 1 }));
+    Ok(Member { backend, tables, ranks })
+}
+
+fn open_tables(
+    path: &Path,
+    config: &BackendConfig,
+    text: Option<&Text>,
+    other: Option<&Tables>,
+) -> Result<Tables, StartError> {
+    let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
+    let tables = Tables::open(path).map_err(|source| StartError::Tables { backend: config.name.clone(), source })?;
+    compat::with_tokenizer(&tables, text.map(|text| &text.tokenizer)).map_err(refuse)?;
+    if let Some(other) = other {
+        compat::with_model(&tables, "another backend's tables", other.model()).map_err(refuse)?;
+    }
+    Ok(tables)
+}

@@ -1,0 +1,201 @@
+//! What the gateway counts. Names are fixed in the design; labels that are numbers in code are text here.
+//!
+//! `code` of a request is the status that was sent, except: 499, the client went away before the end; 502, the backend
+//! broke off after a 2xx head was relayed. `rank` is "any" where the engine chose. `semmoe_predicted_lar` is a
+//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence: its sum
+//! over its count is the predicted local activation rate.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
+use prometheus_client::registry::Registry;
+
+/// Labels of `semmoe_requests_total`.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct RequestLabels {
+    pub(crate) backend: String,
+    pub(crate) rank: String,
+    pub(crate) policy: String,
+    pub(crate) code: u16,
+}
+
+/// One backend.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct BackendLabels {
+    pub(crate) backend: String,
+}
+
+/// One rank of a backend.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct RankLabels {
+    pub(crate) backend: String,
+    pub(crate) rank: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+/// All metrics of one gateway.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    request_seconds: Family<BackendLabels, Histogram, fn() -> Histogram>,
+    overhead_seconds: Histogram,
+    inflight: Family<RankLabels, Gauge>,
+    predicted_lar: Histogram,
+    tables_generation: Gauge<u64, AtomicU64>,
+    table_reloads: Family<OutcomeLabels, Counter>,
+    score_failures: Family<ReasonLabels, Counter>,
+    backend_healthy: Family<BackendLabels, Gauge>,
+    retries: Counter,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        // Seconds: 1 ms to 1000 s, a factor of about 2; 1 us to 1 s, the same.
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 21));
+        let mut metrics = Self {
+            registry: Registry::with_prefix("semmoe"),
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(seconds),
+            overhead_seconds: Histogram::new(exponential_buckets(1e-6, 2.0, 21)),
+            inflight: Family::default(),
+            predicted_lar: Histogram::new(linear_buckets(0.05, 0.05, 20)),
+            tables_generation: Gauge::default(),
+            table_reloads: Family::default(),
+            score_failures: Family::default(),
+            backend_healthy: Family::default(),
+            retries: Counter::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&mut self) {
+        let registry = &mut self.registry;
+        registry.register("requests", "Requests, by backend, rank, policy and status", self.requests.clone());
+        registry.register(
+            "request_seconds",
+            "From the body's arrival to the end of the answer",
+            self.request_seconds.clone(),
+        );
+        registry.register(
+            "gateway_overhead_seconds",
+            "From the body's arrival to its dispatch: scoring, choosing, pinning",
+            self.overhead_seconds.clone(),
+        );
+        registry.register("rank_inflight", "Requests in flight", self.inflight.clone());
+        registry.register(
+            "predicted_lar",
+            "Expected local share of each scored request on its rank",
+            self.predicted_lar.clone(),
+        );
+        registry.register(
+            "tables_generation",
+            "Generation of the reloadable state; grows with every swap",
+            self.tables_generation.clone(),
+        );
+        registry.register("table_reloads", "Reloads of tables, by outcome", self.table_reloads.clone());
+        registry.register(
+            "score_failures",
+            "Requests routed by load as they could not be scored",
+            self.score_failures.clone(),
+        );
+        registry.register("backend_healthy", "1 if the backend gets requests", self.backend_healthy.clone());
+        registry.register("retries", "Requests sent to a second backend", self.retries.clone());
+    }
+
+    /// The text format.
+    pub(crate) fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+
+    pub(crate) fn request_done(&self, labels: &RequestLabels, took: Duration) {
+        self.requests.get_or_create(labels).inc();
+        let backend = BackendLabels { backend: labels.backend.clone() };
+        self.request_seconds.get_or_create(&backend).observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn overhead(&self, took: Duration) {
+        self.overhead_seconds.observe(took.as_secs_f64());
+    }
+
+    /// The gauge of a rank's requests in flight; `None` is for requests whose rank the engine chooses.
+    pub(crate) fn inflight(&self, backend: &str, rank: Option<u16>) -> Gauge {
+        self.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
+    }
+
+    pub(crate) fn predicted_lar(&self, share: f64) {
+        self.predicted_lar.observe(share);
+    }
+
+    pub(crate) fn generation(&self, generation: u64) {
+        self.tables_generation.set(generation);
+    }
+
+    pub(crate) fn table_reload(&self, outcome: &'static str) {
+        self.table_reloads.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    pub(crate) fn score_failure(&self, reason: &'static str) {
+        self.score_failures.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    pub(crate) fn backend_healthy(&self, backend: &str, healthy: bool) {
+        self.backend_healthy.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(healthy));
+    }
+
+    pub(crate) fn retry(&self) {
+        self.retries.inc();
+    }
+}
+
+/// How a rank stands in labels.
+pub(crate) fn rank_label(rank: Option<u16>) -> String {
+    rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_design() {
+        let metrics = Metrics::new();
+        let labels = RequestLabels { backend: "a".into(), rank: "1".into(), policy: "affinity".into(), code: 200 };
+        metrics.request_done(&labels, Duration::from_millis(3));
+        metrics.inflight("a", Some(1)).inc();
+        metrics.predicted_lar(0.4);
+        metrics.generation(2);
+        metrics.table_reload("ok");
+        metrics.score_failure("template");
+        let text = metrics.encode();
+        for line in [
+            r#"semmoe_requests_total{backend="a",rank="1",policy="affinity",code="200"} 1"#,
+            r#"semmoe_request_seconds_count{backend="a"} 1"#,
+            "semmoe_gateway_overhead_seconds_count 0",
+            r#"semmoe_rank_inflight{backend="a",rank="1"} 1"#,
+            "semmoe_predicted_lar_sum 0.4",
+            "semmoe_tables_generation 2",
+            r#"semmoe_table_reloads_total{outcome="ok"} 1"#,
+            r#"semmoe_score_failures_total{reason="template"} 1"#,
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Everything that can be reloaded, in one value that is swapped at once.
+//!
+//! A request takes the current snapshot when it arrives and keeps it to its end, so that it never sees half a reload.
+//! A new snapshot is a cheap copy (everything large is shared) with one part replaced.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use semmoe_routing::{Policy, Settings};
+use semmoe_tables::Tables;
+use semmoe_text::{ChatTemplate, Tokenizer};
+
+use crate::backend::Backend;
+use crate::error::RequestError;
+use crate::metrics::Metrics;
+use crate::pool::{Member as PoolMember, Pool};
+
+/// All models, and which swap made this state.
+#[derive(Clone)]
+pub(crate) struct Snapshot {
+    /// 1 at start, one more with every swap.
+    pub(crate) generation: u64,
+    pub(crate) models: Vec<Arc<Model>>,
+    /// Names and aliases to indices.
+    names: Arc<HashMap<String, usize>>,
+}
+
+/// One model.
+#[derive(Clone)]
+pub(crate) struct Model {
+    pub(crate) name: String,
+    pub(crate) aliases: Vec<String>,
+    pub(crate) policy: Arc<dyn Policy>,
+    pub(crate) text: Option<Arc<Text>>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) pool: Arc<Pool>,
+}
+
+/// What turns a model's prompts into ids.
+pub(crate) struct Text {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: Option<ChatTemplate>,
+}
+
+/// A backend of a model, with what is loaded for it.
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) tables: Option<Arc<LoadedTables>>,
+    /// Attention-DP ranks; 0 until a probe tells.
+    pub(crate) ranks: u16,
+}
+
+/// Tables in use.
+pub(crate) struct LoadedTables {
+    pub(crate) tables: Tables,
+    /// The file, or `None` for an upload.
+    pub(crate) path: Option<PathBuf>,
+    /// Generation of the snapshot that brought them.
+    pub(crate) generation: u64,
+}
+
+impl Snapshot {
+    /// The first snapshot.
+    pub(crate) fn new(models: Vec<Model>) -> Self {
+        let models: Vec<Arc<Model>> = models.into_iter().map(Arc::new).collect();
+        let mut names = HashMap::new();
+        for (index, model) in models.iter().enumerate() {
+            for name in std::iter::once(&model.name).chain(&model.aliases) {
+                names.insert(name.clone(), index);
+            }
+        }
+        Self { generation: 1, models, names: Arc::new(names) }
+    }
+
+    /// The model of that name or alias; without a name, the only one.
+    pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, RequestError> {
+        let known = || self.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
+        match (name, self.models.as_slice()) {
+            (Some(name), _) => self.names.get(name).map(|index| &self.models[*index]).ok_or_else(|| {
+                // A name can be as long as a body.
+                let name = name.chars().take(100).collect();
+                RequestError::UnknownModel { name, known: known() }
+            }),
+            (None, [only]) => Ok(only),
+            (None, _) => Err(RequestError::NoModel { known: known() }),
+        }
+    }
+
+    /// Where a backend is: indices of its model and in that model.
+    pub(crate) fn find(&self, backend: &str) -> Option<(usize, usize)> {
+        self.models.iter().enumerate().find_map(|(at, model)| {
+            model.members.iter().position(|member| member.backend.name == backend).map(|member| (at, member))
+        })
+    }
+
+    /// All backends with their models.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (&Arc<Model>, &Member)> {
+        self.models.iter().flat_map(|model| model.members.iter().map(move |member| (model, member)))
+    }
+
+    /// The next snapshot, with other tables for one backend. Online prices start again from all tables' prices.
+    pub(crate) fn with_tables(&self, (model, member): (usize, usize), tables: Tables, path: Option<PathBuf>) -> Self {
+        let mut next = self.next();
+        let generation = next.generation;
+        let model = Arc::make_mut(&mut next.models[model]);
+        model.members[member].tables = Some(Arc::new(LoadedTables { tables, path, generation }));
+        model.pool.reset_prices(&pool_members(&model.members));
+        next
+    }
+
+    /// The next snapshot, with a backend's number of ranks, which a probe found. The model's pool starts afresh;
+    /// requests in flight keep the old one until they end.
+    pub(crate) fn with_ranks(
+        &self,
+        (model, member): (usize, usize),
+        ranks: u16,
+        settings: &Settings,
+        metrics: &Metrics,
+    ) -> Self {
+        let mut next = self.next();
+        let model = Arc::make_mut(&mut next.models[model]);
+        model.members[member].ranks = ranks;
+        model.pool = new_pool(&model.members, settings, metrics);
+        next
+    }
+
+    fn next(&self) -> Self {
+        Self { generation: self.generation + 1, ..self.clone() }
+    }
+}
+
+/// A pool of all ranks of these backends.
+pub(crate) fn new_pool(members: &[Member], settings: &Settings, metrics: &Metrics) -> Arc<Pool> {
+    Arc::new(Pool::new(&pool_members(members), settings, metrics))
+}
+
+fn pool_members(members: &[Member]) -> Vec<PoolMember<'_>> {
+    members.iter().map(pool_member).collect()
+}
+
+fn pool_member(member: &Member) -> PoolMember<'_> {
+    PoolMember {
+        name: &member.backend.name,
+        ranks: member.ranks,
+        prices: member.tables.as_ref().map_or(&[], |loaded| loaded.tables.price()),
+        available: member.backend.health().is_healthy(),
+    }
+}

@@ -1,0 +1,143 @@
+//! What all parts of one gateway share: the snapshot, the HTTP client, the metrics and the settings.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use semmoe_engines::http::{AnswerLimits, ClientSettings, HttpClient};
+use semmoe_engines::probe::Probe;
+use semmoe_tables::Tables;
+use tokio::sync::Semaphore;
+
+use crate::backend::{Backend, Health};
+use crate::compat::{self, Incompatible};
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::snapshot::{Snapshot, Text};
+
+/// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
+const PROBE_ANSWER_BYTES: usize = 4 << 20;
+
+pub(crate) struct Core {
+    snapshot: ArcSwap<Snapshot>,
+    /// Held while the next snapshot is made from the current one, and while availability changes: both are short.
+    changing: Mutex<()>,
+    pub(crate) client: HttpClient,
+    pub(crate) metrics: Metrics,
+    pub(crate) config: Config,
+    /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
+    pub(crate) scoring: Arc<Semaphore>,
+    draining: AtomicBool,
+    pub(crate) started_unix_seconds: u64,
+}
+
+impl Core {
+    pub(crate) fn new(config: Config, snapshot: Snapshot, metrics: Metrics) -> Self {
+        metrics.generation(snapshot.generation);
+        let client =
+            HttpClient::new(&ClientSettings { connect_timeout: config.timeouts.connect, ..ClientSettings::default() });
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let started = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            snapshot: ArcSwap::from_pointee(snapshot),
+            changing: Mutex::new(()),
+            client,
+            metrics,
+            config,
+            scoring: Arc::new(Semaphore::new(cores)),
+            draining: AtomicBool::new(false),
+            started_unix_seconds: started.map_or(0, |since| since.as_secs()),
+        }
+    }
+
+    /// The current state; keep it for one request, not longer.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    pub(crate) fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn probe_limits(&self) -> AnswerLimits {
+        AnswerLimits { timeout: self.config.health.timeout, max_bytes: PROBE_ANSWER_BYTES }
+    }
+
+    /// Checks what a backend told against what is loaded for it now, takes over its number of ranks, and opens it.
+    pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Incompatible> {
+        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut snapshot = self.snapshot();
+        let Some(at) = snapshot.find(&backend.name) else { return Ok(()) };
+        // Kept even if it is refused below: tables that fit it may be loaded next.
+        backend.set_probe(probe.clone());
+        let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
+        let tables = member.tables.as_ref().map(|loaded| &loaded.tables);
+        let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
+        let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)?;
+        self.note_health(backend, Health::Healthy);
+        if member.ranks != ranks {
+            let next = snapshot.with_ranks(at, ranks, &self.config.routing.settings, &self.metrics);
+            self.metrics.generation(next.generation);
+            snapshot = Arc::new(next);
+            self.snapshot.store(Arc::clone(&snapshot));
+        }
+        snapshot.models[at.0].pool.set_available(at.1, true);
+        drop(changing);
+        Ok(())
+    }
+
+    /// Closes a backend.
+    pub(crate) fn dismiss(&self, backend: &Backend, cause: String) {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.note_health(backend, Health::Unhealthy { cause });
+        let snapshot = self.snapshot();
+        if let Some((model, member)) = snapshot.find(&backend.name) {
+            snapshot.models[model].pool.set_available(member, false);
+        }
+    }
+
+    fn note_health(&self, backend: &Backend, health: Health) {
+        let name = backend.name.as_str();
+        self.metrics.backend_healthy(name, health.is_healthy());
+        if backend.set_health(health.clone()) {
+            match health {
+                Health::Unhealthy { cause } => tracing::warn!(backend = name, cause, "backend gets no requests"),
+                _ => tracing::info!(backend = name, "backend is healthy"),
+            }
+        }
+    }
+
+    /// Checks tables against the state as it is now and swaps them in. Returns the new generation.
+    pub(crate) fn swap_tables(
+        &self,
+        at: (usize, usize),
+        tables: Tables,
+        path: Option<PathBuf>,
+    ) -> Result<u64, Incompatible> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = self.snapshot();
+        let model = &snapshot.models[at.0];
+        let member = &model.members[at.1];
+        compat::with_tokenizer(&tables, model.text.as_deref().map(|text: &Text| &text.tokenizer))?;
+        for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
+            compat::with_model(&tables, "the tables in use", other.tables.model())?;
+        }
+        let probe = member.backend.last_probe().unwrap_or_default();
+        // An engine that does not tell its ranks keeps those that it is known by.
+        let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
+        compat::with_backend(&probe, Some(&tables), None, member.backend.configured_ranks.or(known))?;
+        let next = snapshot.with_tables(at, tables, path);
+        let generation = next.generation;
+        self.snapshot.store(Arc::new(next));
+        self.metrics.generation(generation);
+        // A backend that was refused for its old tables may be welcome now.
+        member.backend.suspect();
+        Ok(generation)
+    }
+}

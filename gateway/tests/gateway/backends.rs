@@ -1,0 +1,172 @@
+//! Backends that are dead, come back, lie, or are several.
+
+use serde_json::json;
+
+use crate::support::{Client, Mock, metric, plain_model, settled, start};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Two backends of one model with round robin.
+fn two(a: &Mock, b: &Mock) -> String {
+    let backend = |name: &str, mock: &Mock| {
+        format!("[[models.backends]]\nname = \"{name}\"\nengine = \"sglang\"\nurl = \"{}\"\nranks = 2\n", mock.url())
+    };
+    format!("[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n{}{}", backend("pod-a", a), backend("pod-b", b))
+}
+
+#[tokio::test]
+async fn a_dead_backend_is_told_with_its_cause_and_comes_back() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    let admin = Client::admin(&gateway);
+    assert_eq!(client.post(CHAT, "{}").await.status, 200);
+    assert_eq!((admin.get("/readyz").await.status, admin.get("/healthz").await.status), (200, 200));
+
+    mock.kill();
+    // The first may still be sent over a connection that is just closing; it is not sent again then.
+    let answer = client.post(CHAT, "{}").await;
+    assert!([502, 503].contains(&answer.status), "{answer:?}");
+    assert!(answer.message().contains("pod-a"), "{}", answer.message());
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    let answer = client.post(CHAT, "{}").await;
+    assert_eq!((answer.status, answer.header("retry-after")), (503, "1"));
+    let message = answer.message();
+    assert!(message.starts_with("no backend of model 'tiny' can serve: backend 'pod-a': cannot connect"), "{message}");
+    let ready = admin.get("/readyz").await;
+    assert_eq!(ready.status, 503);
+    assert!(String::from_utf8_lossy(&ready.body).contains("backend 'pod-a': cannot connect"));
+    assert_eq!(client.get("/v1/models").await.json()["data"], json!([]));
+
+    mock.listen();
+    gateway.wait_ready().await;
+    assert_eq!(client.post(CHAT, "{}").await.status, 200);
+    assert_eq!(client.get("/v1/models").await.json()["data"][1]["id"], "small");
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn an_unhealthy_answer_evicts_and_a_healthy_one_readmits() {
+    let mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    mock.set_health(503);
+    let health = gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    assert!(format!("{health:?}").contains("answered 503"), "{health:?}");
+    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 503);
+    assert_eq!(metric(&gateway, "semmoe_backend_healthy{backend=\"pod-a\"}").await, 0.0);
+    mock.set_health(200);
+    gateway.wait_ready().await;
+    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 200);
+}
+
+/// A request that could not connect goes to another backend, once, and its counts are right.
+#[tokio::test]
+async fn a_refused_connection_is_retried_elsewhere() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    // The prober must not be faster than the requests.
+    let toml = two(&a, &b);
+    let gateway = {
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n{toml}"
+        );
+        let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+        semmoe_gateway::Gateway::start(config).await.unwrap()
+    };
+    let client = Client::data(&gateway);
+    a.kill();
+    for _ in 0..8 {
+        let answer = client.post(CHAT, "{}").await;
+        assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, "pod-b"));
+        b.next().await;
+    }
+    assert!(metric(&gateway, "semmoe_retries_total").await >= 1.0);
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    b.kill();
+    let answer = client.post(CHAT, "{}").await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.message().contains("'pod-b' could not be reached"), "{}", answer.message());
+    settled(&gateway).await;
+    assert!(a.seen.try_recv().is_err());
+}
+
+/// A request that an engine may have seen is not sent twice.
+#[tokio::test]
+async fn a_broken_exchange_is_not_retried() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&two(&a, &b)).await;
+    let client = Client::data(&gateway);
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.mock(CHAT, "hang", "{}").await }
+    });
+    tokio::select! {
+        _ = a.next() => a.kill(),
+        _ = b.next() => b.kill(),
+    }
+    assert_eq!(call.await.unwrap().status, 502);
+    assert!(a.seen.try_recv().is_err() && b.seen.try_recv().is_err());
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn ranks_are_probed_when_absent_also_later() {
+    let mut mock = Mock::start(3);
+    mock.kill();
+    let toml = plain_model(&mock, 1).replace("ranks = 1\n", "");
+    let gateway = start(&toml).await;
+    let client = Client::data(&gateway);
+    assert_eq!(client.post(CHAT, "{}").await.status, 503);
+    mock.listen();
+    gateway.wait_ready().await;
+    let mut seen = Vec::new();
+    for _ in 0..6 {
+        client.post(CHAT, "{}").await;
+        seen.push(mock.next().await.header_pin().unwrap());
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 0, 1, 1, 2, 2]);
+    settled(&gateway).await;
+}
+
+/// With one rank there is nothing to pin, and plain OpenAI servers get what the client sent.
+#[tokio::test]
+async fn a_plain_openai_server_is_one_rank_without_pins() {
+    let mut mock = Mock::start(1);
+    let toml = plain_model(&mock, 1).replace("sglang", "openai");
+    let gateway = start(&toml).await;
+    let answer = Client::data(&gateway).post(CHAT, r#"{"model":"small"}"#).await;
+    assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, "0"));
+    let seen = mock.next().await;
+    assert_eq!((seen.header_pin(), &seen.body[..]), (None, &br#"{"model":"small"}"#[..]));
+}
+
+#[tokio::test]
+async fn the_admin_plane_shows_backends_and_refuses_foreign_hosts() {
+    let mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let admin = Client::admin(&gateway);
+    let shown = admin.get("/admin/backends").await.json();
+    assert_eq!(shown["backends"][0]["name"], "pod-a");
+    assert_eq!(shown["backends"][0]["healthy"], true);
+    assert_eq!(shown["backends"][0]["ranks"].as_array().unwrap().len(), 2);
+    assert!(admin.get("/").await.json()["routes"].is_object());
+    let answer = admin.call(http::Method::GET, "/admin/backends", &[("host", "evil.example")], "").await;
+    assert_eq!(answer.status, 403);
+    assert_eq!(Client::data(&gateway).get("/admin/backends").await.status, 404);
+    assert_eq!(admin.get("/nothing").await.status, 404);
+}
+
+#[tokio::test]
+async fn the_metrics_listener_has_status_only() {
+    let mock = Mock::start(1);
+    let toml = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\n{}",
+        plain_model(&mock, 1)
+    );
+    let config = semmoe_gateway::Config::from_toml(&toml, std::path::Path::new("")).unwrap();
+    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    let metrics = Client::at(gateway.metrics_addr().unwrap());
+    for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/admin/tables", 404), ("/", 404)] {
+        assert_eq!(metrics.get(path).await.status, status, "{path}");
+    }
+}

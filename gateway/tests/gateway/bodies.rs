@@ -1,0 +1,194 @@
+//! Bad input: told in OpenAI's form where it is the client's fault, left to the engine where it is not, never a panic.
+
+use bytes::Bytes;
+use http::Method;
+
+use crate::support::{Client, Fixture, Mock, metric, plain_model, settled, start};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+fn check_error(answer: &crate::support::Answer, status: u16, code: &str, case: &str) {
+    assert_eq!(answer.status, status, "{case}: {answer:?}");
+    let error = &answer.json()["error"];
+    assert_eq!(error["code"], code, "{case}");
+    assert!(error["message"].is_string() && error["type"].is_string() && error["param"].is_null(), "{case}");
+}
+
+#[tokio::test]
+async fn broken_bodies_are_refused_whatever_the_policy() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &[], 0);
+    let deep = format!("{{\"prompt\":{}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    let long_deep = format!("{{\"prompt\":{}", "{\"a\":".repeat(20_000));
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("empty", vec![]),
+        ("no object", b"[1,2]".to_vec()),
+        ("text", b"hello".to_vec()),
+        ("cut off", b"{\"prompt\":\"a".to_vec()),
+        ("broken inside", b"{\"prompt\":[1 2]}".to_vec()),
+        ("trailing", b"{\"prompt\":\"a\"} x".to_vec()),
+        ("trailing comma", b"{\"prompt\":\"a\",}".to_vec()),
+        ("not a number", b"{\"prompt\":\"a\",\"n\":NaN}".to_vec()),
+        ("invalid UTF-8", b"{\"prompt\":\"\xff\xfe\"}".to_vec()),
+        ("byte order mark", b"\xef\xbb\xbf{\"prompt\":\"a\"}".to_vec()),
+        ("UTF-16", "{\"prompt\":\"a\"}".encode_utf16().flat_map(u16::to_le_bytes).collect()),
+        ("deep", deep.into_bytes()),
+        ("deep and cut off", long_deep.into_bytes()),
+    ];
+    for toml in [plain_model(&mock, 2), fixture.affinity(&mock.url(), &tables)] {
+        let gateway = start(&toml).await;
+        let client = Client::data(&gateway);
+        for path in [COMPLETIONS, CHAT, "/generate", "/v1/embeddings"] {
+            for (case, body) in &cases {
+                let answer = client.post(path, body.clone()).await;
+                check_error(&answer, 400, "body_not_json", &format!("{path}, {case}"));
+            }
+        }
+        settled(&gateway).await;
+    }
+    assert!(mock.seen.try_recv().is_err(), "nothing of it reached the engine");
+}
+
+#[tokio::test]
+async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &["alpha", "beta"], 0);
+    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let client = Client::data(&gateway);
+    for (path, body) in [
+        (CHAT, r#"{"messages":"hello"}"#),
+        (CHAT, r#"{"messages":[]}"#),
+        (CHAT, "{}"),
+        (COMPLETIONS, r#"{"prompt":5}"#),
+        (COMPLETIONS, r#"{"prompt":["a",1]}"#),
+        (COMPLETIONS, r#"{"prompt":[1,-1]}"#),
+        (COMPLETIONS, r#"{"prompt":[99999999999]}"#),
+        ("/generate", r#"{"text":{}}"#),
+        ("/generate", r#"{"text":"a","model":7,"input_ids":"b"}"#),
+        (COMPLETIONS, r#"{"model":7,"prompt":"a"}"#),
+    ] {
+        let answer = client.post(path, body).await;
+        if path == "/generate" && body.contains("input_ids") {
+            assert_eq!(answer.status, 200);
+            mock.next().await;
+        } else {
+            check_error(&answer, 400, "invalid_field", body);
+        }
+    }
+    assert!(mock.seen.try_recv().is_err());
+
+    let huge = format!("{{\"prompt\":\"{}\"}}", "word ".repeat(1 << 20));
+    for (path, body, reason) in [
+        (CHAT, r#"{"messages":[{"role":"alien","content":null}],"chat_template_kwargs":{"x":1}}"#.to_owned(), None),
+        (
+            CHAT,
+            r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"x"}}],"role":"user"}]}"#.to_owned(),
+            None,
+        ),
+        (COMPLETIONS, r#"{"prompt_embeds":"AAAA"}"#.to_owned(), Some("other_prompt")),
+        ("/generate", r#"{"input_embeds":[[0.5]]}"#.to_owned(), Some("other_prompt")),
+        (COMPLETIONS, r#"{"prompt":[4294967295,7]}"#.to_owned(), None),
+        (COMPLETIONS, huge, Some("too_large")),
+    ] {
+        let before =
+            metric(&gateway, &format!("semmoe_score_failures_total{{reason=\"{}\"}}", reason.unwrap_or(""))).await;
+        let answer = client.post(path, body.clone()).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(mock.next().await.body.len(), if path == "/generate" { body.len() + 19 } else { body.len() });
+        if let Some(reason) = reason {
+            let line = format!("semmoe_score_failures_total{{reason=\"{reason}\"}}");
+            assert_eq!(metric(&gateway, &line).await, before + 1.0, "{reason}");
+        }
+    }
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn long_bodies_are_refused_before_and_while_they_come() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&format!("[limits]\nbody_bytes = 1000\n{}", plain_model(&mock, 1))).await;
+    let client = Client::data(&gateway);
+    let body = |bytes: usize| format!("{{\"prompt\":\"{}\"}}", "x".repeat(bytes - 13));
+    assert_eq!(client.post(COMPLETIONS, body(1000)).await.status, 200);
+    mock.next().await;
+    check_error(&client.post(COMPLETIONS, body(1001)).await, 413, "body_too_long", "announced");
+    let answer = chunked(gateway.data_addr(), &body(1001)).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    let answer = announced(gateway.data_addr(), "18446744073709551615").await;
+    assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
+    let answer = announced(gateway.data_addr(), "-1").await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert!(mock.seen.try_recv().is_err());
+}
+
+/// Sends bytes as they are and returns what comes back until the connection closes.
+async fn raw(address: std::net::SocketAddr, bytes: String) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    socket.write_all(bytes.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // A server that closes with unread input resets the connection; what came before counts.
+    let _ = socket.read_to_end(&mut answer).await;
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+async fn chunked(address: std::net::SocketAddr, body: &str) -> String {
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    raw(address, format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len())).await
+}
+
+async fn announced(address: std::net::SocketAddr, length: &str) -> String {
+    raw(address, format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n")).await
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_times_out() {
+    let mock = Mock::start(1);
+    let gateway =
+        start(&format!("[timeouts]\nbody_seconds = 0.05\nheader_seconds = 0.05\n{}", plain_model(&mock, 1))).await;
+    let answer =
+        raw(gateway.data_addr(), "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{".to_owned())
+            .await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    // Half a head: closed without ado.
+    raw(gateway.data_addr(), "POST /v1/completions HTTP/1.1\r\nhost".to_owned()).await;
+}
+
+#[tokio::test]
+async fn unknown_routes_methods_and_models() {
+    let mock = Mock::start(1);
+    let gateway = start(&plain_model(&mock, 1)).await;
+    let client = Client::data(&gateway);
+    for path in ["/", "/v1", "/update_weights_from_disk", "/v1/chat/completions/", "/server_info", "/v1/chat/../models"]
+    {
+        check_error(&client.post(path, "{}").await, 404, "route_not_found", path);
+    }
+    check_error(&client.get(CHAT).await, 405, "method_not_allowed", "GET");
+    check_error(&client.post("/v1/models", "{}").await, 405, "method_not_allowed", "POST");
+    let answer = client.post(CHAT, r#"{"model":"gpt-5"}"#).await;
+    check_error(&answer, 404, "model_not_found", "unknown");
+    assert_eq!(answer.message(), "there is no model 'gpt-5' (there are: tiny)");
+    assert_eq!(client.post(CHAT, r#"{"model":"small"}"#).await.status, 200);
+    assert_eq!(client.post(CHAT, r#"{"model":null}"#).await.status, 200);
+}
+
+#[tokio::test]
+async fn several_models_need_a_name() {
+    let (mut a, mut b) = (Mock::start(1), Mock::start(1));
+    let second = plain_model(&b, 1).replace("tiny", "other").replace("small", "tall").replace("pod-a", "pod-b");
+    let gateway = start(&format!("{}{second}", plain_model(&a, 1))).await;
+    let client = Client::data(&gateway);
+    check_error(&client.post(CHAT, "{}").await, 400, "model_missing", "chat");
+    check_error(&client.post("/generate", r#"{"model":"tiny"}"#).await, 400, "model_missing", "generate");
+    assert_eq!(client.post(CHAT, r#"{"model":"tall"}"#).await.status, 200);
+    b.next().await;
+    let answer = client.call(Method::POST, "/generate", &[("x-semmoe-model", "tiny")], Bytes::from_static(b"{}")).await;
+    assert_eq!(answer.status, 200);
+    a.next().await;
+    assert_eq!(client.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 4);
+}

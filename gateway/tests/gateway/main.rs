@@ -1,0 +1,11 @@
+//! The gateway against mock engines on loopback. One binary, a module per subject.
+#![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
+
+mod backends;
+mod bodies;
+mod pins;
+mod placement;
+mod reload;
+mod start;
+mod streams;
+mod support;

@@ -1,0 +1,99 @@
+//! Which rank gets a request.
+
+use serde_json::{Value, json};
+
+use crate::support::{Client, Fixture, Mock, metric, plain_model, settled, start};
+
+const TEXTS: [&str; 4] =
+    ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
+
+#[tokio::test]
+async fn affinity_takes_the_rank_that_the_tables_name() {
+    let mut mock = Mock::start(4);
+    let fixture = Fixture::new(4);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &TEXTS, 0);
+    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let client = Client::data(&gateway);
+    // Round after round, so that load never speaks against the best rank.
+    for _ in 0..3 {
+        for (text, rank) in TEXTS.iter().zip(0u16..) {
+            let chat = json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] });
+            for (path, body) in [
+                ("/v1/completions", json!({ "prompt": text })),
+                ("/v1/completions", json!({ "prompt": [text, text] })),
+                ("/v1/chat/completions", chat),
+                ("/generate", json!({ "text": text })),
+                ("/generate", json!({ "input_ids": crate::support::tokenizer().encode(text).unwrap() })),
+            ] {
+                let answer = client.post(path, body.to_string()).await;
+                assert_eq!(answer.header("x-semmoe-rank"), rank.to_string(), "{path}: {text}");
+                assert_eq!(answer.header("x-semmoe-policy"), "affinity");
+                let seen = mock.next().await;
+                let pinned = seen.header_pin().map_or_else(|| seen.json()["routed_dp_rank"].clone(), Value::from);
+                assert_eq!(pinned, rank, "{path}");
+            }
+        }
+    }
+    assert_eq!(metric(&gateway, "semmoe_predicted_lar_count").await, 60.0);
+    let mean = metric(&gateway, "semmoe_predicted_lar_sum").await / 60.0;
+    assert!((0.3..=0.91).contains(&mean), "{mean}");
+    assert_eq!(metric(&gateway, "semmoe_gateway_overhead_seconds_count").await, 60.0);
+    settled(&gateway).await;
+}
+
+/// Long prompts are scored on other threads, with the same result.
+#[tokio::test]
+async fn long_prompts_go_the_same_way() {
+    let mut mock = Mock::start(4);
+    let fixture = Fixture::new(4);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &TEXTS, 0);
+    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    for (text, rank) in TEXTS.iter().zip(0u16..) {
+        let body = json!({ "text": format!("{text} ").repeat(2000) }).to_string();
+        Client::data(&gateway).post("/generate", body).await;
+        assert_eq!(mock.next().await.json()["routed_dp_rank"], rank);
+    }
+}
+
+#[tokio::test]
+async fn round_robin_is_even() {
+    let mut mock = Mock::start(4);
+    let gateway = start(&plain_model(&mock, 4)).await;
+    let mut counts = [0; 4];
+    for _ in 0..40 {
+        Client::data(&gateway).post("/v1/completions", r#"{"prompt":"a"}"#).await;
+        counts[usize::from(mock.next().await.header_pin().unwrap())] += 1;
+    }
+    assert_eq!(counts, [10; 4]);
+    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"3\",policy=\"round_robin\",code=\"200\"}";
+    assert_eq!(metric(&gateway, line).await, 10.0);
+}
+
+/// Many at once: every rank gets its part, and nothing is left over.
+#[tokio::test]
+async fn concurrent_requests_are_spread_and_counted() {
+    let mut mock = Mock::start(4);
+    let fixture = Fixture::new(4);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &TEXTS, 0);
+    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let client = Client::data(&gateway);
+    // All want rank 0, so the cap must send most of them elsewhere.
+    let calls = (0..200).map(|_| {
+        let client = client.clone();
+        tokio::spawn(
+            async move { client.post("/v1/completions", json!({ "prompt": TEXTS[0] }).to_string()).await.status },
+        )
+    });
+    for call in calls.collect::<Vec<_>>() {
+        assert_eq!(call.await.unwrap(), 200);
+    }
+    let mut counts = [0; 4];
+    for _ in 0..200 {
+        counts[usize::from(mock.next().await.header_pin().unwrap())] += 1;
+    }
+    assert!(counts.iter().all(|count| (30..=90).contains(count)), "{counts:?}");
+    settled(&gateway).await;
+}

@@ -1,0 +1,215 @@
+//! Tables are swapped under load, and refused with a reason.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use half::f16;
+use http::Method;
+use semmoe_gateway::Running;
+use semmoe_tables::{Placement, Provenance, TablesBuilder};
+use serde_json::json;
+
+use crate::support::{Answer, Client, Fixture, Mock, metric, settled};
+
+const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
+
+async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
+    mock.set_info(fixture.info());
+    let tables = fixture.write("first", &TEXTS, 0);
+    let toml = fixture.affinity(&mock.url(), &tables);
+    let root = fixture.folder.path().display().to_string();
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ntables_root = \"{root}\"\n\
+         [health]\ninterval_seconds = 0.02\n{toml}"
+    );
+    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    semmoe_gateway::Gateway::start(config).await.unwrap()
+}
+
+async fn load(gateway: &Running, path: &str) -> Answer {
+    Client::admin(gateway).post("/admin/tables", json!({ "backend": "pod-a", "path": path }).to_string()).await
+}
+
+async fn upload(gateway: &Running, backend: &str, bytes: Vec<u8>) -> Answer {
+    let headers = [("content-type", "application/octet-stream")];
+    Client::admin(gateway).call(Method::POST, &format!("/admin/tables?backend={backend}"), &headers, bytes).await
+}
+
+async fn rank_of(gateway: &Running, text: &str) -> String {
+    let body = json!({ "text": text }).to_string();
+    Client::data(gateway).post("/generate", body).await.header("x-semmoe-rank").to_owned()
+}
+
+#[tokio::test]
+async fn files_and_uploads_are_swapped_in() {
+    let mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = gateway(&mock, &fixture).await;
+    assert_eq!((rank_of(&gateway, TEXTS[0]).await, rank_of(&gateway, TEXTS[1]).await), ("0".into(), "1".into()));
+    let shown = Client::admin(&gateway).get("/admin/tables").await.json();
+    assert_eq!((&shown["generation"], &shown["tables"][0]["generation"]), (&json!(1), &json!(1)));
+    assert_eq!(shown["tables"][0]["placement_digest"], fixture.placement_digest());
+
+    fixture.write("turned", &TEXTS, 1);
+    let answer = load(&gateway, "turned").await;
+    assert_eq!((answer.status, &answer.json()["generation"]), (200, &json!(2)), "{answer:?}");
+    assert_eq!((rank_of(&gateway, TEXTS[0]).await, rank_of(&gateway, TEXTS[1]).await), ("1".into(), "0".into()));
+    let shown = Client::admin(&gateway).get("/admin/tables").await.json();
+    assert!(shown["tables"][0]["path"].as_str().unwrap().ends_with("turned"));
+
+    let answer = upload(&gateway, "pod-a", fixture.builder(&TEXTS, 0).to_bytes().unwrap()).await;
+    assert_eq!((answer.status, &answer.json()["generation"]), (200, &json!(3)), "{answer:?}");
+    assert_eq!(rank_of(&gateway, TEXTS[0]).await, "0");
+    let shown = Client::admin(&gateway).get("/admin/tables").await.json();
+    assert!(shown["tables"][0]["path"].is_null());
+    assert_eq!(metric(&gateway, "semmoe_tables_generation").await, 3.0);
+    assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 2.0);
+}
+
+#[tokio::test]
+async fn swaps_under_load_lose_and_misroute_nothing() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = Arc::new(gateway(&mock, &fixture).await);
+    let tables: Vec<Vec<u8>> = (0..2).map(|shift| fixture.builder(&TEXTS, shift).to_bytes().unwrap()).collect();
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..4)
+        .map(|number| {
+            let (gateway, stop) = (Arc::clone(&gateway), Arc::clone(&stop));
+            tokio::spawn(async move {
+                let client = Client::data(&gateway);
+                let mut done = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    let body = json!({ "text": TEXTS[number % 2] }).to_string();
+                    let answer = client.post("/generate", body).await;
+                    assert_eq!(answer.status, 200, "{answer:?}");
+                    assert!(["0", "1"].contains(&answer.header("x-semmoe-rank")));
+                    done += 1;
+                }
+                done
+            })
+        })
+        .collect();
+    for swap in 1..=30 {
+        let answer = upload(&gateway, "pod-a", tables[swap % 2].clone()).await;
+        assert_eq!((answer.status, &answer.json()["generation"]), (200, &json!(swap + 1)));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut done = 0;
+    for client in clients {
+        done += client.await.unwrap();
+    }
+    settled(&gateway).await;
+    let mut seen = 0;
+    while let Ok(request) = mock.seen.try_recv() {
+        assert!(request.json()["routed_dp_rank"].as_u64().unwrap() < 2);
+        seen += 1;
+    }
+    assert_eq!(seen, done);
+}
+
+/// Tables like the fixture's but for what `change` does to the model, over a placement of `groups` groups.
+fn other(fixture: &Fixture, groups: u16, swap: bool, change: impl Fn(&mut semmoe_tables::ModelInfo)) -> Vec<u8> {
+    let mut model = fixture.model.clone();
+    change(&mut model);
+    let layers = model.layers();
+    let mut experts: Vec<Vec<u16>> = (0..layers)
+        .map(|_| (0..model.num_experts).map(|expert| expert * groups / model.num_experts).collect())
+        .collect();
+    if swap {
+        let last = experts[0].len() - 1;
+        experts[0].swap(0, last);
+    }
+    let placement = Placement::new(groups, experts).unwrap();
+    let provenance = Provenance { source: "test".to_owned(), created: "2026-01-01T00:00:00Z".to_owned() };
+    let t = vec![f16::from_f32(0.125); model.vocab_size as usize * usize::from(groups)];
+    TablesBuilder::dp(model, provenance, placement, t, vec![0.0; usize::from(groups)]).to_bytes().unwrap()
+}
+
+#[tokio::test]
+async fn tables_that_do_not_fit_are_refused_and_the_old_ones_stay() {
+    let mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = gateway(&mock, &fixture).await;
+    let good = fixture.builder(&TEXTS, 0).to_bytes().unwrap();
+    let mut damaged = good.clone();
+    damaged.truncate(good.len() - 1);
+    for (case, bytes, status, says) in [
+        ("damaged", damaged, 422, "container"),
+        ("empty", Vec::new(), 422, "container"),
+        ("other model", other(&fixture, 2, false, |model| model.model = "else".to_owned()), 409, "model"),
+        (
+            "other tokenizer",
+            other(&fixture, 2, false, |model| model.tokenizer_sha256 = Some("0".repeat(64))),
+            409,
+            "tokenizer",
+        ),
+        ("larger vocabulary", other(&fixture, 2, false, |model| model.vocab_size += 1), 409, "vocab_size"),
+        ("smaller vocabulary", other(&fixture, 2, false, |model| model.vocab_size -= 1), 409, "10239 tokens"),
+        ("other experts", other(&fixture, 2, false, |model| model.num_experts = 16), 409, "num_experts"),
+        ("other ranks", other(&fixture, 4, false, |_| ()), 409, "ranks"),
+        ("other placement", other(&fixture, 2, true, |_| ()), 409, "placement"),
+    ] {
+        let answer = upload(&gateway, "pod-a", bytes).await;
+        assert_eq!(answer.status, status, "{case}: {answer:?}");
+        assert!(answer.message().contains(says), "{case}: {}", answer.message());
+        assert!(!answer.message().contains('\n'), "{case}: one sentence");
+    }
+    assert_eq!(upload(&gateway, "pod-z", good).await.status, 404);
+    assert_eq!(metric(&gateway, "semmoe_tables_generation").await, 1.0);
+    assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"refused\"}").await, 7.0);
+    assert_eq!(rank_of(&gateway, TEXTS[1]).await, "1");
+}
+
+#[tokio::test]
+async fn paths_stay_below_the_root() {
+    let mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = gateway(&mock, &fixture).await;
+    let outside = tempfile::NamedTempFile::new().unwrap();
+    std::os::unix::fs::symlink(outside.path(), fixture.folder.path().join("link")).unwrap();
+    std::fs::create_dir(fixture.folder.path().join("folder")).unwrap();
+    for (path, status) in [
+        ("first", 200),
+        (fixture.folder.path().join("first").to_str().unwrap(), 200),
+        ("../../../../../../etc/passwd", 403),
+        ("/etc/passwd", 403),
+        (outside.path().to_str().unwrap(), 403),
+        ("link", 403),
+        ("missing", 422),
+        ("folder", 422),
+        ("", 422),
+    ] {
+        assert_eq!(load(&gateway, path).await.status, status, "{path}");
+    }
+    let admin = Client::admin(&gateway);
+    for body in ["", "{}", "[]", r#"{"backend":"pod-a"}"#, r#"{"backend":"pod-a","path":"first","more":1}"#] {
+        assert_eq!(admin.post("/admin/tables", body).await.status, 400, "{body}");
+    }
+    let long = format!("{{\"backend\":\"{}\"}}", "a".repeat(1 << 20));
+    assert_eq!(admin.post("/admin/tables", long).await.status, 413);
+    assert_eq!(admin.call(Method::POST, "/admin/tables", &[], "x").await.status, 400);
+}
+
+/// A backend that comes back with another placement gets nothing until its tables are loaded.
+#[tokio::test]
+async fn a_backend_with_a_new_placement_waits_for_its_tables() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = gateway(&mock, &fixture).await;
+    assert_eq!(rank_of(&gateway, TEXTS[0]).await, "0");
+    let next = other(&fixture, 2, true, |_| ());
+    let digest = semmoe_tables::Tables::from_bytes(next.clone()).unwrap().placement_digest().to_owned();
+    mock.kill();
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    let mut info = fixture.info();
+    info["placement_digest"] = json!(digest);
+    mock.set_info(info);
+    mock.listen();
+    let told = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
+    gateway.wait_health("pod-a", told).await.unwrap();
+    assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 503);
+    assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
+    gateway.wait_ready().await;
+    assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
+}

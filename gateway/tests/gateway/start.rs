@@ -1,0 +1,147 @@
+//! What keeps a gateway from starting: told in one sentence that names the key, the file or the backend.
+
+use std::path::Path;
+
+use semmoe_gateway::{Config, Gateway};
+use serde_json::json;
+
+use crate::support::{Fixture, MODEL_DIR, Mock, config, plain_model};
+
+const MODEL: &str = "[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n";
+const BACKEND: &str = "[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\nurl = \"http://127.0.0.1:1\"\n";
+
+#[test]
+fn configuration_errors_name_the_key() {
+    let with = |head: &str| format!("{head}\n{MODEL}{BACKEND}");
+    for (text, says) in [
+        (String::new(), "models: empty"),
+        (MODEL.to_owned(), "models[0].backends: empty"),
+        (with("[server]\nlisten = \"x\""), "server.listen: 'x' is not an address"),
+        (with("[server]\nlistne = \"x\""), "line 2: unknown field `listne`"),
+        (with("[sever]"), "line 1: unknown field `sever`"),
+        (with("[server]\nlisten = \"127.0.0.1:65535\""), "server.admin: must be set"),
+        (with("[server]\nadmin = \"0.0.0.0:9\""), "server.admin_token_sha256 must be set"),
+        (with("[server]\nadmin_token_sha256 = \"secret\""), "server.admin_token_sha256: not 64 hexadecimal digits"),
+        (with("[server]\nadmin = \"127.0.0.1:8080\""), "server.admin: 127.0.0.1:8080 is server.listen already"),
+        (with("[limits]\nbody_bytes = 0"), "limits.body_bytes: 0, expected at least 1"),
+        (with("[limits]\nbody_bytes = -1"), "line 2: "),
+        (with("[timeouts]\nidle_seconds = 0.0"), "timeouts.idle_seconds: 0"),
+        (with("[timeouts]\nidle_seconds = nan"), "timeouts.idle_seconds: NaN"),
+        (with("[timeouts]\nidle_seconds = 1e300"), "timeouts.idle_seconds: "),
+        (with("[health]\nunhealthy_after = 0"), "health.unhealthy_after: 0"),
+        (with("[routing.settings]\nload_margin = -1.0"), "routing.settings: "),
+        (with("[routing]\nx = 1"), "line 2: unknown field `x`"),
+        (
+            format!("{}{BACKEND}", MODEL.replace("round_robin", "afinity")),
+            "models[0].policy: unknown policy `afinity`, expected one of: affinity, round_robin",
+        ),
+        (format!("{}{BACKEND}", MODEL.replace("round_robin", "affinity")), "models[0].tokenizer: must be set"),
+        (
+            format!("{}tokenizer = \"t\"\n{BACKEND}", MODEL.replace("round_robin", "affinity")),
+            "models[0].backends[0].tables: must be set",
+        ),
+        (
+            format!(
+                "{}tokenizer = \"t\"\n{}",
+                MODEL.replace("round_robin", "affinity"),
+                BACKEND.replace("sglang", "openai")
+            ),
+            "models[0].backends[0].engine: ",
+        ),
+        (
+            format!("{MODEL}{}", BACKEND.replace("sglang", "trt")),
+            "models[0].backends[0].engine: unknown engine 'trt' (known: sglang, semmoe, vllm, openai)",
+        ),
+        (format!("{MODEL}{}", BACKEND.replace("http:", "https:")), "models[0].backends[0].url: "),
+        (format!("{MODEL}{BACKEND}ranks = 0\n"), "models[0].backends[0].ranks: 0"),
+        (format!("{MODEL}{BACKEND}rank = 1\n"), "unknown field `rank`"),
+        (format!("{MODEL}{}", BACKEND.replace("sglang", "vllm")), "models[0].backends[0].ranks: must be set"),
+        (format!("{MODEL}{BACKEND}{BACKEND}"), "models[0].backends[1].name: 'a' is taken already"),
+        (format!("{MODEL}aliases = [\"m\"]\n{BACKEND}"), "models[0].aliases[0]: 'm' is taken already"),
+        (
+            format!("{MODEL}{BACKEND}{MODEL}{}", BACKEND.replace("\"a\"", "\"b\"")),
+            "models[1].name: 'm' is taken already",
+        ),
+        (format!("{}{BACKEND}", MODEL.replace("\"m\"", "\"\"")), "models[0].name: \"\" is not a name"),
+        ("x = ".to_owned(), "line 1: "),
+    ] {
+        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
+        assert!(error.contains(says), "expected '{says}' in '{error}' for\n{text}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+    let config = Config::from_toml(&with(""), Path::new("")).unwrap();
+    assert_eq!(config.addresses().1.to_string(), "127.0.0.1:8081");
+    let error = Config::load(Path::new("/no/such.toml")).unwrap_err().to_string();
+    assert!(error.starts_with("cannot read the configuration /no/such.toml: "), "{error}");
+}
+
+async fn start_error(toml: &str) -> String {
+    let error = Gateway::start(config(toml)).await.unwrap_err().to_string();
+    assert!(!error.contains('\n'), "one sentence: {error}");
+    error
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_used_are_told() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &[], 0);
+    let good = fixture.affinity("http://127.0.0.1:1", &tables);
+    assert!(Gateway::check(&config(&good)).await.is_ok());
+    for (toml, says) in [
+        (good.replace("tokenizer.json", "none.json"), "model 'tiny': cannot read"),
+        (good.replace("tokenizer.json", "config.json"), "model 'tiny': "),
+        (good.replace("/t\"", "/none\""), "tables of backend 'pod-a': cannot open"),
+        (
+            good.replace(&tables.display().to_string(), &format!("{MODEL_DIR}/config.json")),
+            "tables of backend 'pod-a': ",
+        ),
+        (format!("{good}ranks = 3\n"), "backend 'pod-a': the tables have 2 attention-DP ranks, but `ranks` is 3"),
+        (
+            good.replace("[[models.b", "chat_template = \"/no/template\"\n[[models.b"),
+            "model 'tiny': cannot read /no/template",
+        ),
+    ] {
+        let error = start_error(&toml).await;
+        assert!(error.contains(says), "expected '{says}' in '{error}'");
+        let checked = Gateway::check(&config(&toml)).await.unwrap_err().to_string();
+        assert_eq!(checked, error);
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_does_not_fit_its_tables_is_refused_before_serving() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &[], 0);
+    let mock = Mock::start(2);
+    let toml = fixture.affinity(&mock.url(), &tables);
+    for (field, value, says) in [
+        ("placement_digest", json!("beef"), "but the backend runs placement beef"),
+        ("tokenizer_sha256", json!("beef"), "the backend's tokenizer has SHA-256 beef"),
+        ("dp_size", json!(4), "the backend has 4 attention-DP ranks, but the tables have 2"),
+        ("enable_eplb", json!(true), "EPLB"),
+        ("model_path", json!("/models/other"), "model"),
+        ("num_experts", json!(64), "num_experts"),
+    ] {
+        let mut info = fixture.info();
+        info[field] = value;
+        mock.set_info(info);
+        let error = start_error(&toml).await;
+        assert!(error.starts_with("backend 'pod-a': ") && error.contains(says), "expected '{says}' in '{error}'");
+    }
+    // An engine that tells no more than SGLang does is believed.
+    mock.set_info(json!({ "model_path": "/models/whatever", "dp_size": 2 }));
+    let gateway = Gateway::start(config(&toml)).await.unwrap();
+    assert!(gateway.health("pod-a").unwrap().is_healthy());
+    assert_eq!(gateway.health("pod-z"), None);
+}
+
+#[tokio::test]
+async fn a_taken_port_is_told() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let mock = Mock::start(1);
+    let text = format!("[server]\nlisten = \"{address}\"\nadmin = \"127.0.0.1:0\"\n{}", plain_model(&mock, 1));
+    let config = Config::from_toml(&text, Path::new("")).unwrap();
+    let error = Gateway::start(config).await.unwrap_err().to_string();
+    assert!(error.starts_with(&format!("cannot listen on {address} for requests: ")), "{error}");
+}

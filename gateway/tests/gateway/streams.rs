@@ -1,0 +1,162 @@
+//! Streams and disconnects: frames as they come, both ends told at once, counts back at zero however it ends.
+
+use bytes::Bytes;
+use http::Method;
+use http_body_util::BodyExt;
+
+use crate::support::{Client, Mock, PATIENCE, in_flight, metric, next_frame, plain_model, settled, start};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// The mock holds each event back until the client has the one before.
+#[tokio::test]
+async fn events_arrive_one_by_one() {
+    let mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    assert_eq!(answer.headers()["content-type"], "text/event-stream");
+    assert_eq!(in_flight(&gateway).await, (1, 1.0));
+    for event in 1..=3 {
+        mock.release(1);
+        assert_eq!(next_frame(&mut answer).await, Some(format!("data: {event}\n\n")));
+    }
+    assert_eq!(next_frame(&mut answer).await.as_deref(), Some("data: [DONE]\n\n"));
+    assert_eq!(next_frame(&mut answer).await, None);
+    settled(&gateway).await;
+    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"200\"}";
+    assert_eq!(metric(&gateway, line).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_a_stream_is_seen_at_the_engine() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    let mut answer = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    mock.release(1);
+    assert_eq!(next_frame(&mut answer).await.as_deref(), Some("data: 1\n\n"));
+    drop(answer);
+    mock.next_gone().await;
+    settled(&gateway).await;
+    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"499\"}";
+    assert_eq!(metric(&gateway, line).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_before_the_answer_is_seen_at_the_engine() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    let call = tokio::spawn(async move { client.mock("/generate", "hang", "{}").await });
+    mock.next().await;
+    assert_eq!(in_flight(&gateway).await, (1, 1.0));
+    call.abort();
+    mock.next_gone().await;
+    settled(&gateway).await;
+    assert!(gateway.health("pod-a").unwrap().is_healthy(), "it is not the backend's fault");
+}
+
+/// Reads a stream of three events to its end.
+async fn whole_stream(behaviour: &str) -> (String, bool) {
+    let mock = Mock::start(1);
+    let gateway = start(&format!("[timeouts]\nidle_seconds = 0.3\n{}", plain_model(&mock, 1))).await;
+    mock.release(3);
+    let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", behaviour)], "{}").await;
+    let mut text = Vec::new();
+    let clean = loop {
+        match tokio::time::timeout(PATIENCE, answer.frame()).await.unwrap() {
+            None => break true,
+            Some(Err(_)) => break false,
+            Some(Ok(frame)) => text.extend_from_slice(&frame.into_data().unwrap()),
+        }
+    };
+    settled(&gateway).await;
+    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
+    assert_eq!(metric(&gateway, line).await, 1.0);
+    (String::from_utf8(text).unwrap(), clean)
+}
+
+/// An error event stands alone, also when the engine died in the middle of one of its own.
+#[tokio::test]
+async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
+    for behaviour in ["die-between", "die-inside", "silent"] {
+        let (text, clean) = whole_stream(behaviour).await;
+        assert!(clean, "{behaviour}");
+        let events: Vec<&str> = text.split_terminator("\n\n").collect();
+        assert_eq!(events[..3], ["data: 1", "data: 2", "data: 3"], "{behaviour}");
+        assert_eq!(events.len(), 4, "{behaviour}: {text}");
+        let error: serde_json::Value = serde_json::from_str(events[3].strip_prefix("data: ").unwrap()).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("backend 'pod-a' broke off: "), "{message}");
+        assert_eq!(message.contains("sent nothing for 300ms"), behaviour == "silent", "{message}");
+    }
+}
+
+/// An answer with no place for an error is cut off, so that nobody takes it for complete.
+#[tokio::test]
+async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
+    let mock = Mock::start(1);
+    let gateway = start(&plain_model(&mock, 1)).await;
+    let answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "die-json")], "{}").await;
+    assert_eq!(answer.status(), 200);
+    mock.release(1);
+    assert!(answer.into_body().collect().await.is_err());
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_killed_engine_ends_what_runs_and_a_silent_one_times_out() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.3\n{}", plain_model(&mock, 1))).await;
+    let client = Client::data(&gateway);
+    let answer = client.mock(CHAT, "hang", "{}").await;
+    assert_eq!(answer.status, 504);
+    assert!(answer.message().contains("did not send the head of the answer within 300ms"), "{}", answer.message());
+    mock.next_gone().await;
+    mock.next().await;
+
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.mock(CHAT, "hang", Bytes::from_static(b"{}")).await }
+    });
+    mock.next().await;
+    mock.kill();
+    let answer = call.await.unwrap();
+    assert_eq!(answer.status, 502);
+    assert!(answer.message().starts_with("backend 'pod-a' broke off: "), "{}", answer.message());
+    settled(&gateway).await;
+}
+
+/// Streams that run are finished, new connections are not taken, and what is left after the grace time is closed.
+#[tokio::test]
+async fn shutdown_finishes_streams() {
+    let mock = Mock::start(1);
+    let gateway = start(&plain_model(&mock, 1)).await;
+    let address = gateway.data_addr();
+    let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    mock.release(1);
+    assert!(next_frame(&mut answer).await.is_some());
+    let stopping = tokio::spawn(gateway.shutdown(PATIENCE));
+    while tokio::net::TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert!(!stopping.is_finished());
+    mock.release(2);
+    let mut rest = String::new();
+    while let Some(frame) = next_frame(&mut answer).await {
+        rest += &frame;
+    }
+    assert_eq!(rest, "data: 2\n\ndata: 3\n\ndata: [DONE]\n\n");
+    stopping.await.unwrap();
+}
+
+#[tokio::test]
+async fn shutdown_does_not_wait_for_ever() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&plain_model(&mock, 1)).await;
+    let answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    gateway.shutdown(std::time::Duration::from_millis(10)).await;
+    assert!(answer.into_body().collect().await.is_err());
+    mock.next_gone().await;
+}

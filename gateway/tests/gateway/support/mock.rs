@@ -1,0 +1,239 @@
+//! The mock engine. It has its own runtime, so that killing it closes every socket at once.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, mpsc};
+
+use super::PATIENCE;
+
+/// A request as it arrived at the engine.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Seen {
+    /// The rank in the pin header.
+    pub(crate) fn header_pin(&self) -> Option<u16> {
+        self.headers.get("x-data-parallel-rank").map(|value| value.to_str().unwrap().parse().unwrap())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+struct Shared {
+    seen: mpsc::UnboundedSender<Seen>,
+    /// A client of the mock went away in the middle of an answer.
+    gone: mpsc::UnboundedSender<()>,
+    /// Each event of a stream takes one permit.
+    events: Semaphore,
+    health: AtomicU16,
+    info: Mutex<Value>,
+}
+
+pub(crate) struct Mock {
+    pub(crate) address: SocketAddr,
+    pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
+    pub(crate) gone: mpsc::UnboundedReceiver<()>,
+    shared: Arc<Shared>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Mock {
+    /// An engine with this many attention-DP ranks.
+    pub(crate) fn start(ranks: u16) -> Self {
+        Self::with_info(json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": ranks }))
+    }
+
+    /// An engine that says this about itself.
+    pub(crate) fn with_info(info: Value) -> Self {
+        let (seen, seen_receiver) = mpsc::unbounded_channel();
+        let (gone, gone_receiver) = mpsc::unbounded_channel();
+        let health = AtomicU16::new(200);
+        let shared = Arc::new(Shared { seen, gone, events: Semaphore::new(0), health, info: Mutex::new(info) });
+        let mut mock = Self {
+            address: ([127, 0, 0, 1], 0).into(),
+            seen: seen_receiver,
+            gone: gone_receiver,
+            shared,
+            runtime: None,
+        };
+        mock.listen();
+        mock
+    }
+
+    /// Binds the address that it had before.
+    pub(crate) fn listen(&mut self) {
+        let listener = std::net::TcpListener::bind(self.address).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        self.address = listener.local_addr().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&self.shared));
+        runtime.spawn(async move { axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await });
+        self.runtime = Some(runtime);
+    }
+
+    /// As if its process was killed.
+    pub(crate) fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    pub(crate) fn set_health(&self, status: u16) {
+        self.shared.health.store(status, Ordering::SeqCst);
+    }
+
+    pub(crate) fn set_info(&self, info: Value) {
+        *self.shared.info.lock().unwrap() = info;
+    }
+
+    /// Lets streams send this many more events.
+    pub(crate) fn release(&self, events: usize) {
+        self.shared.events.add_permits(events);
+    }
+
+    pub(crate) async fn next(&mut self) -> Seen {
+        tokio::time::timeout(PATIENCE, self.seen.recv()).await.expect("a request in time").unwrap()
+    }
+
+    pub(crate) async fn next_gone(&mut self) {
+        tokio::time::timeout(PATIENCE, self.gone.recv()).await.expect("a disconnect in time").unwrap();
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Tells when an answer is dropped before its end.
+struct Watch {
+    gone: mpsc::UnboundedSender<()>,
+    done: bool,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if !self.done {
+            let _ = self.gone.send(());
+        }
+    }
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let path = head.uri.path().to_owned();
+    match path.as_str() {
+        "/health" | "/v1/models" => {
+            return StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response();
+        }
+        "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),
+        _ => {}
+    }
+    let body = body.collect().await.unwrap().to_bytes();
+    let behaviour = head.headers.get("x-mock").map_or("", |value| value.to_str().unwrap()).to_owned();
+    let mut watch = Watch { gone: shared.gone.clone(), done: false };
+    let _ = shared.seen.send(Seen { path: head.uri.to_string(), headers: head.headers, body: body.clone() });
+    match behaviour.as_str() {
+        "hang" => {
+            let () = std::future::pending().await;
+            unreachable!()
+        }
+        "stream" => events(&shared, watch, Ending::Clean),
+        "die-between" => events(&shared, watch, Ending::Between),
+        "die-inside" => events(&shared, watch, Ending::Inside),
+        "silent" => events(&shared, watch, Ending::Silent),
+        "die-json" => {
+            watch.done = true;
+            let (sender, receiver) = mpsc::channel(2);
+            tokio::spawn(async move {
+                let _ = sender.send(Ok("{\"half\":".to_owned())).await;
+                // The half must be on its way before the connection breaks.
+                if let Ok(permit) = shared.events.acquire().await {
+                    permit.forget();
+                }
+                let _ = sender.send(Err(std::io::Error::other("killed"))).await;
+            });
+            let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
+            ([("content-type", "application/json"), ("content-length", "100")], body).into_response()
+        }
+        "" => {
+            watch.done = true;
+            let headers =
+                [("x-upstream", "yes"), ("x-semmoe-rank", "99"), ("connection", "x-private"), ("x-private", "1")];
+            (headers, Json(json!({ "path": path, "length": body.len() }))).into_response()
+        }
+        status => {
+            watch.done = true;
+            let status = StatusCode::from_u16(status.parse().unwrap()).unwrap();
+            (status, Json(json!({ "error": { "message": "the engine's own words" } }))).into_response()
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Ending {
+    Clean,
+    Between,
+    Inside,
+    Silent,
+}
+
+/// Three events, each when the test lets it go, then an ending.
+fn events(shared: &Arc<Shared>, watch: Watch, ending: Ending) -> Response {
+    let (sender, receiver) = mpsc::channel::<Result<String, std::io::Error>>(1);
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        let mut watch = watch;
+        for event in 1..=3 {
+            let granted = tokio::select! {
+                permit = shared.events.acquire() => permit.is_ok(),
+                () = sender.closed() => false,
+            };
+            if !granted {
+                return Ok::<(), Infallible>(());
+            }
+            shared.events.forget_permits(1);
+            if sender.send(Ok(format!("data: {event}\n\n"))).await.is_err() {
+                return Ok(());
+            }
+        }
+        match ending {
+            Ending::Clean => drop(sender.send(Ok("data: [DONE]\n\n".to_owned())).await),
+            Ending::Inside => drop(sender.send(Ok("data: {\"half".to_owned())).await),
+            Ending::Between | Ending::Silent => {}
+        }
+        if ending == Ending::Silent {
+            sender.closed().await;
+            return Ok(());
+        }
+        watch.done = true;
+        if ending != Ending::Clean {
+            let _ = sender.send(Err(std::io::Error::other("killed"))).await;
+        }
+        Ok(())
+    });
+    let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
+    ([("content-type", "text/event-stream")], body).into_response()
+}

@@ -1,0 +1,169 @@
+//! A mock engine that speaks SGLang's dialect, tables for it, and a client of the gateway.
+//!
+//! What the mock does with a request is said by the request's own header `x-mock`, which the gateway passes on.
+
+mod mock;
+mod tables;
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use semmoe_engines::http::{BaseUrl, HttpClient};
+use semmoe_gateway::{Config, Gateway, Running};
+use serde_json::Value;
+
+pub(crate) use mock::Mock;
+pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
+
+/// Longer than anything here takes; a test that waits for it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A gateway with two free ports in front of the models of `toml`.
+pub(crate) async fn start(toml: &str) -> Running {
+    Gateway::start(config(toml)).await.unwrap()
+}
+
+pub(crate) fn config(toml: &str) -> Config {
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 0.02\n\
+         unhealthy_after = 1\n{toml}"
+    );
+    Config::from_toml(&text, Path::new("")).unwrap()
+}
+
+/// One model with round robin over one backend.
+pub(crate) fn plain_model(backend: &Mock, ranks: u16) -> String {
+    format!(
+        "[[models]]\nname = \"tiny\"\naliases = [\"small\"]\npolicy = \"round_robin\"\n\
+         [[models.backends]]\nname = \"pod-a\"\nengine = \"sglang\"\nurl = \"{}\"\nranks = {ranks}\n",
+        backend.url()
+    )
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
+    }
+
+    /// `error.message`, for answers in OpenAI's form.
+    pub(crate) fn message(&self) -> String {
+        self.json()["error"]["message"].as_str().unwrap_or_else(|| panic!("no error in {:?}", self.body)).to_owned()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+/// A client of one listener.
+#[derive(Clone)]
+pub(crate) struct Client {
+    http: HttpClient,
+    base: BaseUrl,
+}
+
+impl Client {
+    pub(crate) fn data(gateway: &Running) -> Self {
+        Self::at(gateway.data_addr())
+    }
+
+    pub(crate) fn admin(gateway: &Running) -> Self {
+        Self::at(gateway.admin_addr())
+    }
+
+    pub(crate) fn at(address: SocketAddr) -> Self {
+        Self { http: HttpClient::default(), base: address.into() }
+    }
+
+    /// Sends and returns as soon as the head of the answer is there.
+    pub(crate) async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Response<Incoming> {
+        let mut request = Request::builder().method(method).uri(self.base.join(path).unwrap());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.http.send(request.body(Full::new(body.into())).unwrap()).await.unwrap()
+    }
+
+    /// Sends and reads the whole answer.
+    pub(crate) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
+        let (head, body) = self.open(method, path, headers, body).await.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: head.status.as_u16(), headers: head.headers, body }
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: impl Into<Bytes>) -> Answer {
+        self.call(Method::POST, path, &[("content-type", "application/json")], body).await
+    }
+
+    pub(crate) async fn mock(&self, path: &str, behaviour: &str, body: impl Into<Bytes>) -> Answer {
+        self.call(Method::POST, path, &[("x-mock", behaviour)], body).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.call(Method::GET, path, &[], Bytes::new()).await
+    }
+}
+
+/// The next frame of data, as text.
+pub(crate) async fn next_frame(response: &mut Response<Incoming>) -> Option<String> {
+    let frame = tokio::time::timeout(PATIENCE, response.frame()).await.expect("a frame in time")?;
+    Some(String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
+}
+
+/// Value of a metric line, 0 if there is none.
+pub(crate) async fn metric(gateway: &Running, line: &str) -> f64 {
+    let text = String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap();
+    text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+}
+
+/// Requests in flight on every rank, as the accounts and as the gauges see them.
+pub(crate) async fn in_flight(gateway: &Running) -> (u64, f64) {
+    let backends = Client::admin(gateway).get("/admin/backends").await.json();
+    let ranks =
+        backends["backends"].as_array().unwrap().iter().flat_map(|backend| backend["ranks"].as_array().unwrap());
+    let accounts = ranks.map(|rank| {
+        let tokens = rank["in_flight_tokens"].as_u64().unwrap();
+        let requests = rank["in_flight_requests"].as_u64().unwrap();
+        assert_eq!(tokens == 0, requests == 0, "{rank}");
+        requests
+    });
+    let accounts = accounts.sum();
+    let text = String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap();
+    let gauges = text.lines().filter(|line| line.starts_with("semmoe_rank_inflight{"));
+    (accounts, gauges.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum())
+}
+
+/// Waits until nothing is in flight: a gateway learns of a disconnect a moment after the client caused it.
+pub(crate) async fn settled(gateway: &Running) {
+    let wait = async {
+        while in_flight(gateway).await != (0, 0.0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("in-flight counts return to zero");
+}
