@@ -74,29 +74,38 @@ impl TcpTransport {
                 peer.begin_send(self.collective, message.len());
             }
         }
-        // What is still to be done with each peer.
-        let mut open: Vec<PollFlags> = self.peers.iter().map(|peer| initial_interest(peer.as_ref())).collect();
+        let mut pending: Vec<Pending> = self.peers.iter().map(|peer| Pending::new(peer.is_some())).collect();
         loop {
-            for (rank, flags) in open.iter_mut().enumerate() {
+            for (rank, pending) in pending.iter_mut().enumerate().filter(|(_, pending)| pending.ready) {
                 let Some(peer) = &mut self.peers[rank] else { continue };
-                advance(peer, self.collective, &outgoing[rank], &mut incoming[rank], flags)
+                pending
+                    .advance(peer, self.collective, &outgoing[rank], &mut incoming[rank])
                     .map_err(|fault| (rank, Cause::Fault(fault)))?;
             }
-            let Some(late) = open.iter().position(|flags| !flags.is_empty()) else {
+            let Some(late) = pending.iter().position(Pending::is_open) else {
                 return Ok(());
             };
-            if !self.poll_peers(&open, deadline) {
+            if !self.poll_peers(&mut pending, deadline) {
                 return Err((late, Cause::Late));
             }
         }
     }
 
-    /// Sleeps until one of the peers is ready for what is still open with it; false = the time is up.
-    fn poll_peers(&self, open: &[PollFlags], deadline: Option<Instant>) -> bool {
-        let peers = self.peers.iter().zip(open).filter(|(_, flags)| !flags.is_empty());
-        let mut fds: Vec<PollFd<'_>> =
-            peers.filter_map(|(peer, &flags)| Some(PollFd::new(peer.as_ref()?.stream(), flags))).collect();
-        poll_until(&mut fds, deadline)
+    /// Sleeps until a peer is ready for something that is wanted of it; false = the time is up.
+    fn poll_peers(&self, pending: &mut [Pending], deadline: Option<Instant>) -> bool {
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(pending.len());
+        for (peer, pending) in self.peers.iter().zip(&mut *pending) {
+            pending.ready = false;
+            if let Some(peer) = peer.as_ref().filter(|_| !pending.interest().is_empty()) {
+                fds.push(PollFd::new(peer.stream(), pending.interest()));
+            }
+        }
+        let in_time = poll_until(&mut fds, deadline);
+        let wanted = pending.iter_mut().filter(|pending| !pending.interest().is_empty());
+        for (pending, fd) in wanted.zip(&fds) {
+            pending.ready = !fd.revents().is_empty();
+        }
+        in_time
     }
 
     fn wait_for_wake(&mut self) -> Result<Wake, RankFault> {
@@ -142,20 +151,20 @@ impl TcpTransport {
     /// Listens to the other peers for a failure that one of them knows of, for a bounded moment.
     fn listen_for_cause(&mut self, suspect: usize) -> Option<(u16, String)> {
         let deadline = Instant::now() + SETTLE;
-        let mut open: Vec<PollFlags> =
-            self.peers.iter().map(|peer| initial_interest(peer.as_ref()) & PollFlags::IN).collect();
+        let listen = |peer: &Option<Peer>| Pending { watching: peer.is_some(), ..Pending::new(false) };
+        let mut pending: Vec<Pending> = self.peers.iter().map(listen).collect();
         loop {
-            for (rank, flags) in open.iter_mut().enumerate() {
-                let Some(peer) = self.peers[rank].as_mut().filter(|_| !flags.is_empty()) else { continue };
+            for (peer, pending) in self.peers.iter_mut().zip(&mut pending) {
+                let Some(peer) = peer.as_mut().filter(|_| pending.watching) else { continue };
                 match peer.search_failure() {
                     Some(Fault::Failure { rank, cause }) => return Some((rank, cause)),
-                    Some(Fault::Closed(_) | Fault::Protocol(_)) => *flags = PollFlags::empty(),
+                    Some(Fault::Closed(_) | Fault::Protocol(_)) => pending.watching = false,
                     None => {}
                 }
             }
             // If nobody is left who could tell, there is nothing to wait for.
-            let others = open.iter().enumerate().any(|(rank, flags)| rank != suspect && !flags.is_empty());
-            if !others || !self.poll_peers(&open, Some(deadline)) {
+            let others = pending.iter().enumerate().any(|(rank, pending)| rank != suspect && pending.watching);
+            if !others || !self.poll_peers(&mut pending, Some(deadline)) {
                 return None;
             }
         }
@@ -185,25 +194,58 @@ impl TcpTransport {
     }
 }
 
-fn initial_interest(peer: Option<&Peer>) -> PollFlags {
-    peer.map_or(PollFlags::empty(), |_| PollFlags::IN | PollFlags::OUT)
+/// What is still wanted of one peer in one collective.
+struct Pending {
+    sending: bool,
+    receiving: bool,
+    /// All was received; what may come is the next collective's message, or word of a failure elsewhere.
+    watching: bool,
+    /// Worth trying: nothing was tried yet, or the stream is ready.
+    ready: bool,
 }
 
-/// Goes on with one peer in both directions; `open` loses the direction that is done.
-fn advance(
-    peer: &mut Peer,
-    collective: u64,
-    outgoing: &[u8],
-    incoming: &mut Vec<u8>,
-    open: &mut PollFlags,
-) -> Result<(), Fault> {
-    if open.contains(PollFlags::OUT) && peer.send(outgoing)? == Progress::Done {
-        open.remove(PollFlags::OUT);
+impl Pending {
+    fn new(is_peer: bool) -> Self {
+        Self { sending: is_peer, receiving: is_peer, watching: false, ready: true }
     }
-    if open.contains(PollFlags::IN) && peer.receive(collective, incoming)? == Progress::Done {
-        open.remove(PollFlags::IN);
+
+    /// Whether the collective is not complete without this peer.
+    fn is_open(&self) -> bool {
+        self.sending || self.receiving
     }
-    Ok(())
+
+    fn interest(&self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::OUT, self.sending);
+        flags.set(PollFlags::IN, self.receiving || self.watching);
+        flags
+    }
+
+    /// Goes on with one peer in both directions.
+    fn advance(
+        &mut self,
+        peer: &mut Peer,
+        collective: u64,
+        outgoing: &[u8],
+        incoming: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        if self.sending && peer.send(outgoing)? == Progress::Done {
+            self.sending = false;
+        }
+        if self.receiving {
+            if peer.receive(collective, incoming)? == Progress::Done {
+                (self.receiving, self.watching) = (false, true);
+            }
+        } else if self.watching {
+            match peer.has_message() {
+                Ok(waits) => self.watching = !waits,
+                // It gave all that this collective needs; the next one will miss it.
+                Err(Fault::Closed(_)) => self.watching = false,
+                Err(fault) => return Err(fault),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// False = the time is up and nothing is ready.

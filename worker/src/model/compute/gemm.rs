@@ -202,7 +202,14 @@ unsafe fn block<V: Load<E>, E>(job: &Job<E>, first: usize, rows: usize) {
     let together = if tiles == 1 { V::panels_for(rows) } else { 1 };
     let mut panel = 0;
     while panel < panels {
-        let count = if panels - panel < together { 1 } else { together };
+        let left = panels - panel;
+        let count = if left >= together {
+            together
+        } else if left >= 2 && together > 2 {
+            2
+        } else {
+            1
+        };
         let mut row = first;
         for tile in 0..tiles {
             let height = height + usize::from(tile < higher);
