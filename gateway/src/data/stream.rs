@@ -32,6 +32,9 @@ pub(crate) struct RelayBody {
     events: Option<Events>,
     idle: Pin<Box<Sleep>>,
     idle_limit: Duration,
+    /// The clock of `idle` runs. It starts with the first look that finds nothing, so that a slow client, who is not
+    /// looked for while he reads, never makes the engine look silent.
+    waiting: bool,
     status: u16,
     backend: Arc<Backend>,
     ticket: Ticket,
@@ -46,6 +49,7 @@ impl RelayBody {
             events: events.then(Events::new),
             idle: Box::pin(sleep(idle_limit)),
             idle_limit,
+            waiting: false,
             status,
             backend,
             ticket,
@@ -107,10 +111,14 @@ impl Body for RelayBody {
                 return Poll::Ready(None);
             }
             let Poll::Ready(next) = Pin::new(&mut this.upstream).poll_frame(cx) else {
+                if !this.waiting {
+                    this.waiting = true;
+                    this.idle.as_mut().reset(Instant::now() + this.idle_limit);
+                }
                 ready!(this.idle.as_mut().poll(cx));
                 return Poll::Ready(Some(this.fail(format!("it sent nothing for {:?}", this.idle_limit))));
             };
-            this.idle.as_mut().reset(Instant::now() + this.idle_limit);
+            this.waiting = false;
             let frame = match next {
                 None => return Poll::Ready(this.end().map(Ok)),
                 Some(Err(error)) => return Poll::Ready(Some(this.fail(error.to_string()))),

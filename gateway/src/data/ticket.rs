@@ -50,7 +50,10 @@ impl Ticket {
         self.finished = true;
         self.lease = None;
         self.labels.code = code;
-        self.core.metrics.request_done(&self.labels, self.started.elapsed());
+        let took = self.started.elapsed();
+        let RequestLabels { backend, rank, policy, code } = &self.labels;
+        tracing::debug!(backend, rank, policy, code, seconds = took.as_secs_f64(), "request ended");
+        self.core.metrics.request_done(&self.labels, took);
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -15,7 +15,6 @@ async fn affinity_takes_the_rank_that_the_tables_name() {
     let tables = fixture.write("t", &TEXTS, 0);
     let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);
-    // Round after round, so that load never speaks against the best rank.
     for _ in 0..3 {
         for (text, rank) in TEXTS.iter().zip(0u16..) {
             let chat = json!({ "model": "tiny", "messages": [{ "role": "user", "content": text }] });
@@ -78,7 +77,7 @@ async fn concurrent_requests_are_spread_and_counted() {
     let fixture = Fixture::new(4);
     mock.set_info(fixture.info());
     let tables = fixture.write("t", &TEXTS, 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let gateway = start(&fixture.balanced(&mock.url(), &tables)).await;
     let client = Client::data(&gateway);
     // All want rank 0, so the cap must send most of them elsewhere.
     let calls = (0..200).map(|_| {

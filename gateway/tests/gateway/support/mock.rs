@@ -88,10 +88,11 @@ impl Mock {
         self.runtime = Some(runtime);
     }
 
-    /// As if its process was killed.
+    /// As if its process was killed: when this returns, every socket is closed.
     pub(crate) fn kill(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
+            // A runtime cannot be dropped inside another one.
+            std::thread::spawn(move || drop(runtime)).join().unwrap();
         }
     }
 

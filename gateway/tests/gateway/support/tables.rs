@@ -83,8 +83,13 @@ impl Fixture {
         })
     }
 
-    /// One model with affinity over one backend.
+    /// One model with affinity over one backend, with so much room for load that only the tables decide.
     pub(crate) fn affinity(&self, url: &str, tables: &Path) -> String {
+        format!("[routing.settings]\nload_margin = 10.0\nprice_step = 0.0\n{}", self.balanced(url, tables))
+    }
+
+    /// The same with the default settings.
+    pub(crate) fn balanced(&self, url: &str, tables: &Path) -> String {
         format!(
             "[[models]]\nname = \"tiny\"\ntokenizer = \"{MODEL_DIR}/tokenizer.json\"\n\
              [[models.backends]]\nname = \"pod-a\"\nengine = \"semmoe\"\nurl = \"{url}\"\ntables = \"{}\"\n",
