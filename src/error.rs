@@ -9,6 +9,8 @@ pub(crate) enum CliError {
     Input(String),
     /// Anything else: exit code 1.
     Failed(String),
+    /// A failure with an exit code of its own.
+    WithCode(u8, String),
     /// Stopped by the user before the work was done: exit code 130, as shells report it.
     Interrupted,
 }
@@ -29,6 +31,7 @@ impl CliError {
         match self {
             Self::Input(_) => 2,
             Self::Failed(_) => 1,
+            Self::WithCode(code, _) => *code,
             Self::Interrupted => 130,
         }
     }
@@ -37,7 +40,7 @@ impl CliError {
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Input(cause) | Self::Failed(cause) => f.write_str(cause),
+            Self::Input(cause) | Self::Failed(cause) | Self::WithCode(_, cause) => f.write_str(cause),
             Self::Interrupted => f.write_str("interrupted"),
         }
     }

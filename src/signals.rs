@@ -17,7 +17,8 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Re
 
 /// Resolves at the first SIGINT or SIGTERM.
 pub(crate) async fn stop_requested() {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
         // Without handlers the default action ends the process, which is what the user asked for.
         return std::future::pending().await;
     };

@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Now in RFC 3339, whole seconds, UTC; `SOURCE_DATE_EPOCH` replaces the clock for reproducible files.
 pub(crate) fn created() -> String {
-    let fixed = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    let fixed =
+        std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
     let time = fixed.map_or_else(SystemTime::now, |since| UNIX_EPOCH + since);
     humantime::format_rfc3339_seconds(time).to_string()
 }

@@ -74,7 +74,8 @@ fn a_tokenizer_that_is_not_the_models_is_told_before_serving() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model_without(folder.path(), "tokenizer.json");
     let mut tokenizer: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(model_dir().join("tokenizer.json")).expect("the tokenizer")).expect("JSON");
+        serde_json::from_slice(&std::fs::read(model_dir().join("tokenizer.json")).expect("the tokenizer"))
+            .expect("JSON");
     let added = tokenizer["added_tokens"].as_array_mut().expect("a list");
     added.push(serde_json::json!({"id": 10240, "content": "<|more|>", "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false, "special": true}));
@@ -89,7 +90,8 @@ fn solve_evaluate_and_refuse() {
     let trace_path = text(&repository("tests/data/reference.trace.safetensors"));
     let trace = Trace::open(Path::new(&trace_path)).expect("a valid trace");
     let (profile, tables) = (path("p.profile.safetensors"), path("t.tables.safetensors"));
-    let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).expect("a model");
+    let mut builder =
+        ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).expect("a model");
     builder.add_trace(&trace).expect("counts");
     builder.write(Path::new(&profile)).expect("written");
     Profile::open(Path::new(&profile)).expect("valid");

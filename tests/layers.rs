@@ -14,18 +14,23 @@ const LAYERS: &[(u8, &[&str])] = &[
     (5, &["semmoe"]),
 ];
 
-const PURE: &[&str] = &[
-    "semmoe-tables",
-    "semmoe-kernels",
-    "semmoe-text",
-    "semmoe-routing",
-    "semmoe-planner",
-    "semmoe-solver",
-];
+const PURE: &[&str] =
+    &["semmoe-tables", "semmoe-kernels", "semmoe-text", "semmoe-routing", "semmoe-planner", "semmoe-solver"];
 
 /// Direct dependencies that a pure crate must not have.
 const IMPURE: &[&str] = &[
-    "tokio", "hyper", "hyper-util", "axum", "rustix", "mio", "socket2", "rand", "getrandom", "tracing", "indicatif", "clap",
+    "tokio",
+    "hyper",
+    "hyper-util",
+    "axum",
+    "rustix",
+    "mio",
+    "socket2",
+    "rand",
+    "getrandom",
+    "tracing",
+    "indicatif",
+    "clap",
 ];
 
 /// Paths that a pure crate must not name in its sources: wall clock, environment, sockets, processes, printing.
@@ -61,12 +66,16 @@ fn every_crate_has_a_layer_and_imports_only_lower_ones() {
             if lower.is_some_and(|lower| lower >= layer) {
                 problems.push(format!("{name} (layer {layer}) imports {} (layer {lower:?})", dependency.name));
             }
-            if PURE.contains(&name) && dependency.kind == DependencyKind::Normal && IMPURE.contains(&dependency.name.as_str()) {
+            if PURE.contains(&name)
+                && dependency.kind == DependencyKind::Normal
+                && IMPURE.contains(&dependency.name.as_str())
+            {
                 problems.push(format!("{name} must be pure, but imports {}", dependency.name));
             }
         }
     }
-    let expected: BTreeSet<String> = LAYERS.iter().flat_map(|(_, names)| names.iter().map(|n| (*n).to_owned())).collect();
+    let expected: BTreeSet<String> =
+        LAYERS.iter().flat_map(|(_, names)| names.iter().map(|n| (*n).to_owned())).collect();
     assert_eq!(seen, expected, "the layer table and the workspace differ");
     assert!(problems.is_empty(), "{problems:#?}");
 }

@@ -17,11 +17,19 @@ fn the_recorded_trace_equals_the_reference_and_every_activation_is_counted() {
     let prompts = repository("tests/data/reference.prompts.jsonl");
     let text = |path: &std::path::Path| path.to_str().expect("UTF-8").to_owned();
     let recorded = run(&[
-        "profile", "record", "--engine", "semmoe", "--json",
-        "--url", &ranks.url,
-        "--prompts", &text(&prompts),
-        "--tokenizer", &text(&model_dir()),
-        "--out", &text(&out),
+        "profile",
+        "record",
+        "--engine",
+        "semmoe",
+        "--json",
+        "--url",
+        &ranks.url,
+        "--prompts",
+        &text(&prompts),
+        "--tokenizer",
+        &text(&model_dir()),
+        "--out",
+        &text(&out),
     ]);
     let report = json_of(&recorded);
     assert_eq!(report["requests"], 96, "{report}");
@@ -36,7 +44,11 @@ fn the_recorded_trace_equals_the_reference_and_every_activation_is_counted() {
     let tokens = sum(&metrics, "semmoe_tokens_total{");
     let info = trace.model();
     assert_eq!(tokens, trace.tokens() as u64, "every token ran once");
-    assert_eq!(activations, tokens * info.layers() as u64 * u64::from(info.top_k), "local + remote = tokens x layers x top-k");
+    assert_eq!(
+        activations,
+        tokens * info.layers() as u64 * u64::from(info.top_k),
+        "local + remote = tokens x layers x top-k"
+    );
     ranks.stop();
 
     let built = run(&["profile", "build", &text(&out), "--out", &text(&profile)]);
@@ -54,7 +66,7 @@ fn compare(trace: &Trace, reference: &Trace) -> (usize, usize) {
             for layer in (0..reference.model().layers()).map(|layer| LayerIdx::new(layer as u16)) {
                 let sorted = |request: semmoe_tables::TraceRequest<'_>| {
                     let route = request.route(position, layer).expect("a known route");
-                    let mut experts: Vec<_> = route.experts().iter().collect();
+                    let mut experts: Vec<_> = route.experts().collect();
                     experts.sort_unstable();
                     experts
                 };
@@ -76,6 +88,8 @@ fn sum(metrics: &str, prefix: &str) -> u64 {
     metrics
         .lines()
         .filter(|line| line.starts_with(prefix))
-        .map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()).unwrap_or_else(|| panic!("{line}")))
+        .map(|line| {
+            line.rsplit(' ').next().and_then(|value| value.parse::<u64>().ok()).unwrap_or_else(|| panic!("{line}"))
+        })
         .sum()
 }

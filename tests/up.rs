@@ -36,9 +36,8 @@ fn check_shows_the_gain_that_evaluate_predicts() {
     let data = shared_data();
     let output = semmoe(&["up", "--check", "--json", "--data"]).arg(&data).output().expect("runs");
     let report = json_of(&output);
-    let number = |part: &str, field: &str| {
-        report[part][field].as_f64().unwrap_or_else(|| panic!("{part}.{field} in {report}"))
-    };
+    let number =
+        |part: &str, field: &str| report[part][field].as_f64().unwrap_or_else(|| panic!("{part}.{field} in {report}"));
     let (before, after) = (number("baseline", "lar"), number("affinity", "lar"));
     let predicted = report["predicted_lar"].as_f64().expect("a number");
     assert!(after > before + 0.05, "affinity gains little: {report}");

@@ -49,9 +49,8 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
         ..RecordOptions::new(engine, url, args.prompts, args.out, created())
     };
     let progress = Progress::start("recording", 0);
-    let report = block_on(async {
-        semmoe_profiler::record(options, &progress, stop_requested()).await.map_err(failure)
-    })?;
+    let report =
+        block_on(async { semmoe_profiler::record(options, &progress, stop_requested()).await.map_err(failure) })?;
     progress.finish(&describe_record(&report));
     list_bad(&report.bad);
     if args.json { print_json(&report) } else { print(&format!("{}: digest {}", report.out.display(), report.digest)) }

@@ -31,10 +31,9 @@ impl Assets {
 
     /// The model's name: that of its folder.
     pub(crate) fn model_name(&self) -> Result<String, CliError> {
-        let folder = self
-            .model
-            .canonicalize()
-            .map_err(|error| CliError::input(format!("the model directory {} cannot be read: {error}", self.model.display())))?;
+        let folder = self.model.canonicalize().map_err(|error| {
+            CliError::input(format!("the model directory {} cannot be read: {error}", self.model.display()))
+        })?;
         folder
             .file_name()
             .and_then(|name| name.to_str())

@@ -10,7 +10,7 @@ use super::assets::Assets;
 use crate::error::CliError;
 
 /// Changes whenever the steps of the pipeline change what they would produce.
-const PIPELINE_VERSION: &str = "1";
+const PIPELINE_VERSION: &str = "2";
 /// Files of a checkpoint directory that decide its routing.
 const MODEL_FILES: [&str; 5] =
     ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
@@ -28,7 +28,9 @@ impl Cache {
     pub(crate) fn open(data: &Path, assets: &Assets, ranks: u16) -> Result<Self, CliError> {
         let key = key(assets)?;
         let folder = data.join(format!("{}-{}", assets.model_name()?, &key[..16])).join(format!("{ranks}-ranks"));
-        let cannot = |error: std::io::Error| CliError::failed(format!("the data folder {} cannot be used: {error}", folder.display()));
+        let cannot = |error: std::io::Error| {
+            CliError::failed(format!("the data folder {} cannot be used: {error}", folder.display()))
+        };
         std::fs::create_dir_all(&folder).map_err(cannot)?;
         let lock = File::create(folder.join("lock")).map_err(cannot)?;
         match lock.try_lock() {
@@ -46,19 +48,19 @@ impl Cache {
         &self.folder
     }
 
-    /// Routing of the part of the prompts that tables are solved on.
-    pub(crate) fn solve_trace(&self) -> PathBuf {
-        self.folder.join("solve.trace.safetensors")
+    /// Routing of the profiled prompts.
+    pub(crate) fn trace(&self) -> PathBuf {
+        self.folder.join("profile.trace.safetensors")
     }
 
-    /// Routing of the part that tables are judged on.
-    pub(crate) fn holdout_trace(&self) -> PathBuf {
-        self.folder.join("holdout.trace.safetensors")
+    /// Routing of the held-out prompts, for the prediction of `--check`.
+    pub(crate) fn heldout_trace(&self) -> PathBuf {
+        self.folder.join("heldout.trace.safetensors")
     }
 
-    /// Counts of the solve trace.
+    /// Counts of the profiled prompts.
     pub(crate) fn profile(&self) -> PathBuf {
-        self.folder.join("solve.profile.safetensors")
+        self.folder.join("profile.safetensors")
     }
 
     /// The solved tables: written last, so that their presence means that the rest is there.

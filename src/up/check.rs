@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_solver::{EvalInput, EvalOptions, evaluate};
-use semmoe_tables::{Tables, Trace};
+use semmoe_tables::Tables;
 
 use super::assets::Assets;
 use super::cache::Cache;
@@ -13,6 +13,7 @@ use super::drive::{Job, drive, read_jobs};
 use super::front::{GatewaySpec, start_gateway};
 use super::report::{CheckReport, Measured};
 use super::scrape::UnitCounters;
+use super::setup::{Recording, record};
 use super::unit::{Unit, UnitSpec};
 use crate::error::CliError;
 
@@ -28,22 +29,32 @@ pub(crate) async fn check(assets: &Assets, cache: &Cache, ranks: u16) -> Result<
     let model = assets.model_name()?;
     let jobs = Arc::new(read_jobs(&assets.heldout_prompts, &model, MAX_TOKENS)?);
     let concurrency = ranks * CONCURRENCY_PER_RANK;
-    let predicted_lar = predict(cache, concurrency)?;
+    let predicted_lar = predict(assets, cache, ranks, concurrency).await?;
     let baseline = measure(assets, ranks, None, &jobs, "contiguous, round robin").await?;
     let affinity = measure(assets, ranks, Some(&cache.tables()), &jobs, "tables, affinity").await?;
     Ok(CheckReport { baseline, affinity, predicted_lar })
 }
 
-/// What `evaluate` expects of affinity on profiled prompts that the solver has not seen.
-fn predict(cache: &Cache, concurrency: u16) -> Result<f64, CliError> {
+/// What `evaluate` expects of affinity on the routing of the held-out prompts, which neither profile nor solver has seen.
+///
+/// The routing is recorded straight from a unit; the gateway and its live loads are what the prediction leaves to chance.
+async fn predict(assets: &Assets, cache: &Cache, ranks: u16, concurrency: u16) -> Result<f64, CliError> {
+    let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), ranks, tables: None }).await?;
+    let work = Recording {
+        prompts: &assets.heldout_prompts,
+        out: cache.heldout_trace(),
+        max_tokens: MAX_TOKENS,
+        title: "recording held-out routing",
+    };
+    let heldout = record(assets, &mut unit, ranks, work).await?;
+    unit.stop().await;
     let tables = Tables::open(&cache.tables()).map_err(CliError::input)?;
-    let holdout = Trace::open(&cache.holdout_trace()).map_err(CliError::input)?;
     let options = EvalOptions {
         concurrency: usize::from(concurrency),
         policies: vec![AFFINITY.to_owned()],
         ..EvalOptions::default()
     };
-    let evaluation = evaluate(&tables, EvalInput::Trace(&holdout), &options).map_err(CliError::failed)?;
+    let evaluation = evaluate(&tables, EvalInput::Trace(&heldout), &options).map_err(CliError::failed)?;
     evaluation
         .policies
         .and_then(|policies| policies.get(AFFINITY).map(|figures| figures.request_lar))

@@ -61,7 +61,10 @@ pub(crate) async fn drive(
         let (next, progress) = (Arc::clone(&next), Arc::clone(&progress));
         clients.spawn(async move {
             while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                client.post_json::<_, Value>(&url, job.path, &job.body, &ANSWER_LIMITS).await.map_err(CliError::failed)?;
+                client
+                    .post_json::<_, Value>(&url, job.path, &job.body, &ANSWER_LIMITS)
+                    .await
+                    .map_err(CliError::failed)?;
                 progress.advance(1);
             }
             Ok::<(), CliError>(())

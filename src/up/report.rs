@@ -28,7 +28,7 @@ pub(crate) struct CheckReport {
     pub(crate) baseline: Measured,
     /// The solved placement, `affinity`.
     pub(crate) affinity: Measured,
-    /// What `evaluate` predicts for `affinity` from profiled prompts that were not used to solve.
+    /// What `evaluate` predicts for `affinity` from the recorded routing of the same held-out prompts.
     pub(crate) predicted_lar: f64,
 }
 

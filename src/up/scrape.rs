@@ -23,7 +23,8 @@ impl UnitCounters {
     /// Reads the counters of the unit at `url`.
     pub(crate) async fn read(client: &HttpClient, url: &BaseUrl) -> Result<Self, CliError> {
         let text = client.get_text(url, "/metrics", &AnswerLimits::default()).await.map_err(CliError::failed)?;
-        Self::parse(&text).map_err(|line| CliError::failed(format!("{url}/metrics has a line that is no sample: {line:?}")))
+        Self::parse(&text)
+            .map_err(|line| CliError::failed(format!("{url}/metrics has a line that is no sample: {line:?}")))
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -35,7 +36,8 @@ impl UnitCounters {
                 ("semmoe_activations_total", Some("remote")) => counters.remote_activations += sample.value,
                 ("semmoe_dispatch_bytes_total", Some("remote")) => counters.remote_bytes += sample.value,
                 ("semmoe_tokens_total", _) => {
-                    let rank = sample.label("rank").and_then(|rank| rank.parse().ok()).ok_or_else(|| line.to_owned())?;
+                    let rank =
+                        sample.label("rank").and_then(|rank| rank.parse().ok()).ok_or_else(|| line.to_owned())?;
                     *counters.tokens_by_rank.entry(rank).or_default() += sample.value;
                 }
                 _ => {}

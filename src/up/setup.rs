@@ -1,5 +1,7 @@
 //! The first run: record a profile from the bundled prompts, solve, and cache the tables.
 
+use std::path::{Path, PathBuf};
+
 use semmoe_engines::Engine;
 use semmoe_profiler::RecordOptions;
 use semmoe_solver::SolveOptions;
@@ -14,10 +16,10 @@ use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::stamp::created;
 
-/// Share of the profiled requests that is kept from the solver, to predict on.
-const HOLD_OUT: f64 = 0.15;
 /// Requests in flight while recording, for each rank.
 const RECORD_CONCURRENCY_PER_RANK: usize = 4;
+/// Prompts alone are profiled: their tokens are most of what is served, and each is run once.
+const PROFILE_MAX_TOKENS: u32 = 1;
 /// The tables of a model depend on nothing but the recorded routing and this.
 const SEED: u64 = 1;
 
@@ -28,63 +30,73 @@ pub(crate) async fn prepare(assets: &Assets, cache: &Cache, ranks: u16) -> Resul
         Ok(false) => {}
         Err(cause) => say(&format!("the cached tables cannot be used ({cause}); they are made again")),
     }
-    let trace = record(assets, cache, ranks).await?;
-    let (solve_trace, tables_path) = (cache.solve_trace(), cache.tables());
-    let (profile_path, holdout_path) = (cache.profile(), cache.holdout_trace());
-    tokio::task::spawn_blocking(move || {
-        let (solving, holdout) = semmoe_profiler::split(&trace, HOLD_OUT).map_err(failure)?;
-        solving.write(&solve_trace).map_err(CliError::failed)?;
-        holdout.write(&holdout_path).map_err(CliError::failed)?;
-        let mut builder = ProfileBuilder::new(solving.model().clone(), solving.provenance().clone(), Phase::All)
-            .map_err(CliError::failed)?;
-        builder.add_trace(&solving).map_err(CliError::failed)?;
-        builder.write(&profile_path).map_err(CliError::failed)?;
-        let profile = builder.finish().map_err(CliError::failed)?;
-        let source = format!("solved by up from profile {}", profile.digest());
-        let mut options = SolveOptions::new(ranks, Attention::Dp, Provenance { source, created: created() });
-        options.seed = SEED;
-        options.threads = threads();
-        let solved = solve_with_progress(&profile, Some(&solving), &options)?;
-        solved.tables.write(&tables_path).map_err(CliError::failed)?;
-        Ok(())
-    })
-    .await
-    .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
+    let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), ranks, tables: None }).await?;
+    let work = Recording {
+        prompts: &assets.profile_prompts,
+        out: cache.trace(),
+        max_tokens: PROFILE_MAX_TOKENS,
+        title: "recording a profile",
+    };
+    let trace = record(assets, &mut unit, ranks, work).await?;
+    unit.stop().await;
+    let (profile_path, tables_path) = (cache.profile(), cache.tables());
+    tokio::task::spawn_blocking(move || solve(&trace, ranks, &profile_path, &tables_path))
+        .await
+        .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
 }
 
-/// Whether tables and the hold-out trace are there and valid.
+fn solve(trace: &Trace, ranks: u16, profile_path: &Path, tables_path: &Path) -> Result<(), CliError> {
+    let mut builder =
+        ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).map_err(CliError::failed)?;
+    builder.add_trace(trace).map_err(CliError::failed)?;
+    builder.write(profile_path).map_err(CliError::failed)?;
+    let profile = builder.finish().map_err(CliError::failed)?;
+    let source = format!("solved by up from profile {}", profile.digest());
+    let mut options = SolveOptions::new(ranks, Attention::Dp, Provenance { source, created: created() });
+    options.seed = SEED;
+    options.threads = threads();
+    let solved = solve_with_progress(&profile, Some(trace), &options)?;
+    solved.tables.write(tables_path).map_err(CliError::failed)?;
+    Ok(())
+}
+
+/// Whether the tables are there, valid, and of the trace beside them.
 fn cached(cache: &Cache) -> Result<bool, CliError> {
     if !cache.tables().exists() {
         return Ok(false);
     }
-    let tables = Tables::open(&cache.tables()).map_err(CliError::input)?;
-    let holdout = Trace::open(&cache.holdout_trace()).map_err(CliError::input)?;
-    tables.model().check_compatible(holdout.model()).map_err(CliError::input)?;
-    Ok(true)
+    Tables::open(&cache.tables()).map(|_| true).map_err(CliError::input)
 }
 
-/// Records the bundled prompts from a unit with contiguous placement.
-async fn record(assets: &Assets, cache: &Cache, ranks: u16) -> Result<Trace, CliError> {
-    let spec = UnitSpec { model: assets.model.clone(), ranks, tables: None };
-    let mut unit = Unit::start(&spec).await?;
+/// One recording from a unit.
+#[derive(Debug)]
+pub(crate) struct Recording<'a> {
+    pub(crate) prompts: &'a Path,
+    pub(crate) out: PathBuf,
+    pub(crate) max_tokens: u32,
+    pub(crate) title: &'static str,
+}
+
+/// Sends the prompts straight to the unit and keeps the routing that it reports.
+pub(crate) async fn record(
+    assets: &Assets,
+    unit: &mut Unit,
+    ranks: u16,
+    work: Recording<'_>,
+) -> Result<Trace, CliError> {
     let url = unit.url.parse().map_err(CliError::failed)?;
-    let out = cache.folder().join("all.trace.safetensors");
     let options = RecordOptions {
         tokenizer: Some(assets.model.clone()),
+        max_tokens: work.max_tokens,
         concurrency: RECORD_CONCURRENCY_PER_RANK * usize::from(ranks),
-        ..RecordOptions::new(Engine::Semmoe, url, assets.profile_prompts.clone(), out.clone(), created())
+        ..RecordOptions::new(Engine::Semmoe, url, work.prompts.to_owned(), work.out.clone(), created())
     };
-    let progress = Progress::start("recording a profile", 0);
+    let progress = Progress::start(work.title, 0);
     let report = tokio::select! {
         report = semmoe_profiler::record(options, &progress, std::future::pending()) => report.map_err(failure)?,
         death = unit.died() => return Err(death.into_error()),
     };
     progress.finish(&describe_record(&report));
     list_bad(&report.bad);
-    unit.stop().await;
-    let trace = Trace::open(&out).map_err(CliError::failed)?;
-    // Its content goes on in the two parts; the map keeps it readable until then.
-    std::fs::remove_file(&out)
-        .map_err(|error| CliError::failed(format!("cannot remove {}: {error}", out.display())))?;
-    Ok(trace)
+    Trace::open(&work.out).map_err(CliError::failed)
 }

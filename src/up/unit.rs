@@ -67,7 +67,9 @@ impl Unit {
         let started = timeout(START_TIMEOUT, unit.start_ranks(spec, report)).await;
         match started {
             Ok(result) => result.map(|()| unit),
-            Err(_) => Err(CliError::failed(format!("the {} ranks were not ready within {START_TIMEOUT:?}", spec.ranks))),
+            Err(_) => {
+                Err(CliError::failed(format!("the {} ranks were not ready within {START_TIMEOUT:?}", spec.ranks)))
+            }
         }
     }
 
