@@ -4,13 +4,13 @@
 //!
 //! ```text
 //! maximise    s[r] - price[r] - beta * backlog[r]
-//! subject to  recent[r] + a  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m  +  a
+//! subject to  recent[r] + a  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(q)  +  a
 //! ```
 //!
-//! `m` is the mean recent request, `backlog` the tokens in flight in units of `m`; `beta`, `eps` and `slack` are
+//! `m` is the mean recent request, `q` the recent requests per rank, `backlog` the tokens in flight in units of `m`; `beta`, `eps` and `slack` are
 //! [`Settings::backlog_weight`](crate::Settings::backlog_weight),
 //! [`Settings::load_margin`](crate::Settings::load_margin) and
-//! [`Settings::load_slack_requests`](crate::Settings::load_slack_requests). The trailing `a` is there because a request
+//! [`Settings::load_slack`](crate::Settings::load_slack). The trailing `a` is there because a request
 //! is never split: the rank that takes it may exceed the cap by that much and no more. The least loaded rank always
 //! meets the cap. A request without evidence goes to the rank with the least recent and unfinished tokens.
 //!
@@ -25,7 +25,7 @@ use crate::settings::Settings;
 pub struct Affinity {
     backlog_weight: f64,
     load_margin: f64,
-    load_slack_requests: f64,
+    load_slack: f64,
 }
 
 /// A rank under comparison: better score first, then the lower burden, then whose turn it is.
@@ -56,18 +56,20 @@ impl Affinity {
         Affinity {
             backlog_weight: settings.backlog_weight,
             load_margin: settings.load_margin,
-            load_slack_requests: settings.load_slack_requests,
+            load_slack: settings.load_slack,
         }
     }
 
     /// Greatest recent load that a rank may have before it takes a request of `tokens`.
     fn cap(&self, loads: &[RankLoad], tokens: f64, mean_request: f64) -> f64 {
-        let (mut recent, mut ranks) = (tokens, 0.0f64);
+        let (mut recent, mut requests, mut ranks) = (tokens, 0.0, 0.0f64);
         for load in loads.iter().filter(|load| load.available) {
             recent += load.recent_tokens;
+            requests += load.recent_requests;
             ranks += 1.0;
         }
-        (1.0 + self.load_margin) * recent / ranks.max(1.0) + self.load_slack_requests * mean_request
+        let ranks = ranks.max(1.0);
+        (1.0 + self.load_margin) * recent / ranks + self.load_slack * mean_request * (requests / ranks).sqrt()
     }
 }
 

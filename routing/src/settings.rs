@@ -10,10 +10,11 @@ pub struct Settings {
     /// Share that a rank loses in the comparison for each mean-sized request in flight on it.
     pub backlog_weight: f64,
     /// Hard cap: a rank whose recent tokens exceed the mean of the available ranks by more than this fraction of it and
-    /// `load_slack_requests` is not taken, unless every rank is over it.
+    /// `load_slack` is not taken, unless every rank is over it.
     pub load_margin: f64,
-    /// Room above the hard cap in mean-sized requests: few requests are never even, and need not be.
-    pub load_slack_requests: f64,
+    /// Room above the hard cap for chance, in mean-sized requests times the square root of the recent requests per rank
+    /// (what an even but random split would miss by).
+    pub load_slack: f64,
     /// Memory of "recent": tokens count half after this many mean-sized requests per available rank.
     pub half_life_requests: f64,
     /// How far a price moves, in units of share, for one mean-sized request above or below the even split.
@@ -25,9 +26,9 @@ impl Default for Settings {
         Settings {
             backlog_weight: 0.001,
             load_margin: 0.05,
-            load_slack_requests: 10.0,
+            load_slack: 0.6,
             half_life_requests: 128.0,
-            price_step: 0.002,
+            price_step: 0.003,
         }
     }
 }
@@ -52,7 +53,7 @@ impl Settings {
         let fields = [
             ("backlog_weight", self.backlog_weight, 0.0, 1.0),
             ("load_margin", self.load_margin, 0.0, 10.0),
-            ("load_slack_requests", self.load_slack_requests, 0.0, 1e6),
+            ("load_slack", self.load_slack, 0.0, 1e3),
             ("half_life_requests", self.half_life_requests, 1.0, 1e9),
             ("price_step", self.price_step, 0.0, 1.0),
         ];
