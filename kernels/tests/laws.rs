@@ -1,4 +1,5 @@
 //! The kernels against naive references, over any shapes, and what they refuse.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;
 use semmoe_kernels::{DispatchPlan, KernelError, RankOrder, add_weighted_rows, argsort_by_rank, combine, gather_rows};

@@ -1,4 +1,5 @@
 //! The bundled model against what Transformers computed with it, on one rank and on several.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 

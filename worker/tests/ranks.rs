@@ -1,4 +1,5 @@
 //! Several ranks in lockstep: exact counts, idle ranks, and results that do not depend on company.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
@@ -44,8 +45,11 @@ impl Transport for Metered {
     }
 }
 
-/// Metered ends of a mesh with their meters: bytes sent, collectives made.
-fn metered_mesh(world: u16) -> (Vec<Box<dyn Transport>>, Vec<[Arc<AtomicU64>; 2]>) {
+/// Bytes sent, collectives made.
+type Meters = [Arc<AtomicU64>; 2];
+
+/// Metered ends of a mesh with their meters.
+fn metered_mesh(world: u16) -> (Vec<Box<dyn Transport>>, Vec<Meters>) {
     let meter = |inner| {
         let (sent_bytes, collectives) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let meters = [Arc::clone(&sent_bytes), Arc::clone(&collectives)];

@@ -1,4 +1,5 @@
 //! What every transport must do, and how TCP ranks fail: each failure names the rank that failed first, and nobody hangs.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -13,11 +14,9 @@ const PATIENT: Duration = Duration::from_secs(120);
 fn tcp_streams(world: usize) -> Vec<Vec<Option<TcpStream>>> {
     let mut streams: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    for a in 0..world {
-        for b in 0..a {
-            streams[a][b] = Some(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-            streams[b][a] = Some(listener.accept().unwrap().0);
-        }
+    for (a, b) in (0..world).flat_map(|a| (0..a).map(move |b| (a, b))) {
+        streams[a][b] = Some(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        streams[b][a] = Some(listener.accept().unwrap().0);
     }
     streams
 }

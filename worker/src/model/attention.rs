@@ -154,3 +154,7 @@ impl Attention<'_> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "attention_tests.rs"]
+mod tests;

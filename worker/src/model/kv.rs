@@ -5,7 +5,7 @@ use super::compute::NR;
 
 /// Tokens by which a cache grows; a multiple of [`NR`].
 const CHUNK_TOKENS: usize = 256;
-const _: () = assert!(CHUNK_TOKENS % NR == 0);
+const _: () = assert!(CHUNK_TOKENS.is_multiple_of(NR));
 
 /// Keys and values of one sequence in every layer: contiguous per layer and head, grown in chunks, at most
 /// `max_position_embeddings` tokens.
