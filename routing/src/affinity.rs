@@ -7,12 +7,12 @@
 //! subject to  recent[r] + a  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(q)  +  a
 //! ```
 //!
-//! `m` is the mean recent request, `q` the recent requests per rank, `backlog` the tokens in flight in units of `m`; `beta`, `eps` and `slack` are
-//! [`Settings::backlog_weight`](crate::Settings::backlog_weight),
-//! [`Settings::load_margin`](crate::Settings::load_margin) and
-//! [`Settings::load_slack`](crate::Settings::load_slack). The trailing `a` is there because a request
-//! is never split: the rank that takes it may exceed the cap by that much and no more. The least loaded rank always
-//! meets the cap. A request without evidence goes to the rank with the least recent and unfinished tokens.
+//! `m` is the mean recent request, `q` the recent requests per rank, `backlog` the tokens in flight in units of `m`;
+//! `beta`, `eps` and `slack` are [`Settings::backlog_weight`](crate::Settings::backlog_weight),
+//! [`Settings::load_margin`](crate::Settings::load_margin) and [`Settings::load_slack`](crate::Settings::load_slack).
+//! The trailing `a` is there because a request is never split: the rank that takes it may exceed the cap by that much
+//! and no more. The least loaded rank always meets the cap. A request without evidence goes to the rank with the least
+//! recent and unfinished tokens.
 //!
 //! The paper's Algorithm 2 instead masks each device until all the others had a request. That keeps counts even but
 //! forces most requests away from their experts, and ignores that requests differ in length.

@@ -69,3 +69,7 @@ pub(crate) fn expert_step(
     }
     group_of
 }
+
+#[cfg(test)]
+#[path = "expert_step_tests.rs"]
+mod tests;

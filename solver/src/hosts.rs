@@ -86,10 +86,11 @@ impl Hosts {
     pub(crate) fn load_spreads(&self, column_load: &[u64]) -> Vec<Spread> {
         let layers = (0..self.layers).filter_map(|layer| {
             let mut loads = vec![0.0; self.groups];
-            for column in layer * self.experts..(layer + 1) * self.experts {
+            for (expert, &load) in column_load[layer * self.experts..(layer + 1) * self.experts].iter().enumerate() {
+                let column = self.column(layer, expert);
                 let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
                 for &group in groups {
-                    loads[usize::from(group)] += column_load[column] as f64 / groups.len() as f64;
+                    loads[usize::from(group)] += load as f64 / groups.len() as f64;
                 }
             }
             spread_of(&loads)

@@ -227,8 +227,8 @@ impl<'a> Flow<'a> {
             }
         };
         let length = distance[target]?;
-        for group in 0..groups {
-            self.price[group] -= distance[group].map_or(length, |d| d.min(length));
+        for (price, reached) in self.price.iter_mut().zip(&distance) {
+            *price -= reached.map_or(length, |reached| reached.min(length));
         }
         let mut path = Path { stops: vec![target], units: Vec::new() };
         let mut at = target;

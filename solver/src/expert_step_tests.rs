@@ -1,0 +1,154 @@
+//! The expert step is exact, and within its load limit; both steps together never lose.
+
+use proptest::prelude::*;
+use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
+
+use super::*;
+use crate::alternate::{Clustering, Limits, local_rate, run_start};
+use crate::load_limit::group_loads;
+use crate::swaps::swap_pass;
+use crate::unit_step::{mass_capacity, unit_step};
+
+/// A profile of `tokens` occurrences with random routes that depend on the token.
+fn profile(layers: usize, experts: u16, top_k: u16, tokens: usize, seed: u64) -> Profile {
+    let model = ModelInfo {
+        model: "random".into(),
+        tokenizer_sha256: None,
+        num_experts: experts,
+        top_k,
+        vocab_size: 64,
+        num_hidden_layers: layers as u16,
+        layer_ids: (0..layers as u16).collect(),
+    };
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let ids: Vec<u32> = (0..tokens).map(|_| (random.f64().powi(2) * 64.0) as u32).collect();
+    let mut routes = Vec::new();
+    for &id in &ids {
+        for layer in 0..layers {
+            let mut order: Vec<u16> = (0..experts).collect();
+            let mut own = fastrand::Rng::with_seed(seed ^ u64::from(id) << 8 ^ layer as u64);
+            own.shuffle(&mut order);
+            if random.f64() < 0.3 {
+                random.shuffle(&mut order);
+            }
+            routes.extend(&order[..usize::from(top_k)]);
+        }
+    }
+    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).unwrap();
+    trace.push(&ids, tokens as u32, &routes, None).unwrap();
+    let mut profile = ProfileBuilder::new(model, provenance, Phase::All).unwrap();
+    profile.add_trace(&trace.finish().unwrap()).unwrap();
+    profile.finish().unwrap()
+}
+
+/// The best gain of one layer over all balanced assignments, by exhaustion; with those over the load cap left out.
+fn brute_force(gain: &[i64], load: &[u64], groups: usize, cap: u64) -> Option<i64> {
+    fn place(at: usize, group_of: &mut Vec<u16>, gain: &[i64], load: &[u64], groups: usize, cap: u64) -> Option<i64> {
+        if at == load.len() {
+            let within = group_loads(group_of, load, groups).iter().all(|load| *load <= cap);
+            let value = group_of.iter().enumerate().map(|(e, &g)| gain[e * groups + usize::from(g)]).sum();
+            return within.then_some(value);
+        }
+        let mut best = None;
+        for group in 0..groups as u16 {
+            if group_of.iter().filter(|&&g| g == group).count() < load.len() / groups {
+                group_of.push(group);
+                best = best.max(place(at + 1, group_of, gain, load, groups, cap));
+                group_of.pop();
+            }
+        }
+        best
+    }
+    place(0, &mut Vec::new(), gain, load, groups, cap)
+}
+
+fn value(gain: &[i64], group_of: &[u16], groups: usize) -> i64 {
+    group_of.iter().enumerate().map(|(expert, &group)| gain[expert * groups + usize::from(group)]).sum()
+}
+
+proptest! {
+    #[test]
+    fn one_layer_equals_brute_force(
+        (groups, each) in prop::sample::select(vec![(1usize, 4usize), (2, 2), (2, 4), (3, 2), (4, 2), (3, 1)]),
+        seed: u64, slack in 1.0f64..1.6,
+    ) {
+        let experts = groups * each;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let load: Vec<u64> = (0..experts).map(|_| random.u64(0..100)).collect();
+        let gain: Vec<i64> = (0..experts * groups).map(|_| random.i64(0..100) << 4).collect();
+        let cap = load_cap(load.iter().sum(), groups, slack);
+        let layer = |cap| Layer { gain: &gain, load: &load, groups, fraction_bits: 4, cap };
+        let free = assign_within(&layer(u64::MAX), None);
+        prop_assert_eq!(Some(value(&gain, &free, groups)), brute_force(&gain, &load, groups, u64::MAX));
+
+        let limited = assign_within(&layer(cap), None);
+        for group in 0..groups as u16 {
+            prop_assert_eq!(limited.iter().filter(|&&g| g == group).count(), each);
+        }
+        if group_loads(&limited, &load, groups).iter().all(|load| *load <= cap) {
+            let best = brute_force(&gain, &load, groups, cap);
+            prop_assert!(Some(value(&gain, &limited, groups)) <= best);
+        }
+        // What is there already is never given up for something worse.
+        prop_assert_eq!(&assign_within(&layer(cap), Some(&limited)), &limited);
+    }
+
+    #[test]
+    fn neither_step_loses(seed: u64, groups in prop::sample::select(vec![2usize, 4, 8]), margin in 0.0f64..0.2) {
+        let problem = Problem::from_profile(&profile(3, 16, 2, 400, seed), 0..3).unwrap();
+        let capacity = mass_capacity(problem.total_mass(), groups, margin);
+        let mut group_of: Vec<u16> = (0..48).map(|column| (column % groups) as u16).collect();
+        let (mut plan, _) = unit_step(&problem, &group_of, &capacity, None);
+        for _ in 0..6 {
+            prop_assert_eq!(plan.primal, plan.dual);
+            group_of = expert_step(&problem, &plan, groups, 1e4, Some(&group_of));
+            let (next, _) = unit_step(&problem, &group_of, &capacity, Some(&plan.price));
+            // Fixed point: half a unit in the last place per count.
+            prop_assert!(local_rate(plan.primal - next.primal, &problem) < 1e-7);
+            plan = next;
+        }
+    }
+
+    #[test]
+    fn a_start_meets_its_constraints(seed: u64, groups in prop::sample::select(vec![2usize, 4])) {
+        let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
+        let capacity = mass_capacity(problem.total_mass(), groups, 0.02);
+        let limits = Limits { groups, max_over_mean: 1.1, iterations: 30, swap_passes: 4 };
+        let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), &|_| true);
+        let Clustering { group_of, plan, load_excess, .. } = found;
+        for (group_of, load) in group_of.chunks_exact(16).zip(problem.column_load.chunks_exact(16)) {
+            let cap = load_cap(load.iter().sum(), groups, 1.1);
+            let loads = group_loads(group_of, load, groups);
+            prop_assert!(load_excess > 0 || loads.iter().all(|load| *load <= cap), "{:?} over {}", loads, cap);
+            for group in 0..groups as u16 {
+                prop_assert_eq!(group_of.iter().filter(|&&g| g == group).count(), 16 / groups);
+            }
+        }
+        prop_assert!(plan.loads(&problem.mass, groups).iter().zip(&capacity).all(|(load, room)| load <= room));
+    }
+
+    #[test]
+    fn swaps_gain_what_they_say_at_fixed_prices(seed: u64) {
+        let problem = Problem::from_profile(&profile(2, 12, 2, 300, seed), 0..2).unwrap();
+        let capacity = mass_capacity(problem.total_mass(), 3, 0.02);
+        let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
+        let (plan, profit) = unit_step(&problem, &group_of, &capacity, None);
+        let Some(swapped) = swap_pass(&problem, &group_of, &plan.price, 1e4, &|| false) else { return Ok(()) };
+        let dual = |group_of: &[u16], profit: &[i64]| {
+            let transport = crate::transport::Transport { mass: &problem.mass, profit, capacity: &capacity };
+            prop_assert!(group_of.chunks_exact(12).all(|layer| layer.iter().filter(|&&g| g == 0).count() == 4));
+            Ok(transport.dual_value(&plan.price))
+        };
+        let after = crate::unit_step::unit_profits(&problem, &swapped, 3);
+        prop_assert!(dual(&swapped, &after)? > dual(&group_of, &profit)?);
+    }
+}
+
+#[test]
+fn an_impossible_limit_is_approached() {
+    // One expert alone is over the cap.
+    let layer = Layer { gain: &[5, 0, 5, 0, 5, 0, 5, 0], load: &[90, 1, 2, 3], groups: 2, fraction_bits: 0, cap: 53 };
+    let group_of = assign_within(&layer, None);
+    assert_eq!(group_loads(&group_of, layer.load, 2).into_iter().max(), Some(91));
+}

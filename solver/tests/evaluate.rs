@@ -1,0 +1,120 @@
+//! Evaluation: the figures are those that a plain count gives, and have the names of the design.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use common::{options, planted, profile_of, provenance, solve_trace};
+use half::f16;
+use semmoe_solver::{EvalInput, EvalOptions, SolveError, Unit, evaluate};
+use semmoe_tables::{Attention, LayerIdx, Placement, Tables, TablesBuilder, Trace};
+
+/// Contiguous placement, and T that knows nothing.
+fn neutral(trace: &Trace, groups: u16) -> Tables {
+    let model = trace.model();
+    let placement = Placement::contiguous(model.layers(), model.num_experts, groups).unwrap();
+    let shares = vec![f16::from_f64(1.0 / f64::from(groups)); model.vocab_size as usize * usize::from(groups)];
+    TablesBuilder::dp(model.clone(), provenance(), placement, shares, vec![0.0; groups.into()]).finish().unwrap()
+}
+
+#[test]
+fn round_robin_figures_equal_a_plain_count() {
+    let trace = planted(4, 101, 0.8, 1);
+    let tables = neutral(&trace, 4);
+    let judged = evaluate(&tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+    let (mut local, mut all, mut tokens) = (0u64, 0u64, [0u64; 4]);
+    for (r, request) in trace.iter().enumerate() {
+        tokens[r % 4] += request.token_ids().len() as u64;
+        for position in 0..request.token_ids().len() {
+            for layer in (0..3).map(LayerIdx::new) {
+                for expert in request.route(position, layer).into_iter().flat_map(|route| route.experts()) {
+                    all += 1;
+                    local += u64::from(tables.placement().group_of(layer, expert).index() == r % 4);
+                }
+            }
+        }
+    }
+    let figures = judged.policies.as_ref().unwrap()["round_robin"];
+    assert_eq!(judged.activations, all);
+    assert!((figures.request_lar - local as f64 / all as f64).abs() < 1e-12);
+    let imbalance = *tokens.iter().max().unwrap() as f64 * 4.0 / tokens.iter().sum::<u64>() as f64;
+    assert!((figures.request_imbalance - imbalance).abs() < 1e-12);
+    assert!((judged.lar_random - 0.25).abs() < 1e-12);
+}
+
+#[test]
+fn affinity_finds_planted_kinds_and_stays_balanced() {
+    let (trace, other) = (planted(4, 400, 0.9, 2), planted(4, 600, 0.9, 3));
+    let tables = solve_trace(&trace, &options(4, Attention::Dp)).unwrap().tables;
+    let judged = evaluate(&tables, EvalInput::Trace(&other), &EvalOptions::default()).unwrap();
+    assert_eq!(judged.unit, Unit::Request);
+    let policies = judged.policies.as_ref().unwrap();
+    let (affinity, robin) = (policies["affinity"], policies["round_robin"]);
+    assert_eq!(judged.lar, affinity.request_lar);
+    assert_eq!(judged.token_imbalance, affinity.request_imbalance);
+    assert!(affinity.request_lar > 0.8 && robin.request_lar < 0.35, "{judged:?}");
+    assert!(affinity.request_imbalance < 1.12, "{judged:?}");
+    let batch = judged.batch_optimum.unwrap();
+    assert!(batch.request_lar >= judged.batch_predicted.unwrap().request_lar - 1e-3, "{judged:?}");
+    assert!(batch.request_imbalance < 1.03, "{judged:?}");
+    let remote = judged.remote_ranks_per_token.unwrap();
+    assert!(remote > 0.0 && remote < 2.0 * (1.0 - judged.lar) + 1e-9, "two experts, at most one message each");
+}
+
+#[test]
+fn profile_and_trace_agree_where_both_can_be_asked() {
+    let trace = planted(4, 200, 0.8, 4);
+    let tables = solve_trace(&trace, &options(4, Attention::Tp)).unwrap().tables;
+    let by_trace = evaluate(&tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+    let profile = profile_of(&trace);
+    let by_profile = evaluate(&tables, EvalInput::Profile(&profile), &EvalOptions::default()).unwrap();
+    assert!((by_trace.lar - by_profile.lar).abs() < 1e-12);
+    assert_eq!(by_trace.activations, by_profile.activations);
+    assert!((by_trace.expert_load_imbalance - by_profile.expert_load_imbalance).abs() < 1e-12);
+    assert!(by_profile.remote_ranks_per_token.is_none() && by_trace.remote_ranks_per_token.is_some());
+    assert!(by_profile.policies.is_none() && by_trace.policies.is_none());
+}
+
+#[test]
+fn the_document_has_the_names_of_the_design() {
+    let trace = planted(4, 50, 0.8, 5);
+    let judged = evaluate(&neutral(&trace, 4), EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+    let json = serde_json::to_value(&judged).unwrap();
+    for name in [
+        "lar",
+        "lar_per_layer",
+        "lar_random",
+        "remote_ranks_per_token",
+        "expert_load_imbalance",
+        "token_imbalance",
+        "policies",
+        "batch_optimum",
+    ] {
+        assert!(json.get(name).is_some(), "{name} is missing in {json}");
+    }
+    for policy in semmoe_routing::NAMES {
+        assert!(
+            json["policies"][policy]["request_lar"].is_f64() && json["policies"][policy]["request_imbalance"].is_f64()
+        );
+    }
+    assert!(json["batch_optimum"]["request_lar"].is_f64());
+}
+
+#[test]
+fn wrong_input_is_told() {
+    let trace = planted(4, 20, 0.8, 6);
+    let tables = neutral(&trace, 4);
+    let mut renamed = trace.model().clone();
+    renamed.vocab_size += 1;
+    let mut other = semmoe_tables::TraceBuilder::new(renamed, provenance()).unwrap();
+    other.push(&[1], 1, &[0, 1, 0, 1, 0, 1], None).unwrap();
+    let other = other.finish().unwrap();
+    let error = evaluate(&tables, EvalInput::Trace(&other), &EvalOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("vocab_size"), "{error}");
+    let options = EvalOptions { policies: vec!["best".into()], ..EvalOptions::default() };
+    let error = evaluate(&tables, EvalInput::Trace(&trace), &options).unwrap_err();
+    assert!(matches!(error, SolveError::Policy(_)), "{error}");
+    let empty = semmoe_tables::TraceBuilder::new(trace.model().clone(), provenance()).unwrap().finish().unwrap();
+    let error = evaluate(&tables, EvalInput::Trace(&empty), &EvalOptions::default()).unwrap_err();
+    assert!(matches!(error, SolveError::NoTokens { what: "trace" }), "{error}");
+}
