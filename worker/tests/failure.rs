@@ -6,7 +6,7 @@ mod support;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use http_body_util::BodyExt as _;
@@ -44,6 +44,8 @@ fn rank_process() {
 
 struct Rank {
     child: Child,
+    /// Held apart from the child, whose `wait` would close it.
+    stdin: Option<ChildStdin>,
     said: BufReader<ChildStderr>,
 }
 
@@ -58,7 +60,7 @@ impl Rank {
             .spawn()
             .unwrap();
         let said = BufReader::new(child.stderr.take().unwrap());
-        Self { child, said }
+        Self { stdin: child.stdin.take(), child, said }
     }
 
     /// The next line that begins with this word.
@@ -140,8 +142,9 @@ fn long(rank: usize, stream: bool) -> Value {
     body
 }
 
-/// Four ranks under load; `strike` makes rank 2 fail. Everything running ends with an error that holds `cause`.
-async fn under_load(collective_ms: u32, strike: Signal, cause: &str) -> Processes {
+/// Four ranks under load; `strike` makes rank 2 fail. Everything running ends with an error that holds all of `causes`.
+async fn under_load(collective_ms: u32, strike: Signal, causes: &[&str]) -> Processes {
+    let told = |text: &str| causes.iter().all(|cause| text.contains(cause));
     let unit = Processes::start(4, collective_ms);
     let (plain, streams) = {
         let bodies = [long(0, false), long(1, true), long(2, true), long(3, true)];
@@ -160,16 +163,16 @@ async fn under_load(collective_ms: u32, strike: Signal, cause: &str) -> Processe
         let mut answers = tokio::time::timeout(PATIENCE, both).await.expect("it hangs");
         (answers.remove(0), answers)
     };
-    assert!(plain.0 == 503 && plain.1.contains(cause), "{plain:?}");
+    assert!(plain.0 == 503 && told(&plain.1), "{plain:?}");
     for (status, text) in streams {
         // A stream whose first token had not come has the status instead.
         let last = if status == 200 { support::events(&text).pop().unwrap() } else { text };
         let last: Value = serde_json::from_str(&last).unwrap();
-        assert!(last["error"]["message"].as_str().unwrap().contains(cause), "{last}");
+        assert!(told(last["error"]["message"].as_str().unwrap()), "{last}");
         assert_eq!(last["error"]["code"], 503);
     }
     for answer in [unit.post(&long(0, false)).await, unit.get("/health").await, unit.get("/v1/loads").await] {
-        assert!(answer.0 == 503 && answer.1.contains(cause), "{answer:?}");
+        assert!(answer.0 == 503 && told(&answer.1), "{answer:?}");
     }
     assert_eq!(unit.in_flight().await, 0);
     assert!(unit.get("/metrics").await.1.contains("semmoe_unit_up 0"));
@@ -178,18 +181,19 @@ async fn under_load(collective_ms: u32, strike: Signal, cause: &str) -> Processe
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_rank_ends_every_request_with_its_name() {
-    let mut unit = under_load(30_000, Signal::KILL, "rank 2 was lost").await;
+    let mut unit = under_load(30_000, Signal::KILL, &["rank 2 was lost"]).await;
     assert_eq!(unit.ranks[2].ends(), None);
     assert!(unit.ranks[1].says("error ").contains("rank 2 was lost"));
     assert_eq!(unit.ranks[1].ends(), Some(3));
     // Rank 0 answers until it is asked to stop.
-    drop(unit.ranks[0].child.stdin.take());
+    drop(unit.ranks[0].stdin.take());
     assert_eq!(unit.ranks[0].ends(), Some(3));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_hangs_is_lost_after_the_time_limit() {
-    let mut unit = under_load(700, Signal::STOP, "rank 2 did not answer within 700 ms").await;
+    // A rank that is one collective ahead may find another one late that waits for rank 2 itself: the name is not certain.
+    let mut unit = under_load(700, Signal::STOP, &["rank ", "did not answer within 700 ms"]).await;
     assert_eq!(unit.ranks[1].ends(), Some(3));
     unit.ranks[0].signal(Signal::TERM);
     assert_eq!(unit.ranks[0].ends(), Some(3));
@@ -226,7 +230,7 @@ async fn all_ways_to_ask_for_an_end_are_graceful() {
     let asks: [Ask; 4] = [
         |unit| unit.ranks[1].signal(Signal::TERM),
         |unit| unit.ranks[0].signal(Signal::INT),
-        |unit| unit.ranks.iter_mut().for_each(|rank| drop(rank.child.stdin.take())),
+        |unit| unit.ranks.iter_mut().for_each(|rank| drop(rank.stdin.take())),
         |unit| unit.ranks.iter().for_each(|rank| rank.signal(Signal::INT)),
     ];
     for (index, ask) in asks.iter().enumerate() {

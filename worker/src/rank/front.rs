@@ -21,10 +21,11 @@ use crate::engine::{Engine, EngineEnd, EngineLimits};
 use crate::serve::{self, App};
 use crate::unit::{Lost, Port, Shutdown, Unit, UnitStatus};
 
-/// How long cancelled sequences, then open connections, then the ranks may take to end, after the grace.
+/// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the grace.
 const CANCEL_LIMIT: Duration = Duration::from_millis(1500);
 const CONNECTIONS_LIMIT: Duration = Duration::from_millis(1000);
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
+const CLOSE_LIMIT: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), WorkerError> {
     // The port first: taken, it is the likeliest mistake.
@@ -55,11 +56,15 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     });
     let mut front = Front { status: unit.status(), unit, shutdown: config.shutdown.clone() };
     runtime.block_on(async {
-        if front.come_up().await? {
-            (config.announce)(&WorkerEvent::Ready { rank: 0, pid: std::process::id(), http: Some(http_address) });
-            front.serve(http, app, config.grace).await?;
-        }
-        front.release().await
+        let served = match front.come_up().await {
+            Ok(true) => {
+                (config.announce)(&WorkerEvent::Ready { rank: 0, pid: std::process::id(), http: Some(http_address) });
+                front.serve(http, app, config.grace).await
+            }
+            outcome => outcome.map(|_| ()),
+        };
+        let released = front.release().await;
+        served.and(released)
     })
 }
 
@@ -166,18 +171,21 @@ impl Front {
         Ok(())
     }
 
-    /// Lets the ranks leave their loops together, then go.
+    /// Lets the ranks leave their loops together, then go. Those of a dead unit have been told to go.
     async fn release(&mut self) -> Result<(), WorkerError> {
-        if let Some(Lost { cause, .. }) = self.unit.lost() {
-            return Err(WorkerError::Lost { cause });
-        }
-        self.unit.broadcast(&ToRank::Stop);
         let world = usize::from(self.unit.world());
-        let released = |status: &UnitStatus| status.stopped == world || status.lost.is_some();
-        if timeout(STOP_LIMIT, self.status.wait_for(released)).await.is_err() {
-            tracing::warn!("ranks did not leave their loops in time");
+        if self.unit.lost().is_none() {
+            self.unit.broadcast(&ToRank::Stop);
+            let released = |status: &UnitStatus| status.stopped == world || status.lost.is_some();
+            if timeout(STOP_LIMIT, self.status.wait_for(released)).await.is_err() {
+                tracing::warn!("ranks did not leave their loops in time");
+            }
         }
+        let outcome = self.unit.lost().map_or(Ok(()), |Lost { cause, .. }| Err(WorkerError::Lost { cause }));
         self.unit.close();
-        Ok(())
+        let closed = |status: &UnitStatus| status.closed == world - 1;
+        // What was sent last must be written before this process ends; a rank that hangs does not take it anyway.
+        let _ = timeout(CLOSE_LIMIT, self.status.wait_for(closed)).await;
+        outcome
     }
 }

@@ -18,8 +18,8 @@ use crate::control::{Patience, join};
 use crate::engine::EngineEnd;
 use crate::unit::{Lost, Shutdown};
 
-/// How long the last words may take to reach rank 0.
-const LAST_WORDS_LIMIT: Duration = Duration::from_secs(2);
+/// How long rank 0 may take to say which rank was lost first, after this one has told what it noticed.
+const VERDICT_LIMIT: Duration = Duration::from_secs(2);
 /// How long rank 0 may take to let this rank go after it has left its loop, on top of the grace.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -27,7 +27,9 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 enum Notice {
     /// The engine's thread has ended.
     Engine(Ended),
-    /// The control link has.
+    /// Rank 0 has declared the unit dead.
+    Aborted(String),
+    /// The control link has ended.
     Closed(String),
 }
 
@@ -39,10 +41,16 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let connected = start::connect(rank, member.data, &prepared, config.collective_timeout)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
-    let (handle, closed) = (connected.handle.clone(), notify.clone());
+    let (handle, notice) = (connected.handle.clone(), notify.clone());
     let link = link::start::<FromRank, ToRank>("control", member.control, move |order| match order {
-        Ok(order) => handle.send(order),
-        Err(cause) => drop(closed.send(Notice::Closed(cause))),
+        Ok(order) => {
+            // Not left to the engine alone: it may be waiting for a rank that is gone.
+            if let ToRank::Abort { cause } = &order {
+                drop(notice.send(Notice::Aborted(cause.clone())));
+            }
+            handle.send(order);
+        }
+        Err(cause) => drop(notice.send(Notice::Closed(cause))),
     })
     .map_err(|source| WorkerError::Runtime { source })?;
 
@@ -53,7 +61,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         Ok(engine) => engine,
         Err(error) => {
             let cause = format!("rank {rank} was lost: it could not start: {error}");
-            runtime.block_on(state.last_words(Lost { rank, cause }));
+            runtime.block_on(state.verdict(Lost { rank, cause }));
             return Err(error);
         }
     };
@@ -95,16 +103,15 @@ impl Member {
                         deadline.get_or_insert_with(|| Instant::now() + RELEASE_LIMIT);
                         self.link.send(FromRank::Stopped);
                     }
-                    Some(Notice::Engine(_) | Notice::Closed(_)) if self.leaving => return Ok(()),
-                    Some(Notice::Engine(Ended::By(EngineEnd::Aborted(cause)))) => return Err(WorkerError::Lost { cause }),
+                    Some(_) if self.leaving => return Ok(()),
+                    // Whatever aborted it has sent its own notice.
+                    Some(Notice::Engine(Ended::By(EngineEnd::Aborted(_)))) => {}
+                    Some(Notice::Aborted(cause)) => return Err(WorkerError::Lost { cause }),
                     Some(Notice::Engine(Ended::Lost(lost))) => {
-                        let cause = lost.cause.clone();
-                        self.last_words(lost).await;
+                        let cause = self.verdict(lost).await;
                         return Err(WorkerError::Lost { cause });
                     }
-                    Some(Notice::Closed(cause)) => {
-                        return Err(WorkerError::Lost { cause: format!("rank 0 was lost: {cause}") });
-                    }
+                    Some(Notice::Closed(cause)) => return Err(WorkerError::Lost { cause: front_lost(&cause) }),
                     // The engine's thread holds a sender as long as it runs.
                     None => return Err(WorkerError::Lost { cause: format!("rank {} was lost: its engine is gone", self.rank) }),
                 },
@@ -118,20 +125,26 @@ impl Member {
         }
     }
 
-    /// Tells rank 0 what was lost and waits until that is written, or rank 0 is gone itself.
-    async fn last_words(&mut self, lost: Lost) {
-        self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause });
-        self.link.close();
-        let closed = async {
-            while let Some(notice) = self.notices.recv().await {
-                if matches!(notice, Notice::Closed(_)) {
-                    return;
+    /// Tells rank 0 what was lost and hears which rank was lost first: after a loss everybody leaves, and who leaves later
+    /// must not be blamed for it.
+    async fn verdict(&mut self, lost: Lost) -> String {
+        self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause.clone() });
+        let heard = async {
+            loop {
+                match self.notices.recv().await {
+                    Some(Notice::Aborted(cause)) => return cause,
+                    Some(Notice::Closed(cause)) => return front_lost(&cause),
+                    Some(Notice::Engine(_)) => {}
+                    None => std::future::pending().await,
                 }
             }
         };
-        // Late last words are dropped: the others see this process end.
-        let _ = timeout(LAST_WORDS_LIMIT, closed).await;
+        timeout(VERDICT_LIMIT, heard).await.unwrap_or(lost.cause)
     }
+}
+
+fn front_lost(cause: &str) -> String {
+    format!("rank 0 was lost: {cause}")
 }
 
 async fn until(deadline: Option<Instant>) {

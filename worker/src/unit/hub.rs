@@ -49,6 +49,8 @@ pub(crate) struct UnitStatus {
     pub(crate) ready: usize,
     /// Ranks that have left their step loop.
     pub(crate) stopped: usize,
+    /// Links to other ranks that have ended.
+    pub(crate) closed: usize,
     /// Sequences whose last event has not come.
     pub(crate) in_flight: usize,
     /// A rank's process was asked to stop.
@@ -254,6 +256,7 @@ impl Unit {
 
     /// The control link of a rank has ended.
     pub(crate) fn closed(&self, rank: RankId, cause: &str) {
+        self.0.status.send_modify(|status| status.closed += 1);
         if self.0.status.borrow().stopped < usize::from(self.0.world) {
             self.fail(Lost { rank, cause: format!("rank {rank} was lost: {cause}") });
         }
