@@ -9,21 +9,18 @@ use std::net::TcpStream;
 use serde_json::{Value, json};
 use support::{CONTEXT, Unit, golden, greedy};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn wrong_requests_are_told_what_is_wrong() {
-    let unit = Unit::start(2);
+/// A route, a body, and what the error has to say.
+type Case = (&'static str, Value, &'static str);
+
+fn with(mut body: Value, extra: &Value) -> Value {
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn wrong_generate_requests() -> Vec<Case> {
     let ids = |count: usize| json!(vec![5; count]);
-    let generate = |extra: Value| {
-        let mut body = json!({"text": "a"});
-        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        body
-    };
-    let chat = |extra: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "a"}]});
-        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        body
-    };
-    let cases = [
+    let generate = |extra: Value| with(json!({"text": "a"}), &extra);
+    vec![
         ("/generate", json!([]), "must be a JSON object"),
         ("/generate", json!({}), "text or input_ids must be given"),
         ("/generate", json!({"text": ""}), "the prompt is empty"),
@@ -61,6 +58,12 @@ async fn wrong_requests_are_told_what_is_wrong() {
         ("/generate", generate(json!({"routed_dp_rank": 1.5})), "'1.5' is not a rank"),
         ("/generate", generate(json!({"routed_dp_rank": "1"})), "is not a rank"),
         ("/generate", generate(json!({"data_parallel_rank": 7})), "found 7"),
+    ]
+}
+
+fn wrong_openai_requests() -> Vec<Case> {
+    let chat = |extra: Value| with(json!({"messages": [{"role": "user", "content": "a"}]}), &extra);
+    vec![
         ("/v1/completions", json!({"prompt": 3}), "prompt must be a string"),
         ("/v1/completions", json!({"prompt": vec!["a"; 65]}), "65 prompts, more than the 64"),
         ("/v1/completions", json!({"prompt": ["a", "b"], "return_routed_experts": true}), "one prompt, found 2"),
@@ -72,8 +75,13 @@ async fn wrong_requests_are_told_what_is_wrong() {
         ("/v1/chat/completions", chat(json!({"response_format": {"type": "json_object"}})), "json_object"),
         ("/v1/chat/completions", chat(json!({"max_tokens": 3000})), "do not fit the model's context of 2048"),
         ("/tokenize", json!({"prompt": {}}), "prompt must be a string"),
-    ];
-    for (path, body, expected) in cases {
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_requests_are_told_what_is_wrong() {
+    let unit = Unit::start(2);
+    for (path, body, expected) in wrong_generate_requests().into_iter().chain(wrong_openai_requests()) {
         let (status, _, answer) = unit.ask(path, &body).await;
         let message = answer["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains(expected), "{path} {body}: {status} {answer}");
