@@ -38,7 +38,9 @@ impl fmt::Display for CheckReport {
         writeln!(f, "{} held-out requests, {} and {} tokens", a.requests, b.tokens, a.tokens)?;
         writeln!(f, "{:<26} {:>24} {:>20} {:>8}", "", "contiguous, round robin", "tables, affinity", "ratio")?;
         let mut row = |name: &str, before: f64, after: f64, digits: usize| {
-            writeln!(f, "{name:<26} {before:>24.digits$} {after:>20.digits$} {:>8.2}", after / before)
+            write!(f, "{name:<26} {before:>24.digits$} {after:>20.digits$}")?;
+            // One rank sends nothing to others, with or without tables.
+            if before > 0.0 { writeln!(f, " {:>8.2}", after / before) } else { writeln!(f, " {:>8}", "-") }
         };
         row("local activation rate", b.lar, a.lar, 4)?;
         row("remote bytes per token", b.remote_bytes_per_token, a.remote_bytes_per_token, 0)?;

@@ -183,9 +183,10 @@ impl RankDeath {
 
     /// The death as a failure of this command; a rank that refused its input (exit code 2) is an input error here too.
     pub(crate) fn into_error(self) -> CliError {
-        let refused_input = self.status.and_then(|status| status.code()) == Some(2);
-        let sentence = self.to_string();
-        if refused_input { CliError::Input(sentence) } else { CliError::Failed(sentence) }
+        match (self.status.and_then(|status| status.code()), &self.last_words) {
+            (Some(2), Some(words)) => CliError::Input(words.trim_start_matches("semmoe: ").to_owned()),
+            _ => CliError::failed(self),
+        }
     }
 }
 
