@@ -1,4 +1,4 @@
-//! Solves on one trace and judges on another: `judge SOLVE.trace.safetensors JUDGE.trace.safetensors [GROUPS...]`.
+//! Solves on one trace and judges on another: `judge SOLVE.trace JUDGE.trace [GROUPS...]`.
 //!
 //! The figures of this crate's README come from it.
 
@@ -11,9 +11,13 @@ use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate, solve};
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let token_margin = flag(&mut arguments, "--token-margin")?.unwrap_or(0.02);
+    let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
-        return Err("usage: judge SOLVE.trace JUDGE.trace [GROUPS...]".into());
+        return Err(
+            "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--token-margin X] [--expert-load-limit X]".into()
+        );
     };
     let groups: Vec<u16> = groups.iter().map(|groups| groups.parse()).collect::<Result<_, _>>()?;
     let groups = if groups.is_empty() { vec![4, 8] } else { groups };
@@ -26,7 +30,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for groups in groups {
         for (attention, trace) in [(Attention::Dp, Some(&trace)), (Attention::Dp, None), (Attention::Tp, Some(&trace))]
         {
-            let options = SolveOptions { threads: 2, ..SolveOptions::new(groups, attention, provenance.clone()) };
+            let options = SolveOptions {
+                threads: 2,
+                token_margin,
+                expert_load_limit,
+                ..SolveOptions::new(groups, attention, provenance.clone())
+            };
             let begin = Instant::now();
             let solved = solve(&profile, trace, &options, &mut |_| ControlFlow::Continue(()))?;
             let seconds = begin.elapsed().as_secs_f64();
@@ -42,7 +51,11 @@ fn main() -> Result<(), Box<dyn Error>> {
                 report.expert_load_imbalance_worst_layer,
                 report.split_units
             ));
-            let judged = evaluate(&solved.tables, EvalInput::Trace(&other), &EvalOptions::default())?;
+            let judged = evaluate(
+                &solved.tables,
+                EvalInput::Trace(&other),
+                &EvalOptions { token_margin, ..EvalOptions::default() },
+            )?;
             print(&format!(
                 "    out: lar {:.4} random {:.4} remote ranks {:.3} experts {:.3} (max/median {:.3}) tokens {:.3}",
                 judged.lar,
@@ -58,15 +71,24 @@ fn main() -> Result<(), Box<dyn Error>> {
                     figures.request_lar, figures.request_imbalance
                 ));
             }
-            if let Some(figures) = judged.batch_optimum {
+            for (name, figures) in [("predicted", judged.batch_predicted), ("optimum", judged.batch_optimum)] {
+                let Some(figures) = figures else { continue };
                 print(&format!(
-                    "    out: batch optimum {:.4} imbalance {:.3}",
+                    "    out: batch {name} {:.4} imbalance {:.3}",
                     figures.request_lar, figures.request_imbalance
                 ));
             }
         }
     }
     Ok(())
+}
+
+/// Takes `name VALUE` out of the arguments.
+fn flag(arguments: &mut Vec<String>, name: &str) -> Result<Option<f64>, Box<dyn Error>> {
+    let Some(at) = arguments.iter().position(|argument| argument == name) else { return Ok(None) };
+    let value = arguments.get(at + 1).ok_or_else(|| format!("{name} needs a value"))?.parse()?;
+    arguments.drain(at..at + 2);
+    Ok(Some(value))
 }
 
 fn print(line: &str) {

@@ -11,6 +11,9 @@ use crate::unit_step::{PROFIT_ONE, unit_step};
 /// Steps that gain less than this fraction of all activations end the alternation.
 const LEAST_GAIN: f64 = 1e-7;
 
+/// Swap passes are left out where one would compare more than this many values (a few seconds).
+const MOST_SWAP_WORK: u64 = 1 << 31;
+
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -70,7 +73,8 @@ pub(crate) fn run_start(
     let group_of = expert_step(problem, &seed, limits.groups, limits.max_over_mean, None);
     let first = start.unit_step(group_of, None);
     let mut best = start.alternate(first);
-    for _ in 0..limits.swap_passes {
+    let passes = if swap_work(problem, limits.groups) > MOST_SWAP_WORK { 0 } else { limits.swap_passes };
+    for _ in 0..passes {
         if !observe(&best) {
             break;
         }
@@ -86,6 +90,11 @@ pub(crate) fn run_start(
         best = swapped;
     }
     Clustering { iterations: start.iterations, ..best }
+}
+
+/// Values that a swap pass compares: every pair of experts of a layer reads the entries of both.
+fn swap_work(problem: &Problem, groups: usize) -> u64 {
+    (problem.entries() as u64).saturating_mul(problem.experts as u64).saturating_mul(groups as u64)
 }
 
 impl Start<'_> {

@@ -93,6 +93,11 @@ impl Problem {
         self.mass.len()
     }
 
+    /// Nonzero counts.
+    pub(crate) fn entries(&self) -> usize {
+        self.count.len()
+    }
+
     pub(crate) fn total_mass(&self) -> u64 {
         self.mass.iter().sum()
     }
