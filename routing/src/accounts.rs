@@ -24,7 +24,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Accounts of `ranks` idle, available ranks that start from the tables' prices (`price` f32 [dp_ranks], in units
+    /// Accounts of `ranks` idle, available ranks that start from the tables' prices (`price`, f32 \[dp_ranks\], in units
     /// of share; missing or non-finite ones count as zero).
     pub fn new(ranks: u16, table_prices: &[f32], settings: &Settings) -> Self {
         let mut accounts = Accounts {
