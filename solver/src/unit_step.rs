@@ -16,9 +16,12 @@ pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -
     rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
 }
 
+/// Beyond any real number of layers times experts per token; keeps sums along a path within 64 bits.
+const GREATEST_PROFIT: f64 = (1u64 << 55) as f64;
+
 /// A profit from activations per token.
 pub(crate) fn to_profit(activations_per_token: f64) -> i64 {
-    (activations_per_token * PROFIT_ONE).round() as i64
+    (activations_per_token * PROFIT_ONE).round().clamp(-GREATEST_PROFIT, GREATEST_PROFIT) as i64
 }
 
 /// Tokens that each group may take: (1 + margin) of the mean, and never less than makes the problem solvable.
