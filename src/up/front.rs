@@ -25,7 +25,12 @@ pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, Cli
     let address = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string();
     let admin_port = next_port(spec.port)?;
     let raw = RawConfig {
-        server: RawServer { listen: address(spec.port), admin: Some(address(admin_port)), ..RawServer::default() },
+        server: RawServer {
+            listen: address(spec.port),
+            admin: Some(address(admin_port)),
+            tables_root: spec.tables.and_then(Path::parent).map(Path::to_owned),
+            ..RawServer::default()
+        },
         models: vec![RawModel {
             name: spec.model_name.to_owned(),
             tokenizer: Some(spec.model_dir.join("tokenizer.json")),

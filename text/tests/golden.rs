@@ -164,7 +164,7 @@ fn templates_render_as_the_engines_do() {
     let tools = json!([{"name": "f<'&>", "n": [1, {"é": null}]}]);
     assert_eq!(
         render("{{ tools[0] | tojson }}", user.clone(), Some(tools)).unwrap(),
-        r#"{"n": [1, {"é": null}], "name": "f<'&>"}"#
+        r#"{"name": "f<'&>", "n": [1, {"é": null}]}"#
     );
     assert_eq!(render("{{ tools is none }}", user.clone(), Some(json!([]))).unwrap(), "True");
     assert_eq!(
