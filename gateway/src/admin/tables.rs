@@ -104,18 +104,20 @@ pub(super) async fn load(State(core): State<Arc<Core>>, request: Request) -> Res
 }
 
 async fn reload(core: &Arc<Core>, uri: &Uri, headers: &HeaderMap, body: Body) -> Result<Json<Loaded>, RequestError> {
-    let (backend, source) = if is_json(headers) {
-        let bytes = read(body, LONGEST_COMMAND_BYTES).await?;
-        let command: Command =
-            serde_json::from_slice(&bytes).map_err(|error| RequestError::Field { cause: error.to_string() })?;
-        (command.backend, Source::File(command.path))
-    } else {
-        let backend = backend_of(uri).ok_or_else(|| RequestError::Field {
-            cause: "name the backend as ?backend=NAME, or send JSON {\"backend\", \"path\"}".to_owned(),
-        })?;
-        // An upload for nobody need not be read.
-        core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
-        (backend, Source::Upload(read(body, core.config.limits.table_bytes).await?))
+    // A query that names the backend goes with an upload; everything else is a command, whatever `curl -d` calls it.
+    let (backend, source) = match backend_of(uri).filter(|_| !is_json(headers)) {
+        None => {
+            let bytes = read(body, LONGEST_COMMAND_BYTES).await?;
+            let command: Command = serde_json::from_slice(&bytes).map_err(|error| RequestError::Field {
+                cause: format!("{error}: expected JSON {{\"backend\", \"path\"}}, or a file as the body with ?backend=NAME"),
+            })?;
+            (command.backend, Source::File(command.path))
+        }
+        Some(backend) => {
+            // An upload for nobody need not be read.
+            core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
+            (backend, Source::Upload(read(body, core.config.limits.table_bytes).await?))
+        }
     };
     let core = Arc::clone(core);
     let work = tokio::task::spawn_blocking(move || swap(&core, backend, source));

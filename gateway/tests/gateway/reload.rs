@@ -62,8 +62,13 @@ async fn files_and_uploads_are_swapped_in() {
     assert_eq!(rank_of(&gateway, TEXTS[0]).await, "0");
     let shown = Client::admin(&gateway).get("/admin/tables").await.json();
     assert!(shown["tables"][0]["path"].is_null());
-    assert_eq!(metric(&gateway, "semmoe_tables_generation").await, 3.0);
-    assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 2.0);
+    // As `curl -d` sends it.
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    let command = json!({ "backend": "pod-a", "path": "turned" }).to_string();
+    let answer = Client::admin(&gateway).call(Method::POST, "/admin/tables", &form, command).await;
+    assert_eq!((answer.status, &answer.json()["generation"]), (200, &json!(4)), "{answer:?}");
+    assert_eq!(metric(&gateway, "semmoe_tables_generation").await, 4.0);
+    assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 3.0);
 }
 
 #[tokio::test]
