@@ -109,7 +109,9 @@ async fn reload(core: &Arc<Core>, uri: &Uri, headers: &HeaderMap, body: Body) ->
         None => {
             let bytes = read(body, LONGEST_COMMAND_BYTES).await?;
             let command: Command = serde_json::from_slice(&bytes).map_err(|error| RequestError::Field {
-                cause: format!("{error}: expected JSON {{\"backend\", \"path\"}}, or a file as the body with ?backend=NAME"),
+                cause: format!(
+                    "{error}: expected JSON {{\"backend\", \"path\"}}, or a file as the body with ?backend=NAME"
+                ),
             })?;
             (command.backend, Source::File(command.path))
         }
