@@ -14,6 +14,7 @@
 //! | `profile`, `profile_builder` | how often each token activated each expert |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
+//! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
 compile_error!("the formats are little-endian and their slices are lent as they lie in the file");
@@ -27,6 +28,7 @@ mod placement;
 mod profile;
 mod profile_builder;
 mod replicas;
+mod score;
 mod tables;
 mod tables_builder;
 mod trace;
@@ -40,6 +42,7 @@ pub use placement::Placement;
 pub use profile::{Phase, Profile, ProfileRow};
 pub use profile_builder::ProfileBuilder;
 pub use replicas::Replicas;
+pub use score::Score;
 pub use tables::Tables;
 pub use tables_builder::TablesBuilder;
 pub use trace::{Experts, Route, Trace, TraceRequest, UNKNOWN_EXPERT};

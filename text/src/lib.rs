@@ -13,7 +13,8 @@ mod tokenizer;
 
 pub use error::{Fault, TextError};
 pub use prompt::{Limits, Prompt, Route, prompt_ids};
-pub use score::{Score, score};
+pub use score::score;
+pub use semmoe_tables::Score;
 pub use stream::IncrementalDecoder;
 pub use template::ChatTemplate;
 pub use tokenizer::Tokenizer;
