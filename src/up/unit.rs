@@ -32,7 +32,7 @@ pub(crate) struct UnitSpec {
     pub(crate) tables: Option<PathBuf>,
 }
 
-/// A running unit. Dropping it kills its processes; [`Unit::stop`] ends them gracefully.
+/// A running unit. Dropping it closes the ranks' standard input, at which they leave; [`Unit::stop`] also waits for them.
 #[derive(Debug)]
 pub(crate) struct Unit {
     /// Base URL of the unit's HTTP server.
