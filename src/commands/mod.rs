@@ -12,6 +12,7 @@ use std::io::Write;
 use serde::Serialize;
 
 use crate::error::CliError;
+use crate::progress::say;
 
 /// Prints text on standard output; a reader that went away is an error, not a panic.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
@@ -19,6 +20,13 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
     writeln!(out, "{text}")
         .and_then(|()| out.flush())
         .map_err(|error| CliError::failed(format!("cannot write to standard output: {error}")))
+}
+
+/// Prints what a server has to tell whoever started it. That one may have closed the pipe since: no reason to stop serving.
+pub(crate) fn announce(text: &str) {
+    if let Err(error) = print(text) {
+        say(&format!("semmoe: {error}"));
+    }
 }
 
 /// Prints one JSON document on standard output.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use semmoe_gateway::{Config, Gateway};
 
-use super::print;
+use super::{announce, print};
 use crate::args::ServeArgs;
 use crate::error::CliError;
 use crate::signals::{block_on, stop_requested};
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), CliError> {
             return print(&format!("{}: ok", args.config.display()));
         }
         let running = Gateway::start(config).await.map_err(CliError::failed)?;
-        print(&format!("ready: http://{}\nadmin: http://{}", running.data_addr(), running.admin_addr()))?;
+        announce(&format!("ready: http://{}\nadmin: http://{}", running.data_addr(), running.admin_addr()));
         stop_requested().await;
         running.shutdown(GRACE).await;
         Ok(())

@@ -2,7 +2,6 @@
 
 use semmoe_worker::{WorkerConfig, WorkerError, WorkerEvent};
 
-use super::print;
 use crate::args::WorkerArgs;
 use crate::error::CliError;
 use crate::progress::say;
@@ -19,12 +18,12 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     semmoe_worker::run(config).map_err(failure)
 }
 
-/// One JSON line an event, for whoever started this rank.
+/// One JSON line an event, for whoever started this rank. Whether a closed pipe is a reason to leave is said by
+/// --exit-on-stdin-eof alone.
 fn announce(event: &WorkerEvent) {
-    let printed = serde_json::to_string(event).map_err(CliError::failed).and_then(|line| print(&line));
-    if let Err(error) = printed {
-        // Nobody listens any more; whether that is a reason to leave is said by --exit-on-stdin-eof.
-        say(&format!("semmoe: {error}"));
+    match serde_json::to_string(event) {
+        Ok(line) => super::announce(&line),
+        Err(error) => say(&format!("semmoe: {error}")),
     }
 }
 

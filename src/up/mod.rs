@@ -15,7 +15,7 @@ use std::time::Duration;
 use semmoe_gateway::Running;
 
 use crate::args::UpArgs;
-use crate::commands::{print, print_json};
+use crate::commands::{announce, print, print_json};
 use crate::error::CliError;
 use crate::progress::say;
 use crate::signals::{block_on, stop_requested, until_stopped};
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
 
 async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache) -> Result<(), CliError> {
     let (mut unit, gateway) = until_stopped(start(args, assets, cache)).await?;
-    announce(&gateway, &assets.model_name()?, cache)?;
+    announce(&welcome(&gateway, &assets.model_name()?, cache));
     tokio::select! {
         () = stop_requested() => {
             say("stopping");
@@ -88,9 +88,9 @@ async fn after_death(death: RankDeath, unit: Unit, gateway: Running) -> Result<(
     Err(CliError::failed(death))
 }
 
-fn announce(gateway: &Running, model: &str, cache: &Cache) -> Result<(), CliError> {
+fn welcome(gateway: &Running, model: &str, cache: &Cache) -> String {
     let (data, admin) = (gateway.data_addr(), gateway.admin_addr());
-    print(&format!(
+    format!(
         "ready: http://{data}\n\
          try:   curl -s http://{data}/v1/chat/completions -H 'content-type: application/json' \
          -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n\
@@ -98,5 +98,5 @@ fn announce(gateway: &Running, model: &str, cache: &Cache) -> Result<(), CliErro
          data:  {}\n\
          stop:  Ctrl-C",
         cache.folder().display()
-    ))
+    )
 }

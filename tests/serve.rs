@@ -1,0 +1,159 @@
+//! `semmoe serve` in front of ranks that were started by hand: what an operator does, and what is refused before serving.
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
+use serde_json::{Value, json};
+use support::{MODEL, Ranks, describe, model_dir, repository, run, semmoe, signal};
+
+/// Tables for two ranks, solved from the reference routing with a seed.
+fn tables(folder: &Path) -> PathBuf {
+    let trace = repository("tests/data/reference.trace.safetensors");
+    let (profile, out) = (folder.join("p.profile.safetensors"), folder.join("t.tables.safetensors"));
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let built = run(&["profile", "build", &text(&trace), "--out", &text(&profile)]);
+    assert!(built.status.success(), "{}", describe(&built));
+    let (profile, trace, out_text) = (text(&profile), text(&trace), text(&out));
+    let solved = run(&["solve", "--profile", &profile, "--trace", &trace, "--groups", "2", "--out", &out_text]);
+    assert!(solved.status.success(), "{}", describe(&solved));
+    out
+}
+
+/// A configuration in `folder`; relative paths in it are below it.
+fn configuration(folder: &Path, engine_url: &str, policy: &str, more: &str) -> PathBuf {
+    let tokenizer = model_dir().join("tokenizer.json");
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n\n[[models]]\nname = \"{MODEL}\"\n\
+         aliases = [\"tiny\"]\ntokenizer = {tokenizer:?}\npolicy = \"{policy}\"\n\n[[models.backends]]\nname = \"pod-a\"\n\
+         engine = \"sglang\"\nurl = \"{engine_url}\"\n{more}\n"
+    );
+    let path = folder.join("semmoe.toml");
+    std::fs::write(&path, text).expect("written");
+    path
+}
+
+struct Served {
+    child: Child,
+    url: BaseUrl,
+}
+
+impl Served {
+    fn start(config: &Path) -> Self {
+        let mut child = semmoe(&["serve", "--config"]).arg(config).stdout(Stdio::piped()).spawn().expect("starts");
+        let mut line = String::new();
+        // The reader goes away after the first line: a gateway whose starter left has to serve on.
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        let url = line.trim().strip_prefix("ready: ").unwrap_or_else(|| panic!("{line:?}")).parse().expect("a URL");
+        Self { child, url }
+    }
+
+    /// SIGTERM, and exit code 0.
+    fn stop(mut self) {
+        signal("-TERM", self.child.id());
+        let status = self.child.wait().expect("a child of ours");
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Rank and policy of one request, from the answer's headers.
+async fn routed(url: &BaseUrl, path: &str, body: Value) -> (String, String) {
+    let bytes = serde_json::to_vec(&body).expect("JSON").into();
+    let request = request(http::Method::POST, url, path, Some(bytes)).expect("request");
+    let answer = HttpClient::default().send(request).await.expect("an answer");
+    assert!(answer.status().is_success(), "{path}: {}", answer.status());
+    let header = |name: &str| answer.headers()[name].to_str().expect("text").to_owned();
+    // The engine says which rank it ran on: the pin took effect.
+    assert_eq!(header("x-semmoe-rank"), header("x-data-parallel-rank"), "{path}");
+    (header("x-semmoe-rank"), header("x-semmoe-policy"))
+}
+
+fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime").block_on(work)
+}
+
+#[test]
+fn tables_steer_every_route_and_the_pin_takes_effect() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tables = tables(folder.path());
+    let ranks = Ranks::start(2, Some(&tables));
+    let config = configuration(folder.path(), &ranks.url, "affinity", "tables = \"t.tables.safetensors\"");
+    let checked = semmoe(&["serve", "--check", "--config"]).arg(&config).output().expect("runs");
+    assert!(checked.status.success(), "{}", describe(&checked));
+    let served = Served::start(&config);
+    block_on(async {
+        for (path, body) in [
+            (
+                "/v1/chat/completions",
+                json!({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "One."}]}),
+            ),
+            ("/v1/completions", json!({"model": MODEL, "max_tokens": 1, "prompt": "One two three"})),
+            ("/generate", json!({"text": "One two three", "sampling_params": {"max_new_tokens": 1}})),
+        ] {
+            let (_, policy) = routed(&served.url, path, body).await;
+            assert_eq!(policy, "affinity", "{path}");
+        }
+        let models: Value =
+            HttpClient::default().get_json(&served.url, "/v1/models", &AnswerLimits::default()).await.expect("models");
+        assert_eq!(models["data"][0]["id"], MODEL, "{models}");
+    });
+    served.stop();
+    ranks.stop();
+}
+
+#[test]
+fn round_robin_needs_no_tables_and_alternates() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ranks = Ranks::start(2, None);
+    let config = configuration(folder.path(), &ranks.url, "round_robin", "");
+    let served = Served::start(&config);
+    let seen: Vec<String> = block_on(async {
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let body = json!({"text": "One", "sampling_params": {"max_new_tokens": 1}});
+            seen.push(routed(&served.url, "/generate", body).await.0);
+        }
+        seen
+    });
+    assert_eq!((&seen[0], &seen[1]), (&seen[2], &seen[3]));
+    assert_ne!(seen[0], seen[1]);
+    served.stop();
+    ranks.stop();
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_serving() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tables_path = tables(folder.path());
+    let refused = |config: &Path, named: &[&str]| {
+        let output = semmoe(&["serve", "--config"]).arg(config).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{}", describe(&output));
+        for name in named {
+            assert!(said.contains(name), "{name:?} in {said}");
+        }
+    };
+    // The engine runs the contiguous placement, the tables are of another one.
+    let ranks = Ranks::start(2, None);
+    let with_tables = "tables = \"t.tables.safetensors\"";
+    refused(&configuration(folder.path(), &ranks.url, "affinity", with_tables), &["placement"]);
+    ranks.stop();
+    let nobody = "http://127.0.0.1:1";
+    refused(&configuration(folder.path(), nobody, "affinity", ""), &["affinity", "tables"]);
+    refused(&configuration(folder.path(), nobody, "quickest", ""), &["quickest", "affinity", "round_robin"]);
+    refused(&configuration(folder.path(), nobody, "round_robin", "colour = 3"), &["colour"]);
+    let mut bytes = std::fs::read(&tables_path).expect("the tables");
+    bytes.truncate(bytes.len() - 1);
+    std::fs::write(&tables_path, bytes).expect("written");
+    refused(&configuration(folder.path(), nobody, "affinity", with_tables), &["t.tables.safetensors"]);
+}
