@@ -210,6 +210,15 @@ pub(crate) enum AttentionArg {
     Tp,
 }
 
+/// Algorithms that `solve` knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SolverArg {
+    /// Alternating exact steps from many starts.
+    Exact,
+    /// Algorithm 1 of the Sem-MoE paper, greedy: a baseline to compare with.
+    Paper,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct SolveArgs {
     /// Counts to solve from.
@@ -224,6 +233,9 @@ pub(crate) struct SolveArgs {
     /// How attention is parallel.
     #[arg(long, value_enum, default_value_t = AttentionArg::Dp)]
     pub(crate) attention: AttentionArg,
+    /// Which algorithm places tokens and experts.
+    #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
+    pub(crate) solver: SolverArg,
     /// The tables to write.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,

@@ -4,7 +4,7 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use semmoe_tables::{Phase, Profile, ProfileBuilder, Trace};
+use semmoe_tables::{Phase, Profile, ProfileBuilder, Tables, Trace};
 use support::{describe, json_of, model_dir, repository, run};
 
 fn text(path: &Path) -> String {
@@ -109,6 +109,15 @@ fn solve_evaluate_and_refuse() {
     }
     assert!(evaluation["lar"].as_f64() > evaluation["lar_random"].as_f64(), "{evaluation}");
     assert!(run(&["tables", "verify", &tables]).status.success());
+
+    let (paper, report) = (path("paper.tables.safetensors"), path("paper.json"));
+    let solve = ["solve", "--solver", "paper", "--profile", &profile, "--trace", &trace_path, "--groups", "4"];
+    let solved = run(&[&solve[..], &["--out", &paper, "--report", &report]].concat());
+    assert!(solved.status.success(), "{}", describe(&solved));
+    assert!(Tables::open(Path::new(&paper)).expect("valid").solver().contains("algorithm=paper"));
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(report).expect("a report")).expect("JSON");
+    assert_eq!(report["unit"], "request", "{report}");
+    refused(&["solve", "--solver", "papers", "--profile", &profile], 2, &["exact", "paper"]);
 
     // Tables of four groups do not fit a unit of one rank.
     refused(&worker(&text(&model_dir()), &["--tables", &tables]), 2, &["4"]);

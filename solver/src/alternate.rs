@@ -131,7 +131,8 @@ impl Start<'_> {
     }
 }
 
-fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
+/// Activations by which groups exceed their load cap, all layers.
+pub(crate) fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
     layers
         .map(|(group_of, load)| {

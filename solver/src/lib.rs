@@ -1,6 +1,7 @@
 //! Profile and traces in, tables out; evaluation of tables. The README has the method and its equations.
 //!
 //! * [`solve`]: co-clusters tokens or requests with experts by alternating exact steps, and builds T, A and E.
+//! * [`solve_paper`]: the paper's Algorithm 1 in its place; [`assign_tokens`]: only the tokens, for given experts.
 //! * [`evaluate`]: what tables are worth on a trace or a profile: local activation rate, balance, routing policies.
 //!
 //! | module | what |
@@ -10,9 +11,12 @@
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
 //! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
+//! | `assign` | the exact token step alone, for a placement that is given |
+//! | `paper` | the paper's Algorithm 1, as a baseline |
 //! | `hosts`, `tally`, `eval_tokens`, `eval_requests` | evaluation |
 
 mod alternate;
+mod assign;
 mod balance;
 mod error;
 mod eval_requests;
@@ -23,6 +27,7 @@ mod hosts;
 mod labels;
 mod load_limit;
 mod options;
+mod paper;
 mod problem;
 mod report;
 mod score;
@@ -36,9 +41,11 @@ mod transport;
 mod unit_step;
 mod whole;
 
+pub use assign::{TokenPlan, assign_tokens};
 pub use error::SolveError;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
 pub use options::{EvalOptions, SolveOptions};
+pub use paper::{PaperCap, PaperOptions, solve_paper};
 pub use report::{SolveReport, Unit};
 pub use solve::{Solved, solve};
 pub use starts::SolveProgress;

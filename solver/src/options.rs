@@ -91,14 +91,20 @@ impl EvalOptions {
     }
 }
 
-fn at_least_one(option: &'static str, value: usize) -> Result<(), SolveError> {
+pub(crate) fn at_least_one(option: &'static str, value: usize) -> Result<(), SolveError> {
     if value > 0 {
         return Ok(());
     }
     Err(SolveError::BadOption { option, found: value.to_string(), expected: "at least 1" })
 }
 
-fn within(option: &'static str, value: f64, least: f64, most: f64, expected: &'static str) -> Result<(), SolveError> {
+pub(crate) fn within(
+    option: &'static str,
+    value: f64,
+    least: f64,
+    most: f64,
+    expected: &'static str,
+) -> Result<(), SolveError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }

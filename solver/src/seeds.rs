@@ -31,14 +31,14 @@ pub(crate) fn seed_plan(problem: &Problem, capacity: &[u64], random: &mut fastra
 }
 
 /// Activations per token in each column, over all units.
-fn mean_share(problem: &Problem) -> Vec<f64> {
+pub(crate) fn mean_share(problem: &Problem) -> Vec<f64> {
     let total = problem.total_mass() as f64;
     problem.column_load.iter().map(|&load| load as f64 / total).collect()
 }
 
 /// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a
 /// token seen once says little about a group.
-fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
+pub(crate) fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
     let mass = problem.mass[centre] as f64;
     let trust = mass / (mass + 4.0);
     let mut point: Vec<f64> = mean.iter().map(|mean| mean * (1.0 - trust)).collect();
@@ -61,7 +61,7 @@ fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
 }
 
 /// An index drawn in proportion to its weight; the first one if all weights are zero.
-fn draw(len: usize, weight: impl Fn(usize) -> f64, random: &mut fastrand::Rng) -> usize {
+pub(crate) fn draw(len: usize, weight: impl Fn(usize) -> f64, random: &mut fastrand::Rng) -> usize {
     let total: f64 = (0..len).map(&weight).sum();
     let mut left = random.f64() * total;
     (0..len)

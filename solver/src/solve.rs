@@ -67,7 +67,8 @@ pub fn solve(
     Ok(Solved { tables, report })
 }
 
-fn problems(
+/// The units to cluster; with attention tp one problem per layer.
+pub(crate) fn problems(
     profile: &Profile,
     trace: Option<&Trace>,
     attention: Attention,
@@ -83,7 +84,12 @@ fn problems(
     }
 }
 
-fn placement(groups: u16, problems: &[Problem], clusterings: &[Clustering]) -> Result<Placement, SolveError> {
+/// E from the clustering of each problem.
+pub(crate) fn placement(
+    groups: u16,
+    problems: &[Problem],
+    clusterings: &[Clustering],
+) -> Result<Placement, SolveError> {
     let layers = problems
         .iter()
         .zip(clusterings)

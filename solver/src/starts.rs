@@ -146,7 +146,7 @@ impl Shared<'_> {
 }
 
 /// A seed for each start of each problem (the finaliser of SplitMix64).
-fn mix(seed: u64, problem: u64, start: u64) -> u64 {
+pub(crate) fn mix(seed: u64, problem: u64, start: u64) -> u64 {
     let mut x = seed ^ problem.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ start.wrapping_mul(0xd1b5_4a32_d192_ed03);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use semmoe_solver::{SolveOptions, SolveReport, Solved, solve};
+use semmoe_solver::{PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, solve, solve_paper};
 use semmoe_tables::{Attention, Profile, Provenance, Trace};
 
 use super::print;
-use crate::args::{AttentionArg, SolveArgs};
+use crate::args::{AttentionArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::Progress;
 use crate::stamp::created;
@@ -23,7 +23,13 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
     options.seed = args.seed;
     options.threads = threads();
-    let solved = solve_with_progress(&profile, trace.as_ref(), &options)?;
+    let solved = match args.solver {
+        SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options)?,
+        SolverArg::Paper => {
+            let paper = PaperOptions::default();
+            under_progress(|step| solve_paper(&profile, trace.as_ref(), &options, &paper, step))?
+        }
+    };
     let digest = solved.tables.write(&args.out).map_err(CliError::failed)?;
     if let Some(path) = &args.report {
         write_report(path, &solved.report)?;
@@ -37,8 +43,14 @@ pub(crate) fn solve_with_progress(
     trace: Option<&Trace>,
     options: &SolveOptions,
 ) -> Result<Solved, CliError> {
+    under_progress(|step| solve(profile, trace, options, step))
+}
+
+type Step<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<()>;
+
+fn under_progress(solve: impl FnOnce(Step<'_>) -> Result<Solved, SolveError>) -> Result<Solved, CliError> {
     let progress = Progress::start("solving", 0);
-    let solved = solve(profile, trace, options, &mut |step| {
+    let solved = solve(&mut |step| {
         progress.set_total(step.starts as u64);
         progress.set_done(step.starts_done as u64);
         if let Some(best) = step.best_lar {

@@ -1,0 +1,216 @@
+//! Algorithm 1 of the paper (appendix B), as a baseline: greedy placement of experts and of units under full/not-full
+//! masks, in turn. The lines below are those of the paper's listing.
+//!
+//! | lines | where | what the paper leaves open, and what is done |
+//! |---|---|---|
+//! | 3-19 | `experts` | line 13 reads `alpha_r`, `beta_r` where `alpha_e`, `beta_e` were passed: the latter are meant. `gamma_e` is never given, nor the unit of `loads_cls`: an option, on loads over the mean load of a group |
+//! | 11, 12 | `experts` | the affinities are "computed": both are shares of the expert's own activations, that with the experts of a group (expected under `C_p`) and that from the units of a group. So the weights mean the same on all data |
+//! | 20-25 | `experts` | `aff_gain` is undefined: the change of the sum that the greedy pass increases, in activations, load term included. `ft_steps` is an option |
+//! | 28-42 | `requests` | line 34's affinity of a request with the requests of a cluster: the cosine of its activations with their sum; line 35's: its local share. `alpha_r`, `beta_r` are options |
+//! | 29 | `requests` | longest first; the length of a token of the vocabulary, where tokens are the units, is its frequency |
+//! | 40 | `requests` | the cap counts requests (K/E each), whatever their tokens: [`PaperCap::Units`]. [`PaperCap::Tokens`] is the same pass with a cap on tokens, the quantity that the paper's objective balances |
+//! | 44 | `start` | "cluster based on expert affinity": k-means of the units' activation shares, k-means++ seeds |
+//! | 48 | here | "summation [of] the max load and communication cost": remote activations plus the activations of the most loaded group, per layer; both in activations, so no weight is needed |
+//! | 49, 50 | here | "samples with scores" is undefined: the pair with the least score is kept, which no sampling beats |
+//! | 54, 55 | `tokens` | T and its confidence. Algorithm 2 sums rows of a [tokens x E] matrix, so with attention dp the rows of line 54's matrix are kept whole (kinder to the paper than line 55's argmax); with attention tp T is the unit's own label and `T_p` its local share |
+//!
+//! Where requests are the units, their recorded activations stand for `sum of C_p` over their tokens, which is again
+//! kinder to the paper: it is exact. All layers share the units' groups with attention dp; line 10's loop then runs
+//! layer by layer, as the layers' experts do not compete. The paper has no prices: those of the tables are zero.
+
+mod experts;
+mod requests;
+mod start;
+mod tokens;
+
+use std::ops::ControlFlow;
+
+use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
+
+use crate::alternate::{Clustering, Limits, load_excess};
+use crate::error::{SolveError, check_groups};
+use crate::labels::tp_parts;
+use crate::load_limit::group_loads;
+use crate::options::{SolveOptions, at_least_one, within};
+use crate::problem::Problem;
+use crate::report::SolveReport;
+use crate::solve::{Solved, placement, problems};
+use crate::starts::{Best, SolveProgress, mix};
+use crate::token_table::tokens_without_evidence;
+use crate::transport::Plan;
+use crate::unit_step::PROFIT_ONE;
+
+/// What the cap of line 40 counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PaperCap {
+    /// Requests, or distinct tokens: as printed.
+    Units,
+    /// Tokens: a cluster is full once it has its even share of the tokens.
+    Tokens,
+}
+
+/// The numbers that Algorithm 1 takes as given.
+#[derive(Clone, Copy, Debug)]
+pub struct PaperOptions {
+    /// `n_steps`: rounds of both functions.
+    pub steps: u32,
+    /// `ft_steps`: random swaps tried in each layer and round.
+    pub swap_steps: u32,
+    /// Weight of an expert's affinity with the experts of a cluster.
+    pub alpha_e: f64,
+    /// Weight of an expert's affinity with the units of a cluster.
+    pub beta_e: f64,
+    /// Weight of a cluster's load, over the mean.
+    pub gamma_e: f64,
+    /// Weight of a unit's affinity with the units of a cluster.
+    pub alpha_r: f64,
+    /// Weight of a unit's affinity with the experts of a cluster.
+    pub beta_r: f64,
+    /// What line 40 counts.
+    pub cap: PaperCap,
+}
+
+impl Default for PaperOptions {
+    fn default() -> Self {
+        PaperOptions {
+            steps: 30,
+            swap_steps: 4000,
+            alpha_e: 0.5,
+            beta_e: 0.5,
+            gamma_e: 0.1,
+            alpha_r: 0.5,
+            beta_r: 0.5,
+            cap: PaperCap::Units,
+        }
+    }
+}
+
+impl PaperOptions {
+    fn validate(&self) -> Result<(), SolveError> {
+        at_least_one("steps", self.steps as usize)?;
+        let weights = [
+            ("alpha_e", self.alpha_e),
+            ("beta_e", self.beta_e),
+            ("gamma_e", self.gamma_e),
+            ("alpha_r", self.alpha_r),
+            ("beta_r", self.beta_r),
+        ];
+        weights.into_iter().try_for_each(|(name, weight)| within(name, weight, 0.0, 1e6, "a number from 0 to 1e6"))
+    }
+}
+
+/// Algorithm 1 in place of [`solve`](crate::solve), with the same inputs and the same kind of result.
+///
+/// Of `options` it uses groups, attention, seed, provenance, and what describes the result (the limits on tokens and
+/// expert load are reported on, but the algorithm does not know them). One thread. `progress` is called after every
+/// round; when it breaks, the best so far is returned.
+///
+/// # Errors
+/// As [`solve`](crate::solve).
+pub fn solve_paper(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+    paper: &PaperOptions,
+    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+) -> Result<Solved, SolveError> {
+    options.validate()?;
+    paper.validate()?;
+    check_groups(options.groups, profile.model().num_experts)?;
+    if let Some(trace) = trace {
+        profile.model().check_compatible(trace.model())?;
+    }
+    let (unit, problems) = problems(profile, trace, options.attention)?;
+    let best = run(&problems, options, paper, progress);
+    let placement = placement(options.groups, &problems, &best.clusterings)?;
+    let price = vec![0.0; usize::from(options.groups)];
+    let (model, provenance) = (profile.model().clone(), options.provenance.clone());
+    let builder = match options.attention {
+        Attention::Dp => {
+            let label = &best.clusterings[0].plan.label;
+            let shares = tokens::token_matrix(profile, trace, label, usize::from(options.groups));
+            TablesBuilder::dp(model, provenance, placement, shares, price)
+        }
+        Attention::Tp => {
+            let mut parts = tp_parts(profile, trace, &placement, options.prior_occurrences);
+            let labels = best.clusterings.iter().map(|clustering| &clustering.plan.label[..]);
+            tokens::set_labels(&mut parts, profile, &placement, labels);
+            TablesBuilder::tp(model, provenance, placement, parts, price)
+        }
+    };
+    let name = format!(
+        "semmoe-solver {} algorithm=paper unit={unit} seed={} {paper:?}",
+        env!("CARGO_PKG_VERSION"),
+        options.seed
+    );
+    let tables = builder.solver(name).finish()?;
+    let report = SolveReport::new(unit, options, &problems, &best, &tables, tokens_without_evidence(profile));
+    Ok(Solved { tables, report })
+}
+
+/// Lines 44 to 51 for every problem.
+fn run(
+    problems: &[Problem],
+    options: &SolveOptions,
+    paper: &PaperOptions,
+    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+) -> Best {
+    let groups = usize::from(options.groups);
+    let rounds = problems.len() * paper.steps as usize;
+    let mut best = Best { clusterings: Vec::with_capacity(problems.len()), iterations: 0, stopped: false };
+    for (index, problem) in problems.iter().enumerate() {
+        let mut random = fastrand::Rng::with_seed(mix(options.seed, index as u64, 0));
+        let affinity = experts::coactivations(problem);
+        let mut label = start::cluster_units(problem, groups, &mut random);
+        let mut kept: Option<(u64, Vec<u16>, Vec<u16>)> = None;
+        for _ in 0..paper.steps {
+            let group_of = experts::expert_place(problem, &affinity, &label, groups, paper, &mut random);
+            label = requests::request_schedule(problem, &group_of, groups, paper);
+            let score = score(problem, &group_of, &label, groups);
+            if kept.as_ref().is_none_or(|kept| score < kept.0) {
+                kept = Some((score, group_of, label.clone()));
+            }
+            best.iterations += 1;
+            let step = SolveProgress { starts_done: best.iterations as usize, starts: rounds, best_lar: None };
+            if best.stopped || progress(step).is_break() {
+                best.stopped = true;
+                break;
+            }
+        }
+        let (_, group_of, label) = kept.unwrap_or_default();
+        best.clusterings.push(clustering(problem, options, group_of, label));
+    }
+    best
+}
+
+/// Line 48: remote activations, and those of the most loaded group of each layer. Less is better.
+fn score(problem: &Problem, group_of: &[u16], label: &[u16], groups: usize) -> u64 {
+    let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
+    let greatest = layers.map(|(group_of, load)| group_loads(group_of, load, groups).into_iter().max().unwrap_or(0));
+    problem.total_activations() - local(problem, group_of, label) + greatest.sum::<u64>()
+}
+
+/// Local activations.
+fn local(problem: &Problem, group_of: &[u16], label: &[u16]) -> u64 {
+    let of_unit = |unit: usize| -> u64 {
+        problem.row(unit).filter(|(column, _)| group_of[*column] == label[unit]).map(|entry| u64::from(entry.1)).sum()
+    };
+    (0..problem.units()).map(of_unit).sum()
+}
+
+/// The result in the form of the exact solver's: with prices of zero, whose dual value bounds any assignment.
+fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, label: Vec<u16>) -> Clustering {
+    let limits = Limits {
+        groups: usize::from(options.groups),
+        max_over_mean: options.expert_load_limit,
+        iterations: 0,
+        swap_passes: 0,
+    };
+    let load_excess = load_excess(problem, &group_of, limits);
+    let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;
+    let plan = Plan { label, price: vec![0; limits.groups], primal, ..Plan::default() };
+    Clustering { group_of, plan, load_excess, iterations: 0 }
+}
+
+#[cfg(test)]
+mod tests;

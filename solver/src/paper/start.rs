@@ -1,0 +1,74 @@
+//! Line 44: "cluster based on expert affinity". K-means of the units' activation shares, each weighing its tokens, from
+//! k-means++ seeds; the clusters need not be even, as nothing in the paper asks for it here.
+
+use crate::problem::Problem;
+use crate::seeds::{distances_to, draw, mean_share};
+
+/// Rounds of Lloyd's iteration; later ones hardly change the clusters.
+const MOST_ROUNDS: usize = 20;
+
+/// The first group of every unit.
+pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
+    let mut label = seed(problem, groups, random);
+    for _ in 0..MOST_ROUNDS {
+        let next = nearest_centre(problem, &label, groups);
+        if next == label {
+            break;
+        }
+        label = next;
+    }
+    label
+}
+
+/// Each unit with the nearest of `groups` units that are drawn far from each other.
+fn seed(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
+    let mean = mean_share(problem);
+    let mut nearest = vec![f64::INFINITY; problem.units()];
+    let mut label = vec![0; problem.units()];
+    for group in 0..groups {
+        let weight = |unit: usize| match group {
+            0 => problem.mass[unit] as f64,
+            _ => problem.mass[unit] as f64 * nearest[unit],
+        };
+        let centre = draw(problem.units(), weight, random);
+        for (unit, distance) in distances_to(problem, centre, &mean).into_iter().enumerate() {
+            if distance < nearest[unit] {
+                nearest[unit] = distance;
+                label[unit] = group as u16;
+            }
+        }
+    }
+    label
+}
+
+/// One round: centres are the mean shares of their units; an empty group attracts nobody.
+fn nearest_centre(problem: &Problem, label: &[u16], groups: usize) -> Vec<u16> {
+    let columns = problem.column_load.len();
+    let mut centre = vec![0.0; columns * groups];
+    let mut mass = vec![0u64; groups];
+    for (unit, &group) in label.iter().enumerate() {
+        mass[usize::from(group)] += problem.mass[unit];
+        for (column, count) in problem.row(unit) {
+            centre[column * groups + usize::from(group)] += f64::from(count);
+        }
+    }
+    let mut squared = vec![0.0; groups];
+    for sums in centre.chunks_exact_mut(groups) {
+        for ((value, &mass), squared) in sums.iter_mut().zip(&mass).zip(&mut squared) {
+            *value /= mass.max(1) as f64;
+            *squared += *value * *value;
+        }
+    }
+    let nearest = |unit: usize| {
+        let mut product = vec![0.0; groups];
+        for (column, count) in problem.row(unit) {
+            let share = f64::from(count) / problem.mass[unit] as f64;
+            let centres = &centre[column * groups..(column + 1) * groups];
+            product.iter_mut().zip(centres).for_each(|(product, value)| *product += share * value);
+        }
+        let distance = |group: &usize| squared[*group] - 2.0 * product[*group];
+        let held = (0..groups).filter(|&group| mass[group] > 0);
+        held.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0) as u16
+    };
+    (0..problem.units()).map(nearest).collect()
+}

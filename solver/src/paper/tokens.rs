@@ -1,0 +1,72 @@
+//! Lines 53 to 55: from the groups of units to T and its confidence.
+
+use half::f16;
+use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TokenId, TpParts, Trace};
+
+use crate::token_table::count_groups;
+
+/// Line 54, [V, G]: how a token's occurrences are spread over the groups of the requests that it is in (one group where
+/// tokens are the units). Equal values for a token without evidence.
+pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u16], groups: usize) -> Vec<f16> {
+    let mut counts = vec![0u64; profile.model().vocab_size as usize * groups];
+    match trace {
+        Some(trace) => count_occurrences(trace, label, groups, &mut counts),
+        None => {
+            let seen = profile.token_counts().iter().enumerate().filter(|(_, count)| **count > 0);
+            for ((token, &count), &group) in seen.zip(label) {
+                counts[token * groups + usize::from(group)] = count;
+            }
+        }
+    }
+    let mut shares = Vec::with_capacity(counts.len());
+    for row in counts.chunks_exact(groups) {
+        let total: u64 = row.iter().sum();
+        let share = |&count: &u64| if total == 0 { 1.0 / groups as f64 } else { count as f64 / total as f64 };
+        shares.extend(row.iter().map(share).map(f16::from_f64));
+    }
+    shares
+}
+
+/// Tokens with a known route by the group of their request. Requests without one were no units.
+fn count_occurrences(trace: &Trace, label: &[u16], groups: usize, counts: &mut [u64]) {
+    let layers = trace.model().layers();
+    let mut units = label.iter();
+    for request in trace.iter() {
+        let routed =
+            |position: usize| (0..layers).any(|layer| request.route(position, LayerIdx::new(layer as u16)).is_some());
+        let known: Vec<usize> = (0..request.token_ids().len()).filter(|&position| routed(position)).collect();
+        if known.is_empty() {
+            continue;
+        }
+        let Some(&group) = units.next() else { return };
+        for position in known {
+            counts[request.token_ids()[position] as usize * groups + usize::from(group)] += 1;
+        }
+    }
+}
+
+/// T of attention tp: one label per token and layer, with the share of the token's activations that it keeps local.
+pub(super) fn set_labels<'a>(
+    parts: &mut TpParts,
+    profile: &Profile,
+    placement: &Placement,
+    labels: impl Iterator<Item = &'a [u16]>,
+) {
+    parts.token_group.fill(NO_GROUP);
+    parts.token_prob.fill(f16::ZERO);
+    let vocabulary = profile.model().vocab_size as usize;
+    let mut on_group = vec![0u64; usize::from(placement.groups())];
+    for (layer, label) in labels.enumerate() {
+        let id = LayerIdx::new(layer as u16);
+        let seen = (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0);
+        for ((token, _), &group) in seen.zip(label) {
+            count_groups(profile, id, TokenId::new(token), placement.layer(id), &mut on_group);
+            let total: u64 = on_group.iter().sum();
+            if total > 0 {
+                let at = (layer * vocabulary + token as usize) * parts.labels;
+                parts.token_group[at] = group;
+                parts.token_prob[at] = f16::from_f64(on_group[usize::from(group)] as f64 / total as f64);
+            }
+        }
+    }
+}
