@@ -14,6 +14,8 @@
 //! | `profile`, `profile_builder` | how often each token activated each expert |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
+//! | `export` | placements in the forms that engines read |
+//! | `permute` | checkpoints whose contiguous placement is E |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
@@ -22,13 +24,16 @@ compile_error!("the formats are little-endian and their slices are lent as they 
 mod attention;
 mod container;
 mod error;
+pub mod export;
 mod ids;
 mod model;
+pub mod permute;
 mod placement;
 mod profile;
 mod profile_builder;
 mod replicas;
 mod score;
+mod slots;
 mod tables;
 mod tables_builder;
 mod trace;

@@ -5,7 +5,7 @@ use std::path::Path;
 use half::f16;
 
 use crate::attention::{LabelViews, dp_view};
-use crate::container::{Container, View};
+use crate::container::{Container, Layout, View};
 use crate::model::{check_text, json_list, number, quoted, text};
 use crate::{
     Attention, FormatError, GroupId, GroupLabels, LayerIdx, MAX_LABELS, ModelInfo, NO_GROUP, Placement, Provenance,
@@ -222,12 +222,17 @@ impl Tables {
         transitions.row(&self.container, (layer.index() * g + older.index()) * g + newer.index())
     }
 
+    /// The tables as they are written.
+    pub(crate) fn layout(&self) -> Layout<'_> {
+        self.container.layout()
+    }
+
     /// Writes the tables to a file (temporary, flushed, renamed); gives the digest.
     ///
     /// # Errors
     /// [`FormatError::Io`] names the path.
     pub fn write(&self, path: &Path) -> Result<String, FormatError> {
-        self.container.layout().write(path)
+        self.layout().write(path)
     }
 }
 

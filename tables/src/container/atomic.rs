@@ -6,16 +6,24 @@ use std::path::Path;
 
 use crate::FormatError;
 
+const PREFIX: &str = ".semmoe-";
+const SUFFIX: &str = ".tmp";
+
+/// Whether a name is that of a temporary file here: one that lies about was left by a process that was killed.
+pub(crate) fn is_temporary(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
 /// Writes to a temporary file in the directory of `path`, flushes it to the disk and renames it. On any error the temporary
 /// file is removed and what stood at `path` is untouched.
-pub(super) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
+pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
     let io = |action| move |source| FormatError::io(action, path, source);
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".semmoe-").suffix(".tmp");
+    builder.prefix(PREFIX).suffix(SUFFIX);
     #[cfg(unix)]
     {
         // As for any file a program creates: the umask decides, not tempfile's owner-only default.

@@ -6,18 +6,41 @@ use sha2::{Digest, Sha256};
 
 use super::LayoutTensor;
 
-/// The digest of tensors given in ascending order of their names. For each: name, dtype name, shape and bytes, every one
-/// preceded by its length as a little-endian u64; dimensions are u64 as well.
+/// The digest of tensors given in ascending order of their names.
 pub(crate) fn digest<'a>(tensors: impl Iterator<Item = LayoutTensor<'a>>) -> String {
-    let mut hash = Sha256::new();
+    let mut digester = Digester::default();
     for tensor in tensors {
-        sized(&mut hash, tensor.name.as_bytes());
-        sized(&mut hash, tensor.dtype.name().as_bytes());
-        hash.update((tensor.shape.len() as u64).to_le_bytes());
-        tensor.shape.iter().for_each(|dim| hash.update(dim.to_le_bytes()));
-        sized(&mut hash, tensor.bytes);
+        digester.begin(tensor.name, tensor.dtype.name(), &tensor.shape, tensor.bytes.len() as u64);
+        digester.bytes(tensor.bytes);
     }
-    hex(&hash.finalize())
+    digester.finish()
+}
+
+/// The same piece by piece. For each tensor: name, dtype name, shape and bytes, every one preceded by its length as a
+/// little-endian u64; dimensions are u64 as well.
+#[derive(Default)]
+pub(crate) struct Digester(Sha256);
+
+impl Digester {
+    /// Begins a tensor of so many bytes.
+    pub(crate) fn begin(&mut self, name: &str, dtype: &str, shape: &[u64], len_bytes: u64) {
+        let hash = &mut self.0;
+        sized(hash, name.as_bytes());
+        sized(hash, dtype.as_bytes());
+        hash.update((shape.len() as u64).to_le_bytes());
+        shape.iter().for_each(|dim| hash.update(dim.to_le_bytes()));
+        hash.update(len_bytes.to_le_bytes());
+    }
+
+    /// The next bytes of the tensor.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Lower-case hex.
+    pub(crate) fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
 }
 
 fn sized(hash: &mut Sha256, bytes: &[u8]) {

@@ -74,22 +74,39 @@ pub(super) struct Header {
 
 /// Parses and checks the header of a whole file of a format.
 pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header, FormatError> {
+    let (raw, data_start) = read(file, MAX_HEADER_BYTES)?;
+    // Before the tensors, so that a file of another kind is called that.
+    check_format(&raw.metadata, format)?;
+    check_coverage(&raw.tensors, file.len() - data_start)?;
+    let tensor = |(name, tensor): (String, RawTensor)| {
+        let info = check_tensor(&name, tensor, data_start)?;
+        Ok((name, info))
+    };
+    let tensors = raw.tensors.into_iter().map(tensor).collect::<Result<_, FormatError>>()?;
+    Ok(Header { metadata: raw.metadata, tensors })
+}
+
+/// Parses the header of any safetensors file, whatever its metadata and element types; gives also where its data start.
+/// The tensors cover the data without holes and overlaps.
+pub(super) fn parse_any(file: &[u8], max_header_bytes: u64) -> Result<(RawHeader, usize), FormatError> {
+    let (raw, data_start) = read(file, max_header_bytes)?;
+    check_coverage(&raw.tensors, file.len() - data_start)?;
+    Ok((raw, data_start))
+}
+
+fn read(file: &[u8], max_header_bytes: u64) -> Result<(RawHeader, usize), FormatError> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(damaged("file length", file.len(), "at least 8 bytes"));
     };
     let length = u64::from_le_bytes(*length);
-    if length > MAX_HEADER_BYTES {
-        return Err(damaged("header length", length, format!("at most {MAX_HEADER_BYTES}")));
+    if length > max_header_bytes {
+        return Err(damaged("header length", length, format!("at most {max_header_bytes}")));
     }
-    let Some((json, data)) = rest.split_at_checked(length as usize) else {
+    let Some((json, _)) = rest.split_at_checked(length as usize) else {
         return Err(damaged("header length", length, format!("at most {}", rest.len())));
     };
-    let raw: RawHeader = serde_json::from_slice(json).map_err(|source| FormatError::Header { source })?;
-    // Before the tensors, so that a file of another kind is called that.
-    check_format(&raw.metadata, format)?;
-    let data_start = LENGTH_BYTES + length as usize;
-    let tensors = check_tensors(raw.tensors, data_start, data.len())?;
-    Ok(Header { metadata: raw.metadata, tensors })
+    let raw = serde_json::from_slice(json).map_err(|source| FormatError::Header { source })?;
+    Ok((raw, LENGTH_BYTES + length as usize))
 }
 
 fn check_format(metadata: &Metadata, expected: &'static str) -> Result<(), FormatError> {
@@ -104,12 +121,8 @@ fn check_format(metadata: &Metadata, expected: &'static str) -> Result<(), Forma
     Ok(())
 }
 
-/// Sizes match shapes, and the tensors cover the data without holes and overlaps.
-fn check_tensors(
-    raw: BTreeMap<String, RawTensor>,
-    data_start: usize,
-    data_len: usize,
-) -> Result<BTreeMap<String, Info>, FormatError> {
+/// The tensors cover the data without holes and overlaps.
+fn check_coverage(raw: &BTreeMap<String, RawTensor>, data_len: usize) -> Result<(), FormatError> {
     let mut order: Vec<(&String, [u64; 2])> = raw.iter().map(|(n, t)| (n, t.data_offsets)).collect();
     order.sort_by_key(|(_, offsets)| *offsets);
     let mut covered = 0u64;
@@ -124,7 +137,7 @@ fn check_tensors(
     if covered != data_len as u64 {
         return Err(damaged("file length", format!("{data_len} bytes of data"), covered));
     }
-    raw.into_iter().map(|(name, tensor)| Ok((name.clone(), check_tensor(&name, tensor, data_start)?))).collect()
+    Ok(())
 }
 
 fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Info, FormatError> {
@@ -132,16 +145,23 @@ fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Info
         let what = format!("dtype of `{}`", short(name));
         return Err(damaged(what, short(&tensor.dtype), "U8, U16, U32, U64, I32, F16 or F32"));
     };
+    check_size(name, &tensor, dtype.size() as u64)?;
     let [start, end] = tensor.data_offsets;
-    let size = tensor.shape.iter().try_fold(dtype.size() as u64, |size, dim| size.checked_mul(*dim));
-    if size != Some(end - start) {
-        let what = format!("size of `{}`", short(name));
-        let expected = format!("the size of {} {:?}", dtype.name(), tensor.shape);
-        return Err(damaged(what, end - start, expected));
-    }
     // Both lie inside the file, which is in memory: no overflow.
     let bytes = data_start + start as usize..data_start + end as usize;
     Ok(Info { dtype, shape: tensor.shape, bytes })
+}
+
+/// The bytes are those of the shape, for elements of `element_bytes` bytes.
+pub(super) fn check_size(name: &str, tensor: &RawTensor, element_bytes: u64) -> Result<(), FormatError> {
+    let [start, end] = tensor.data_offsets;
+    let size = tensor.shape.iter().try_fold(element_bytes, |size, dim| size.checked_mul(*dim));
+    if size == Some(end - start) {
+        return Ok(());
+    }
+    let what = format!("size of `{}`", short(name));
+    let expected = format!("the size of {} {:?}", short(&tensor.dtype), tensor.shape);
+    Err(damaged(what, end - start, expected))
 }
 
 fn damaged(
@@ -155,15 +175,17 @@ fn damaged(
 /// Tensor entries as they stand in the JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawTensor {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
+pub(super) struct RawTensor {
+    pub(super) dtype: String,
+    pub(super) shape: Vec<u64>,
+    /// Of the data.
+    pub(super) data_offsets: [u64; 2],
 }
 
-struct RawHeader {
-    metadata: Metadata,
-    tensors: BTreeMap<String, RawTensor>,
+/// A header as it stands in the JSON, without repeated keys.
+pub(super) struct RawHeader {
+    pub(super) metadata: Metadata,
+    pub(super) tensors: BTreeMap<String, RawTensor>,
 }
 
 impl<'de> Deserialize<'de> for RawHeader {

@@ -36,11 +36,31 @@ pub(crate) struct Layout<'a> {
     pub(crate) tensors: Vec<LayoutTensor<'a>>,
 }
 
+/// What stands behind a key of the header.
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Entry<'a> {
+pub(super) enum Entry<'a> {
     Metadata(&'a Metadata),
-    Tensor { dtype: &'static str, shape: &'a [u64], data_offsets: [u64; 2] },
+    Tensor { dtype: &'a str, shape: &'a [u64], data_offsets: [u64; 2] },
+}
+
+/// The length and the JSON, keys sorted, padded with spaces to a multiple of eight bytes.
+pub(super) fn encode<K: Serialize + Ord>(
+    entries: &BTreeMap<K, Entry<'_>>,
+    max_bytes: u64,
+) -> Result<Vec<u8>, FormatError> {
+    let mut json = serde_json::to_vec(entries).map_err(|source| FormatError::Header { source })?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    if json.len() as u64 > max_bytes {
+        return Err(FormatError::Container {
+            what: "header length".into(),
+            found: json.len().to_string(),
+            expected: format!("at most {max_bytes}"),
+        });
+    }
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(header)
 }
 
 impl<'a> Layout<'a> {
@@ -88,7 +108,6 @@ impl<'a> Layout<'a> {
         self.tensors.iter().map(|t| t.bytes.len()).sum()
     }
 
-    /// The length and the JSON, padded with spaces to a multiple of eight bytes.
     fn header(&self) -> Result<Vec<u8>, FormatError> {
         let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&self.metadata))]);
         let mut at = 0u64;
@@ -98,18 +117,7 @@ impl<'a> Layout<'a> {
             let entry = Entry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets };
             entries.insert(tensor.name, entry);
         }
-        let mut json = serde_json::to_vec(&entries).map_err(|source| FormatError::Header { source })?;
-        json.resize(json.len().next_multiple_of(8), b' ');
-        if json.len() as u64 > MAX_HEADER_BYTES {
-            return Err(FormatError::Container {
-                what: "header length".into(),
-                found: json.len().to_string(),
-                expected: format!("at most {MAX_HEADER_BYTES}"),
-            });
-        }
-        let mut header = (json.len() as u64).to_le_bytes().to_vec();
-        header.append(&mut json);
-        Ok(header)
+        encode(&entries, MAX_HEADER_BYTES)
     }
 }
 

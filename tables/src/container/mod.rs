@@ -7,6 +7,7 @@
 
 mod atomic;
 mod digest;
+mod foreign;
 mod header;
 mod layout;
 mod storage;
@@ -17,13 +18,15 @@ use std::path::Path;
 
 use bytemuck::Pod;
 
-pub(crate) use digest::digest;
+pub(crate) use atomic::{is_temporary, write as write_atomically};
+pub(crate) use digest::{Digester, digest};
+pub(crate) use foreign::{Foreign, ForeignTensor};
 pub(crate) use header::Dtype;
 pub(crate) use layout::{Layout, LayoutTensor};
 
 use crate::FormatError;
 use crate::model::{Metadata, short};
-use storage::Storage;
+pub(crate) use storage::Storage;
 
 /// The only version of the three formats so far.
 pub(crate) const VERSION: &str = "1";

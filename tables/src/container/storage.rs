@@ -1,4 +1,4 @@
-//! The bytes behind a container: a map of the file, a buffer, or an aligned copy.
+//! The bytes behind a container or another file: a map of the file, a buffer, or an aligned copy.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -9,14 +9,14 @@ use memmap2::Mmap;
 use crate::FormatError;
 
 #[derive(Debug)]
-pub(super) enum Storage {
+pub(crate) enum Storage {
     Mapped(Mmap),
     Owned(Vec<u8>),
     Words(Vec<u64>),
 }
 
 impl Storage {
-    pub(super) fn map(path: &Path) -> Result<Self, FormatError> {
+    pub(crate) fn map(path: &Path) -> Result<Self, FormatError> {
         let io = |action| move |source| FormatError::io(action, path, source);
         // Asked before opening: opening a pipe would wait for its writer.
         if !std::fs::metadata(path).map_err(io("open"))?.is_file() {

@@ -1,0 +1,114 @@
+//! Safetensors files of others, checkpoints above all: any element type, any metadata. Names, shapes and bytes matter.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use super::header::{METADATA_KEY, RawTensor, check_size, parse_any};
+use super::layout::{Entry, encode};
+use super::storage::Storage;
+use crate::FormatError;
+use crate::model::Metadata;
+
+/// The limit of the safetensors library itself.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// A mapped file whose header was checked: tensors lie without holes and overlaps, inside the file.
+#[derive(Debug)]
+pub(crate) struct Foreign {
+    storage: Storage,
+    metadata: Metadata,
+    tensors: BTreeMap<String, ForeignTensor>,
+    data_start: usize,
+}
+
+/// A tensor of such a file.
+#[derive(Debug)]
+pub(crate) struct ForeignTensor {
+    /// As the file spells it.
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    /// Of the data.
+    offsets: [u64; 2],
+    /// Of the file.
+    bytes: Range<usize>,
+}
+
+impl ForeignTensor {
+    /// Bytes of the tensor.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+impl Foreign {
+    /// Maps a file and checks its header. The sizes of tensors are checked for the element types that are known here.
+    pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
+        Self::from_storage(Storage::map(path)?).map_err(|error| error.in_file(path))
+    }
+
+    fn from_storage(storage: Storage) -> Result<Self, FormatError> {
+        let (raw, data_start) = parse_any(&storage, MAX_HEADER_BYTES)?;
+        let tensor = |(name, tensor): (String, RawTensor)| {
+            if let Some(element_bytes) = element_bytes(&tensor.dtype) {
+                check_size(&name, &tensor, element_bytes)?;
+            }
+            let offsets @ [start, end] = tensor.data_offsets;
+            // Both lie inside the file, which is mapped: no overflow.
+            let bytes = data_start + start as usize..data_start + end as usize;
+            Ok((name, ForeignTensor { dtype: tensor.dtype, shape: tensor.shape, offsets, bytes }))
+        };
+        let tensors = raw.tensors.into_iter().map(tensor).collect::<Result<_, FormatError>>()?;
+        Ok(Foreign { storage, metadata: raw.metadata, tensors, data_start })
+    }
+
+    /// All tensors by name.
+    pub(crate) fn tensors(&self) -> &BTreeMap<String, ForeignTensor> {
+        &self.tensors
+    }
+
+    /// The bytes of one of them.
+    pub(crate) fn bytes(&self, tensor: &ForeignTensor) -> &[u8] {
+        &self.storage[tensor.bytes.clone()]
+    }
+
+    /// Bytes of all tensors together.
+    pub(crate) fn data_len(&self) -> u64 {
+        (self.storage.len() - self.data_start) as u64
+    }
+
+    /// The bytes of the header, its length included.
+    pub(crate) fn header(&self) -> &[u8] {
+        &self.storage[..self.data_start]
+    }
+
+    /// A header for the same data under other names: element types, shapes, offsets and metadata stay.
+    pub(crate) fn renamed_header(&self, name: impl Fn(&str) -> String) -> Result<Vec<u8>, FormatError> {
+        let mut entries = BTreeMap::new();
+        if !self.metadata.is_empty() {
+            entries.insert(METADATA_KEY.to_owned(), Entry::Metadata(&self.metadata));
+        }
+        for (old, ForeignTensor { dtype, shape, offsets, .. }) in &self.tensors {
+            entries.insert(name(old), Entry::Tensor { dtype, shape, data_offsets: *offsets });
+        }
+        encode(&entries, MAX_HEADER_BYTES)
+    }
+
+    /// The tensors in the order of their bytes.
+    pub(crate) fn in_file_order(&self) -> Vec<(&str, &ForeignTensor)> {
+        let mut order: Vec<_> = self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        order.sort_by_key(|(_, tensor)| tensor.offsets);
+        order
+    }
+}
+
+/// Bytes of an element of a type, if it is known and has whole bytes.
+fn element_bytes(dtype: &str) -> Option<u64> {
+    match dtype {
+        "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),
+        "U16" | "I16" | "F16" | "BF16" => Some(2),
+        "U32" | "I32" | "F32" => Some(4),
+        "U64" | "I64" | "F64" | "C64" => Some(8),
+        _ => None,
+    }
+}

@@ -1,0 +1,118 @@
+//! The arrays of DeepSeek's EPLB: physical to logical, logical to physical, replicas per expert.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::{filled_rows, json};
+use crate::container::{Layout, LayoutTensor};
+use crate::slots::{PADDING, slots_per_layer};
+use crate::{FormatError, Tables};
+
+const FORMAT: &str = "semmoe.eplb";
+
+/// `phy2log` [L, P], `log2phy` [L, N, M] and `logcnt` [L, N], where L counts MoE layers and M is the highest number of replicas
+/// of any expert.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Eplb {
+    layers: usize,
+    slots: usize,
+    experts: usize,
+    most_replicas: usize,
+    placement_digest: String,
+    phy2log: Vec<i32>,
+    log2phy: Vec<i32>,
+    logcnt: Vec<i32>,
+}
+
+#[derive(Serialize)]
+struct Arrays<'a> {
+    phy2log: Vec<&'a [i32]>,
+    log2phy: Vec<Vec<&'a [i32]>>,
+    logcnt: Vec<&'a [i32]>,
+}
+
+impl Eplb {
+    /// From tables, with or without replicas.
+    ///
+    /// # Errors
+    /// When a slot is padding.
+    pub fn new(tables: &Tables) -> Result<Self, FormatError> {
+        let rows = filled_rows(tables, "EPLB")?;
+        let (layers, experts) = (rows.len(), usize::from(tables.model().num_experts));
+        let mut slots_of = vec![Vec::new(); layers * experts];
+        for (layer, row) in rows.iter().enumerate() {
+            for (slot, &expert) in row.iter().enumerate() {
+                // No padding is left; S fits, since files hold S in a tensor of i32 ids.
+                slots_of[layer * experts + expert as usize].push(slot as i32);
+            }
+        }
+        let most_replicas = slots_of.iter().map(Vec::len).max().unwrap_or(0);
+        let logcnt = slots_of.iter().map(|slots| slots.len() as i32).collect();
+        let padded = |mut slots: Vec<i32>| {
+            slots.resize(most_replicas, PADDING);
+            slots
+        };
+        Ok(Self {
+            layers,
+            slots: slots_per_layer(tables),
+            experts,
+            most_replicas,
+            placement_digest: tables.placement_digest().to_owned(),
+            phy2log: rows.concat(),
+            log2phy: slots_of.into_iter().flat_map(padded).collect(),
+            logcnt,
+        })
+    }
+
+    /// The expert in each slot: [L, P].
+    #[must_use]
+    pub fn phy2log(&self) -> &[i32] {
+        &self.phy2log
+    }
+
+    /// The slots of each expert, ascending, padded with -1: [L, N, M].
+    #[must_use]
+    pub fn log2phy(&self) -> &[i32] {
+        &self.log2phy
+    }
+
+    /// The number of slots of each expert: [L, N].
+    #[must_use]
+    pub fn logcnt(&self) -> &[i32] {
+        &self.logcnt
+    }
+
+    /// M: the highest number of slots of any expert.
+    #[must_use]
+    pub fn most_replicas(&self) -> usize {
+        self.most_replicas
+    }
+
+    /// One JSON object of nested lists: `phy2log`, `log2phy`, `logcnt`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let per_expert = self.log2phy.chunks_exact(self.most_replicas).collect::<Vec<_>>();
+        json(&Arrays {
+            phy2log: self.phy2log.chunks_exact(self.slots).collect(),
+            log2phy: per_expert.chunks_exact(self.experts).map(<[_]>::to_vec).collect(),
+            logcnt: self.logcnt.chunks_exact(self.experts).collect(),
+        })
+    }
+
+    /// Writes a safetensors file of three i32 tensors (temporary, flushed, renamed).
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn write_safetensors(&self, path: &Path) -> Result<(), FormatError> {
+        let (layers, experts) = (self.layers, self.experts);
+        let mut metadata = Layout::metadata(FORMAT);
+        metadata.insert("placement_digest".to_owned(), self.placement_digest.clone());
+        let tensors = vec![
+            LayoutTensor::new("phy2log", &[layers, self.slots], &self.phy2log),
+            LayoutTensor::new("log2phy", &[layers, experts, self.most_replicas], &self.log2phy),
+            LayoutTensor::new("logcnt", &[layers, experts], &self.logcnt),
+        ];
+        Layout { metadata, tensors }.write(path).map(drop)
+    }
+}

@@ -1,0 +1,140 @@
+//! Why a checkpoint cannot be permuted.
+
+use std::path::{Path, PathBuf};
+
+use crate::FormatError;
+
+/// Why a checkpoint was not permuted, or is not the permutation it should be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PermuteError {
+    /// A file could not be read or written, or is not a safetensors file.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A JSON file is not JSON.
+    #[error("{} is not valid JSON: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The parser's message.
+        source: serde_json::Error,
+    },
+    /// The names of this family's tensors are not known.
+    #[error("{} names the architecture {found}; known are {known}", path.display())]
+    Architecture {
+        /// `config.json`.
+        path: PathBuf,
+        /// The architectures it names.
+        found: String,
+        /// Those that can be permuted.
+        known: String,
+    },
+    /// `config.json` or the index says something that does not fit.
+    #[error("{}: {field} is {found}, expected {expected}", path.display())]
+    Field {
+        /// The file.
+        path: PathBuf,
+        /// The field.
+        field: String,
+        /// Its value.
+        found: String,
+        /// The values allowed.
+        expected: String,
+    },
+    /// A tensor that belongs to the family is not there.
+    #[error("{}: the tensor `{tensor}` is missing", path.display())]
+    MissingTensor {
+        /// The file or directory where it should be.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor is there of which it is not known how it moves.
+    #[error("{}: unexpected tensor `{tensor}`, expected {expected}", path.display())]
+    UnexpectedTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What could stand there.
+        expected: String,
+    },
+    /// A tensor has the wrong shape or element type.
+    #[error("{}: the tensor `{tensor}` is {found}, expected {expected}", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its element type and shape.
+        found: String,
+        /// Those it must have.
+        expected: String,
+    },
+    /// Tables with replicas: a checkpoint holds each expert once.
+    #[error(
+        "the tables place {experts} experts in {slots} slots, expected as many slots: a checkpoint holds each expert once"
+    )]
+    Replicas {
+        /// N.
+        experts: u16,
+        /// S.
+        slots: usize,
+    },
+    /// Group-limited gating chooses among groups of neighbouring experts, which this placement would tear apart.
+    #[error(
+        "layer {layer} would put the experts {first} and {second} of different gating groups into one: the model chooses \
+         experts among n_group = {n_group} groups of neighbours, expected a placement that keeps these groups whole"
+    )]
+    SplitsGatingGroup {
+        /// The model's layer.
+        layer: u16,
+        /// An expert.
+        first: u16,
+        /// Another one.
+        second: u16,
+        /// From `config.json`.
+        n_group: u16,
+    },
+    /// The output directory is the checkpoint itself, or inside it.
+    #[error("{} is in the checkpoint's own directory, expected another one", path.display())]
+    InsideSource {
+        /// The output directory.
+        path: PathBuf,
+    },
+    /// Something else is in the output directory.
+    #[error(
+        "{} is not a part of this permutation, expected an empty directory or one in which this permutation was begun",
+        path.display()
+    )]
+    Occupied {
+        /// The file or directory found there.
+        path: PathBuf,
+    },
+    /// The self-check failed.
+    #[error("{}: the tensor `{tensor}` is not what the permutation makes of {original}; delete the file and run again", path.display())]
+    Differs {
+        /// The file written.
+        path: PathBuf,
+        /// The tensor in it.
+        tensor: String,
+        /// Where its bytes should come from.
+        original: String,
+    },
+}
+
+impl PermuteError {
+    pub(super) fn field(
+        path: &Path,
+        field: impl Into<String>,
+        found: impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        let (field, expected) = (field.into(), expected.into());
+        PermuteError::Field { path: path.to_path_buf(), field, found: found.to_string(), expected }
+    }
+
+    pub(super) fn missing(path: &Path, tensor: impl Into<String>) -> Self {
+        PermuteError::MissingTensor { path: path.to_path_buf(), tensor: tensor.into() }
+    }
+}

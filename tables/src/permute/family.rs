@@ -1,0 +1,193 @@
+//! What the tensors of experts and routers are called in each model family.
+
+/// Names of one family below `model.layers.{l}.`, and in `config.json`.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// As `config.json` names them.
+    pub(super) architectures: &'static [&'static str],
+    /// The key of N in `config.json`.
+    pub(super) experts_key: &'static str,
+    /// What comes before the names of an expert.
+    experts_prefix: &'static str,
+    /// What comes before the names of the router's tensors, of which dimension 0 is that of experts.
+    router_prefix: &'static str,
+    /// The router's tensors that must be there.
+    pub(super) router: &'static [&'static str],
+    pub(super) experts: Experts,
+}
+
+/// How a family stores experts.
+#[derive(Debug)]
+pub(super) enum Experts {
+    /// Tensors of their own: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...).
+    Each(&'static [&'static str]),
+    /// All together, dimension 0 is that of experts: `{prefix}{projection}{ending}`, with one of the sets of endings.
+    Stacked { projections: &'static [&'static str], endings: &'static [&'static [&'static str]] },
+}
+
+/// What a tensor of a layer is.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Part<'n> {
+    /// One expert's; `leaf` is the name after the expert's number.
+    Expert { expert: u16, leaf: &'n str },
+    /// Dimension 0 is that of experts.
+    Rows,
+    /// Among the experts' names, but none that this family has.
+    Unknown,
+    /// Attention, norms, dense and shared experts.
+    Other,
+}
+
+const GATED: &[&str] = &["gate_proj", "up_proj", "down_proj"];
+
+/// Families whose names are known.
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        architectures: &["DeepseekV2ForCausalLM"],
+        experts_key: "n_routed_experts",
+        experts_prefix: "mlp.experts.",
+        router_prefix: "mlp.gate.",
+        router: &["weight"],
+        experts: Experts::Each(GATED),
+    },
+    Family {
+        architectures: &["DeepseekV3ForCausalLM"],
+        experts_key: "n_routed_experts",
+        experts_prefix: "mlp.experts.",
+        router_prefix: "mlp.gate.",
+        router: &["weight", "e_score_correction_bias"],
+        experts: Experts::Each(GATED),
+    },
+    Family {
+        architectures: &["Qwen3MoeForCausalLM", "OlmoeForCausalLM"],
+        experts_key: "num_experts",
+        experts_prefix: "mlp.experts.",
+        router_prefix: "mlp.gate.",
+        router: &["weight"],
+        experts: Experts::Each(GATED),
+    },
+    Family {
+        architectures: &["MixtralForCausalLM"],
+        experts_key: "num_local_experts",
+        experts_prefix: "block_sparse_moe.experts.",
+        router_prefix: "block_sparse_moe.gate.",
+        router: &["weight"],
+        experts: Experts::Each(&["w1", "w2", "w3"]),
+    },
+    Family {
+        architectures: &["GptOssForCausalLM"],
+        experts_key: "num_local_experts",
+        experts_prefix: "mlp.experts.",
+        router_prefix: "mlp.router.",
+        router: &["weight", "bias"],
+        experts: Experts::Stacked {
+            projections: &["gate_up_proj", "down_proj"],
+            endings: &[&["_blocks", "_scales", "_bias"], &["", "_bias"]],
+        },
+    },
+];
+
+/// The families' architectures, for messages.
+pub(super) fn known_architectures() -> String {
+    let names: Vec<&str> = FAMILIES.iter().flat_map(|family| family.architectures).copied().collect();
+    names.join(", ")
+}
+
+/// `model.layers.{l}.{rest}` taken apart.
+pub(super) fn split_layer(name: &str) -> Option<(u16, &str)> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    Some((canonical(layer)?, rest))
+}
+
+impl Family {
+    /// What the tensor `model.layers.{l}.{rest}` is.
+    pub(super) fn part<'n>(&self, rest: &'n str) -> Part<'n> {
+        if rest.strip_prefix(self.router_prefix).is_some() {
+            return Part::Rows;
+        }
+        let Some(name) = rest.strip_prefix(self.experts_prefix) else { return Part::Other };
+        match self.experts {
+            Experts::Each(projections) => {
+                let Some((expert, leaf)) = name.split_once('.') else { return Part::Unknown };
+                let known = leaf.split_once('.').is_some_and(|(projection, _)| projections.contains(&projection));
+                match canonical(expert) {
+                    Some(expert) if known => Part::Expert { expert, leaf },
+                    _ => Part::Unknown,
+                }
+            }
+            Experts::Stacked { projections, endings } => {
+                let ending = projections.iter().find_map(|projection| name.strip_prefix(projection));
+                match ending {
+                    Some(ending) if endings.iter().any(|set| set.contains(&ending)) => Part::Rows,
+                    _ => Part::Unknown,
+                }
+            }
+        }
+    }
+
+    /// The full name of a router's tensor.
+    pub(super) fn router_name(&self, layer: u16, leaf: &str) -> String {
+        format!("model.layers.{layer}.{}{leaf}", self.router_prefix)
+    }
+
+    /// The full name of an expert's tensor; of a stacked one without the expert's number.
+    pub(super) fn expert_name(&self, layer: u16, expert: u16, leaf: &str) -> String {
+        match self.experts {
+            Experts::Each(_) => format!("model.layers.{layer}.{}{expert}.{leaf}", self.experts_prefix),
+            Experts::Stacked { .. } => format!("model.layers.{layer}.{}{leaf}", self.experts_prefix),
+        }
+    }
+}
+
+/// A number as it is written without zeros and signs before it.
+fn canonical(digits: &str) -> Option<u16> {
+    let number: u16 = digits.parse().ok()?;
+    (number.to_string() == digits).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part<'n>(architecture: &str, name: &'n str) -> Part<'n> {
+        let family = FAMILIES.iter().find(|family| family.architectures.contains(&architecture)).unwrap();
+        family.part(split_layer(name).unwrap().1)
+    }
+
+    #[test]
+    fn names_are_told_apart() {
+        let (deepseek, mixtral, gpt) = ("DeepseekV3ForCausalLM", "MixtralForCausalLM", "GptOssForCausalLM");
+        for (architecture, name, expected) in [
+            (deepseek, "mlp.experts.10.up_proj.weight", Part::Expert { expert: 10, leaf: "up_proj.weight" }),
+            (
+                deepseek,
+                "mlp.experts.0.down_proj.weight_scale_inv",
+                Part::Expert { expert: 0, leaf: "down_proj.weight_scale_inv" },
+            ),
+            (deepseek, "mlp.experts.010.up_proj.weight", Part::Unknown),
+            (deepseek, "mlp.experts.+1.up_proj.weight", Part::Unknown),
+            (deepseek, "mlp.experts.1.w1.weight", Part::Unknown),
+            (deepseek, "mlp.experts.gate_up_proj", Part::Unknown),
+            (deepseek, "mlp.gate.e_score_correction_bias", Part::Rows),
+            (deepseek, "mlp.gate_proj.weight", Part::Other),
+            (deepseek, "mlp.shared_experts.up_proj.weight", Part::Other),
+            (deepseek, "self_attn.o_proj.weight", Part::Other),
+            (mixtral, "block_sparse_moe.experts.7.w2.weight", Part::Expert { expert: 7, leaf: "w2.weight" }),
+            (mixtral, "block_sparse_moe.gate.weight", Part::Rows),
+            (gpt, "mlp.experts.gate_up_proj_blocks", Part::Rows),
+            (gpt, "mlp.experts.down_proj", Part::Rows),
+            (gpt, "mlp.experts.down_proj_zeros", Part::Unknown),
+            (gpt, "mlp.experts.3.down_proj.weight", Part::Unknown),
+            (gpt, "mlp.router.bias", Part::Rows),
+        ] {
+            assert_eq!(part(architecture, &format!("model.layers.12.{name}")), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_outside_layers_are_not_taken_apart() {
+        for name in ["lm_head.weight", "model.norm.weight", "model.layers.x.mlp.gate.weight", "model.layers.1", ""] {
+            assert_eq!(split_layer(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Checkpoints whose contiguous placement is E: for engines that take no placement.
+//!
+//! In every MoE layer the new expert p is the old expert pi(p), where p / (N / G) is the group of pi(p): its tensors, its row of the
+//! router and its entry of the router's bias. A token then is sent to the same experts under other numbers, and a contiguous
+//! placement puts them where E wants them. Shared experts, attention and layers beyond the model proper stay.
+//!
+//! Bytes are moved, never computed with: any element type, quantised or not. Where experts are tensors of their own only names
+//! change, so every shard keeps its data and its size, and one shard after the other passes from one memory map to one file.
+//! What was written is read again and compared ([`PermuteReport::digest`]); `config.json` comes last, so a directory that has one is
+//! a whole, checked checkpoint.
+//!
+//! | module | what |
+//! |---|---|
+//! | `family` | names of experts and routers in each architecture |
+//! | `config` | `config.json` against the tables; group-limited gating |
+//! | `permutation` | pi from the placement |
+//! | `source` | shards and index of the checkpoint |
+//! | `plan` | which tensor moves how, and whether all are there |
+//! | `target` | the files written |
+//! | `verify` | the self-check |
+//! | `relabel` | tables for the permuted checkpoint |
+
+mod config;
+mod error;
+mod family;
+mod permutation;
+mod plan;
+mod relabel;
+mod source;
+mod target;
+mod verify;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+pub use error::PermuteError;
+pub use permutation::Permutation;
+pub use relabel::write_relabelled;
+
+use crate::Tables;
+use config::Config;
+use plan::Plan;
+use source::{CONFIG, INDEX, Source};
+use target::Target;
+
+/// What was done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PermuteReport {
+    /// MoE layers permuted.
+    pub moe_layers: usize,
+    /// Tensors of the checkpoint, moved or not.
+    pub tensors: usize,
+    /// Bytes of all tensors.
+    pub data_bytes: u64,
+    /// Shards written now.
+    pub shards_written: usize,
+    /// Shards taken over from an interrupted run.
+    pub shards_kept: usize,
+    /// Layers after the model's own (for speculation) that keep their experts: no tables place them.
+    pub layers_kept: Vec<u16>,
+    /// Entries of the checkpoint's directory that were not copied: directories, and weights in other forms.
+    pub left_out: Vec<String>,
+    /// SHA-256 over all tensors of the written files as they are read through the permutation, in the way of the tables' `digest`;
+    /// it was checked to be that of the original checkpoint.
+    pub digest: String,
+}
+
+/// Bytes done and bytes to do; each byte is written once and checked once.
+pub(crate) struct Meter<'a> {
+    done: u64,
+    total: u64,
+    report: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Meter<'_> {
+    fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        (self.report)(self.done, self.total);
+    }
+}
+
+/// Writes the checkpoint in `source`, permuted for the tables, to `out`: a new or empty directory, or one in which the same
+/// was interrupted. `progress` is called with bytes done and bytes to do.
+///
+/// # Errors
+/// Before anything is written: an unknown architecture, another number of experts or layers than the tables', replicas,
+/// gating groups torn apart, a tensor that is missing, unexpected or of the wrong shape, a damaged shard or index, an output
+/// directory inside the checkpoint or with other things in it. Later: files that cannot be written, and a self-check that fails.
+pub fn permute(
+    tables: &Tables,
+    source: &Path,
+    out: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<PermuteReport, PermuteError> {
+    let permutation = Permutation::of(tables)?;
+    let Config { family, hidden_layers } = Config::read(&source.join(CONFIG), tables.model(), &permutation)?;
+    let plan = Plan { family, permutation: &permutation, hidden_layers };
+    let source = Source::open(source)?;
+    let layers_kept = plan.check(&source)?;
+    let (copied, left_out) = source.others()?;
+    let shards = source.shards.iter().map(|shard| shard.name.as_str());
+    let expected: BTreeSet<&str> = shards.chain(copied.iter().map(String::as_str)).chain([CONFIG, INDEX]).collect();
+    let target = Target::prepare(out, &source.dir, &expected)?;
+
+    let data_bytes = source.data_len();
+    let mut meter = Meter { done: 0, total: data_bytes.saturating_mul(2), report: progress };
+    let mut shards_written = 0;
+    for shard in &source.shards {
+        shards_written += usize::from(target.shard(&plan, shard, &mut meter)?);
+    }
+    target.index(&plan, &source)?;
+    copied.iter().try_for_each(|name| target.copy(&source.dir, name))?;
+    let digest = verify::verify(&plan, &source, &target.dir, &mut meter)?;
+    target.copy(&source.dir, CONFIG)?;
+    Ok(PermuteReport {
+        moe_layers: permutation.layers().count(),
+        tensors: source.shard_of.len(),
+        data_bytes,
+        shards_written,
+        shards_kept: source.shards.len() - shards_written,
+        layers_kept,
+        left_out,
+        digest,
+    })
+}

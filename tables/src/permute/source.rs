@@ -1,0 +1,159 @@
+//! The checkpoint that is permuted: its shards by memory map, its index, and the files beside them.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value;
+
+use super::PermuteError;
+use super::config::read_json;
+use crate::FormatError;
+use crate::container::Foreign;
+
+pub(super) const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// 62 layers of 256 experts have an index of 6 MB.
+const MAX_INDEX_BYTES: usize = 256 << 20;
+/// Weights in forms that are not rewritten: beside the new ones they would be those of another order of experts.
+const OTHER_WEIGHTS: &[&str] =
+    &["safetensors", "bin", "pt", "pth", "ckpt", "gguf", "ggml", "h5", "msgpack", "onnx", "npz", "index.json"];
+
+/// A checkpoint, its headers checked.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) dir: PathBuf,
+    /// By file name, ascending.
+    pub(super) shards: Vec<Shard>,
+    /// The whole index file, when there is one; its `weight_map` agrees with the shards.
+    pub(super) index: Option<Value>,
+    /// The shard of each tensor.
+    pub(super) shard_of: BTreeMap<String, usize>,
+}
+
+/// One safetensors file.
+#[derive(Debug)]
+pub(super) struct Shard {
+    pub(super) name: String,
+    pub(super) file: Foreign,
+}
+
+impl Source {
+    /// Opens `model.safetensors`, or the shards of the index.
+    pub(super) fn open(dir: &Path) -> Result<Self, PermuteError> {
+        let index_path = dir.join(INDEX);
+        let index = if index_path.exists() { Some(read_json(&index_path, MAX_INDEX_BYTES)?) } else { None };
+        let weight_map = index.as_ref().map(|index| weight_map(index, &index_path)).transpose()?;
+        let mut names: Vec<&str> = match &weight_map {
+            Some(map) => map.values().copied().collect(),
+            None => vec![SINGLE],
+        };
+        names.sort_unstable();
+        names.dedup();
+        if !names.contains(&SINGLE) && dir.join(SINGLE).exists() {
+            let expected = "one of them: engines disagree on which of the two to load";
+            return Err(PermuteError::field(&index_path, "the index", format!("beside {SINGLE}"), expected));
+        }
+        let open = |name: &str| Ok(Shard { name: name.to_owned(), file: Foreign::open(&dir.join(name))? });
+        let shards = names.into_iter().map(open).collect::<Result<Vec<_>, FormatError>>()?;
+        let shard_of = shard_of(dir, &shards)?;
+        if let Some(weight_map) = weight_map {
+            check_index(dir, &weight_map, &shards, &shard_of)?;
+        }
+        Ok(Self { dir: dir.to_path_buf(), shards, index, shard_of })
+    }
+
+    /// Bytes of all tensors.
+    pub(super) fn data_len(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.file.data_len()).sum()
+    }
+
+    /// The files beside the weights, by name: those to copy, and what is left out (directories, weights in other forms).
+    pub(super) fn others(&self) -> Result<(Vec<String>, Vec<String>), PermuteError> {
+        let io = |source| FormatError::io("list", &self.dir, source);
+        let (mut copied, mut left_out) = (Vec::new(), Vec::new());
+        for entry in std::fs::read_dir(&self.dir).map_err(io)? {
+            let name = entry.map_err(io)?.file_name();
+            let Some(name) = name.to_str() else {
+                left_out.push(name.to_string_lossy().into_owned());
+                continue;
+            };
+            if name == CONFIG || name == INDEX || self.shards.iter().any(|shard| shard.name == name) {
+                continue;
+            }
+            let weights = OTHER_WEIGHTS.iter().any(|ending| name.ends_with(&format!(".{ending}")));
+            // Follows links, of which snapshots of a hub consist.
+            let file = self.dir.join(name).is_file();
+            if file && !weights { &mut copied } else { &mut left_out }.push(name.to_owned());
+        }
+        copied.sort_unstable();
+        left_out.sort_unstable();
+        Ok((copied, left_out))
+    }
+}
+
+/// The file of each tensor, by the index.
+fn weight_map<'a>(index: &'a Value, path: &Path) -> Result<BTreeMap<&'a str, &'a str>, PermuteError> {
+    let Some(map) = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty()) else {
+        return Err(PermuteError::field(
+            path,
+            "weight_map",
+            "missing or empty",
+            "an object of tensors and their files",
+        ));
+    };
+    let entry = |(tensor, file): (&'a String, &'a Value)| match file.as_str().filter(|file| is_plain(file)) {
+        Some(file) => Ok((tensor.as_str(), file)),
+        None => {
+            let (tensor, file): (String, String) =
+                (tensor.chars().take(100).collect(), file.to_string().chars().take(100).collect());
+            let expected = "the name of a safetensors file in the same directory";
+            Err(PermuteError::field(path, format!("weight_map.{tensor}"), file, expected))
+        }
+    };
+    map.iter().map(entry).collect()
+}
+
+/// The index names every tensor, and each is in the file that it names.
+fn check_index(
+    dir: &Path,
+    weight_map: &BTreeMap<&str, &str>,
+    shards: &[Shard],
+    shard_of: &BTreeMap<String, usize>,
+) -> Result<(), PermuteError> {
+    for (tensor, file) in weight_map {
+        if shard_of.get(*tensor).is_none_or(|&shard| shards[shard].name != *file) {
+            return Err(PermuteError::missing(&dir.join(file), *tensor));
+        }
+    }
+    match shard_of.iter().find(|(tensor, _)| !weight_map.contains_key(tensor.as_str())) {
+        None => Ok(()),
+        Some((tensor, &shard)) => {
+            let (path, tensor) = (dir.join(&shards[shard].name), tensor.clone());
+            let expected = format!("only tensors that {INDEX} names");
+            Err(PermuteError::UnexpectedTensor { path, tensor, expected })
+        }
+    }
+}
+
+/// A name without directories.
+fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+        && name.ends_with(".safetensors")
+}
+
+/// Every tensor is in one shard only.
+fn shard_of(dir: &Path, shards: &[Shard]) -> Result<BTreeMap<String, usize>, PermuteError> {
+    let mut shard_of = BTreeMap::new();
+    for (at, shard) in shards.iter().enumerate() {
+        for tensor in shard.file.tensors().keys() {
+            if let Some(other) = shard_of.insert(tensor.clone(), at) {
+                let expected = format!("it in one file, but {} has it as well", shards[other].name);
+                let (path, tensor) = (dir.join(&shard.name), tensor.clone());
+                return Err(PermuteError::UnexpectedTensor { path, tensor, expected });
+            }
+        }
+    }
+    Ok(shard_of)
+}

@@ -1,0 +1,128 @@
+//! Writing the permuted checkpoint: every file whole or not at all, files of an interrupted run taken over.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::plan::{Move, Plan};
+use super::source::{INDEX, Shard, Source};
+use super::{Meter, PermuteError};
+use crate::FormatError;
+use crate::container::{Foreign, Storage, is_temporary, write_atomically};
+
+/// Pieces in which bytes are passed on, so that progress shows and no more than this is held beside the maps.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
+
+/// The directory that is written.
+pub(super) struct Target {
+    pub(super) dir: PathBuf,
+}
+
+impl Target {
+    /// Makes the directory if there is none, and sees to it that nothing but `expected` files is in it.
+    pub(super) fn prepare(dir: &Path, source: &Path, expected: &BTreeSet<&str>) -> Result<Self, PermuteError> {
+        let inside = |dir: &Path| -> Result<bool, PermuteError> {
+            let resolve = |path: &Path| path.canonicalize().map_err(|error| FormatError::io("resolve", path, error));
+            Ok(resolve(dir)?.starts_with(resolve(source)?))
+        };
+        // Before anything is made: the nearest directory that exists says where the new one would be.
+        let absolute = std::path::absolute(dir).map_err(|error| FormatError::io("resolve", dir, error))?;
+        if let Some(existing) = absolute.ancestors().find(|path| path.exists())
+            && inside(existing)?
+        {
+            return Err(PermuteError::InsideSource { path: dir.to_path_buf() });
+        }
+        std::fs::create_dir_all(dir).map_err(|error| FormatError::io("create", dir, error))?;
+        let io = |error| FormatError::io("list", dir, error);
+        for entry in std::fs::read_dir(dir).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            match name.to_str() {
+                Some(name) if expected.contains(name) => {}
+                Some(name) if is_temporary(name) => {
+                    std::fs::remove_file(entry.path()).map_err(|e| FormatError::io("remove", &entry.path(), e))?;
+                }
+                _ => return Err(PermuteError::Occupied { path: entry.path() }),
+            }
+        }
+        Ok(Self { dir: dir.to_path_buf() })
+    }
+
+    /// Writes one shard, or takes over one of an interrupted run: files appear whole, so equal length and header mean that it is
+    /// complete, and the self-check reads its bytes. Gives whether it was written.
+    pub(super) fn shard(&self, plan: &Plan<'_>, shard: &Shard, meter: &mut Meter<'_>) -> Result<bool, PermuteError> {
+        let path = self.dir.join(&shard.name);
+        let header = shard.file.renamed_header(|name| plan.new_name(name)).map_err(|error| error.in_file(&path))?;
+        if path.exists() {
+            let there = Foreign::open(&path)?;
+            if there.header() != header || there.data_len() != shard.file.data_len() {
+                return Err(PermuteError::Occupied { path });
+            }
+            meter.advance(shard.file.data_len());
+            return Ok(false);
+        }
+        write_atomically(&path, |out| {
+            out.write_all(&header)?;
+            for (name, tensor) in shard.file.in_file_order() {
+                let bytes = shard.file.bytes(tensor);
+                match plan.movement(name) {
+                    Move::Stay | Move::Rename(_) => pass_on(out, bytes, meter)?,
+                    Move::Rows(permutation) => {
+                        // N rows, as was checked, and N is not 0.
+                        let row = bytes.len() / permutation.old().len();
+                        for &old in permutation.old() {
+                            pass_on(out, &bytes[usize::from(old) * row..][..row], meter)?;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        Ok(true)
+    }
+
+    /// The index with the files of the new names, in the old order of names.
+    pub(super) fn index(&self, plan: &Plan<'_>, source: &Source) -> Result<(), PermuteError> {
+        let Some(index) = &source.index else { return Ok(()) };
+        let mut index = index.clone();
+        if let Some(map) = index.get_mut("weight_map").and_then(Value::as_object_mut) {
+            let files: Map<String, Value> =
+                map.iter().map(|(tensor, file)| (plan.new_name(tensor), file.clone())).collect();
+            for (tensor, file) in map.iter_mut() {
+                // Names of experts change places among themselves; the others stay.
+                if let Some(new) = files.get(tensor) {
+                    file.clone_from(new);
+                }
+            }
+        }
+        let path = self.dir.join(INDEX);
+        let mut text =
+            serde_json::to_string_pretty(&index).map_err(|source| PermuteError::Json { path: path.clone(), source })?;
+        text.push('\n');
+        self.file(INDEX, text.as_bytes())
+    }
+
+    /// A file that is copied as it is.
+    pub(super) fn copy(&self, source: &Path, name: &str) -> Result<(), PermuteError> {
+        self.file(name, &Storage::map(&source.join(name))?)
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> Result<(), PermuteError> {
+        let path = self.dir.join(name);
+        if path.exists() {
+            let same = *Storage::map(&path)? == *bytes;
+            return if same { Ok(()) } else { Err(PermuteError::Occupied { path }) };
+        }
+        Ok(write_atomically(&path, |out| out.write_all(bytes))?)
+    }
+}
+
+fn pass_on(out: &mut dyn Write, bytes: &[u8], meter: &mut Meter<'_>) -> std::io::Result<()> {
+    for piece in bytes.chunks(PIECE_BYTES) {
+        out.write_all(piece)?;
+        meter.advance(piece.len() as u64);
+    }
+    Ok(())
+}
