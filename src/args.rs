@@ -47,7 +47,7 @@ pub(crate) enum Command {
     Solve(SolveArgs),
     /// Judge tables on a trace or a profile.
     Evaluate(EvaluateArgs),
-    /// Look at tables.
+    /// Look at tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
 }
@@ -269,6 +269,50 @@ pub(crate) enum TablesCommand {
     Show(TablesFile),
     /// Check tables in full; exit code 2 when they are wrong.
     Verify(TablesFile),
+    /// Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
+    #[command(long_about = EXPORT_ABOUT)]
+    Export(ExportArgs),
+}
+
+/// What `tables export --help` begins with.
+const EXPORT_ABOUT: &str = "\
+Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
+
+Every form lists, layer by layer, which expert is in each physical slot; slot p is on rank p / (slots / groups). \
+Experts that the tables replicate fill the extra slots.
+
+  sglang  --init-expert-location of an unmodified SGLang; a row for each of the model's layers, dense ones included
+  eplb    phy2log, log2phy and logcnt of DeepSeek's EPLB; safetensors when --out ends in .safetensors, else JSON
+  vllm    the file that an open pull request (49572) reads: no release of vLLM does, hence only with --experimental
+
+Without --out the text goes to standard output and the arguments to standard error. An engine that takes no placement \
+at all can be given a checkpoint in which contiguous placement is E: see `semmoe tables permute`.
+
+Example:
+  semmoe tables export --tables qwen3.tables.safetensors --format sglang --out experts.json";
+
+/// Readers of an exported placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExportFormat {
+    Sglang,
+    Eplb,
+    Vllm,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// The tables to export.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tables: PathBuf,
+    /// Who reads it.
+    #[arg(long, value_enum)]
+    pub(crate) format: ExportFormat,
+    /// The file to write [default: standard output].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: Option<PathBuf>,
+    /// Allow forms that no released engine reads.
+    #[arg(long)]
+    pub(crate) experimental: bool,
 }
 
 #[derive(Debug, Args)]

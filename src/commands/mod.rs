@@ -1,6 +1,7 @@
 //! One module a subcommand: arguments to library calls, results to the terminal.
 
 pub(crate) mod evaluate;
+pub(crate) mod export;
 pub(crate) mod profile;
 pub(crate) mod serve;
 pub(crate) mod solve;
@@ -8,6 +9,7 @@ pub(crate) mod tables;
 pub(crate) mod worker;
 
 use std::io::Write;
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -34,4 +36,17 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| CliError::failed(format!("the result cannot be written as JSON: {error}")))?;
     print(&text)
+}
+
+/// Refuses to write over a file that is read: by another spelling of its path, or through a link.
+pub(crate) fn refuse_input_as_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError> {
+    let Ok(resolved) = out.canonicalize() else { return Ok(()) };
+    match inputs.iter().find(|input| input.canonicalize().is_ok_and(|input| input == resolved)) {
+        None => Ok(()),
+        Some(input) => Err(CliError::input(format!(
+            "the output {} is the input {}, expected another file",
+            out.display(),
+            input.display()
+        ))),
+    }
 }

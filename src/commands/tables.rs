@@ -1,10 +1,10 @@
-//! `semmoe tables show|verify`.
+//! `semmoe tables show|verify`, and the way to its other subcommands.
 
 use std::fmt::Write;
 
 use semmoe_tables::{Attention, Tables};
 
-use super::print;
+use super::{export, print};
 use crate::args::{TablesCommand, TablesFile};
 use crate::error::CliError;
 
@@ -19,6 +19,7 @@ pub(crate) fn run(command: &TablesCommand) -> Result<(), CliError> {
             let tables = Tables::open(file).map_err(CliError::input)?;
             print(&format!("{}: ok, digest {}", file.display(), tables.digest()))
         }
+        TablesCommand::Export(args) => export::run(args),
     }
 }
 

@@ -54,6 +54,21 @@ pub fn json_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", describe(output)))
 }
 
+/// Tables in `folder` for the bundled model, solved in four groups from the recorded reference; `more` goes to `solve`.
+pub fn solved_tables(folder: &Path, more: &[&str]) -> PathBuf {
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let trace = text(&repository("tests/data/reference.trace.safetensors"));
+    let (profile, tables) = (folder.join("p.profile.safetensors"), folder.join("t.tables.safetensors"));
+    let built = run(&["profile", "build", &trace, "--out", &text(&profile)]);
+    assert!(built.status.success(), "{}", describe(&built));
+    let solved = semmoe(&["solve", "--groups", "4", "--profile", &text(&profile), "--out", &text(&tables)])
+        .args(more)
+        .output()
+        .expect("the command starts");
+    assert!(solved.status.success(), "{}", describe(&solved));
+    tables
+}
+
 /// Data folder shared by the tests of one file, so that profile and tables are made once.
 pub fn shared_data() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("up-data");
