@@ -66,14 +66,17 @@ impl Accounts {
         let Some(was) = self.loads.get(usize::from(rank)).map(|load| load.available) else { return false };
         if available && !was {
             let (mut tokens, mut requests, mut ranks) = (0.0, 0.0, 0.0);
+            let mut fewest = u64::MAX;
             for load in self.loads.iter().filter(|load| load.available) {
                 tokens += load.recent_tokens;
                 requests += load.recent_requests;
                 ranks += 1.0;
+                fewest = fewest.min(load.assigned_requests);
             }
             if ranks > 0.0 {
                 let load = &mut self.loads[usize::from(rank)];
                 (load.recent_tokens, load.recent_requests) = (tokens / ranks, requests / ranks);
+                load.assigned_requests = fewest;
             }
         }
         self.loads[usize::from(rank)].available = available;
@@ -98,6 +101,7 @@ impl Accounts {
         let load = &mut self.loads[index];
         load.recent_tokens += counted;
         load.recent_requests += 1.0;
+        load.assigned_requests = load.assigned_requests.saturating_add(1);
         load.in_flight_tokens = load.in_flight_tokens.saturating_add(tokens.max(1));
         load.in_flight_requests = load.in_flight_requests.saturating_add(1);
         if load.available {

@@ -31,6 +31,8 @@
 
 mod accounts;
 pub mod affinity;
+pub mod affinity_paper;
+pub mod load_only;
 mod policy;
 mod registry;
 mod round_robin;
@@ -38,6 +40,8 @@ mod settings;
 
 pub use accounts::Accounts;
 pub use affinity::Affinity;
+pub use affinity_paper::AffinityPaper;
+pub use load_only::{LeastLoad, PowerOfTwo, Random};
 pub use policy::{Choice, Policy, RankLoad, Request};
 pub use registry::{NAMES, UnknownPolicy, policy, policy_with};
 pub use round_robin::RoundRobin;

@@ -23,6 +23,8 @@ pub struct RankLoad {
     pub recent_tokens: f64,
     /// Requests assigned lately, counted and halved alike; over all ranks they give the mean request.
     pub recent_requests: f64,
+    /// Requests assigned so far; a rank that was away comes back with the least count of the others.
+    pub assigned_requests: u64,
     /// Whether the rank may be chosen.
     pub available: bool,
 }
@@ -34,6 +36,7 @@ impl RankLoad {
         in_flight_requests: 0,
         recent_tokens: 0.0,
         recent_requests: 0.0,
+        assigned_requests: 0,
         available: true,
     };
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;
-use semmoe_routing::{Accounts, Affinity, Choice, Policy, RankLoad, Request, RoundRobin, Settings, policy};
+use semmoe_routing::{Accounts, Affinity, Choice, NAMES, Policy, RankLoad, Request, RoundRobin, Settings, policy};
 
 /// Runs `requests` through a policy with `concurrency` of them in flight; returns the tokens that each rank got.
 fn run(policy: &dyn Policy, accounts: &mut Accounts, requests: &[(u64, Vec<f64>)], concurrency: usize) -> Vec<u64> {
@@ -193,6 +193,52 @@ fn huge_counts_do_not_overflow() {
     assert_eq!(affinity().choose(&request, accounts.loads(), accounts.prices(), 0).unwrap().rank, 1);
 }
 
+#[test]
+fn the_paper_serves_every_rank_once_a_round_and_the_best_first() {
+    let policy = policy("affinity_paper").unwrap();
+    let mut accounts = Accounts::new(4, &[], &Settings::default());
+    let share = [0.1, 0.4, 0.3, 0.2];
+    let request = Request { tokens: 9, share: Some(&share) };
+    let mut chosen = Vec::new();
+    for sequence in 0..8 {
+        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap();
+        accounts.assign(choice.rank, request.tokens);
+        chosen.push((choice.rank, choice.capped));
+    }
+    let round = [(1, false), (2, true), (3, true), (0, true)];
+    assert_eq!(chosen, [round, round].concat());
+}
+
+#[test]
+fn a_rank_that_comes_back_joins_the_paper_s_round() {
+    let policy = policy("affinity_paper").unwrap();
+    let mut accounts = Accounts::new(3, &[], &Settings::default());
+    accounts.set_available(2, false);
+    let request = Request { tokens: 1, share: None };
+    let next = |accounts: &mut Accounts, sequence| {
+        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap();
+        accounts.assign(choice.rank, 1);
+        choice.rank
+    };
+    (0..10).for_each(|sequence| assert_ne!(next(&mut accounts, sequence), 2));
+    accounts.set_available(2, true);
+    let mut round: Vec<u16> = (10..13).map(|sequence| next(&mut accounts, sequence)).collect();
+    round.sort_unstable();
+    assert_eq!(round, [0, 1, 2]);
+}
+
+#[test]
+fn random_is_even_and_two_choices_are_evener() {
+    let requests: Vec<(u64, Vec<f64>)> = (0..4000).map(|_| (100, Vec::new())).collect();
+    let imbalance = |name| {
+        let mut accounts = Accounts::new(8, &[], &Settings::default());
+        max_over_mean(&run(policy(name).unwrap().as_ref(), &mut accounts, &requests, 400))
+    };
+    let (random, two) = (imbalance("random"), imbalance("power_of_two"));
+    assert!(random < 1.15, "{random}");
+    assert!(two < 1.02 && two < random, "{two}, {random}");
+}
+
 fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
     let load = (0u64..100_000, 0u32..100, 0.0..1e6, prop::bool::weighted(0.8)).prop_map(
         |(in_flight_tokens, in_flight_requests, recent_tokens, available)| RankLoad {
@@ -200,6 +246,7 @@ fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
             in_flight_requests,
             recent_tokens,
             recent_requests: recent_tokens / 100.0,
+            assigned_requests: u64::from(in_flight_requests / 10),
             available,
         },
     );
@@ -216,7 +263,7 @@ proptest! {
         let share: Vec<f64> = loads.iter().map(|_| random.f64()).collect();
         let prices: Vec<f64> = loads.iter().map(|_| random.f64() - 0.5).collect();
         let request = Request { tokens, share: scored.then_some(&share[..]) };
-        for policy in [policy("affinity").unwrap(), policy("round_robin").unwrap()] {
+        for policy in NAMES.map(|name| policy(name).unwrap()) {
             let choice = policy.choose(&request, &loads, &prices, sequence);
             prop_assert_eq!(choice, policy.choose(&request, &loads.clone(), &prices, sequence));
             let available: Vec<&RankLoad> = loads.iter().filter(|load| load.available).collect();
@@ -233,8 +280,14 @@ proptest! {
                 let requests: f64 = available.iter().map(|load| load.recent_requests).sum();
                 let slack = settings.load_slack * 100.0 * (requests / available.len() as f64).sqrt();
                 prop_assert!(chosen.recent_tokens <= ((1.0 + settings.load_margin) * mean + slack) * (1.0 + 1e-12));
+            } else if policy.name() == "affinity_paper" {
+                let round = available.iter().map(|load| load.assigned_requests).min();
+                prop_assert_eq!(Some(chosen.assigned_requests), round);
             } else {
                 prop_assert!(!capped);
+            }
+            if policy.name() == "least_load" {
+                prop_assert!(available.iter().all(|load| chosen.in_flight_tokens <= load.in_flight_tokens));
             }
         }
     }

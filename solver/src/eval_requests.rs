@@ -20,6 +20,9 @@ use crate::whole::whole;
 /// The policy whose assignment `lar` and its companions describe.
 const HEADLINE: &str = "affinity";
 
+/// Requests that [`Evaluation::windowed`](crate::Evaluation::windowed) assigns together.
+pub const WINDOW: usize = 32;
+
 /// One request with everything that the simulation needs.
 struct Job {
     /// Prompt tokens: what a policy is told.
@@ -59,6 +62,8 @@ pub(crate) fn judge(
         token_imbalance: figures(&jobs, &ranks, hosts.places).request_imbalance,
         tokens: jobs.iter().map(|job| job.known_tokens).sum(),
         policies: Some(policies),
+        argmax: Some(figures(&jobs, &argmax(&jobs), hosts.places)),
+        windowed: Some(figures(&jobs, &windowed(&jobs, hosts.places, options.token_margin), hosts.places)),
         batch_predicted: Some(batch(&jobs, hosts.places, options.token_margin, |job, rank| {
             Some(job.share.as_ref()?[rank])
         })),
@@ -122,6 +127,46 @@ fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOp
         ranks.push(rank);
     }
     ranks.into_iter().map(usize::from).collect()
+}
+
+/// The rank of each request's greatest share; requests without evidence in turn.
+fn argmax(jobs: &[Job]) -> Vec<usize> {
+    let best =
+        |share: &[f64]| (1..share.len()).fold(0, |best, rank| if share[rank] > share[best] { rank } else { best });
+    let places = |job: &Job| job.local.len();
+    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), best);
+    jobs.iter().enumerate().map(of_job).collect()
+}
+
+/// Windows of requests, each assigned exactly by share into what the ranks have left of (1 + margin) of the mean.
+fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
+    let mut loads = vec![0u64; places];
+    let mut ranks = Vec::with_capacity(jobs.len());
+    for window in jobs.chunks(WINDOW) {
+        let mass: Vec<u64> = window.iter().map(|job| job.prompt_tokens.max(1)).collect();
+        let profit: Vec<i64> = window
+            .iter()
+            .flat_map(|job| (0..places).map(move |rank| job.share.as_ref().map_or(0, |share| to_profit(share[rank]))))
+            .collect();
+        let total = loads.iter().sum::<u64>() + mass.iter().sum::<u64>();
+        let capacity = room(&loads, &mass_capacity(total, places, token_margin), mass.iter().sum());
+        let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
+        for (&rank, mass) in whole(&problem, &problem.solve(None)).label.iter().zip(&mass) {
+            loads[usize::from(rank)] += mass;
+            ranks.push(usize::from(rank));
+        }
+    }
+    ranks
+}
+
+/// What is left of each capacity, enlarged evenly where an earlier excess leaves too little for `needed`.
+fn room(loads: &[u64], capacity: &[u64], needed: u64) -> Vec<u64> {
+    let mut room: Vec<u64> =
+        capacity.iter().zip(loads).map(|(capacity, load)| capacity.saturating_sub(*load)).collect();
+    let missing = needed.saturating_sub(room.iter().sum());
+    let each = missing.div_ceil(room.len() as u64);
+    room.iter_mut().for_each(|room| *room += each);
+    room
 }
 
 fn figures(jobs: &[Job], ranks: &[usize], places: usize) -> RequestFigures {

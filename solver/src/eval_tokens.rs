@@ -96,6 +96,8 @@ fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
         token_imbalance,
         tokens,
         policies: None,
+        argmax: None,
+        windowed: None,
         batch_predicted: None,
         batch_optimum: None,
     }

@@ -54,6 +54,13 @@ pub struct Evaluation {
     /// T's error, what a policy misses to this is the price of not knowing the future.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_predicted: Option<RequestFigures>,
+    /// Every request on the rank of its greatest share, whatever the load: what an online policy gives up for balance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argmax: Option<RequestFigures>,
+    /// Every [`WINDOW`](crate::WINDOW) requests assigned together and exactly by their scores, so that the tokens of
+    /// the ranks stay even so far: what waiting for a window would gain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windowed: Option<RequestFigures>,
     /// All requests known in advance and assigned exactly by their true routing; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_optimum: Option<RequestFigures>,
@@ -75,6 +82,8 @@ pub(crate) struct Judged {
     pub(crate) token_imbalance: f64,
     pub(crate) tokens: u64,
     pub(crate) policies: Option<BTreeMap<String, RequestFigures>>,
+    pub(crate) argmax: Option<RequestFigures>,
+    pub(crate) windowed: Option<RequestFigures>,
     pub(crate) batch_predicted: Option<RequestFigures>,
     pub(crate) batch_optimum: Option<RequestFigures>,
 }
@@ -117,6 +126,8 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         tokens: judged.tokens,
         activations,
         policies: judged.policies,
+        argmax: judged.argmax,
+        windowed: judged.windowed,
         batch_predicted: judged.batch_predicted,
         batch_optimum: judged.batch_optimum,
     })

@@ -43,6 +43,7 @@ mod whole;
 
 pub use assign::{TokenPlan, assign_tokens};
 pub use error::SolveError;
+pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
 pub use options::{EvalOptions, SolveOptions};
 pub use paper::{PaperCap, PaperOptions, solve_paper};

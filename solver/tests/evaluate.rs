@@ -101,6 +101,19 @@ fn the_document_has_the_names_of_the_design() {
 }
 
 #[test]
+fn waiting_for_a_window_lies_between_in_turn_and_unlimited() {
+    let trace = planted(4, 200, 0.8, 8);
+    let solved = solve_trace(&trace, &options(4, Attention::Dp)).unwrap();
+    let judged = evaluate(&solved.tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+    let (argmax, windowed) = (judged.argmax.unwrap(), judged.windowed.unwrap());
+    let policies = judged.policies.unwrap();
+    assert!(argmax.request_lar >= windowed.request_lar, "{argmax:?} {windowed:?}");
+    assert!(windowed.request_lar > policies["round_robin"].request_lar, "{windowed:?} {policies:?}");
+    assert!(windowed.request_lar >= policies["affinity_paper"].request_lar, "{windowed:?} {policies:?}");
+    assert!(windowed.request_imbalance <= 1.1, "{windowed:?}");
+}
+
+#[test]
 fn wrong_input_is_told() {
     let trace = planted(4, 20, 0.8, 6);
     let tables = neutral(&trace, 4);

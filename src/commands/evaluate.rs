@@ -45,8 +45,16 @@ fn describe(evaluation: &Evaluation) -> String {
     for (policy, of_policy) in evaluation.policies.iter().flatten() {
         line(&format!("requests by {policy}"), figures(of_policy));
     }
-    if let Some(optimum) = &evaluation.batch_optimum {
-        line("requests, batch optimum", figures(optimum));
+    let references = [
+        ("requests by argmax, loads ignored", &evaluation.argmax),
+        ("requests in windows, exact", &evaluation.windowed),
+        ("requests all at once by T", &evaluation.batch_predicted),
+        ("requests, batch optimum", &evaluation.batch_optimum),
+    ];
+    for (name, of_reference) in references {
+        if let Some(reference) = of_reference {
+            line(name, figures(reference));
+        }
     }
     text
 }

@@ -33,7 +33,7 @@ fn configuration_errors_name_the_key() {
         (with("[routing]\nx = 1"), "line 2: unknown field `x`"),
         (
             format!("{}{BACKEND}", MODEL.replace("round_robin", "afinity")),
-            "models[0].policy: unknown policy `afinity`, expected one of: affinity, round_robin",
+            "models[0].policy: unknown policy `afinity`, expected one of: affinity, affinity_paper, round_robin, ",
         ),
         (format!("{}{BACKEND}", MODEL.replace("round_robin", "affinity")), "models[0].tokenizer: must be set"),
         (

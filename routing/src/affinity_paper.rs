@@ -1,0 +1,41 @@
+//! `affinity_paper`: the paper's Algorithm 2 (appendix B), with its mask corrected.
+//!
+//! A request goes to the rank with the greatest score among those that had no request in this round; when all had one,
+//! a new round begins. As printed, line 4 gives minus infinity to the ranks whose mask is still set, that is to the
+//! available ones; here the ranks already served are left out, which is what the text describes.
+//!
+//! It is kept as the baseline: it evens out the number of requests, whatever their length, and by the end of each
+//! round the last request has no choice left ([`affinity`](crate::affinity) says what is done instead).
+
+use crate::policy::{Choice, Policy, RankLoad, Request, rank_id, turn};
+
+/// The policy; see the module's text.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AffinityPaper;
+
+impl Policy for AffinityPaper {
+    fn name(&self) -> &'static str {
+        "affinity_paper"
+    }
+
+    fn needs_share(&self) -> bool {
+        true
+    }
+
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+        let share = request.share.filter(|share| share.len() == loads.len());
+        let score = |index: usize| share.map_or(0.0, |share| if share[index].is_finite() { share[index] } else { 0.0 });
+        let available = || loads.iter().enumerate().filter(|(_, load)| load.available);
+        // All ranks had the same number of requests before this round.
+        let round = available().map(|(_, load)| load.assigned_requests).min()?;
+        let better = |a: &usize, b: &usize| {
+            let turn = |index: usize| turn(index, loads.len(), sequence);
+            score(*a).total_cmp(&score(*b)).then(turn(*b).cmp(&turn(*a)))
+        };
+        let best = available().map(|(index, _)| index).max_by(better)?;
+        let unserved = available().filter(|(_, load)| load.assigned_requests == round).map(|(index, _)| index);
+        let index = unserved.max_by(better)?;
+        let expected_share = request.share.and_then(|share| share.get(index).copied());
+        Some(Choice { rank: rank_id(index)?, expected_share, capped: index != best })
+    }
+}

@@ -1,0 +1,93 @@
+//! Policies that look at load or chance alone: `random`, `power_of_two`, `least_load`.
+//!
+//! They are what an operator compares with, and what runs where no tables are loaded. Chance is a hash of the sequence
+//! number: the same stream gives the same choices.
+
+use crate::policy::{Choice, Policy, RankLoad, Request, rank_id, turn};
+
+/// `random`: every available rank is as likely.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Random;
+
+/// `power_of_two`: the one of two random ranks with fewer tokens in flight.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PowerOfTwo;
+
+/// `least_load`: the rank with the fewest tokens in flight; equal ones in turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LeastLoad;
+
+/// SplitMix64: consecutive numbers to independent ones.
+fn scramble(sequence: u64) -> u64 {
+    let mut mixed = sequence.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Index of the `position`-th available rank.
+fn available_at(loads: &[RankLoad], position: u64) -> Option<usize> {
+    let available = loads.iter().enumerate().filter(|(_, load)| load.available);
+    available.map(|(index, _)| index).nth(usize::try_from(position).ok()?)
+}
+
+fn count_available(loads: &[RankLoad]) -> u64 {
+    loads.iter().filter(|load| load.available).count() as u64
+}
+
+fn chosen(request: &Request<'_>, index: usize) -> Option<Choice> {
+    let expected_share = request.share.and_then(|share| share.get(index).copied());
+    Some(Choice { rank: rank_id(index)?, expected_share, capped: false })
+}
+
+impl Policy for Random {
+    fn name(&self) -> &'static str {
+        "random"
+    }
+
+    fn needs_share(&self) -> bool {
+        false
+    }
+
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+        let position = scramble(sequence).checked_rem(count_available(loads))?;
+        chosen(request, available_at(loads, position)?)
+    }
+}
+
+impl Policy for PowerOfTwo {
+    fn name(&self) -> &'static str {
+        "power_of_two"
+    }
+
+    fn needs_share(&self) -> bool {
+        false
+    }
+
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+        let ranks = count_available(loads);
+        let chance = scramble(sequence);
+        let first = (chance >> 32).checked_rem(ranks)?;
+        // The second of the pair is another rank wherever there is another one.
+        let second = (first + 1 + (chance & 0xffff_ffff) % (ranks - 1).max(1)) % ranks;
+        let (first, second) = (available_at(loads, first)?, available_at(loads, second)?);
+        let busy = |index: usize| loads[index].in_flight_tokens;
+        chosen(request, if busy(second) < busy(first) { second } else { first })
+    }
+}
+
+impl Policy for LeastLoad {
+    fn name(&self) -> &'static str {
+        "least_load"
+    }
+
+    fn needs_share(&self) -> bool {
+        false
+    }
+
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+        let available = loads.iter().enumerate().filter(|(_, load)| load.available);
+        let least = available.min_by_key(|(index, load)| (load.in_flight_tokens, turn(*index, loads.len(), sequence)));
+        chosen(request, least?.0)
+    }
+}
