@@ -7,8 +7,11 @@ use crate::policy::Policy;
 use crate::round_robin::RoundRobin;
 use crate::settings::Settings;
 
+/// Makes a policy with the given settings.
+type Make = fn(&Settings) -> Box<dyn Policy>;
+
 /// Every policy: its name and how it is made. A new policy is one line here.
-const POLICIES: [(&str, fn(&Settings) -> Box<dyn Policy>); 6] = [
+const POLICIES: [(&str, Make); 6] = [
     ("affinity", |settings| Box::new(Affinity::new(settings))),
     ("affinity_paper", |_| Box::new(AffinityPaper)),
     ("round_robin", |_| Box::new(RoundRobin)),

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
 
-use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate, solve};
+use semmoe_solver::{EvalInput, EvalOptions, Evaluation, RequestFigures, SolveOptions, evaluate, solve};
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -56,31 +56,34 @@ fn main() -> Result<(), Box<dyn Error>> {
                 EvalInput::Trace(&other),
                 &EvalOptions { token_margin, ..EvalOptions::default() },
             )?;
-            print(&format!(
-                "    out: lar {:.4} random {:.4} remote ranks {:.3} experts {:.3} (max/median {:.3}) tokens {:.3}",
-                judged.lar,
-                judged.lar_random,
-                judged.remote_ranks_per_token.unwrap_or(f64::NAN),
-                judged.expert_load_imbalance,
-                judged.expert_load_imbalance_max_over_median,
-                judged.token_imbalance
-            ));
-            for (name, figures) in judged.policies.iter().flatten() {
-                print(&format!(
-                    "    out: {name} {:.4} imbalance {:.3}",
-                    figures.request_lar, figures.request_imbalance
-                ));
-            }
-            for (name, figures) in [("predicted", judged.batch_predicted), ("optimum", judged.batch_optimum)] {
-                let Some(figures) = figures else { continue };
-                print(&format!(
-                    "    out: batch {name} {:.4} imbalance {:.3}",
-                    figures.request_lar, figures.request_imbalance
-                ));
-            }
+            print_judged(&judged);
         }
     }
     Ok(())
+}
+
+fn print_judged(judged: &Evaluation) {
+    print(&format!(
+        "    out: lar {:.4} random {:.4} remote ranks {:.3} experts {:.3} (max/median {:.3}) tokens {:.3}",
+        judged.lar,
+        judged.lar_random,
+        judged.remote_ranks_per_token.unwrap_or(f64::NAN),
+        judged.expert_load_imbalance,
+        judged.expert_load_imbalance_max_over_median,
+        judged.token_imbalance
+    ));
+    let references = [
+        ("argmax", judged.argmax),
+        ("windows", judged.windowed),
+        ("predicted", judged.batch_predicted),
+        ("optimum", judged.batch_optimum),
+    ];
+    let policies = judged.policies.iter().flatten().map(|(name, figures)| (name.as_str(), Some(*figures)));
+    for (name, figures) in policies.chain(references) {
+        if let Some(RequestFigures { request_lar, request_imbalance }) = figures {
+            print(&format!("    out: {name} {request_lar:.4} imbalance {request_imbalance:.3}"));
+        }
+    }
 }
 
 /// Takes `name VALUE` out of the arguments.
