@@ -163,7 +163,7 @@ fn tensors_that_do_not_fit_are_named() {
         (
             Checkpoint::qwen3(),
             |c| c.add("model.layers.1.mlp.experts.5.up_proj.weight", Dtype::BF16, &[3, 2]),
-            "is BF16 [3, 2], expected BF16 [2, 3], as model.layers.1.mlp.experts.0.up_proj.weight",
+            "is BF16 [3, 2], expected BF16 [64, 32], as model.layers.1.mlp.experts.0.up_proj.weight",
         ),
         (
             Checkpoint::gpt_oss(true),

@@ -18,6 +18,10 @@ pub(super) struct Config {
     pub(super) family: &'static Family,
     /// Layers of the model proper; a checkpoint may hold more of them for speculation.
     pub(super) hidden_layers: u16,
+    /// Groups of neighbouring experts that gating first chooses among; 1 when it does not.
+    pub(super) n_group: u16,
+    /// How many of them it searches.
+    pub(super) top_groups: u16,
 }
 
 impl Config {
@@ -39,9 +43,10 @@ impl Config {
             let expected = format!("more than {last}, the last MoE layer of the tables");
             return Err(PermuteError::field(path, "num_hidden_layers", hidden_layers, expected));
         }
-        fields.check_gating(permutation)?;
+        let n_group = fields.check_gating(permutation)?;
+        let top_groups = if n_group > 1 { fields.number("topk_group")? } else { 1 };
         match expert_named_in(&value) {
-            None => Ok(Self { family, hidden_layers }),
+            None => Ok(Self { family, hidden_layers, n_group, top_groups }),
             Some(name) => {
                 let name: String = name.chars().take(100).collect();
                 let expected = "no names of single experts, which this file would still have under their old numbers";
@@ -73,20 +78,22 @@ impl Fields<'_> {
         Err(PermuteError::field(self.path, field, found, format!("{expected}, {what}")))
     }
 
-    /// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched.
-    fn check_gating(&self, permutation: &Permutation) -> Result<(), PermuteError> {
+    /// Group-limited gating: `n_group` groups of neighbouring experts, of which `topk_group` are searched. Gives
+    /// `n_group`.
+    fn check_gating(&self, permutation: &Permutation) -> Result<u16, PermuteError> {
         if self.value.get("n_group").is_none_or(Value::is_null) {
-            return Ok(());
+            return Ok(1);
         }
         let (n_group, experts) = (self.number("n_group")?, permutation.experts());
         if n_group <= 1 {
-            return Ok(());
+            return Ok(1);
         }
         if !experts.is_multiple_of(n_group) {
             let expected = format!("a number that divides the {experts} experts");
             return Err(PermuteError::field(self.path, "n_group", n_group, expected));
         }
-        permutation.keeps_gating_groups(n_group)
+        permutation.keeps_gating_groups(n_group)?;
+        Ok(n_group)
     }
 }
 

@@ -14,12 +14,25 @@ pub(super) struct Family {
     /// The router's tensors that must be there.
     pub(super) router: &'static [&'static str],
     pub(super) experts: Experts,
+    pub(super) scoring: Scoring,
+}
+
+/// What a family chooses experts by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scoring {
+    /// Softmax of the logits.
+    Softmax,
+    /// Softmax of the logits plus the router's bias.
+    BiasedSoftmax,
+    /// Sigmoid of the logits plus the correction, which counts for the choice alone.
+    CorrectedSigmoid,
 }
 
 /// How a family stores experts.
 #[derive(Debug)]
 pub(super) enum Experts {
-    /// Tensors of their own: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...).
+    /// Tensors of their own: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...). The
+    /// projections are gate, up, down.
     Each(&'static [&'static str]),
     /// All together, dimension 0 is that of experts: `{prefix}{projection}{ending}`, with one of the sets of endings.
     Stacked { projections: &'static [&'static str], endings: &'static [&'static [&'static str]] },
@@ -49,6 +62,7 @@ pub(super) const FAMILIES: &[Family] = &[
         router_prefix: "mlp.gate.",
         router: &["weight"],
         experts: Experts::Each(GATED),
+        scoring: Scoring::Softmax,
     },
     Family {
         architectures: &["DeepseekV3ForCausalLM"],
@@ -57,6 +71,7 @@ pub(super) const FAMILIES: &[Family] = &[
         router_prefix: "mlp.gate.",
         router: &["weight", "e_score_correction_bias"],
         experts: Experts::Each(GATED),
+        scoring: Scoring::CorrectedSigmoid,
     },
     Family {
         architectures: &["Qwen3MoeForCausalLM", "OlmoeForCausalLM"],
@@ -65,6 +80,7 @@ pub(super) const FAMILIES: &[Family] = &[
         router_prefix: "mlp.gate.",
         router: &["weight"],
         experts: Experts::Each(GATED),
+        scoring: Scoring::Softmax,
     },
     Family {
         architectures: &["MixtralForCausalLM"],
@@ -72,7 +88,8 @@ pub(super) const FAMILIES: &[Family] = &[
         experts_prefix: "block_sparse_moe.experts.",
         router_prefix: "block_sparse_moe.gate.",
         router: &["weight"],
-        experts: Experts::Each(&["w1", "w2", "w3"]),
+        experts: Experts::Each(&["w1", "w3", "w2"]),
+        scoring: Scoring::Softmax,
     },
     Family {
         architectures: &["GptOssForCausalLM"],
@@ -84,6 +101,7 @@ pub(super) const FAMILIES: &[Family] = &[
             projections: &["gate_up_proj", "down_proj"],
             endings: &[&["_blocks", "_scales", "_bias"], &["", "_bias"]],
         },
+        scoring: Scoring::BiasedSoftmax,
     },
 ];
 

@@ -6,8 +6,8 @@
 //!
 //! Bytes are moved, never computed with: any element type, quantised or not. Where experts are tensors of their own only names
 //! change, so every shard keeps its data and its size, and one shard after the other passes from one memory map to one file.
-//! What was written is read again and compared ([`PermuteReport::digest`]); `config.json` comes last, so a directory that has one is
-//! a whole, checked checkpoint.
+//! What was written is read again and compared, byte by byte ([`PermuteReport::digest`]) and by what layers compute ([`Proof`]);
+//! `config.json` comes last, so a directory that has one is a whole, checked checkpoint.
 //!
 //! | module | what |
 //! |---|---|
@@ -17,7 +17,8 @@
 //! | `source` | shards and index of the checkpoint |
 //! | `plan` | which tensor moves how, and whether all are there |
 //! | `target` | the files written |
-//! | `verify` | the self-check |
+//! | `verify` | the self-check of bytes |
+//! | `proof` | the self-check of what layers compute |
 //! | `relabel` | tables for the permuted checkpoint |
 
 mod config;
@@ -25,6 +26,7 @@ mod error;
 mod family;
 mod permutation;
 mod plan;
+mod proof;
 mod relabel;
 mod source;
 mod target;
@@ -33,8 +35,11 @@ mod verify;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use serde::Serialize;
+
 pub use error::PermuteError;
 pub use permutation::Permutation;
+pub use proof::{Proof, prove};
 pub use relabel::write_relabelled;
 
 use crate::Tables;
@@ -44,7 +49,7 @@ use source::{CONFIG, INDEX, Source};
 use target::Target;
 
 /// What was done.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PermuteReport {
     /// MoE layers permuted.
     pub moe_layers: usize,
@@ -63,6 +68,8 @@ pub struct PermuteReport {
     /// SHA-256 over all tensors of the written files as they are read through the permutation, in the way of the tables' `digest`;
     /// it was checked to be that of the original checkpoint.
     pub digest: String,
+    /// What layers were found to compute alike.
+    pub proof: Proof,
 }
 
 /// Bytes done and bytes to do; each byte is written once and checked once.
@@ -93,8 +100,8 @@ pub fn permute(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PermuteReport, PermuteError> {
     let permutation = Permutation::of(tables)?;
-    let Config { family, hidden_layers } = Config::read(&source.join(CONFIG), tables.model(), &permutation)?;
-    let plan = Plan { family, permutation: &permutation, hidden_layers };
+    let config = Config::read(&source.join(CONFIG), tables.model(), &permutation)?;
+    let plan = Plan { family: config.family, permutation: &permutation, hidden_layers: config.hidden_layers };
     let source = Source::open(source)?;
     let layers_kept = plan.check(&source)?;
     let (copied, left_out) = source.others()?;
@@ -110,7 +117,9 @@ pub fn permute(
     }
     target.index(&plan, &source)?;
     copied.iter().try_for_each(|name| target.copy(&source.dir, name))?;
-    let digest = verify::verify(&plan, &source, &target.dir, &mut meter)?;
+    let written = Source::open(&target.dir)?;
+    let digest = verify::verify(&plan, &source, &written, &mut meter)?;
+    let proof = proof::compare(&config, &permutation, tables.model().top_k, &source, &written)?;
     target.copy(&source.dir, CONFIG)?;
     Ok(PermuteReport {
         moe_layers: permutation.layers().count(),
@@ -121,5 +130,6 @@ pub fn permute(
         layers_kept,
         left_out,
         digest,
+        proof,
     })
 }

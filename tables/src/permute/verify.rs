@@ -1,7 +1,5 @@
 //! The self-check: what was written, read again from the disk, equals the original under the permutation, byte by byte.
 
-use std::path::Path;
-
 use super::plan::{Move, Plan};
 use super::source::{Shard, Source};
 use super::target::PIECE_BYTES;
@@ -12,10 +10,10 @@ use crate::container::{Digester, ForeignTensor};
 pub(super) fn verify(
     plan: &Plan<'_>,
     source: &Source,
-    dir: &Path,
+    written: &Source,
     meter: &mut Meter<'_>,
 ) -> Result<String, PermuteError> {
-    let written = Source::open(dir)?;
+    let dir = &written.dir;
     // Every original has a counterpart of its own below; equal numbers mean that there is nothing else.
     if written.shard_of.len() != source.shard_of.len() {
         let (found, expected) = (written.shard_of.len(), source.shard_of.len());

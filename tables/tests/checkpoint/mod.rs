@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 pub const EXPERTS: u16 = 12;
 pub const HIDDEN_LAYERS: u16 = 3;
-const WIDTH: usize = 3;
+/// Numbers of a hidden state, and inside an expert.
+const WIDTH: usize = 32;
+const INNER: usize = 64;
 
 /// Element type, shape, bytes.
 pub type Tensor = (Dtype, Vec<usize>, Vec<u8>);
@@ -48,11 +50,11 @@ impl Checkpoint {
             let mlp = format!("model.layers.{layer}.mlp");
             new.add(&format!("{mlp}.gate.weight"), Dtype::BF16, &[EXPERTS.into(), WIDTH]);
             new.add(&format!("{mlp}.gate.e_score_correction_bias"), Dtype::F32, &[EXPERTS.into()]);
-            new.add(&format!("{mlp}.shared_experts.up_proj.weight"), Dtype::F8_E4M3, &[2, WIDTH]);
+            new.add(&format!("{mlp}.shared_experts.up_proj.weight"), Dtype::F8_E4M3, &[INNER, WIDTH]);
             for expert in 0..EXPERTS {
                 for projection in ["gate_proj", "up_proj", "down_proj"] {
                     let name = format!("{mlp}.experts.{expert}.{projection}");
-                    new.add(&format!("{name}.weight"), Dtype::F8_E4M3, &[2, WIDTH]);
+                    new.add(&format!("{name}.weight"), Dtype::F8_E4M3, &shape_of(projection));
                     new.add(&format!("{name}.weight_scale_inv"), Dtype::F32, &[1, 1]);
                 }
             }
@@ -75,7 +77,8 @@ impl Checkpoint {
             new.add(&format!("{block}.gate.weight"), Dtype::F16, &[EXPERTS.into(), WIDTH]);
             for expert in 0..EXPERTS {
                 for projection in projections {
-                    new.add(&format!("{block}.experts.{expert}.{projection}.weight"), Dtype::BF16, &[2, WIDTH]);
+                    let name = format!("{block}.experts.{expert}.{projection}.weight");
+                    new.add(&name, Dtype::BF16, &shape_of(projection));
                 }
             }
         }
@@ -102,30 +105,42 @@ impl Checkpoint {
             let mlp = format!("model.layers.{layer}.mlp");
             new.add(&format!("{mlp}.router.weight"), Dtype::BF16, &[n, WIDTH]);
             new.add(&format!("{mlp}.router.bias"), Dtype::BF16, &[n]);
-            for projection in ["gate_up_proj", "down_proj"] {
+            for (projection, rows, cols) in [("gate_up_proj", 2 * INNER, WIDTH), ("down_proj", WIDTH, INNER)] {
                 let name = format!("{mlp}.experts.{projection}");
-                new.add(&format!("{name}_bias"), Dtype::BF16, &[n, 2]);
+                new.add(&format!("{name}_bias"), Dtype::BF16, &[n, rows]);
                 if quantised {
-                    new.add(&format!("{name}_blocks"), Dtype::U8, &[n, 2, 1, 16]);
-                    new.add(&format!("{name}_scales"), Dtype::U8, &[n, 2, 1]);
+                    new.add(&format!("{name}_blocks"), Dtype::U8, &[n, rows, cols / 32, 16]);
+                    new.add(&format!("{name}_scales"), Dtype::U8, &[n, rows, cols / 32]);
                 } else {
-                    new.add(&name, Dtype::BF16, &[n, WIDTH, 4]);
+                    new.add(&name, Dtype::BF16, &[n, cols, rows]);
                 }
             }
         }
         new
     }
 
-    /// With bytes that no other tensor has.
+    /// With numbers below 2 that no other tensor has.
     pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) {
-        let len = shape.iter().product::<usize>() * dtype.bitsize() / 8;
         let mut state =
             name.bytes().fold(1469598103934665603u64, |h, b| (h ^ u64::from(b)).wrapping_mul(1099511628211));
-        let mut byte = || {
+        let mut next = || {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 56) as u8
+            (state >> 40) as u32
         };
-        let bytes = (0..len).map(|_| byte()).collect();
+        let mut bytes = Vec::new();
+        for _ in 0..shape.iter().product::<usize>() {
+            let number = next();
+            let uniform = number as f32 / (1 << 23) as f32 - 1.0;
+            match dtype {
+                Dtype::F32 => bytes.extend(uniform.to_le_bytes()),
+                Dtype::F16 => bytes.extend(half::f16::from_f32(uniform).to_le_bytes()),
+                Dtype::BF16 => bytes.extend(half::bf16::from_f32(uniform).to_le_bytes()),
+                // Without the highest bit of the exponent.
+                Dtype::F8_E4M3 => bytes.push(number as u8 & 0b1011_1111),
+                Dtype::U8 if name.ends_with("scales") => bytes.push(120 + number as u8 % 8),
+                _ => bytes.push(number as u8),
+            }
+        }
         self.tensors.insert(name.to_owned(), (dtype, shape.to_vec(), bytes));
     }
 
@@ -169,6 +184,10 @@ impl Checkpoint {
             std::fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
         }
     }
+}
+
+fn shape_of(projection: &str) -> [usize; 2] {
+    if matches!(projection, "down_proj" | "w2") { [WIDTH, INNER] } else { [INNER, WIDTH] }
 }
 
 /// All tensors of a directory, by the index when there is one.
