@@ -2,6 +2,7 @@
 
 pub(crate) mod evaluate;
 pub(crate) mod export;
+pub(crate) mod permute;
 pub(crate) mod profile;
 pub(crate) mod serve;
 pub(crate) mod solve;

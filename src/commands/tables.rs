@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use semmoe_tables::{Attention, Tables};
 
-use super::{export, print};
+use super::{export, permute, print};
 use crate::args::{TablesCommand, TablesFile};
 use crate::error::CliError;
 
@@ -20,6 +20,7 @@ pub(crate) fn run(command: &TablesCommand) -> Result<(), CliError> {
             print(&format!("{}: ok, digest {}", file.display(), tables.digest()))
         }
         TablesCommand::Export(args) => export::run(args),
+        TablesCommand::Permute(args) => permute::run(args),
     }
 }
 

@@ -170,13 +170,18 @@ pub struct Ranks {
 impl Ranks {
     /// Starts `world` ranks of the bundled model and waits until they serve.
     pub fn start(world: usize, tables: Option<&Path>) -> Self {
+        Self::start_model(&model_dir(), world, tables)
+    }
+
+    /// The same with a checkpoint of one's own.
+    pub fn start_model(model: &Path, world: usize, tables: Option<&Path>) -> Self {
         let mut ranks = Self { children: Vec::new(), stdins: Vec::new(), url: String::new() };
-        let front = ranks.spawn(0, world, "127.0.0.1:0", tables);
+        let front = ranks.spawn(model, 0, world, "127.0.0.1:0", tables);
         let bound = next_event(&front);
         let rendezvous = bound["rendezvous"].as_str().unwrap_or_else(|| panic!("{bound}")).to_owned();
         let mut outputs = vec![front];
         for rank in 1..world {
-            outputs.push(ranks.spawn(rank, world, &rendezvous, tables));
+            outputs.push(ranks.spawn(model, rank, world, &rendezvous, tables));
         }
         for (rank, output) in outputs.iter().enumerate() {
             let ready = next_event(output);
@@ -189,9 +194,16 @@ impl Ranks {
         ranks
     }
 
-    fn spawn(&mut self, rank: usize, world: usize, rendezvous: &str, tables: Option<&Path>) -> mpsc::Receiver<String> {
+    fn spawn(
+        &mut self,
+        model: &Path,
+        rank: usize,
+        world: usize,
+        rendezvous: &str,
+        tables: Option<&Path>,
+    ) -> mpsc::Receiver<String> {
         let mut command = semmoe(&["worker", "--listen", "127.0.0.1:0", "--exit-on-stdin-eof"]);
-        command.arg("--model").arg(model_dir());
+        command.arg("--model").arg(model);
         command.args(["--rank", &rank.to_string(), "--world", &world.to_string(), "--rendezvous", rendezvous]);
         if let Some(tables) = tables {
             command.arg("--tables").arg(tables);

@@ -1,0 +1,81 @@
+//! `semmoe tables permute`.
+
+use std::path::Path;
+
+use semmoe_tables::permute::{PermuteError, PermuteReport, permute, write_relabelled};
+use semmoe_tables::{FormatError, Tables};
+
+use super::{print, print_json, refuse_input_as_output};
+use crate::args::PermuteArgs;
+use crate::error::CliError;
+use crate::progress::{Progress, say};
+
+pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
+    let tables = Tables::open(&args.tables).map_err(CliError::input)?;
+    if let Some(out_tables) = &args.out_tables {
+        check_out_tables(args, out_tables)?;
+    }
+    let progress = Progress::start("permuting", 0);
+    let report = permute(&tables, &args.checkpoint, &args.out, &mut |done, total| {
+        progress.set_total(total);
+        progress.set_done(done);
+    })
+    .map_err(|error| failure(error, &args.out))?;
+    progress.finish(&describe(&report));
+    for name in &report.left_out {
+        say(&format!("left out: {name} (not a plain file, or weights in another form)"));
+    }
+    if let Some(out_tables) = &args.out_tables {
+        let digest = write_relabelled(&tables, out_tables).map_err(CliError::failed)?;
+        say(&format!("{}: the tables of the new checkpoint, digest {digest}", out_tables.display()));
+    }
+    if args.json { print_json(&report) } else { print(&format!("{}: {}", args.out.display(), verdict(&report))) }
+}
+
+/// Before the long work: tables are not written over the input, nor among the checkpoint's files, where an engine could
+/// take them for weights.
+fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliError> {
+    refuse_input_as_output(out_tables, &[&args.tables])?;
+    let absolute = |path: &Path| std::path::absolute(path).map_err(CliError::input);
+    let out_tables = absolute(out_tables)?;
+    for directory in [&args.out, &args.checkpoint] {
+        if out_tables.starts_with(absolute(directory)?) {
+            let (file, directory) = (out_tables.display(), directory.display());
+            return Err(CliError::input(format!(
+                "--out-tables {file} is inside the checkpoint {directory}, expected a file outside of it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn describe(report: &PermuteReport) -> String {
+    format!(
+        "{} MoE layers, {} tensors of {} bytes, {} files written, {} taken over",
+        report.moe_layers, report.tensors, report.data_bytes, report.shards_written, report.shards_kept
+    )
+}
+
+fn verdict(report: &PermuteReport) -> String {
+    let proof = &report.proof;
+    let mut verdict = format!(
+        "all bytes are the original's, {} router logits and {} layer outputs equal",
+        proof.logits, proof.outputs
+    );
+    if proof.ties > 0 {
+        verdict += &format!(", {} states with exact ties", proof.ties);
+    }
+    if let Some(reason) = &proof.not_computed {
+        verdict += &format!(" ({reason})");
+    }
+    verdict + &format!(", digest {}", report.digest)
+}
+
+/// What fails while the output is written is no fault of the input, nor is a failed self-check; everything else is.
+fn failure(error: PermuteError, out: &Path) -> CliError {
+    match &error {
+        PermuteError::Format(FormatError::Io { path, .. }) if path.starts_with(out) => CliError::failed(error),
+        PermuteError::Differs { .. } | PermuteError::Computes { .. } => CliError::failed(error),
+        _ => CliError::input(error),
+    }
+}
