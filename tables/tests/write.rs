@@ -22,12 +22,23 @@ fn what_cannot_be_written_is_named_and_leaves_nothing() {
     std::fs::write(path("file"), "x").unwrap();
     let model = model(4, 2, 5, &[0]);
     let builder = trace_builder(&model, &requests(&model, 3, 1, false));
-    for (target, action) in [("taken", "rename"), ("missing/out", "create"), ("file/out", "create")] {
+    for (target, action) in [("taken", "write"), ("missing/out", "create"), ("file/out", "create")] {
         let error = builder.write(&path(target)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("cannot {action}")), "{error}");
         assert!(error.contains(path(target).to_str().unwrap()), "{error}");
         assert_eq!(names(directory.path()), ["file", "taken"]);
     }
+}
+
+#[test]
+fn devices_are_not_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("null");
+    std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+    let model = model(4, 2, 5, &[0]);
+    let error = trace_builder(&model, &requests(&model, 3, 1, false)).write(&link).unwrap_err().to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+    assert_eq!(std::fs::read_link(&link).unwrap(), std::path::Path::new("/dev/null"));
 }
 
 #[test]

@@ -15,13 +15,17 @@ pub(crate) fn is_temporary(name: &str) -> bool {
 }
 
 /// Writes to a temporary file in the directory of `path`, flushes it to the disk and renames it. On any error the temporary
-/// file is removed and what stood at `path` is untouched.
+/// file is removed and what stood at `path` is untouched. What stands there and is no regular file (a directory, a device) is
+/// never replaced.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
     let io = |action| move |source| FormatError::io(action, path, source);
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     };
+    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io("write")(std::io::Error::other("it is there and is not a regular file")));
+    }
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).suffix(SUFFIX);
     #[cfg(unix)]
