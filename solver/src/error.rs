@@ -12,6 +12,14 @@ pub enum SolveError {
         /// "profile" or "trace".
         what: &'static str,
     },
+    /// Attention tp labels tokens layer by layer, so each layer must say something.
+    #[error(
+        "the profile holds no known route in the model's layer {layer}, expected counts in every layer for attention tp"
+    )]
+    SilentLayer {
+        /// The model's layer number.
+        layer: u16,
+    },
     /// The groups cannot hold equally many experts.
     #[error("{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}")]
     GroupsDoNotDivide {

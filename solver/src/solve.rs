@@ -78,7 +78,12 @@ pub(crate) fn problems(
         (Attention::Dp, Some(trace)) => Ok((Unit::Request, vec![Problem::from_trace(trace)?])),
         (Attention::Dp, None) => Ok((Unit::Token, vec![Problem::from_profile(profile, 0..layers)?])),
         (Attention::Tp, _) => {
-            let each = (0..layers).map(|layer| Problem::from_profile(profile, layer..layer + 1));
+            let each = (0..layers).map(|layer| match Problem::from_profile(profile, layer..layer + 1) {
+                Err(SolveError::NoTokens { .. }) if profile.total_tokens() > 0 => {
+                    Err(SolveError::SilentLayer { layer: profile.model().layer_ids[layer] })
+                }
+                problem => problem,
+            });
             Ok((Unit::Token, each.collect::<Result<_, _>>()?))
         }
     }
