@@ -44,6 +44,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Profile(ProfileCommand),
     /// Solve the tables T, A and E from a profile.
+    #[command(long_about = SOLVE_ABOUT)]
     Solve(SolveArgs),
     /// Judge tables on a trace or a profile.
     Evaluate(EvaluateArgs),
@@ -219,18 +220,46 @@ pub(crate) enum SolverArg {
     Paper,
 }
 
+/// What `solve --help` begins with.
+const SOLVE_ABOUT: &str = "\
+Solve the tables T, A and E from a profile.
+
+In a mixture-of-experts model every token activates a few experts per layer, and with expert parallelism each rank holds only \
+some of them: an activation of an expert elsewhere is traffic. Which experts a token activates depends much on the token itself. \
+So experts that the same tokens activate are put on one rank, and requests with such tokens are sent there.
+
+  E   the group (rank) of every expert: engines load it, see `tables export` and `tables permute`
+  T   how much of a token's activations is local on each rank: the gateway scores requests with it
+  A   which group follows on the groups of the two layers before (attention tp, with --trace)
+
+The figure of merit is the local activation rate (LAR): the share of activations on the rank where the token is. With G groups \
+and no placement at all it is about 1/G. Groups get equally many experts, and loads stay even: the report prints how even. \
+LAR on the solving data flatters; judge with `semmoe evaluate` on traffic that was not used to solve.
+
+From nothing to tables in three commands:
+  semmoe profile record --engine sglang --url http://127.0.0.1:30000 --prompts prompts.jsonl --out run.trace.safetensors
+  semmoe profile build run.trace.safetensors --out run.profile.safetensors
+  semmoe solve --profile run.profile.safetensors --trace run.trace.safetensors --groups 8 --out m.tables.safetensors
+
+Record your own traffic: tables solved on other kinds of text are worth less.";
+
 #[derive(Debug, Args)]
 pub(crate) struct SolveArgs {
     /// Counts to solve from.
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: PathBuf,
     /// A trace of the same traffic: with it requests are clustered (attention dp) and A is counted (attention tp).
+    ///
+    /// A profile has counts of tokens only, so without a trace whole requests are not seen, which is what attention dp routes:
+    /// give the trace there whenever there is one.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Expert-parallel groups (ranks); must divide the number of experts.
+    ///
+    /// More groups spread the experts over more memory, but fewer activations are local.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) groups: u16,
-    /// How attention is parallel.
+    /// How attention is parallel, which decides what is routed and so what is optimised.
     #[arg(long, value_enum, default_value_t = AttentionArg::Dp)]
     pub(crate) attention: AttentionArg,
     /// Which algorithm places tokens and experts.

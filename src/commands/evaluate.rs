@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use semmoe_solver::{EvalInput, EvalOptions, Evaluation, RequestFigures, evaluate};
-use semmoe_tables::{Profile, Tables, Trace};
+use semmoe_solver::{EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, evaluate};
+use semmoe_tables::{FormatError, Profile, Tables, Trace};
 
 use super::{print, print_json};
 use crate::args::EvaluateArgs;
@@ -18,8 +18,18 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         (None, Some(profile)) => EvalInput::Profile(profile),
         (None, None) => return Err(CliError::input("evaluate needs --trace or --profile")),
     };
-    let evaluation = evaluate(&tables, input, &EvalOptions::default()).map_err(CliError::input)?;
+    let evaluation = evaluate(&tables, input, &EvalOptions::default()).map_err(|error| failure(args, error))?;
     if args.json { print_json(&evaluation) } else { print(describe(&evaluation).trim_end()) }
+}
+
+/// Two files that are about different models are both named: the tables are "here", the traffic "there".
+fn failure(args: &EvaluateArgs, error: SolveError) -> CliError {
+    match (&error, args.trace.as_ref().or(args.profile.as_ref())) {
+        (SolveError::Format(FormatError::ModelMismatch { .. }), Some(traffic)) => {
+            CliError::input(format!("{} and {} are about {error}", args.tables.display(), traffic.display()))
+        }
+        _ => CliError::input(error),
+    }
 }
 
 fn describe(evaluation: &Evaluation) -> String {

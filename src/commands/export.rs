@@ -5,7 +5,7 @@ use std::path::Path;
 use semmoe_tables::export::{Eplb, sglang, sglang_flags, vllm, vllm_flags, write};
 use semmoe_tables::{FormatError, Tables};
 
-use super::{print, refuse_input_as_output};
+use super::{check_output, print};
 use crate::args::{ExportArgs, ExportFormat};
 use crate::error::CliError;
 use crate::progress::say;
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
         say_flags(&tables, args.format, NO_FILE);
         return Ok(());
     };
-    refuse_input_as_output(out, &[&args.tables])?;
+    check_output(out, &[&args.tables])?;
     write_to(&tables, args.format, out)?;
     let engine = flags(&tables, args.format, &out.display().to_string());
     print(&engine.unwrap_or_else(|| format!("{}: phy2log, log2phy, logcnt", out.display())))

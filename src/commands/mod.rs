@@ -39,15 +39,34 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
     print(&text)
 }
 
-/// Refuses to write over a file that is read: by another spelling of its path, or through a link.
-pub(crate) fn refuse_input_as_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError> {
-    let Ok(resolved) = out.canonicalize() else { return Ok(()) };
-    match inputs.iter().find(|input| input.canonicalize().is_ok_and(|input| input == resolved)) {
-        None => Ok(()),
-        Some(input) => Err(CliError::input(format!(
-            "the output {} is the input {}, expected another file",
-            out.display(),
-            input.display()
-        ))),
+/// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it is no
+/// directory or device, and its directory takes new files.
+pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError> {
+    if let Ok(there) = out.canonicalize() {
+        if let Some(input) = inputs.iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
+            let (out, input) = (out.display(), input.display());
+            return Err(CliError::input(format!("the output {out} is the input {input}, expected another file")));
+        }
+        if !there.is_file() {
+            return Err(CliError::input(format!("the output {} is there and is not a regular file", out.display())));
+        }
     }
+    let directory = match out.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    // A file without a name: nothing stays behind.
+    match tempfile::tempfile_in(directory) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(CliError::failed(format!("cannot write {}: {error}", out.display()))),
+    }
+}
+
+/// Refuses two outputs at one path.
+pub(crate) fn check_apart(one: &Path, other: &Path) -> Result<(), CliError> {
+    let same = std::path::absolute(one).ok().zip(std::path::absolute(other).ok()).is_some_and(|(a, b)| a == b);
+    if same {
+        return Err(CliError::input(format!("two outputs are {}, expected one file each", one.display())));
+    }
+    Ok(())
 }

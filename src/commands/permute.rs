@@ -5,7 +5,7 @@ use std::path::Path;
 use semmoe_tables::permute::{PermuteError, PermuteReport, permute, write_relabelled};
 use semmoe_tables::{FormatError, Tables};
 
-use super::{print, print_json, refuse_input_as_output};
+use super::{check_output, print, print_json};
 use crate::args::PermuteArgs;
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -35,18 +35,17 @@ pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
 /// Before the long work: tables are not written over the input, nor among the checkpoint's files, where an engine could
 /// take them for weights.
 fn check_out_tables(args: &PermuteArgs, out_tables: &Path) -> Result<(), CliError> {
-    refuse_input_as_output(out_tables, &[&args.tables])?;
     let absolute = |path: &Path| std::path::absolute(path).map_err(CliError::input);
-    let out_tables = absolute(out_tables)?;
+    let file = absolute(out_tables)?;
     for directory in [&args.out, &args.checkpoint] {
-        if out_tables.starts_with(absolute(directory)?) {
-            let (file, directory) = (out_tables.display(), directory.display());
+        if file.starts_with(absolute(directory)?) {
+            let (file, directory) = (file.display(), directory.display());
             return Err(CliError::input(format!(
                 "--out-tables {file} is inside the checkpoint {directory}, expected a file outside of it"
             )));
         }
     }
-    Ok(())
+    check_output(out_tables, &[&args.tables])
 }
 
 fn describe(report: &PermuteReport) -> String {

@@ -6,7 +6,7 @@ use std::path::Path;
 use semmoe_solver::{PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, solve, solve_paper};
 use semmoe_tables::{Attention, Profile, Provenance, Trace};
 
-use super::print;
+use super::{check_apart, check_output, print};
 use crate::args::{AttentionArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::Progress;
@@ -15,6 +15,12 @@ use crate::stamp::created;
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let profile = Profile::open(&args.profile).map_err(CliError::input)?;
     let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
+    if let (Some(trace), Some(path)) = (&trace, &args.trace) {
+        profile.model().check_compatible(trace.model()).map_err(|error| {
+            CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
+        })?;
+    }
+    check_outputs(args)?;
     let attention = match args.attention {
         AttentionArg::Dp => Attention::Dp,
         AttentionArg::Tp => Attention::Tp,
@@ -35,6 +41,18 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         write_report(path, &solved.report)?;
     }
     print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))
+}
+
+/// Outputs that cannot be written are told before the work, not after it.
+fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
+    let inputs: Vec<&Path> = std::iter::once(&args.profile).chain(&args.trace).map(|path| path.as_path()).collect();
+    check_output(&args.out, &inputs)?;
+    match &args.report {
+        // A report may go to a pipe or a terminal.
+        Some(report) if std::fs::metadata(report).is_ok_and(|there| !there.is_file() && !there.is_dir()) => Ok(()),
+        Some(report) => check_apart(report, &args.out).and_then(|()| check_output(report, &inputs)),
+        None => Ok(()),
+    }
 }
 
 /// Solves under a progress bar.
