@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, TextError, Tokenizer};
+use semmoe_text::{ChatTemplate, Encoder, TextError, Tokenizer};
 
 use crate::backend::Backend;
 use crate::compat;
@@ -43,6 +43,12 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
 fn load_text(config: &ModelConfig) -> Result<Option<Text>, TextError> {
     let Some(path) = &config.tokenizer else { return Ok(None) };
     let tokenizer = Tokenizer::from_file(path)?;
+    match tokenizer.encoder() {
+        Encoder::Fast => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
+        Encoder::Oracle { reason } => {
+            tracing::warn!(model = config.name, reason, "prompts are encoded by the slow library");
+        }
+    }
     let template = match &config.chat_template {
         Some(path) => Some(load_template(path)?),
         None => template_beside(path)?,

@@ -4,9 +4,11 @@
 //! [`prompt_ids`], and from there to [`score`]; an engine's answer goes back to text with [`IncrementalDecoder`].
 
 mod error;
+mod fast;
 mod identity;
 mod prompt;
 mod score;
+mod self_check;
 mod stream;
 mod template;
 mod tokenizer;
@@ -17,4 +19,4 @@ pub use score::score;
 pub use semmoe_tables::Score;
 pub use stream::IncrementalDecoder;
 pub use template::ChatTemplate;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Encoder, Tokenizer};

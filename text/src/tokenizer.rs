@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
+use crate::fast::Fast;
 use crate::{TextError, identity};
 
 /// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
@@ -11,8 +12,21 @@ const FILE_LIMIT_BYTES: u64 = 256 << 20;
 /// A tokenizer: text to ids and back. Truncation and padding that the file may ask for are switched off.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    fast: Result<Fast, String>,
     vocab_size: u32,
     sha256: String,
+}
+
+/// Which library encodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoder<'a> {
+    /// The fast one: it equalled the oracle on the self-check when the tokenizer was loaded.
+    Fast,
+    /// The oracle, several times slower.
+    Oracle {
+        /// Why not the fast one.
+        reason: &'a str,
+    },
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -41,15 +55,37 @@ impl Tokenizer {
             .checked_add(1)
             .ok_or_else(|| TextError::Tokenizer { reason: format!("its largest id {last} is out of range") })?;
         let sha256 = identity::sha256(json, &vocab)?;
-        Ok(Self { inner, vocab_size, sha256 })
+        let fast = Fast::new(json, &inner);
+        Ok(Self { inner, fast, vocab_size, sha256 })
     }
 
     /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        match self.fast.as_ref().ok().and_then(|fast| fast.encode(text)) {
+            Some(ids) => Ok(ids),
+            None => self.encode_by_oracle(text),
+        }
+    }
+
+    /// The same ids by the library that the engines use.
+    pub fn encode_by_oracle(&self, text: &str) -> Result<Vec<u32>, TextError> {
         match self.inner.encode_fast(text, false) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(TextError::Tokenize { action: "encode", reason: one_line(&error.to_string()) }),
         }
+    }
+
+    /// Which library encodes, and why.
+    pub fn encoder(&self) -> Encoder<'_> {
+        match &self.fast {
+            Ok(_) => Encoder::Fast,
+            Err(reason) => Encoder::Oracle { reason },
+        }
+    }
+
+    /// Texts so far that the fast library gave up on or is known to encode differently: the oracle encoded them.
+    pub fn left_to_oracle(&self) -> u64 {
+        self.fast.as_ref().map_or(0, Fast::left_to_oracle)
     }
 
     /// The text of `ids`, special tokens included. Ids that are not in the vocabulary count as nothing; bytes that are not

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
-use semmoe_text::{ChatTemplate, Fault, IncrementalDecoder, Limits, Prompt, Route, TextError, Tokenizer, prompt_ids};
+use semmoe_text::{
+    ChatTemplate, Encoder, Fault, IncrementalDecoder, Limits, Prompt, Route, TextError, Tokenizer, prompt_ids,
+};
 use serde_json::{Value, json};
 
 fn model(file: &str) -> PathBuf {
@@ -220,5 +222,44 @@ proptest! {
     fn any_message_text_renders(content in any::<String>(), role in any::<String>()) {
         let rendered = template().render(&json!([{"role": role, "content": content}]), None, false).unwrap();
         prop_assert!(rendered.contains(&content));
+    }
+}
+
+#[test]
+fn the_fast_library_encodes_and_leaves_known_differences_to_the_oracle() {
+    let tokenizer = Tokenizer::from_file(&model("tokenizer.json")).unwrap();
+    assert_eq!(tokenizer.encoder(), Encoder::Fast);
+    let before = tokenizer.left_to_oracle();
+    for text in ["Hello there.", "ab'\u{17f}'se", "\u{17f}"] {
+        assert_eq!(tokenizer.encode(text).unwrap(), tokenizer.encode_by_oracle(text).unwrap(), "{text:?}");
+    }
+    assert_eq!(tokenizer.left_to_oracle() - before, 2);
+}
+
+#[test]
+fn a_tokenizer_that_the_fast_library_does_not_know_is_encoded_by_the_oracle() {
+    let mut json: Value = serde_json::from_slice(&std::fs::read(model("tokenizer.json")).unwrap()).unwrap();
+    // A word-level model: the oracle has it, the fast library has not.
+    json["model"] = json!({"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"});
+    json["added_tokens"] = json!([]);
+    json["normalizer"] = Value::Null;
+    json["pre_tokenizer"] = json!({"type": "Whitespace"});
+    json["post_processor"] = Value::Null;
+    json["decoder"] = Value::Null;
+    let tokenizer = Tokenizer::from_bytes(&serde_json::to_vec(&json).unwrap()).unwrap();
+    assert!(
+        matches!(tokenizer.encoder(), Encoder::Oracle { reason } if !reason.is_empty()),
+        "{:?}",
+        tokenizer.encoder()
+    );
+    assert_eq!(tokenizer.encode("a b c").unwrap(), [0, 1, 2]);
+}
+
+proptest! {
+    #[test]
+    fn both_libraries_give_the_same_ids(text in "\\PC{0,80}", seams in "[ \t\r\n0-9'sStTlLdD\u{17f}_<|>e\u{301}]{0,30}") {
+        for text in [format!("{text}{seams}"), format!("{seams}{text}{seams}")] {
+            prop_assert_eq!(tokenizer().encode(&text).unwrap(), tokenizer().encode_by_oracle(&text).unwrap());
+        }
     }
 }
