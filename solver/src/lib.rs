@@ -13,11 +13,13 @@
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
 //! | `assign` | the exact token step alone, for a placement that is given |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
+//! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
 //! | `hosts`, `tally`, `eval_tokens`, `eval_requests` | evaluation |
 
 mod alternate;
 mod assign;
 mod balance;
+mod bounds;
 mod error;
 mod eval_requests;
 mod eval_tokens;
@@ -42,6 +44,7 @@ mod unit_step;
 mod whole;
 
 pub use assign::{TokenPlan, assign_tokens};
+pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
 pub use error::SolveError;
 pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};

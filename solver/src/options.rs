@@ -3,6 +3,7 @@
 use semmoe_routing::Settings;
 use semmoe_tables::{Attention, Provenance};
 
+use crate::bounds::BoundOptions;
 use crate::error::SolveError;
 
 /// Options of [`solve`](crate::solve).
@@ -28,6 +29,8 @@ pub struct SolveOptions {
     pub swap_passes: u32,
     /// Pseudo-occurrences of the layer's prior that are added to every token's evidence in T.
     pub prior_occurrences: f64,
+    /// How much work the bounds over all placements may be; `None` = the report has none.
+    pub bounds: Option<BoundOptions>,
     /// Where the profile came from, and when the tables are made (RFC 3339).
     pub provenance: Provenance,
 }
@@ -46,6 +49,7 @@ impl SolveOptions {
             iterations: 60,
             swap_passes: 12,
             prior_occurrences: 2.0,
+            bounds: Some(BoundOptions::default()),
             provenance,
         }
     }

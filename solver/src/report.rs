@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::alternate::{Clustering, local_rate};
 use crate::balance::{Spread, spread};
+use crate::bounds::Bounds;
 use crate::load_limit::group_loads;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
@@ -55,6 +56,14 @@ pub struct SolveReport {
     pub lar_bound: f64,
     /// 1 - lar / `lar_bound`.
     pub dual_gap: f64,
+    /// B1: no placement with any assignment of the units is better, as a rate.
+    pub bound_spectral: Option<f64>,
+    /// B2, the same by semidefinite duality.
+    pub bound_sdp: Option<f64>,
+    /// 1 - lar / the smaller of both.
+    pub gap: Option<f64>,
+    /// Why there are no bounds, or weak ones.
+    pub bound_note: Option<String>,
     /// Greatest tokens of a group over the mean (the worst layer with attention tp).
     pub token_imbalance: f64,
     /// Greatest activations of a group over the mean, mean over layers.
@@ -113,6 +122,10 @@ impl SolveReport {
             lar,
             lar_bound,
             dual_gap: 1.0 - lar / lar_bound,
+            bound_spectral: None,
+            bound_sdp: None,
+            gap: None,
+            bound_note: Some("the solver used makes none".to_owned()),
             token_imbalance: parts.iter().map(|part| part.token_imbalance).fold(0.0, f64::max),
             expert_load_imbalance: load.iter().map(|spread| spread.max_over_mean).sum::<f64>() / load.len() as f64,
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
@@ -124,6 +137,20 @@ impl SolveReport {
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),
             digest: tables.digest().to_owned(),
+        }
+    }
+}
+
+impl SolveReport {
+    /// Adds bounds over all placements, or why there are none.
+    pub(crate) fn certify(&mut self, bounds: Result<Bounds, String>) {
+        match bounds {
+            Ok(bounds) => {
+                (self.bound_spectral, self.bound_sdp) = (Some(bounds.spectral), Some(bounds.sdp));
+                self.gap = Some(1.0 - self.lar / bounds.best());
+                self.bound_note = bounds.scope.note().map(str::to_owned);
+            }
+            Err(reason) => self.bound_note = Some(reason),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use semmoe_tables::{Attention, Placement, Profile, Tables, TablesBuilder, Trace};
 
 use crate::alternate::{Clustering, Limits};
+use crate::bounds::problem_bounds;
 use crate::error::{SolveError, check_groups};
 use crate::labels::tp_parts;
 use crate::options::SolveOptions;
@@ -63,7 +64,12 @@ pub fn solve(
         Attention::Tp => tp_tables(profile, trace, options, &problems, &best, placement),
     };
     let tables = builder.solver(solver_name(unit, options)).finish()?;
-    let report = SolveReport::new(unit, options, &problems, &best, &tables, tokens_without_evidence(profile));
+    let mut report = SolveReport::new(unit, options, &problems, &best, &tables, tokens_without_evidence(profile));
+    report.certify(match options.bounds {
+        Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
+        Some(_) => Ok(problem_bounds(&problems, options)),
+        None => Err("not asked for".to_owned()),
+    });
     Ok(Solved { tables, report })
 }
 

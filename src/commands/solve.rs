@@ -88,10 +88,26 @@ pub(crate) fn threads() -> usize {
 
 fn describe(report: &SolveReport) -> String {
     format!(
-        "local activation rate {:.4} on its input (bound for these experts' groups {:.4}), token load max/mean {:.3}, expert load \
-         max/mean {:.3}",
-        report.lar, report.lar_bound, report.token_imbalance, report.expert_load_imbalance
+        "local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}), token load max/mean {:.3}, expert \
+         load max/mean {:.3}",
+        report.lar,
+        describe_bound(report),
+        report.lar_bound,
+        report.token_imbalance,
+        report.expert_load_imbalance
     )
+}
+
+fn describe_bound(report: &SolveReport) -> String {
+    let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
+    let figures = match (bound, report.gap) {
+        (Some(bound), Some(gap)) => format!("bound for any placement {bound:.4}, gap {:.1} %", 100.0 * gap),
+        _ => "no bound for other placements".to_owned(),
+    };
+    match &report.bound_note {
+        Some(note) => format!("{figures}: {note}"),
+        None => figures,
+    }
 }
 
 fn write_report(path: &Path, report: &SolveReport) -> Result<(), CliError> {

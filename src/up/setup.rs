@@ -55,6 +55,8 @@ fn solve(trace: &Trace, ranks: u16, profile_path: &Path, tables_path: &Path) -> 
     let mut options = SolveOptions::new(ranks, Attention::Dp, Provenance { source, created: created() });
     options.seed = SEED;
     options.threads = threads();
+    // Nobody reads the report, and the tables do not depend on it.
+    options.bounds = None;
     let solved = solve_with_progress(&profile, Some(trace), &options)?;
     solved.tables.write(tables_path).map_err(CliError::failed)?;
     Ok(())

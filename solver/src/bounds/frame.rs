@@ -1,0 +1,170 @@
+//! What both bounds share: the inequality of one unit, and what a centre costs.
+
+use super::eigen::{Eigen, UNIT_ROUNDOFF};
+use super::matrix::Matrix;
+use super::units::Units;
+
+/// Units with the number of groups and the token cap.
+pub(super) struct Frame<'a> {
+    pub(super) units: &'a Units,
+    /// E
+    pub(super) groups: usize,
+    /// Greatest tokens of a group over the mean, less 1.
+    excess: f64,
+    /// S
+    pub(super) mass: f64,
+    /// T
+    pub(super) activations: f64,
+    /// Sum over layers of the greatest N/E counts, [U].
+    top: Vec<f64>,
+}
+
+impl<'a> Frame<'a> {
+    /// `capacity`: tokens that a group may take.
+    pub(super) fn new(units: &'a Units, groups: usize, capacity: f64) -> Self {
+        let (mass, activations) = (units.total_mass(), units.activations());
+        let excess = (capacity * groups as f64 / mass - 1.0).max(0.0);
+        let mut frame = Frame { units, groups, excess, mass, activations, top: Vec::new() };
+        let mut scratch = Vec::new();
+        frame.top = units.rows().map(|(columns, counts)| frame.top_counts(columns, counts, &mut scratch)).collect();
+        frame
+    }
+
+    /// Most that one group can hold of a row of counts.
+    fn top_counts(&self, columns: &[u32], counts: &[f64], scratch: &mut Vec<f64>) -> f64 {
+        let (share, experts) = (self.share(), self.units.experts);
+        let mut sum = 0.0;
+        let mut at = 0;
+        while at < columns.len() {
+            let layer = columns[at] as usize / experts;
+            let end = at + columns[at..].partition_point(|&column| column as usize / experts == layer);
+            scratch.clear();
+            scratch.extend_from_slice(&counts[at..end]);
+            sum += greatest(scratch, share);
+            at = end;
+        }
+        sum
+    }
+
+    /// N/E, experts of a group in a layer.
+    fn share(&self) -> usize {
+        self.units.experts / self.groups
+    }
+
+    /// n/E, columns of a group, and the greatest eigenvalue of X.
+    pub(super) fn columns_of_group(&self) -> f64 {
+        (self.units.columns / self.groups) as f64
+    }
+
+    /// 1 - 1/E
+    pub(super) fn rest(&self) -> f64 {
+        1.0 - 1.0 / self.groups as f64
+    }
+
+    /// Tokens that a group may take.
+    pub(super) fn capacity(&self) -> f64 {
+        (1.0 + self.excess) * self.mass / self.groups as f64
+    }
+
+    /// The load per token, the centre at which all units' deviations add up to nothing.
+    pub(super) fn mean_row(&self) -> Vec<f64> {
+        let mut row = self.units.loads();
+        row.iter_mut().for_each(|load| *load /= self.mass);
+        row
+    }
+
+    /// Most that `sum over c of m[c] u . C~[c]` can be: only groups with more tokens than the mean can gain from u.
+    pub(super) fn centre_cost(&self, centre: &[f64]) -> f64 {
+        self.excess * self.mass * (centre.iter().sum::<f64>() / self.groups as f64 - self.lowest_group(centre))
+    }
+
+    /// Least that one group can hold of a centre.
+    fn lowest_group(&self, centre: &[f64]) -> f64 {
+        let mut layer: Vec<f64> = centre.iter().map(|value| -value).collect();
+        -layer.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum::<f64>()
+    }
+
+    fn highest_group(&self, centre: &[f64]) -> f64 {
+        let mut layer = centre.to_vec();
+        layer.chunks_exact_mut(self.units.experts).map(|layer| greatest(layer, self.share())).sum()
+    }
+
+    /// Sum over units of the least `beta` with `max over c of v . C~[c] <= alpha v^T X v + beta`, given that it is at
+    /// most `sqrt((1 - 1/E) v^T X v)` and at most the unit's cap.
+    pub(super) fn intercepts(&self, centre: &[f64], alpha: &[f64]) -> f64 {
+        let mut caps = Caps::new(self, centre);
+        let intercept = |(unit, &alpha): (usize, &f64)| match caps.below(unit, self.rest() / (2.0 * alpha)) {
+            Some(cap) => cap - alpha * cap * cap / self.rest(),
+            None => self.rest() / (4.0 * alpha),
+        };
+        alpha.iter().enumerate().map(intercept).sum()
+    }
+
+    /// Slopes of units whose cap is reached become zero.
+    pub(super) fn flatten(&self, centre: &[f64], alpha: &mut [f64]) {
+        let mut caps = Caps::new(self, centre);
+        for (unit, alpha) in alpha.iter_mut().enumerate() {
+            if caps.below(unit, self.rest() / (2.0 * *alpha)).is_some() {
+                *alpha = 0.0;
+            }
+        }
+    }
+
+    /// The `groups - 1` greatest eigenvalues of `P matrix P` on the complement of the layer means, each raised by what
+    /// the computation, and errors of norm `doubt` in the matrix, can have taken from it.
+    pub(super) fn top_eigenvalues(&self, matrix: &Matrix, doubt: f64) -> Vec<f64> {
+        let push = matrix.norm();
+        let layers = (self.units.columns / self.units.experts) as f64;
+        let centred = matrix.centred(self.units.experts, push);
+        let eigen = Eigen::new(&centred);
+        let rounding = 64.0 * (self.units.columns as f64 + 8.0) * UNIT_ROUNDOFF * push * (1.0 + layers);
+        let margin = eigen.error(&centred) + rounding + doubt;
+        eigen.values[..self.groups - 1].iter().map(|value| value + margin).collect()
+    }
+
+    /// Relative rounding error of sums over units and columns.
+    pub(super) fn rounding(&self) -> f64 {
+        4.0 * (self.units.mass.len() + self.units.columns * self.units.columns + 64) as f64 * UNIT_ROUNDOFF
+    }
+}
+
+/// The most that a group can hold of a unit's `v`, less the mean over groups: v . C~[c] is never more.
+struct Caps<'a> {
+    frame: &'a Frame<'a>,
+    centre: &'a [f64],
+    sum: f64,
+    highest: f64,
+    scratch: Vec<f64>,
+}
+
+impl<'a> Caps<'a> {
+    fn new(frame: &'a Frame<'a>, centre: &'a [f64]) -> Self {
+        let (sum, highest) = (centre.iter().sum(), frame.highest_group(centre));
+        Caps { frame, centre, sum, highest, scratch: Vec::new() }
+    }
+
+    /// The unit's cap if it is below `limit`.
+    fn below(&mut self, unit: usize, limit: f64) -> Option<f64> {
+        let (frame, mass) = (self.frame, self.frame.units.mass[unit]);
+        let (columns, counts) = frame.units.row(unit);
+        let mean = (counts.iter().sum::<f64>() - mass * self.sum) / frame.groups as f64;
+        // The cap is at least this; most units need no more.
+        if frame.top[unit] - mass * self.highest - mean >= limit {
+            return None;
+        }
+        self.scratch.clear();
+        self.scratch.extend(self.centre.iter().map(|value| -mass * value));
+        columns.iter().zip(counts).for_each(|(&column, count)| self.scratch[column as usize] += count);
+        let layers = self.scratch.chunks_exact_mut(frame.units.experts);
+        let cap = layers.map(|layer| greatest(layer, frame.share())).sum::<f64>() - mean;
+        (cap < limit).then_some(cap.max(0.0))
+    }
+}
+
+/// Sum of the `count` greatest values (all, if there are fewer); changes their order.
+fn greatest(values: &mut [f64], count: usize) -> f64 {
+    if count < values.len() {
+        values.select_nth_unstable_by(count, |a, b| b.total_cmp(a));
+    }
+    values.iter().take(count).sum()
+}

@@ -1,0 +1,198 @@
+#![doc = include_str!("README.md")]
+
+mod eigen;
+mod frame;
+mod matrix;
+mod sdp;
+mod spectral;
+#[cfg(test)]
+mod tests;
+mod units;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use semmoe_tables::{Profile, Trace};
+use serde::Serialize;
+
+use crate::error::{SolveError, check_groups};
+use crate::options::SolveOptions;
+use crate::problem::Problem;
+use crate::solve::problems;
+use crate::unit_step::mass_capacity;
+use frame::Frame;
+use units::Units;
+
+/// How much work a bound may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundOptions {
+    /// Most rounds of the SDP bound (each of 21 eigendecompositions); it ends earlier once it gains little. With zero
+    /// rounds it is about as good as the spectral bound.
+    pub iterations: u32,
+    /// Labels shared by layers: all layers are bounded together by B2 if there are at most this many columns (L * N); the
+    /// time grows with their cube.
+    pub joint_columns: usize,
+    /// The same for B1, with B2's first iterate. Beyond, the sum of the layers' own bounds is used, which holds too but is
+    /// weaker.
+    pub joint_spectral_columns: usize,
+}
+
+impl Default for BoundOptions {
+    fn default() -> Self {
+        BoundOptions { iterations: 15, joint_columns: 256, joint_spectral_columns: 1024 }
+    }
+}
+
+/// What a bound is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BoundScope {
+    /// The problem as it is: every layer of a problem by layers, all layers together where they share labels.
+    Full,
+    /// All layers together share labels, but are too many for more than B1 and the layers' own bounds.
+    JointSpectral,
+    /// The layers share labels, but are too many for any joint bound: each layer by itself, added up.
+    PerLayer,
+}
+
+impl BoundScope {
+    /// What weakens the bounds.
+    pub(crate) fn note(self) -> Option<&'static str> {
+        match self {
+            BoundScope::Full => None,
+            BoundScope::JointSpectral => Some(
+                "too many layers and experts for B2 on all layers together, only B1 and the layers' own B2 are used",
+            ),
+            BoundScope::PerLayer => {
+                Some("too many layers and experts for a joint bound, each layer is bounded by itself")
+            }
+        }
+    }
+}
+
+/// No placement of N/E experts of each layer per group, with any assignment of the units within the token cap, has a
+/// higher local activation rate. Limits on expert load can only make the truth smaller; replicas are not covered.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bounds {
+    /// B1, as a rate.
+    pub spectral: f64,
+    /// B2, as a rate: the smallest of all iterates.
+    pub sdp: f64,
+    /// How much of the problem the bounds see.
+    pub scope: BoundScope,
+    /// The bounds of each layer by itself; their mean, weighted by activations, bounds all layers.
+    pub layers: Vec<LayerBounds>,
+}
+
+impl Bounds {
+    /// The smaller of both.
+    pub fn best(&self) -> f64 {
+        self.spectral.min(self.sdp)
+    }
+}
+
+/// Bounds of one layer, as rates of the layer's activations.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LayerBounds {
+    /// Activations of the layer.
+    pub activations: u64,
+    /// B1
+    pub spectral: f64,
+    /// B2
+    pub sdp: f64,
+}
+
+/// Bounds on what [`solve`](crate::solve) can reach with the same input, whatever the placement.
+///
+/// With attention dp the units are the requests of `trace`, or the profile's tokens without one; with attention tp the
+/// profile's tokens, layer by layer. Of the options the groups, the attention, the token margin, the threads and the
+/// bounds' own count (their defaults, where a solve would make none).
+///
+/// # Errors
+/// [`SolveError`]: no known route in the input, groups that do not divide the experts, an option out of range, trace and
+/// profile of different models, counts beyond 2^50.
+pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> Result<Bounds, SolveError> {
+    options.validate()?;
+    check_groups(options.groups, profile.model().num_experts)?;
+    if let Some(trace) = trace {
+        profile.model().check_compatible(trace.model())?;
+    }
+    let (_, problems) = problems(profile, trace, options.attention)?;
+    Ok(problem_bounds(&problems, options))
+}
+
+/// A problem of all layers, or one of each layer.
+pub(crate) fn problem_bounds(problems: &[Problem], options: &SolveOptions) -> Bounds {
+    let (groups, work) = (usize::from(options.groups), options.bounds.unwrap_or_default());
+    let scope = scope(problems, &work);
+    let mut jobs: Vec<(&Problem, Option<usize>)> = Vec::new();
+    if problems[0].layers > 1 && scope != BoundScope::PerLayer {
+        jobs.push((&problems[0], None));
+    }
+    jobs.extend(problems.iter().flat_map(|problem| (0..problem.layers).map(move |layer| (problem, Some(layer)))));
+    let run = |(problem, layer): (&Problem, Option<usize>)| {
+        let units = layer.map_or_else(|| Units::joint(problem), |layer| Units::layer(problem, layer));
+        let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin)[0];
+        let rounds = if layer.is_none() && scope != BoundScope::Full { 0 } else { work.iterations };
+        part_bounds(&units, groups, capacity as f64, rounds)
+    };
+    let mut parts = in_parallel(&jobs, options.threads, run);
+    let all = jobs[0].1.is_none().then(|| parts.remove(0));
+    let total = parts.iter().map(|part| part.activations as f64).sum::<f64>();
+    let mean = |rate: fn(&LayerBounds) -> f64| {
+        parts.iter().map(|part| rate(part) * (part.activations as f64 / total)).sum::<f64>() * (1.0 + 1e-12)
+    };
+    let of_all = |rate: fn(&LayerBounds) -> f64| all.as_ref().map_or(1.0, rate);
+    Bounds {
+        spectral: mean(|part| part.spectral).min(of_all(|all| all.spectral)),
+        sdp: mean(|part| part.sdp).min(of_all(|all| all.sdp)),
+        scope,
+        layers: parts,
+    }
+}
+
+/// What can be afforded: problems of one layer are always bounded in full.
+fn scope(problems: &[Problem], work: &BoundOptions) -> BoundScope {
+    let joint = problems.iter().filter(|problem| problem.layers > 1);
+    match joint.map(|problem| problem.layers * problem.experts).max().unwrap_or(0) {
+        columns if columns <= work.joint_columns => BoundScope::Full,
+        columns if columns <= work.joint_spectral_columns => BoundScope::JointSpectral,
+        _ => BoundScope::PerLayer,
+    }
+}
+
+/// Bounds of the units' columns together.
+fn part_bounds(units: &Units, groups: usize, capacity: f64, iterations: u32) -> LayerBounds {
+    let total = units.activations();
+    let mut bounds = LayerBounds { activations: total as u64, spectral: 1.0, sdp: 1.0 };
+    if groups > 1 && total > 0.0 {
+        let frame = Frame::new(units, groups, capacity);
+        // What is not a number is no bound, and f64::min takes the other. The last factor covers the fixed-point
+        // numbers of the solver's values.
+        let rate = |value: f64| (value / total * (1.0 + 1e-9)).min(1.0);
+        bounds.spectral = rate(spectral::spectral(&frame));
+        bounds.sdp = rate(sdp::sdp(&frame, iterations, &mut |_| ()));
+    }
+    bounds
+}
+
+/// The results in the order of the jobs.
+fn in_parallel<J: Copy + Sync, R: Send>(jobs: &[J], threads: usize, run: impl Fn(J) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::with_capacity(jobs.len()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, jobs.len().max(1)) {
+            scope.spawn(|| {
+                while let Some((at, &job)) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, jobs.get(at)?)))
+                {
+                    let result = run(job);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((at, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|&(at, _)| at);
+    done.into_iter().map(|(_, result)| result).collect()
+}

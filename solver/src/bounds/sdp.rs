@@ -1,0 +1,214 @@
+//! B2, the bound by duality from the semidefinite relaxation.
+//!
+//! The relaxation `max of sum over t of f[t](v[t]^T X v[t])` is solved by ADMM between the spectral constraints of X
+//! (one eigendecomposition a step) and its entrywise ones, about linearisations of the concave f. Its multipliers are
+//! the dual variables; the dual value is a bound at any of them, so that nothing rests on convergence.
+
+use super::eigen::{Eigen, UNIT_ROUNDOFF};
+use super::frame::Frame;
+use super::matrix::{Matrix, add, dot};
+
+/// ADMM steps between two values.
+const STEPS: u32 = 20;
+/// New slopes come in by this share.
+const DAMPING: f64 = 0.5;
+/// Rounds without a gain of `LEAST_GAIN` of the value after which it ends.
+const PATIENCE: u32 = 8;
+const LEAST_GAIN: f64 = 2e-5;
+/// Slopes are capped as if no unit's `v^T X v` was below the square of this part of its mean activations.
+const FLOOR: f64 = 1e-4;
+/// The penalty is doubled or halved when one residual is this many times the other.
+const UNBALANCED: f64 = 5.0;
+
+/// The smallest bound of at most `rounds` rounds; `seen` is told each.
+pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> f64 {
+    let mut state = State::new(frame);
+    let mut best = state.value();
+    seen(best);
+    let (mut reference, mut since) = (best, 0);
+    for round in 0..rounds {
+        if round > 0 {
+            state.slopes();
+        }
+        state.centre();
+        (0..STEPS).for_each(|_| state.step());
+        let value = state.value();
+        seen(value);
+        // Not f64::min alone: a value that is not a number is no bound.
+        best = if value < best { value } else { best };
+        if best < reference * (1.0 - LEAST_GAIN) {
+            (reference, since) = (best, 0);
+        } else {
+            since += 1;
+        }
+        if since >= PATIENCE {
+            break;
+        }
+    }
+    best
+}
+
+struct State<'a> {
+    frame: &'a Frame<'a>,
+    /// Slopes of the units' inequalities, [U].
+    alpha: Vec<f64>,
+    /// u, [n]
+    centre: Vec<f64>,
+    /// `sum of alpha v v^T`.
+    matrix: Matrix,
+    /// Norm of the errors in `matrix`.
+    doubt: f64,
+    /// X within the spectral constraints, and within those of its entries.
+    spectral: Matrix,
+    entries: Matrix,
+    /// Scaled multiplier: `penalty * scaled` has y on its diagonal and -Lambda beside it.
+    scaled: Matrix,
+    penalty: f64,
+}
+
+impl<'a> State<'a> {
+    /// Slopes that give the spectral bound (Frobenius form), no multipliers.
+    fn new(frame: &'a Frame<'a>) -> Self {
+        let n = frame.units.columns;
+        let centre = frame.mean_row();
+        let alpha: Vec<f64> = frame.units.mass.iter().map(|mass| 1.0 / mass).collect();
+        let moments = frame.units.moments(&alpha);
+        let matrix = moments.about(&centre);
+        let doubt = frame.rounding() * moments.magnitude(&centre);
+        let sum: f64 = frame.top_eigenvalues(&matrix, doubt).iter().sum();
+        // Least of `rest mass / (4 c) + c columns sum` over c.
+        let scale = (frame.rest() * frame.mass / (4.0 * frame.columns_of_group() * sum.max(f64::MIN_POSITIVE))).sqrt();
+        let scale = if scale.is_finite() && scale > 0.0 { scale } else { 1.0 };
+        let mut start = Matrix::identity(n).centred(frame.units.experts, 0.0);
+        let experts = frame.units.experts as f64;
+        start.data.iter_mut().for_each(|value| *value *= frame.rest() * experts / (experts - 1.0));
+        let mut state = State {
+            frame,
+            alpha: alpha.iter().map(|alpha| alpha * scale).collect(),
+            centre,
+            matrix,
+            doubt: doubt * scale,
+            spectral: start.clone(),
+            entries: start,
+            scaled: Matrix::zeros(n),
+            penalty: 1.0,
+        };
+        state.matrix.data.iter_mut().for_each(|value| *value *= scale);
+        let reach = frame.columns_of_group() * ((frame.groups - 1) as f64).sqrt();
+        state.penalty = (state.matrix.centred(frame.units.experts, 0.0).norm() / reach).max(f64::MIN_POSITIVE);
+        state
+    }
+
+    /// Moves the slopes towards those of the inequalities at the current X.
+    fn slopes(&mut self) {
+        let frame = self.frame;
+        let forms = frame.units.forms(&self.spectral, &self.centre);
+        let floor = FLOOR * frame.activations / frame.mass;
+        let mut target: Vec<f64> = forms
+            .iter()
+            .zip(&frame.units.mass)
+            .map(|(&form, &mass)| 0.5 * (frame.rest() / form.max((floor * mass).powi(2))).sqrt())
+            .collect();
+        frame.flatten(&self.centre, &mut target);
+        for (alpha, target) in self.alpha.iter_mut().zip(target) {
+            *alpha += DAMPING * (target - *alpha);
+        }
+    }
+
+    /// The best centre for the slopes and the current X, and the matrix about it.
+    fn centre(&mut self) {
+        let frame = self.frame;
+        let moments = frame.units.moments(&self.alpha);
+        let mut centre = moments.cross.clone();
+        centre.iter_mut().for_each(|value| *value /= moments.mass.max(f64::MIN_POSITIVE));
+        let gain = dot(&self.spectral.times(&moments.cross), &centre);
+        let part = 1.0 - frame.centre_cost(&centre) / (2.0 * gain).max(f64::MIN_POSITIVE);
+        let part = part.clamp(0.0, 1.0);
+        centre.iter_mut().for_each(|value| *value *= part);
+        self.matrix = moments.about(&centre);
+        self.doubt = frame.rounding() * moments.magnitude(&centre);
+        self.centre = centre;
+    }
+
+    /// One step of ADMM.
+    fn step(&mut self) {
+        let frame = self.frame;
+        let mut wanted = self.entries.clone();
+        add(&mut wanted.data, -1.0, &self.scaled.data);
+        add(&mut wanted.data, 1.0 / self.penalty, &self.matrix.data);
+        self.spectral = project(frame, &wanted);
+        let before = self.entries.clone();
+        let (n, low, own) = (frame.units.columns, -1.0 / frame.groups as f64, frame.rest());
+        let mut residual = 0.0;
+        for at in 0..n * n {
+            let sum = self.spectral.data[at] + self.scaled.data[at];
+            let entry = if at % (n + 1) == 0 { own } else { sum.max(low) };
+            self.entries.data[at] = entry;
+            self.scaled.data[at] = sum - entry;
+            residual += (self.spectral.data[at] - entry).powi(2);
+        }
+        let moved: f64 = self.entries.data.iter().zip(&before.data).map(|(a, b)| (a - b).powi(2)).sum();
+        let factor = match (residual, moved) {
+            (residual, moved) if residual > UNBALANCED * UNBALANCED * moved => 2.0,
+            (residual, moved) if moved > UNBALANCED * UNBALANCED * residual => 0.5,
+            _ => return,
+        };
+        self.penalty *= factor;
+        self.scaled.data.iter_mut().for_each(|value| *value /= factor);
+    }
+
+    /// The dual value: a bound whatever slopes, centre and multipliers are.
+    fn value(&mut self) -> f64 {
+        let frame = self.frame;
+        let (n, groups) = (frame.units.columns, frame.groups as f64);
+        let mut shifted = self.matrix.clone();
+        let (mut diagonal, mut beside, mut size) = (0.0, 0.0, 0.0);
+        for at in 0..n * n {
+            let multiplier = self.penalty * self.scaled.data[at];
+            let multiplier = if at % (n + 1) == 0 { multiplier } else { multiplier.min(0.0) };
+            if at % (n + 1) == 0 {
+                diagonal += multiplier
+            } else {
+                beside -= multiplier
+            }
+            size += multiplier.abs();
+            shifted.data[at] -= multiplier;
+        }
+        let doubt = self.doubt + 4.0 * UNIT_ROUNDOFF * (shifted.norm() + size);
+        let sum: f64 = frame.top_eigenvalues(&shifted, doubt).iter().sum();
+        let intercepts = frame.intercepts(&self.centre, &self.alpha);
+        let cost = frame.centre_cost(&self.centre);
+        let base = frame.activations / groups;
+        let value =
+            base + cost + intercepts + frame.rest() * diagonal + beside / groups + frame.columns_of_group() * sum;
+        // Caps subtract a centre's activations of all units from counts.
+        let subtracted = frame.mass * self.centre.iter().map(|value| value.abs()).sum::<f64>();
+        let sizes = base + subtracted + cost.abs() + intercepts.abs() + size + (frame.columns_of_group() * sum).abs();
+        value + frame.rounding() * sizes
+    }
+}
+
+/// The nearest matrix with eigenvalues from 0 to n/E, trace n (1 - 1/E) and rows that add up to nothing in each layer.
+fn project(frame: &Frame<'_>, matrix: &Matrix) -> Matrix {
+    let n = matrix.n;
+    let eigen = Eigen::new(&matrix.centred(frame.units.experts, matrix.norm()));
+    let kept = n - n / frame.units.experts;
+    let values = &eigen.values[..kept];
+    let most = frame.columns_of_group();
+    let clipped = |shift: f64| values.iter().map(move |value| (value - shift).clamp(0.0, most));
+    let trace = most * (frame.groups - 1) as f64;
+    let (mut low, mut high) = (values[kept - 1] - most, values[0]);
+    for _ in 0..100 {
+        let middle = 0.5 * (low + high);
+        if clipped(middle).sum::<f64>() > trace { low = middle } else { high = middle }
+    }
+    let mut out = Matrix::zeros(n);
+    for (value, vector) in clipped(high).zip(eigen.vectors.data.chunks_exact(n)).filter(|(value, _)| *value > 0.0) {
+        for row in 0..n {
+            let factor = value * vector[row];
+            add(&mut out.row_mut(row)[..=row], factor, &vector[..=row]);
+        }
+    }
+    out.mirror();
+    out
+}

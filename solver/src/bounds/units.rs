@@ -1,0 +1,146 @@
+//! What a bound looks at: units by columns, with the sums over units that both bounds need.
+
+use super::matrix::{Matrix, dot};
+use crate::problem::Problem;
+
+/// Units x columns in compressed sparse rows, of one layer or of several. The columns are `layers` blocks of `experts`.
+#[derive(Clone, Debug)]
+pub(super) struct Units {
+    pub(super) experts: usize,
+    /// n = layers * experts.
+    pub(super) columns: usize,
+    /// a, [U]; a unit may have no activation here and still take its share of a group.
+    pub(super) mass: Vec<f64>,
+    indptr: Vec<usize>,
+    column: Vec<u32>,
+    count: Vec<f64>,
+}
+
+/// `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`, by its parts.
+pub(super) struct Moments {
+    /// `sum alpha w w^T`, [n, n].
+    pub(super) square: Matrix,
+    /// `sum alpha a w`, [n].
+    pub(super) cross: Vec<f64>,
+    /// `sum alpha a^2`.
+    pub(super) mass: f64,
+}
+
+impl Units {
+    /// All layers of the problem as they are.
+    pub(super) fn joint(problem: &Problem) -> Self {
+        Units::select(problem, 0..problem.layers)
+    }
+
+    /// One layer of the problem, with all its units.
+    pub(super) fn layer(problem: &Problem, layer: usize) -> Self {
+        Units::select(problem, layer..layer + 1)
+    }
+
+    fn select(problem: &Problem, layers: std::ops::Range<usize>) -> Self {
+        let columns = layers.start * problem.experts..layers.end * problem.experts;
+        let mut units = Units::empty(problem.experts, columns.len());
+        for (unit, &mass) in problem.mass.iter().enumerate() {
+            let row = problem.row(unit).filter(|(column, _)| columns.contains(column));
+            units.push(mass as f64, row.map(|(column, count)| ((column - columns.start) as u32, f64::from(count))));
+        }
+        units
+    }
+
+    pub(super) fn empty(experts: usize, columns: usize) -> Self {
+        Units { experts, columns, mass: vec![], indptr: vec![0], column: vec![], count: vec![] }
+    }
+
+    /// Adds a unit; its columns ascend.
+    pub(super) fn push(&mut self, mass: f64, row: impl Iterator<Item = (u32, f64)>) {
+        self.mass.push(mass);
+        for (column, count) in row {
+            self.column.push(column);
+            self.count.push(count);
+        }
+        self.indptr.push(self.column.len());
+    }
+
+    pub(super) fn row(&self, unit: usize) -> (&[u32], &[f64]) {
+        let span = self.indptr[unit]..self.indptr[unit + 1];
+        (&self.column[span.clone()], &self.count[span])
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&[u32], &[f64])> {
+        (0..self.mass.len()).map(|unit| self.row(unit))
+    }
+
+    /// S
+    pub(super) fn total_mass(&self) -> f64 {
+        self.mass.iter().sum()
+    }
+
+    /// T
+    pub(super) fn activations(&self) -> f64 {
+        self.count.iter().sum()
+    }
+
+    /// `sum of w`, [n].
+    pub(super) fn loads(&self) -> Vec<f64> {
+        let mut loads = vec![0.0; self.columns];
+        self.column.iter().zip(&self.count).for_each(|(&column, count)| loads[column as usize] += count);
+        loads
+    }
+
+    pub(super) fn moments(&self, alpha: &[f64]) -> Moments {
+        let n = self.columns;
+        let mut moments = Moments { square: Matrix::zeros(n), cross: vec![0.0; n], mass: 0.0 };
+        for (((columns, counts), &mass), &alpha) in self.rows().zip(&self.mass).zip(alpha) {
+            moments.mass += alpha * mass * mass;
+            for (at, (&column, &count)) in columns.iter().zip(counts).enumerate() {
+                let factor = alpha * count;
+                moments.cross[column as usize] += factor * mass;
+                let row = moments.square.row_mut(column as usize);
+                for (&other, &count) in columns[..=at].iter().zip(counts) {
+                    row[other as usize] += factor * count;
+                }
+            }
+        }
+        moments.square.mirror();
+        moments
+    }
+
+    /// `v^T X v` of every unit.
+    pub(super) fn forms(&self, x: &Matrix, centre: &[f64]) -> Vec<f64> {
+        let image = x.times(centre);
+        let constant = dot(&image, centre);
+        let rows = self.rows().zip(&self.mass);
+        let form = |((columns, counts), &mass): ((&[u32], &[f64]), &f64)| {
+            let mut sum = mass * mass * constant;
+            for (at, (&column, &count)) in columns.iter().zip(counts).enumerate() {
+                let row = x.row(column as usize);
+                let pairs = columns[..at].iter().zip(counts);
+                let before: f64 = pairs.map(|(&other, &count)| row[other as usize] * count).sum();
+                sum += count * (2.0 * (before - mass * image[column as usize]) + count * row[column as usize]);
+            }
+            sum.max(0.0)
+        };
+        rows.map(form).collect()
+    }
+}
+
+impl Moments {
+    /// The matrix about the centre `u`.
+    pub(super) fn about(&self, centre: &[f64]) -> Matrix {
+        let mut out = self.square.clone();
+        for (row, (&cross, &middle)) in self.cross.iter().zip(centre).enumerate() {
+            let others = self.cross.iter().zip(centre);
+            for (value, (&other_cross, &other)) in out.row_mut(row).iter_mut().zip(others) {
+                *value += self.mass * (middle * other) - (cross * other + middle * other_cross);
+            }
+        }
+        out.mirror();
+        out
+    }
+
+    /// Frobenius norms of the parts of [`Self::about`], added: what its rounding errors are relative to.
+    pub(super) fn magnitude(&self, centre: &[f64]) -> f64 {
+        let length = dot(centre, centre).sqrt();
+        self.square.norm() + 2.0 * dot(&self.cross, &self.cross).sqrt() * length + self.mass * length * length
+    }
+}
