@@ -254,6 +254,10 @@ pub(crate) struct SolveArgs {
     /// give the trace there whenever there is one.
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
+    /// The model's `tokenizer.json`, or a directory with it: tokens that were seen rarely or never are then expected where
+    /// the most similarly spelt ones go, which matters most for traffic unlike the profile's.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tokenizer: Option<PathBuf>,
     /// Expert-parallel groups (ranks); must divide the number of experts.
     ///
     /// More groups spread the experts over more memory, but fewer activations are local.

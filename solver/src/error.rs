@@ -50,6 +50,22 @@ pub enum SolveError {
         /// The limit.
         limit: u64,
     },
+    /// Token strings of another tokenizer.
+    #[error("the tokenizer has SHA-256 {found}, but the profile's tokenizer has {expected}")]
+    OtherTokenizer {
+        /// Of the strings.
+        found: String,
+        /// Of the profile.
+        expected: String,
+    },
+    /// Token strings of a larger vocabulary.
+    #[error("the tokenizer has {found} tokens, expected at most the profile's {expected}")]
+    TokenizerTooLarge {
+        /// Strings given.
+        found: usize,
+        /// V of the profile.
+        expected: u32,
+    },
     /// Only attention dp has what was asked for, or only tp.
     #[error("the tables are for attention {found}, expected {expected}")]
     WrongAttention {

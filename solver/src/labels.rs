@@ -1,9 +1,10 @@
 //! T and A for attention tp: the likeliest groups of a token in a layer, and those after two known groups.
 
 use half::f16;
-use semmoe_tables::{LayerIdx, MAX_LABELS, NO_GROUP, Placement, Profile, Route, TokenId, TpParts, Trace};
+use semmoe_tables::{LayerIdx, MAX_LABELS, NO_GROUP, Placement, Profile, Route, TpParts, Trace};
 
-use crate::token_table::{count_groups, layer_prior};
+use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::token_table::activation_evidence;
 
 /// Builds `T_group`, `T_prob`, `A_group` and `A_prob`.
 ///
@@ -14,15 +15,36 @@ pub(crate) fn tp_parts(
     profile: &Profile,
     trace: Option<&Trace>,
     placement: &Placement,
-    prior_occurrences: f64,
+    shrinkage: &Shrinkage<'_>,
 ) -> TpParts {
     let groups = usize::from(placement.groups());
     let mut parts = TpParts { labels: MAX_LABELS.min(groups), ..TpParts::default() };
     for layer in (0..profile.model().layers()).map(|layer| LayerIdx::new(layer as u16)) {
-        push_tokens(&mut parts, profile, trace, placement, (layer, prior_occurrences));
-        push_transitions(&mut parts, trace, placement, (layer, prior_occurrences));
+        push_tokens(&mut parts, &label_evidence(profile, trace, placement, layer), shrinkage);
+        push_transitions(&mut parts, trace, placement, (layer, shrinkage.prior_occurrences()));
     }
     parts
+}
+
+/// Occurrences of every token by main group: counted in the trace, else by share of activations.
+pub(crate) fn label_evidence(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    placement: &Placement,
+    layer: LayerIdx,
+) -> LayerEvidence {
+    let activations = activation_evidence(profile, layer, placement);
+    let Some(trace) = trace else { return activations };
+    let groups = usize::from(placement.groups());
+    let vocabulary = profile.model().vocab_size as usize;
+    let counts = count_main_groups(trace, layer, placement.layer(layer), vocabulary, groups);
+    let mut on_group = activations.on_group;
+    for (row, counts) in on_group.chunks_exact_mut(groups).zip(counts.chunks_exact(groups)) {
+        if counts.iter().any(|&count| count > 0) {
+            row.iter_mut().zip(counts).for_each(|(row, &count)| *row = f64::from(count));
+        }
+    }
+    LayerEvidence::new(on_group, groups, column_shares(&counts, groups))
 }
 
 /// The group that holds most of a route's experts, the lowest of equals.
@@ -34,46 +56,11 @@ pub(crate) fn main_group(route: Route<'_>, group_of: &[u16], scratch: &mut [u32]
     (1..scratch.len()).fold(0, |best, group| if scratch[group] > scratch[best] { group } else { best })
 }
 
-fn push_tokens(
-    parts: &mut TpParts,
-    profile: &Profile,
-    trace: Option<&Trace>,
-    placement: &Placement,
-    (layer, prior_occurrences): (LayerIdx, f64),
-) {
-    let groups = usize::from(placement.groups());
-    let group_of = placement.layer(layer);
-    let vocabulary = profile.model().vocab_size as usize;
-    let top_k = f64::from(profile.model().top_k);
-    let traced = trace.map(|trace| count_main_groups(trace, layer, group_of, vocabulary, groups));
-    let shares = layer_prior(profile, layer, group_of, groups);
-    let prior = traced.as_ref().map_or_else(|| shares.clone(), |counts| column_shares(counts, groups));
-    let mut on_group = vec![0u64; groups];
-    for token in 0..profile.model().vocab_size {
-        let at = token as usize * groups;
-        let counts = traced.as_ref().map_or(&[][..], |counts| &counts[at..at + groups]);
-        if counts.iter().any(|&count| count > 0) {
-            let counts: Vec<f64> = counts.iter().map(|&count| f64::from(count)).collect();
-            push_labels(
-                &mut parts.token_group,
-                &mut parts.token_prob,
-                parts.labels,
-                &counts,
-                &prior,
-                prior_occurrences,
-            );
-        } else {
-            count_groups(profile, layer, TokenId::new(token), group_of, &mut on_group);
-            let counts: Vec<f64> = on_group.iter().map(|&count| count as f64 / top_k).collect();
-            push_labels(
-                &mut parts.token_group,
-                &mut parts.token_prob,
-                parts.labels,
-                &counts,
-                &shares,
-                prior_occurrences,
-            );
-        }
+fn push_tokens(parts: &mut TpParts, evidence: &LayerEvidence, shrinkage: &Shrinkage<'_>) {
+    let mut shares = vec![0.0; evidence.groups];
+    for token in 0..evidence.seen.len() {
+        let known = shrinkage.shares(evidence, token, &mut shares);
+        push_labels(&mut parts.token_group, &mut parts.token_prob, parts.labels, known.then_some(&shares));
     }
 }
 
@@ -88,9 +75,12 @@ fn push_transitions(
     let counts = counts.unwrap_or_else(|| vec![0; groups * groups * groups]);
     let prior = column_shares(&counts, groups);
     for counts in counts.chunks_exact(groups) {
-        let counts: Vec<f64> = counts.iter().map(|&count| f64::from(count)).collect();
+        let seen: f64 = counts.iter().map(|&count| f64::from(count)).sum();
+        let shrunk =
+            |(&count, prior): (&u32, &f64)| (f64::from(count) + prior_occurrences * prior) / (seen + prior_occurrences);
+        let shares: Vec<f64> = counts.iter().zip(&prior).map(shrunk).collect();
         let TpParts { labels, transition_group, transition_prob, .. } = parts;
-        push_labels(transition_group, transition_prob, *labels, &counts, &prior, prior_occurrences);
+        push_labels(transition_group, transition_prob, *labels, (seen > 0.0).then_some(&shares));
     }
 }
 
@@ -140,26 +130,17 @@ fn column_shares(counts: &[u32], groups: usize) -> Vec<f64> {
     total.iter().map(share).collect()
 }
 
-/// Appends the likeliest groups, best first, shrunk towards the prior; without counts only unused labels.
-fn push_labels(
-    group: &mut Vec<u16>,
-    prob: &mut Vec<f16>,
-    labels: usize,
-    counts: &[f64],
-    prior: &[f64],
-    prior_occurrences: f64,
-) {
-    let seen: f64 = counts.iter().sum();
-    if seen == 0.0 {
+/// Appends the likeliest groups, best first, of equals the lowest; only unused labels where nothing is known.
+fn push_labels(group: &mut Vec<u16>, prob: &mut Vec<f16>, labels: usize, shares: Option<&Vec<f64>>) {
+    let Some(shares) = shares else {
         group.extend(std::iter::repeat_n(NO_GROUP, labels));
         prob.extend(std::iter::repeat_n(f16::ZERO, labels));
         return;
-    }
-    let share = |g: usize| (counts[g] + prior_occurrences * prior[g]) / (seen + prior_occurrences);
-    let mut order: Vec<usize> = (0..counts.len()).collect();
-    order.sort_by(|&a, &b| share(b).total_cmp(&share(a)).then(a.cmp(&b)));
+    };
+    let mut order: Vec<usize> = (0..shares.len()).collect();
+    order.sort_by(|&a, &b| shares[b].total_cmp(&shares[a]).then(a.cmp(&b)));
     for &g in &order[..labels] {
         group.push(g as u16);
-        prob.push(f16::from_f64(share(g)));
+        prob.push(f16::from_f64(shares[g]));
     }
 }

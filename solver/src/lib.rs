@@ -10,6 +10,7 @@
 //! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
 //! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
+//! | `similar`, `evidence` | which tokens are called alike, and what their counts say of one another |
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
 //! | `assign` | the exact token step alone, for a placement that is given |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
@@ -24,6 +25,7 @@ mod error;
 mod eval_requests;
 mod eval_tokens;
 mod evaluate;
+mod evidence;
 mod expert_step;
 mod hosts;
 mod labels;
@@ -34,6 +36,7 @@ mod problem;
 mod report;
 mod score;
 mod seeds;
+mod similar;
 mod solve;
 mod starts;
 mod swaps;
@@ -48,8 +51,9 @@ pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
 pub use error::SolveError;
 pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
-pub use options::{EvalOptions, SolveOptions};
+pub use options::{EvalOptions, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
-pub use report::{SolveReport, Unit};
+pub use report::{Evidence, SolveReport, Unit};
+pub use similar::{Similarity, TokenStrings};
 pub use solve::{Solved, solve};
 pub use starts::SolveProgress;

@@ -1,10 +1,23 @@
 //! What a caller may ask of a solve and of an evaluation.
 
+use std::sync::Arc;
+
 use semmoe_routing::Settings;
 use semmoe_tables::{Attention, Provenance};
 
 use crate::bounds::BoundOptions;
 use crate::error::SolveError;
+use crate::similar::{Similarity, TokenStrings};
+
+/// What T says of a token that was never seen, where no similar token was seen either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnseenTokens {
+    /// Nothing: equal values, or no label.
+    #[default]
+    Neutral,
+    /// The layer's own shares.
+    LayerShare,
+}
 
 /// Options of [`solve`](crate::solve).
 #[derive(Clone, Debug)]
@@ -27,10 +40,16 @@ pub struct SolveOptions {
     pub iterations: u32,
     /// Most swap passes of a start; zero = none.
     pub swap_passes: u32,
-    /// Pseudo-occurrences of the layer's prior that are added to every token's evidence in T.
+    /// Pseudo-occurrences of the prior (similar tokens' shares and the layer's) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
     pub bounds: Option<BoundOptions>,
+    /// What the tokens are called, so that similar ones are each other's prior in T; no longer than the vocabulary.
+    pub token_strings: Option<Arc<TokenStrings>>,
+    /// How similar tokens count.
+    pub similarity: Similarity,
+    /// What T says where nothing is known of a token.
+    pub unseen: UnseenTokens,
     /// Where the profile came from, and when the tables are made (RFC 3339).
     pub provenance: Provenance,
 }
@@ -50,6 +69,9 @@ impl SolveOptions {
             swap_passes: 12,
             prior_occurrences: 2.0,
             bounds: Some(BoundOptions::default()),
+            token_strings: None,
+            similarity: Similarity::default(),
+            unseen: UnseenTokens::default(),
             provenance,
         }
     }
@@ -60,7 +82,11 @@ impl SolveOptions {
         at_least_one("iterations", self.iterations as usize)?;
         within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
         within("expert_load_limit", self.expert_load_limit, 1.0, 65535.0, "a number from 1 to 65535")?;
-        within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")
+        within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")?;
+        let Similarity { power, occurrences_cap, layer_occurrences, .. } = self.similarity;
+        within("similarity.power", power, 0.0, 64.0, "a number from 0 to 64")?;
+        within("similarity.occurrences_cap", occurrences_cap, 1e-6, 1e9, "a number above 0, at most 1e9")?;
+        within("similarity.layer_occurrences", layer_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use semmoe_tables::Tables;
+use semmoe_tables::{Profile, Tables};
 use serde::Serialize;
 
 use crate::alternate::{Clustering, local_rate};
@@ -11,6 +11,7 @@ use crate::bounds::Bounds;
 use crate::load_limit::group_loads;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
+use crate::similar::Neighbours;
 use crate::starts::Best;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, unit_profits};
@@ -78,14 +79,40 @@ pub struct SolveReport {
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
-    /// Tokens of the vocabulary that the profile never saw: neutral in T.
-    pub tokens_without_evidence: u64,
+    /// What T knows of the vocabulary.
+    pub evidence: Evidence,
     /// The price of each rank, in units of share.
     pub price: Vec<f32>,
     /// SHA-256 of the placement alone.
     pub placement_digest: String,
     /// SHA-256 of the tables.
     pub digest: String,
+}
+
+/// Tokens of the vocabulary by what T knows of them; the three add up to the vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Evidence {
+    /// Seen in the profile.
+    pub tokens_seen: u64,
+    /// Never seen, but similar tokens were: T has their shares.
+    pub tokens_by_similar: u64,
+    /// Neither: neutral in T.
+    pub tokens_without_evidence: u64,
+}
+
+impl Evidence {
+    pub(crate) fn new(profile: &Profile, neighbours: Option<&Neighbours>) -> Self {
+        let mut evidence = Evidence { tokens_seen: 0, tokens_by_similar: 0, tokens_without_evidence: 0 };
+        for (token, &count) in profile.token_counts().iter().enumerate() {
+            let known_by_others = || neighbours.is_some_and(|neighbours| neighbours.of(token).next().is_some());
+            *match count {
+                1.. => &mut evidence.tokens_seen,
+                0 if known_by_others() => &mut evidence.tokens_by_similar,
+                0 => &mut evidence.tokens_without_evidence,
+            } += 1;
+        }
+        evidence
+    }
 }
 
 /// What one problem adds to the report.
@@ -104,7 +131,7 @@ impl SolveReport {
         problems: &[Problem],
         best: &Best,
         tables: &Tables,
-        tokens_without_evidence: u64,
+        evidence: Evidence,
     ) -> Self {
         let pairs = problems.iter().zip(&best.clusterings);
         let parts: Vec<Part> = pairs.map(|(problem, clustering)| Part::new(problem, clustering, options)).collect();
@@ -133,7 +160,7 @@ impl SolveReport {
             split_units: parts.iter().map(|part| part.split_units).sum(),
             iterations: best.iterations,
             stopped: best.stopped,
-            tokens_without_evidence,
+            evidence,
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),
             digest: tables.digest().to_owned(),

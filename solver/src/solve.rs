@@ -2,17 +2,20 @@
 
 use std::ops::ControlFlow;
 
-use semmoe_tables::{Attention, Placement, Profile, Tables, TablesBuilder, Trace};
+use half::f16;
+use semmoe_tables::{Attention, Placement, Profile, Tables, TablesBuilder, TpParts, Trace};
 
 use crate::alternate::{Clustering, Limits};
 use crate::bounds::problem_bounds;
 use crate::error::{SolveError, check_groups};
+use crate::evidence::Shrinkage;
 use crate::labels::tp_parts;
 use crate::options::SolveOptions;
 use crate::problem::Problem;
-use crate::report::{SolveReport, Unit};
+use crate::report::{Evidence, SolveReport, Unit};
+use crate::similar::{Neighbours, most_similar};
 use crate::starts::{Best, SolveProgress, run_starts};
-use crate::token_table::{dp_prices, token_shares, tokens_without_evidence};
+use crate::token_table::{dp_prices, token_shares};
 use crate::unit_step::PROFIT_ONE;
 
 /// The result of [`solve`].
@@ -44,6 +47,8 @@ pub fn solve(
     if let Some(trace) = trace {
         profile.model().check_compatible(trace.model())?;
     }
+    let neighbours = neighbours(profile, options)?;
+    let shrinkage = Shrinkage::new(options, neighbours.as_ref());
     let (unit, problems) = problems(profile, trace, options.attention)?;
     let limits = Limits {
         groups: usize::from(options.groups),
@@ -60,17 +65,31 @@ pub fn solve(
     );
     let placement = placement(options.groups, &problems, &best.clusterings)?;
     let builder = match options.attention {
-        Attention::Dp => dp_tables(profile, trace, options, &problems[0], &best.clusterings[0], placement),
-        Attention::Tp => tp_tables(profile, trace, options, &problems, &best, placement),
+        Attention::Dp => {
+            let shares = token_shares(profile, &placement, &shrinkage);
+            dp_tables(profile, trace, options, (&problems[0], &best.clusterings[0]), placement, shares)
+        }
+        Attention::Tp => {
+            let parts = tp_parts(profile, trace, &placement, &shrinkage);
+            tp_tables(profile, options, (&problems, &best), placement, parts)
+        }
     };
     let tables = builder.solver(solver_name(unit, options)).finish()?;
-    let mut report = SolveReport::new(unit, options, &problems, &best, &tables, tokens_without_evidence(profile));
+    let evidence = Evidence::new(profile, neighbours.as_ref());
+    let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence);
     report.certify(match options.bounds {
         Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
         Some(_) => Ok(problem_bounds(&problems, options)),
         None => Err("not asked for".to_owned()),
     });
     Ok(Solved { tables, report })
+}
+
+/// The tokens called alike, where the tokenizer's strings were given.
+fn neighbours(profile: &Profile, options: &SolveOptions) -> Result<Option<Neighbours>, SolveError> {
+    let Some(strings) = &options.token_strings else { return Ok(None) };
+    strings.check(profile.model())?;
+    Ok(Some(most_similar(strings, profile.token_counts(), &options.similarity, options.threads)))
 }
 
 /// The units to cluster; with attention tp one problem per layer.
@@ -112,11 +131,10 @@ fn dp_tables(
     profile: &Profile,
     trace: Option<&Trace>,
     options: &SolveOptions,
-    problem: &Problem,
-    clustering: &Clustering,
+    (problem, clustering): (&Problem, &Clustering),
     placement: Placement,
+    shares: Vec<f16>,
 ) -> TablesBuilder {
-    let shares = token_shares(profile, &placement, options.prior_occurrences);
     let price = match trace {
         Some(trace) => dp_prices(trace, &shares, usize::from(options.groups)),
         None => in_shares(&clustering.plan.price, problem),
@@ -126,13 +144,11 @@ fn dp_tables(
 
 fn tp_tables(
     profile: &Profile,
-    trace: Option<&Trace>,
     options: &SolveOptions,
-    problems: &[Problem],
-    best: &Best,
+    (problems, best): (&[Problem], &Best),
     placement: Placement,
+    parts: TpParts,
 ) -> TablesBuilder {
-    let parts = tp_parts(profile, trace, &placement, options.prior_occurrences);
     let mut price = vec![0.0; usize::from(options.groups)];
     for (problem, clustering) in problems.iter().zip(&best.clusterings) {
         for (mean, price) in price.iter_mut().zip(in_shares(&clustering.plan.price, problem)) {
@@ -149,8 +165,12 @@ fn in_shares(price: &[i64], problem: &Problem) -> Vec<f32> {
 }
 
 fn solver_name(unit: Unit, options: &SolveOptions) -> String {
+    let similar = match &options.token_strings {
+        Some(_) => format!(" similar_tokens={}", options.similarity.neighbours),
+        None => String::new(),
+    };
     format!(
-        "semmoe-solver {} unit={unit} seed={} starts={} token_margin={} expert_load_limit={} prior_occurrences={}",
+        "semmoe-solver {} unit={unit} seed={} starts={} token_margin={} expert_load_limit={} prior_occurrences={}{similar}",
         env!("CARGO_PKG_VERSION"),
         options.seed,
         options.starts,

@@ -3,41 +3,51 @@
 use half::f16;
 use semmoe_tables::{LayerIdx, Placement, Profile, TokenId, Trace};
 
+use crate::evidence::{LayerEvidence, Shrinkage};
 use crate::score::mean_share;
 use crate::transport::Transport;
 use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 
 /// T f16 [V, G]: for each token the share of its activations that falls on each group, mean over layers.
 ///
-/// With `n` occurrences in a layer and `p` the layer's own shares (its prior), the share of group g is
-/// `(activations on g / k + m p[g]) / (n + m)`, m = `prior_occurrences`: a token seen once says little. A token
-/// without evidence has equal values.
-pub(crate) fn token_shares(profile: &Profile, placement: &Placement, prior_occurrences: f64) -> Vec<f16> {
+/// Each layer's shares are shrunk towards those of similar tokens, and of the layer. A token with neither counts nor
+/// a similar token has equal values.
+pub(crate) fn token_shares(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
     let groups = usize::from(placement.groups());
-    let model = profile.model();
-    let layers = model.layers();
-    let vocabulary = model.vocab_size as usize;
+    let layers = profile.model().layers();
+    let vocabulary = profile.model().vocab_size as usize;
     let mut sums = vec![0.0f64; vocabulary * groups];
+    let mut known = vec![false; vocabulary];
+    let mut shares = vec![0.0; groups];
     for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
-        let group_of = placement.layer(layer);
-        let prior = layer_prior(profile, layer, group_of, groups);
-        let mut on_group = vec![0u64; groups];
-        for (token, sums) in (0u32..).zip(sums.chunks_exact_mut(groups)) {
-            count_groups(profile, layer, TokenId::new(token), group_of, &mut on_group);
-            let occurrences = on_group.iter().sum::<u64>() as f64 / f64::from(model.top_k);
-            for ((sum, &count), prior) in sums.iter_mut().zip(&on_group).zip(&prior) {
-                let seen = count as f64 / f64::from(model.top_k);
-                *sum += (seen + prior_occurrences * prior) / (occurrences + prior_occurrences);
-            }
+        let evidence = activation_evidence(profile, layer, placement);
+        for (token, sums) in sums.chunks_exact_mut(groups).enumerate() {
+            let some = shrinkage.shares(&evidence, token, &mut shares);
+            known[token] |= some;
+            let shares = if some { &shares } else { &evidence.layer_share };
+            sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
         }
     }
     let neutral = f16::from_f64(1.0 / groups as f64);
-    let mut shares = Vec::with_capacity(sums.len());
-    for (&count, sums) in profile.token_counts().iter().zip(sums.chunks_exact(groups)) {
-        let row = sums.iter().map(|sum| if count == 0 { neutral } else { f16::from_f64(sum / layers as f64) });
-        shares.extend(row);
+    let mut table = Vec::with_capacity(sums.len());
+    for (known, sums) in known.into_iter().zip(sums.chunks_exact(groups)) {
+        table.extend(sums.iter().map(|sum| if known { f16::from_f64(sum / layers as f64) } else { neutral }));
     }
-    shares
+    table
+}
+
+/// Occurrences of every token in a layer by group: an occurrence counts by share for the groups of its k experts.
+pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement: &Placement) -> LayerEvidence {
+    let groups = usize::from(placement.groups());
+    let group_of = placement.layer(layer);
+    let top_k = f64::from(profile.model().top_k);
+    let mut counts = vec![0u64; groups];
+    let mut on_group = Vec::with_capacity(profile.model().vocab_size as usize * groups);
+    for token in 0..profile.model().vocab_size {
+        count_groups(profile, layer, TokenId::new(token), group_of, &mut counts);
+        on_group.extend(counts.iter().map(|&count| count as f64 / top_k));
+    }
+    LayerEvidence::new(on_group, groups, layer_prior(profile, layer, group_of, groups))
 }
 
 /// Activations of a token in a layer by group.
@@ -50,7 +60,7 @@ pub(crate) fn count_groups(profile: &Profile, layer: LayerIdx, token: TokenId, g
 }
 
 /// Share of a layer's activations on each group; equal shares for a layer that never saw one.
-pub(crate) fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usize) -> Vec<f64> {
+fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usize) -> Vec<f64> {
     let mut total = vec![0u64; groups];
     let mut on_group = vec![0u64; groups];
     for token in 0..profile.model().vocab_size {
@@ -60,11 +70,6 @@ pub(crate) fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], 
     let all: u64 = total.iter().sum();
     let share = |count: &u64| if all == 0 { 1.0 / groups as f64 } else { *count as f64 / all as f64 };
     total.iter().map(share).collect()
-}
-
-/// Tokens of the vocabulary that the profile never saw.
-pub(crate) fn tokens_without_evidence(profile: &Profile) -> u64 {
-    profile.token_counts().iter().filter(|&&count| count == 0).count() as u64
 }
 
 /// The prices at which the trace's requests, each scored by its prompt with T, fill the ranks evenly, without

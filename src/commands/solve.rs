@@ -2,9 +2,13 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 
-use semmoe_solver::{PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, solve, solve_paper};
+use semmoe_solver::{
+    PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, TokenStrings, solve, solve_paper,
+};
 use semmoe_tables::{Attention, Profile, Provenance, Trace};
+use semmoe_text::Tokenizer;
 
 use super::{check_apart, check_output, print};
 use crate::args::{AttentionArg, SolveArgs, SolverArg};
@@ -29,6 +33,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
     options.seed = args.seed;
     options.threads = threads();
+    options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options)?,
         SolverArg::Paper => {
@@ -45,7 +50,8 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
 
 /// Outputs that cannot be written are told before the work, not after it.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
-    let inputs: Vec<&Path> = std::iter::once(&args.profile).chain(&args.trace).map(|path| path.as_path()).collect();
+    let inputs: Vec<&Path> =
+        std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer).map(|path| path.as_path()).collect();
     check_output(&args.out, &inputs)?;
     match &args.report {
         // A report may go to a pipe or a terminal.
@@ -53,6 +59,13 @@ fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
         Some(report) => check_apart(report, &args.out).and_then(|()| check_output(report, &inputs)),
         None => Ok(()),
     }
+}
+
+/// What the tokens of a tokenizer are called; `path` is a `tokenizer.json`, or a directory with it.
+pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
+    let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+    let tokenizer = Tokenizer::from_file(&file).map_err(CliError::input)?;
+    Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
 }
 
 /// Solves under a progress bar.

@@ -1,17 +1,18 @@
 //! The first run: record a profile from the bundled prompts, solve, and cache the tables.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use semmoe_engines::Engine;
 use semmoe_profiler::RecordOptions;
-use semmoe_solver::SolveOptions;
+use semmoe_solver::{SolveOptions, TokenStrings};
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Tables, Trace};
 
 use super::assets::Assets;
 use super::cache::Cache;
 use super::unit::{Unit, UnitSpec};
 use crate::commands::profile::{describe_record, failure, list_bad};
-use crate::commands::solve::{solve_with_progress, threads};
+use crate::commands::solve::{solve_with_progress, threads, token_strings};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::stamp::created;
@@ -20,7 +21,7 @@ use crate::stamp::created;
 const RECORD_CONCURRENCY_PER_RANK: usize = 4;
 /// Prompts alone are profiled: their tokens are most of what is served, and each is run once.
 const PROFILE_MAX_TOKENS: u32 = 1;
-/// The tables of a model depend on nothing but the recorded routing and this.
+/// The tables of a model depend on nothing but the recorded routing, the tokenizer and this.
 const SEED: u64 = 1;
 
 /// Makes sure that the cache holds valid tables.
@@ -40,12 +41,19 @@ pub(crate) async fn prepare(assets: &Assets, cache: &Cache, ranks: u16) -> Resul
     let trace = record(assets, &mut unit, ranks, work).await?;
     unit.stop().await;
     let (profile_path, tables_path) = (cache.profile(), cache.tables());
-    tokio::task::spawn_blocking(move || solve(&trace, ranks, &profile_path, &tables_path))
+    let strings = token_strings(&assets.model)?;
+    tokio::task::spawn_blocking(move || solve(&trace, ranks, strings, &profile_path, &tables_path))
         .await
         .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
 }
 
-fn solve(trace: &Trace, ranks: u16, profile_path: &Path, tables_path: &Path) -> Result<(), CliError> {
+fn solve(
+    trace: &Trace,
+    ranks: u16,
+    strings: Arc<TokenStrings>,
+    profile_path: &Path,
+    tables_path: &Path,
+) -> Result<(), CliError> {
     let mut builder =
         ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).map_err(CliError::failed)?;
     builder.add_trace(trace).map_err(CliError::failed)?;
@@ -57,6 +65,7 @@ fn solve(trace: &Trace, ranks: u16, profile_path: &Path, tables_path: &Path) -> 
     options.threads = threads();
     // Nobody reads the report, and the tables do not depend on it.
     options.bounds = None;
+    options.token_strings = Some(strings);
     let solved = solve_with_progress(&profile, Some(trace), &options)?;
     solved.tables.write(tables_path).map_err(CliError::failed)?;
     Ok(())

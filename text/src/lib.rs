@@ -6,6 +6,7 @@
 mod error;
 mod fast;
 mod identity;
+mod pieces;
 mod prompt;
 mod score;
 mod self_check;
@@ -14,6 +15,7 @@ mod template;
 mod tokenizer;
 
 pub use error::{Fault, TextError};
+pub use pieces::SPACE_MARK;
 pub use prompt::{Limits, Prompt, Route, prompt_ids};
 pub use score::score;
 pub use semmoe_tables::Score;

@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use crate::fast::Fast;
-use crate::{TextError, identity};
+use crate::{TextError, identity, pieces};
 
 /// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
 const FILE_LIMIT_BYTES: u64 = 256 << 20;
@@ -119,6 +119,12 @@ impl Tokenizer {
     /// The token of an id, as the vocabulary writes it.
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+
+    /// The vocabulary as text: one string per id below [`Self::vocab_size`], with [`SPACE_MARK`](crate::SPACE_MARK) for a
+    /// leading space and `<0xE4>` for a byte that is not text by itself; empty for an id without a token, and for special tokens.
+    pub fn pieces(&self) -> Vec<String> {
+        pieces::pieces(&self.inner, self.vocab_size)
     }
 
     /// Whether an id is an added token marked special.

@@ -29,14 +29,14 @@ use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 
 use crate::alternate::{Clustering, Limits, load_excess};
 use crate::error::{SolveError, check_groups};
+use crate::evidence::Shrinkage;
 use crate::labels::tp_parts;
 use crate::load_limit::group_loads;
 use crate::options::{SolveOptions, at_least_one, within};
 use crate::problem::Problem;
-use crate::report::SolveReport;
+use crate::report::{Evidence, SolveReport};
 use crate::solve::{Solved, placement, problems};
 use crate::starts::{Best, SolveProgress, mix};
-use crate::token_table::tokens_without_evidence;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
 
@@ -132,7 +132,7 @@ pub fn solve_paper(
             TablesBuilder::dp(model, provenance, placement, shares, price)
         }
         Attention::Tp => {
-            let mut parts = tp_parts(profile, trace, &placement, options.prior_occurrences);
+            let mut parts = tp_parts(profile, trace, &placement, &Shrinkage::new(options, None));
             let labels = best.clusterings.iter().map(|clustering| &clustering.plan.label[..]);
             tokens::set_labels(&mut parts, profile, &placement, labels);
             TablesBuilder::tp(model, provenance, placement, parts, price)
@@ -144,7 +144,7 @@ pub fn solve_paper(
         options.seed
     );
     let tables = builder.solver(name).finish()?;
-    let report = SolveReport::new(unit, options, &problems, &best, &tables, tokens_without_evidence(profile));
+    let report = SolveReport::new(unit, options, &problems, &best, &tables, Evidence::new(profile, None));
     Ok(Solved { tables, report })
 }
 
