@@ -1,13 +1,17 @@
-//! The exact token step alone: the best balanced assignment of a profile's tokens to a placement that is given.
+//! The exact token step alone: the best balanced T for a placement that is given.
 
 use std::collections::BTreeMap;
 
 use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Profile, TokenId};
 
 use crate::error::SolveError;
-use crate::options::within;
-use crate::problem::Problem;
-use crate::unit_step::{mass_capacity, unit_step};
+use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::options::SolveOptions;
+use crate::similar::Neighbours;
+use crate::solve::neighbours;
+use crate::token_table::activation_evidence;
+use crate::transport::Transport;
+use crate::unit_step::{mass_capacity, to_profit};
 
 /// Where each token goes, layer by layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,14 +21,14 @@ pub struct TokenPlan {
 
 #[derive(Clone, Debug, PartialEq)]
 struct LayerPlan {
-    /// [V], [`NO_GROUP`] for a token that the profile never saw.
+    /// [V], [`NO_GROUP`] for a token of which nothing is known.
     label: Vec<u16>,
     /// Tokens in several groups, with the share of each; about G a layer.
     split: BTreeMap<u32, Vec<(u16, f64)>>,
 }
 
 impl TokenPlan {
-    /// The groups of a token in a layer with their shares, which add up to one; none for a token never seen.
+    /// The groups of a token in a layer with their shares, which add up to one; none where nothing is known.
     pub fn shares(&self, layer: LayerIdx, token: TokenId) -> Vec<(GroupId, f64)> {
         let layer = &self.layers[layer.index()];
         if let Some(parts) = layer.split.get(&token.get()) {
@@ -35,33 +39,86 @@ impl TokenPlan {
     }
 }
 
-/// Assigns the tokens of `profile` to the groups of `placement`, layer by layer, so that the local activations are as
-/// many as can be with at most (1 + `token_margin`) of the mean tokens in a group. About G tokens of a layer are split.
-///
-/// # Errors
-/// [`SolveError`]: a placement of another shape, an empty profile, a margin out of range, counts beyond 2^50.
-pub fn assign_tokens(profile: &Profile, placement: &Placement, token_margin: f64) -> Result<TokenPlan, SolveError> {
-    within("token_margin", token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
-    let model = profile.model();
-    if (placement.layers(), placement.experts()) != (model.layers(), model.num_experts) {
-        let found = format!("{} layers of {} experts", placement.layers(), placement.experts());
-        return Err(SolveError::BadOption { option: "placement", found, expected: "the shape of the profile's model" });
+/// Assigns tokens to placements that are given, with the same evidence for each.
+#[derive(Debug)]
+pub struct TokenAssigner<'a> {
+    profile: &'a Profile,
+    options: &'a SolveOptions,
+    neighbours: Option<Neighbours>,
+}
+
+impl<'a> TokenAssigner<'a> {
+    /// Of `options` it uses `token_margin`, and what says how counts become shares; similar tokens are searched here,
+    /// once.
+    ///
+    /// # Errors
+    /// [`SolveError`]: options out of range, token strings beyond the vocabulary, an empty profile.
+    pub fn new(profile: &'a Profile, options: &'a SolveOptions) -> Result<Self, SolveError> {
+        options.validate()?;
+        if profile.total_tokens() == 0 {
+            return Err(SolveError::NoTokens { what: "profile" });
+        }
+        Ok(TokenAssigner { profile, options, neighbours: neighbours(profile, options)? })
     }
-    let seen = || (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0).map(|(token, _)| token);
-    let mut layers = Vec::with_capacity(model.layers());
-    for layer in 0..model.layers() {
-        let problem = Problem::from_profile(profile, layer..layer + 1)?;
-        let capacity = mass_capacity(problem.total_mass(), usize::from(placement.groups()), token_margin);
-        let (plan, _) = unit_step(&problem, placement.layer(LayerIdx::new(layer as u16)), &capacity, None);
-        let tokens: Vec<u32> = seen().collect();
-        let mut label = vec![NO_GROUP; model.vocab_size as usize];
-        tokens.iter().zip(&plan.label).for_each(|(&token, &group)| label[token as usize] = group);
-        let split = plan.splits.iter().map(|split| {
-            let mass = problem.mass[split.unit] as f64;
-            let shares = split.parts.iter().map(|&(group, part)| (group, part as f64 / mass)).collect();
-            (tokens[split.unit], shares)
+
+    /// The groups of all tokens, layer by layer: with `s[t,c]` the share of a token's activations expected on group c
+    /// (shrunk towards its prior), the sum of count times share is greatest with at most (1 + `token_margin`) of the
+    /// mean tokens in a group. About G tokens of a layer are split. A token never seen has no weight in this, and goes
+    /// where its prior less the step's price is greatest. With a margin of 1000 every token is on its likeliest group.
+    ///
+    /// # Errors
+    /// [`SolveError::BadOption`]: a placement of another shape than the profile's model.
+    pub fn assign(&self, placement: &Placement) -> Result<TokenPlan, SolveError> {
+        let model = self.profile.model();
+        if (placement.layers(), placement.experts()) != (model.layers(), model.num_experts) {
+            let found = format!("{} layers of {} experts", placement.layers(), placement.experts());
+            let expected = "the shape of the profile's model";
+            return Err(SolveError::BadOption { option: "placement", found, expected });
+        }
+        let layers = (0..model.layers()).map(|layer| self.layer(placement, LayerIdx::new(layer as u16)));
+        Ok(TokenPlan { layers: layers.collect() })
+    }
+
+    fn layer(&self, placement: &Placement, layer: LayerIdx) -> LayerPlan {
+        let groups = usize::from(placement.groups());
+        let evidence = activation_evidence(self.profile, layer, placement);
+        let (mut mass, mut profit, mut unseen) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tokens = Vec::new();
+        self.for_each_known(&evidence, |token, shares| {
+            let row = shares.iter().map(|&share| to_profit(share));
+            match self.profile.token_counts()[token] {
+                0 => unseen.push((token, row.collect::<Vec<i64>>())),
+                count => {
+                    tokens.push(token);
+                    mass.push(count);
+                    profit.extend(row);
+                }
+            }
         });
-        layers.push(LayerPlan { label, split: split.collect() });
+        let capacity = mass_capacity(mass.iter().sum(), groups, self.options.token_margin);
+        let plan = Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None);
+        let mut label = vec![NO_GROUP; self.profile.token_counts().len()];
+        tokens.iter().zip(&plan.label).for_each(|(&token, &group)| label[token] = group);
+        for (token, row) in unseen {
+            let net = |group: usize| row[group] - plan.price[group];
+            let best = (1..groups).fold(0, |best, group| if net(group) > net(best) { group } else { best });
+            label[token] = best as u16;
+        }
+        let split = plan.splits.iter().map(|split| {
+            let whole = mass[split.unit] as f64;
+            let shares = split.parts.iter().map(|&(group, part)| (group, part as f64 / whole)).collect();
+            (tokens[split.unit] as u32, shares)
+        });
+        LayerPlan { label, split: split.collect() }
     }
-    Ok(TokenPlan { layers })
+
+    fn for_each_known(&self, evidence: &LayerEvidence, mut each: impl FnMut(usize, &[f64])) {
+        let shrinkage = Shrinkage::new(self.options, self.neighbours.as_ref());
+        let mut shares = vec![0.0; evidence.groups];
+        for token in 0..self.profile.token_counts().len() {
+            if shrinkage.shares(evidence, token, &mut shares) {
+                each(token, &shares);
+            }
+        }
+    }
 }

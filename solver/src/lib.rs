@@ -1,7 +1,7 @@
 //! Profile and traces in, tables out; evaluation of tables. The README has the method and its equations.
 //!
 //! * [`solve`]: co-clusters tokens or requests with experts by alternating exact steps, and builds T, A and E.
-//! * [`solve_paper`]: the paper's Algorithm 1 in its place; [`assign_tokens`]: only the tokens, for given experts.
+//! * [`solve_paper`]: the paper's Algorithm 1 in its place; [`TokenAssigner`]: only the tokens, for given experts.
 //! * [`evaluate`]: what tables are worth on a trace or a profile: local activation rate, balance, routing policies.
 //!
 //! | module | what |
@@ -46,7 +46,7 @@ mod transport;
 mod unit_step;
 mod whole;
 
-pub use assign::{TokenPlan, assign_tokens};
+pub use assign::{TokenAssigner, TokenPlan};
 pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
 pub use error::SolveError;
 pub use eval_requests::WINDOW;

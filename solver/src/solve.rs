@@ -86,7 +86,7 @@ pub fn solve(
 }
 
 /// The tokens called alike, where the tokenizer's strings were given.
-fn neighbours(profile: &Profile, options: &SolveOptions) -> Result<Option<Neighbours>, SolveError> {
+pub(crate) fn neighbours(profile: &Profile, options: &SolveOptions) -> Result<Option<Neighbours>, SolveError> {
     let Some(strings) = &options.token_strings else { return Ok(None) };
     strings.check(profile.model())?;
     Ok(Some(most_similar(strings, profile.token_counts(), &options.similarity, options.threads)))

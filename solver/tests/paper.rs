@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use common::{options, planted, profile_of, quiet};
 use semmoe_solver::{
-    EvalInput, EvalOptions, PaperCap, PaperOptions, SolveError, SolveOptions, assign_tokens, evaluate, solve,
+    EvalInput, EvalOptions, PaperCap, PaperOptions, SolveError, SolveOptions, TokenAssigner, evaluate, solve,
     solve_paper,
 };
 use semmoe_tables::{Attention, LayerIdx, TokenId};
@@ -89,7 +89,9 @@ fn tokens_are_assigned_within_the_margin() {
     let trace = planted(4, 300, 0.9, 6);
     let profile = profile_of(&trace);
     let solved = solve(&profile, None, &options(4, Attention::Tp), &mut quiet).unwrap();
-    let plan = assign_tokens(&profile, solved.tables.placement(), 0.05).unwrap();
+    let options = SolveOptions { token_margin: 0.05, ..options(4, Attention::Tp) };
+    let assigner = TokenAssigner::new(&profile, &options).unwrap();
+    let plan = assigner.assign(solved.tables.placement()).unwrap();
     for layer in (0..3).map(LayerIdx::new) {
         let mut loads = [0.0; 4];
         for token in (0..160).map(TokenId::new) {
@@ -103,5 +105,5 @@ fn tokens_are_assigned_within_the_margin() {
         assert!(loads.iter().all(|&load| load <= 1.05 * mean + 1.0), "{loads:?} {mean}");
     }
     let other = semmoe_tables::Placement::contiguous(1, 16, 4).unwrap();
-    assert!(matches!(assign_tokens(&profile, &other, 0.05), Err(SolveError::BadOption { option: "placement", .. })));
+    assert!(matches!(assigner.assign(&other), Err(SolveError::BadOption { option: "placement", .. })));
 }

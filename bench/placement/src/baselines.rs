@@ -1,0 +1,252 @@
+//! Placements of experts by other rules than the solver's, layer by layer.
+
+use std::cmp::Ordering;
+
+use crate::assignment::assign_groups;
+use crate::counts::LayerCounts;
+
+/// The group of each expert of one layer.
+pub(crate) type Groups = Vec<u16>;
+
+/// A permutation of the contiguous placement, drawn from the seed.
+pub(crate) fn random(experts: usize, groups: usize, random: &mut fastrand::Rng) -> Groups {
+    let mut group_of: Groups = (0..experts).map(|expert| (expert * groups / experts) as u16).collect();
+    random.shuffle(&mut group_of);
+    group_of
+}
+
+/// EPLB without replicas: experts by falling load, each to the least loaded group with room.
+pub(crate) fn eplb(counts: &LayerCounts, groups: usize) -> Groups {
+    let each = counts.experts / groups;
+    let mut group_of = vec![0; counts.experts];
+    let (mut load, mut held) = (vec![0.0; groups], vec![0; groups]);
+    for expert in by_load(counts) {
+        let open = (0..groups).filter(|&group| held[group] < each);
+        if let Some(group) = open.min_by(|&a, &b| f64::total_cmp(&load[a], &load[b])) {
+            group_of[expert] = group as u16;
+            load[group] += counts.load[expert];
+            held[group] += 1;
+        }
+    }
+    group_of
+}
+
+/// Greedy co-activation: a group starts with the hottest expert left, and takes those with most co-activations beyond
+/// chance with its members until it is full.
+pub(crate) fn coactivation(counts: &LayerCounts, groups: usize) -> Groups {
+    let each = counts.experts / groups;
+    let mut group_of = vec![u16::MAX; counts.experts];
+    let order = by_load(counts);
+    for group in 0..groups {
+        let mut members: Vec<usize> = Vec::with_capacity(each);
+        while members.len() < each {
+            let left = order.iter().copied().filter(|&expert| group_of[expert] == u16::MAX);
+            let beside = |expert: usize| members.iter().map(|&member| counts.centred(expert, member)).sum::<f64>();
+            let best = left.reduce(|best, next| if beside(next) > beside(best) { next } else { best });
+            let Some(expert) = best else { break };
+            group_of[expert] = group as u16;
+            members.push(expert);
+        }
+    }
+    group_of
+}
+
+/// Greedy co-activation with all groups at once: experts by falling load, each to the open group with most
+/// co-activations beyond chance per member.
+pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Groups {
+    let each = counts.experts / groups;
+    let mut group_of = vec![0; counts.experts];
+    let mut members = vec![Vec::new(); groups];
+    for expert in by_load(counts) {
+        let beside = |group: usize| members[group].iter().map(|&member| counts.centred(expert, member)).sum::<f64>();
+        let open = (0..groups).filter(|&group| members[group].len() < each);
+        if let Some(group) = open.reduce(|best, next| if beside(next) > beside(best) { next } else { best }) {
+            group_of[expert] = group as u16;
+            members[group].push(expert);
+        }
+    }
+    group_of
+}
+
+/// Spectral clusters: the leading eigenvectors of the normalised co-activations, balanced k-means from many starts (every
+/// assignment exact), the one with most co-activations within groups; then swaps that raise those.
+pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastrand::Rng) -> Groups {
+    let n = counts.experts;
+    let scale: Vec<f64> = counts.load.iter().map(|load| load.max(1.0).sqrt()).collect();
+    let normal: Vec<f64> = (0..n * n).map(|i| counts.centred(i / n, i % n) / (scale[i / n] * scale[i % n])).collect();
+    let (values, vectors) = crate::eigen::symmetric(&normal, n);
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|&a, &b| values[b].total_cmp(&values[a]));
+    let axes = groups.min(n);
+    let points: Vec<Vec<f64>> = (0..n)
+        .map(|expert| order[..axes].iter().map(|&k| vectors[expert * n + k] * values[k].max(0.0).sqrt()).collect())
+        .collect();
+    let mut best: Option<(f64, Groups)> = None;
+    for _ in 0..SPECTRAL_STARTS {
+        let group_of = balanced_kmeans(&points, groups, random);
+        let value = within(counts, &group_of);
+        if best.as_ref().is_none_or(|best| value > best.0) {
+            best = Some((value, group_of));
+        }
+    }
+    let (_, mut group_of) = best.unwrap_or_default();
+    while swap_within(counts, &mut group_of) {}
+    group_of
+}
+
+const SPECTRAL_STARTS: usize = 16;
+const KMEANS_ROUNDS: usize = 30;
+
+fn balanced_kmeans(points: &[Vec<f64>], groups: usize, random: &mut fastrand::Rng) -> Groups {
+    let mut start: Vec<usize> = (0..points.len()).collect();
+    random.shuffle(&mut start);
+    let mut centres: Vec<Vec<f64>> = start[..groups].iter().map(|&point| points[point].clone()).collect();
+    let mut group_of = Vec::new();
+    for _ in 0..KMEANS_ROUNDS {
+        let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum::<f64>();
+        let next = assign_groups(points.len(), groups, |point, group| -distance(&points[point], &centres[group]));
+        if next == group_of {
+            break;
+        }
+        group_of = next;
+        centres.iter_mut().for_each(|centre| centre.fill(0.0));
+        for (point, &group) in points.iter().zip(&group_of) {
+            let each = (points.len() / groups) as f64;
+            centres[usize::from(group)].iter_mut().zip(point).for_each(|(sum, x)| *sum += x / each);
+        }
+    }
+    group_of
+}
+
+/// Co-activations within groups, beyond chance.
+fn within(counts: &LayerCounts, group_of: &[u16]) -> f64 {
+    let pairs = (0..counts.experts).flat_map(|a| (0..a).map(move |b| (a, b)));
+    pairs.filter(|&(a, b)| group_of[a] == group_of[b]).map(|(a, b)| counts.centred(a, b)).sum()
+}
+
+/// Makes the first swap that raises the co-activations within groups.
+fn swap_within(counts: &LayerCounts, group_of: &mut [u16]) -> bool {
+    let n = counts.experts;
+    let beside = |group_of: &[u16], expert: usize, group: u16, without: usize| -> f64 {
+        let others = (0..n).filter(|&other| other != expert && other != without && group_of[other] == group);
+        others.map(|other| counts.centred(expert, other)).sum()
+    };
+    let least = 1e-9 * counts.load.iter().sum::<f64>();
+    for a in 0..n {
+        for b in 0..a {
+            let (from, to) = (group_of[a], group_of[b]);
+            if from == to {
+                continue;
+            }
+            let gain = beside(group_of, a, to, b) + beside(group_of, b, from, a)
+                - beside(group_of, a, from, b)
+                - beside(group_of, b, to, a);
+            if gain > least {
+                group_of.swap(a, b);
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// MoETuner's two programs: experts in groups of even load, then in each layer the groups on the devices that keep
+/// most of what comes from the layer before (`transitions`, [N, N]) where it is. The first is solved by falling load
+/// and swaps, the second exactly, layer by layer.
+pub(crate) fn moetuner(counts: &[LayerCounts], transitions: &[Vec<f64>], groups: usize) -> Vec<Groups> {
+    let mut layers: Vec<Groups> = Vec::with_capacity(counts.len());
+    for (layer, counts) in counts.iter().enumerate() {
+        let clusters = even_load(counts, groups);
+        let Some(before) = layers.last() else {
+            layers.push(clusters);
+            continue;
+        };
+        let mut kept = vec![0.0; groups * groups];
+        for (at, &flow) in transitions[layer - 1].iter().enumerate() {
+            let (from, to) = (before[at / counts.experts], clusters[at % counts.experts]);
+            kept[usize::from(to) * groups + usize::from(from)] += flow;
+        }
+        let device = assign_groups(groups, groups, |cluster, device| kept[cluster * groups + device]);
+        layers.push(clusters.into_iter().map(|cluster| device[usize::from(cluster)]).collect());
+    }
+    layers
+}
+
+/// EPLB's assignment, improved by swaps between the most and the other loaded groups.
+fn even_load(counts: &LayerCounts, groups: usize) -> Groups {
+    let mut group_of = eplb(counts, groups);
+    loop {
+        let mut load = vec![0.0; groups];
+        group_of.iter().zip(&counts.load).for_each(|(&group, x)| load[usize::from(group)] += x);
+        let squares = |a: usize, b: usize| -> f64 {
+            let (from, to) = (load[usize::from(group_of[a])], load[usize::from(group_of[b])]);
+            let moved = counts.load[a] - counts.load[b];
+            moved * (from - to - moved)
+        };
+        let pairs = (0..counts.experts).flat_map(|a| (0..counts.experts).map(move |b| (a, b)));
+        let apart = pairs.filter(|&(a, b)| group_of[a] != group_of[b]);
+        let best = apart.max_by(|&(a, b), &(c, d)| squares(a, b).total_cmp(&squares(c, d)));
+        match best {
+            Some((a, b)) if squares(a, b) > 0.5 => group_of.swap(a, b),
+            _ => return group_of,
+        }
+    }
+}
+
+/// ExFlow's program: experts of consecutive layers that follow each other share a device, as many as can be. Every
+/// layer in turn is assigned exactly, given its neighbours, from several starts.
+pub(crate) fn exflow(experts: usize, transitions: &[Vec<f64>], groups: usize, rng: &mut fastrand::Rng) -> Vec<Groups> {
+    let layers = transitions.len() + 1;
+    let mut best: Option<(f64, Vec<Groups>)> = None;
+    for _ in 0..EXFLOW_STARTS {
+        let mut placed: Vec<Groups> = (0..layers).map(|_| random(experts, groups, rng)).collect();
+        let mut value = kept_between(experts, transitions, &placed);
+        loop {
+            for layer in 0..layers {
+                let mut gain = vec![0.0; experts * groups];
+                if layer > 0 {
+                    for (at, &flow) in transitions[layer - 1].iter().enumerate() {
+                        gain[(at % experts) * groups + usize::from(placed[layer - 1][at / experts])] += flow;
+                    }
+                }
+                if layer + 1 < layers {
+                    for (at, &flow) in transitions[layer].iter().enumerate() {
+                        gain[(at / experts) * groups + usize::from(placed[layer + 1][at % experts])] += flow;
+                    }
+                }
+                placed[layer] = assign_groups(experts, groups, |expert, group| gain[expert * groups + group]);
+            }
+            let next = kept_between(experts, transitions, &placed);
+            if next <= value * (1.0 + 1e-9) {
+                break;
+            }
+            value = next;
+        }
+        if best.as_ref().is_none_or(|best| value > best.0) {
+            best = Some((value, placed));
+        }
+    }
+    best.unwrap_or_default().1
+}
+
+const EXFLOW_STARTS: usize = 8;
+
+fn kept_between(experts: usize, transitions: &[Vec<f64>], placed: &[Groups]) -> f64 {
+    let pair = |layer: usize, at: usize| placed[layer][at / experts] == placed[layer + 1][at % experts];
+    let kept = transitions.iter().enumerate().map(|(layer, flows)| {
+        flows.iter().enumerate().filter(|(at, _)| pair(layer, *at)).map(|(_, flow)| flow).sum::<f64>()
+    });
+    kept.sum()
+}
+
+/// Experts, the hottest first.
+fn by_load(counts: &LayerCounts) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..counts.experts).collect();
+    let hotter = |&a: &usize, &b: &usize| -> Ordering { counts.load[b].total_cmp(&counts.load[a]).then(a.cmp(&b)) };
+    order.sort_by(hotter);
+    order
+}
+
+#[cfg(test)]
+#[path = "baselines_tests.rs"]
+mod tests;

@@ -1,0 +1,140 @@
+//! Placements of experts compared on the same data: the solver, the paper's algorithm and every published baseline.
+//!
+//! README.md has the tables and their commands. The baselines live here, so that the `semmoe` binary holds none of them.
+
+mod assignment;
+mod baselines;
+mod counts;
+mod domains;
+mod eigen;
+mod error;
+mod judge;
+mod markdown;
+mod methods;
+mod requests;
+mod synthetic;
+mod transfer;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Args, Parser, Subcommand};
+
+use semmoe_solver::TokenStrings;
+use semmoe_text::Tokenizer;
+
+use crate::error::BenchError;
+use crate::methods::Setting;
+use crate::transfer::Described;
+
+/// Compares placements of experts and prints Markdown tables.
+#[derive(Debug, Parser)]
+#[command(name = "semmoe-bench-placement")]
+struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Group counts (EP ranks).
+    #[arg(long, global = true, value_delimiter = ',', default_value = "4,8")]
+    groups: Vec<u16>,
+    /// Seed of everything drawn.
+    #[arg(long, global = true, default_value_t = 1)]
+    seed: u64,
+    /// Starts of the solver.
+    #[arg(long, global = true, default_value_t = 32)]
+    starts: u32,
+    /// Threads of the solver; the figures do not depend on them.
+    #[arg(long, global = true, default_value_t = 2)]
+    threads: usize,
+    /// Greatest activations of a group over the mean of its layer, for the solver.
+    #[arg(long, global = true, default_value_t = 1.10)]
+    expert_load_limit: f64,
+    /// eps: a group gets at most (1 + eps) of the mean tokens, in the solver and in T.
+    #[arg(long, global = true, default_value_t = 0.02)]
+    token_margin: f64,
+    /// Tokenizer of the model (tokenizer.json): similar token strings stand in for rare and unseen tokens.
+    #[arg(long, global = true, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Solve on all profiles but one, judge on that one; tokens, layer by layer.
+    Domains {
+        /// Profiles of one model, one a domain.
+        #[arg(required = true, num_args = 2.., value_name = "PROFILE")]
+        profiles: Vec<PathBuf>,
+    },
+    /// Synthetic routing calibrated to the paper's Table 1; tokens, layer by layer.
+    Synthetic {
+        /// Requests, half of them to solve on.
+        #[arg(long, default_value_t = 3600)]
+        requests: usize,
+    },
+    /// Whole requests: solve on one trace, judge on another.
+    Requests {
+        /// The trace to solve on.
+        solve: PathBuf,
+        /// The trace to judge on.
+        judge: PathBuf,
+    },
+    /// Solve on the requests of one kind, judge on those of another.
+    Transfer {
+        /// The trace to solve on.
+        solve: PathBuf,
+        /// Its requests, one JSON object with "domain" a line.
+        solve_requests: PathBuf,
+        /// The trace to judge on.
+        judge: PathBuf,
+        /// Its requests.
+        judge_requests: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            use std::io::Write;
+            // Nothing is left to be told if standard error is gone.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> Result<(), BenchError> {
+    let common = &cli.common;
+    let setting = Setting {
+        groups: 0,
+        seed: common.seed,
+        starts: common.starts,
+        threads: common.threads,
+        expert_load_limit: common.expert_load_limit,
+        token_margin: common.token_margin,
+        strings: common.tokenizer.as_deref().map(strings).transpose()?,
+    };
+    match &cli.command {
+        Command::Domains { profiles } => domains::run(profiles, &common.groups, &setting),
+        Command::Synthetic { requests } => synthetic::run(*requests, &common.groups, &setting),
+        Command::Requests { solve, judge } => requests::run(solve, judge, &common.groups, &setting),
+        Command::Transfer { solve, solve_requests, judge, judge_requests } => {
+            let solve = Described { trace: solve.clone(), requests: solve_requests.clone() };
+            let judge = Described { trace: judge.clone(), requests: judge_requests.clone() };
+            transfer::run(&solve, &judge, &common.groups, &setting)
+        }
+    }
+}
+
+fn strings(path: &Path) -> Result<Arc<TokenStrings>, BenchError> {
+    let cannot =
+        |error: &dyn std::fmt::Display| BenchError::Read { path: path.display().to_string(), cause: error.to_string() };
+    let tokenizer = Tokenizer::from_file(path).map_err(|error| cannot(&error))?;
+    Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
+}
