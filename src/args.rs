@@ -211,6 +211,16 @@ pub(crate) enum AttentionArg {
     Tp,
 }
 
+/// What a solve makes best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectiveArg {
+    /// Most activations on the token's own rank: the local activation rate.
+    Activations,
+    /// Fewest other ranks that a token is sent to: for kernels that send a token once to each rank. Needs --trace, as a
+    /// profile does not say which experts a token activates together.
+    Ranks,
+}
+
 /// Algorithms that `solve` knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SolverArg {
@@ -269,6 +279,9 @@ pub(crate) struct SolveArgs {
     /// Which algorithm places tokens and experts.
     #[arg(long, value_enum, default_value_t = SolverArg::Exact)]
     pub(crate) solver: SolverArg,
+    /// What to make best; both figures are reported.
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Activations)]
+    pub(crate) objective: ObjectiveArg,
     /// The tables to write.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,

@@ -5,18 +5,26 @@
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Instant;
 
-use semmoe_solver::{EvalInput, EvalOptions, Evaluation, RequestFigures, SolveOptions, evaluate, solve};
+use semmoe_solver::{EvalInput, EvalOptions, Evaluation, Objective, RequestFigures, SolveOptions, evaluate, solve};
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let token_margin = flag(&mut arguments, "--token-margin")?.unwrap_or(0.02);
+    let objective = match flag::<String>(&mut arguments, "--objective")?.as_deref() {
+        None | Some("activations") => Objective::Activations,
+        Some("ranks") => Objective::Ranks,
+        Some(other) => return Err(format!("--objective takes activations or ranks, not {other}").into()),
+    };
     let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
-            "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--token-margin X] [--expert-load-limit X]".into()
+            "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
+             [--expert-load-limit X]"
+                .into(),
         );
     };
     let groups: Vec<u16> = groups.iter().map(|groups| groups.parse()).collect::<Result<_, _>>()?;
@@ -30,7 +38,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for groups in groups {
         for (attention, trace) in [(Attention::Dp, Some(&trace)), (Attention::Dp, None), (Attention::Tp, Some(&trace))]
         {
+            if objective == Objective::Ranks && trace.is_none() {
+                continue;
+            }
             let options = SolveOptions {
+                objective,
+                bounds: None,
                 threads: 2,
                 token_margin,
                 expert_load_limit,
@@ -41,11 +54,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             let seconds = begin.elapsed().as_secs_f64();
             let report = &solved.report;
             print(&format!(
-                "G={groups} {attention} unit={} | {seconds:.1} s, {} unit steps | in: lar {:.4} gap {:.1e} tokens {:.3} experts {:.3} (worst {:.3}) split {}",
+                "G={groups} {attention} unit={} | {seconds:.1} s, {} unit steps | in: lar {:.4} gap {:.1e} remote ranks {:.3} tokens {:.3} experts {:.3} (worst {:.3}) split {}",
                 report.unit,
                 report.iterations,
                 report.lar,
                 report.dual_gap,
+                report.remote_ranks_per_token.unwrap_or(f64::NAN),
                 report.token_imbalance,
                 report.expert_load_imbalance,
                 report.expert_load_imbalance_worst_layer,
@@ -87,7 +101,10 @@ fn print_judged(judged: &Evaluation) {
 }
 
 /// Takes `name VALUE` out of the arguments.
-fn flag(arguments: &mut Vec<String>, name: &str) -> Result<Option<f64>, Box<dyn Error>> {
+fn flag<T: FromStr<Err: Error + 'static>>(
+    arguments: &mut Vec<String>,
+    name: &str,
+) -> Result<Option<T>, Box<dyn Error>> {
     let Some(at) = arguments.iter().position(|argument| argument == name) else { return Ok(None) };
     let value = arguments.get(at + 1).ok_or_else(|| format!("{name} needs a value"))?.parse()?;
     arguments.drain(at..at + 2);

@@ -20,6 +20,11 @@ pub enum SolveError {
         /// The model's layer number.
         layer: u16,
     },
+    /// Remote ranks are a matter of which experts a token activates together.
+    #[error(
+        "the objective `ranks` needs a trace, found only a profile: its counts do not say which experts a token activates together"
+    )]
+    RanksNeedTrace,
     /// The groups cannot hold equally many experts.
     #[error("{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}")]
     GroupsDoNotDivide {

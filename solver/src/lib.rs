@@ -14,6 +14,7 @@
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
 //! | `assign` | the exact token step alone, for a placement that is given |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
+//! | `ranks` | the objective of remote ranks: its unit step and its local search |
 //! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
 //! | `hosts`, `tally`, `eval_tokens`, `eval_requests` | evaluation |
 
@@ -32,7 +33,9 @@ mod labels;
 mod load_limit;
 mod options;
 mod paper;
+mod parallel;
 mod problem;
+mod ranks;
 mod report;
 mod score;
 mod seeds;
@@ -51,7 +54,7 @@ pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
 pub use error::SolveError;
 pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
-pub use options::{EvalOptions, SolveOptions, UnseenTokens};
+pub use options::{EvalOptions, Objective, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
 pub use report::{Evidence, SolveReport, Unit};
 pub use similar::{Similarity, TokenStrings};

@@ -1,9 +1,11 @@
 //! What a caller may ask of a solve and of an evaluation.
 
+use std::fmt;
 use std::sync::Arc;
 
 use semmoe_routing::Settings;
 use semmoe_tables::{Attention, Provenance};
+use serde::Serialize;
 
 use crate::bounds::BoundOptions;
 use crate::error::SolveError;
@@ -19,6 +21,27 @@ pub enum UnseenTokens {
     LayerShare,
 }
 
+/// What a solve makes best; the report has both figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Objective {
+    /// As many activations as possible on the token's own rank: the paper's local activation rate.
+    #[default]
+    Activations,
+    /// As few ranks as possible that a token must be sent to: what kernels move that send a token once to each rank. Needs a
+    /// trace.
+    Ranks,
+}
+
+impl fmt::Display for Objective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Objective::Activations => "activations",
+            Objective::Ranks => "ranks",
+        })
+    }
+}
+
 /// Options of [`solve`](crate::solve).
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
@@ -26,6 +49,8 @@ pub struct SolveOptions {
     pub groups: u16,
     /// What is routed: requests (dp; one group for all layers) or tokens layer by layer (tp).
     pub attention: Attention,
+    /// What is made best.
+    pub objective: Objective,
     /// Seed of all randomness. The same seed gives the same tables, whatever `threads`.
     pub seed: u64,
     /// Independent starts of the alternation; the best is kept.
@@ -60,6 +85,7 @@ impl SolveOptions {
         SolveOptions {
             groups,
             attention,
+            objective: Objective::default(),
             seed: 0,
             starts: 32,
             threads: 1,

@@ -9,11 +9,12 @@ use crate::alternate::{Clustering, local_rate};
 use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
 use crate::load_limit::group_loads;
-use crate::options::SolveOptions;
+use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
+use crate::ranks::Traced;
 use crate::similar::Neighbours;
 use crate::starts::Best;
-use crate::transport::Transport;
+use crate::transport::{Plan, Transport};
 use crate::unit_step::{mass_capacity, unit_profits};
 use crate::whole::whole;
 
@@ -51,12 +52,16 @@ pub struct SolveReport {
     pub tokens: u64,
     /// Activations in the input.
     pub activations: u64,
+    /// What was made best.
+    pub objective: Objective,
     /// Local activation rate on the input, units whole wherever they fit.
     pub lar: f64,
     /// No assignment of the units to these groups of experts is better: the dual value, as a rate.
     pub lar_bound: f64,
     /// 1 - lar / `lar_bound`.
     pub dual_gap: f64,
+    /// Ranks other than its own that a token is sent to, mean over the tokens and layers of the trace; none without one.
+    pub remote_ranks_per_token: Option<f64>,
     /// B1: no placement with any assignment of the units is better, as a rate.
     pub bound_spectral: Option<f64>,
     /// B2, the same by semidefinite duality.
@@ -121,7 +126,7 @@ struct Part {
     dual: f64,
     token_imbalance: f64,
     load: Vec<Spread>,
-    split_units: u64,
+    plan: Plan,
 }
 
 impl SolveReport {
@@ -132,6 +137,7 @@ impl SolveReport {
         best: &Best,
         tables: &Tables,
         evidence: Evidence,
+        traced: Option<&Traced<'_>>,
     ) -> Self {
         let pairs = problems.iter().zip(&best.clusterings);
         let parts: Vec<Part> = pairs.map(|(problem, clustering)| Part::new(problem, clustering, options)).collect();
@@ -146,9 +152,14 @@ impl SolveReport {
             units: problems.iter().map(|problem| problem.units() as u64).sum(),
             tokens: problems.iter().map(Problem::total_mass).max().unwrap_or(0),
             activations,
+            objective: options.objective,
             lar,
             lar_bound,
             dual_gap: 1.0 - lar / lar_bound,
+            remote_ranks_per_token: traced.and_then(|traced| {
+                let plans: Vec<&Plan> = parts.iter().map(|part| &part.plan).collect();
+                traced.remote_ranks(problems, &best.clusterings, &plans)
+            }),
             bound_spectral: None,
             bound_sdp: None,
             gap: None,
@@ -157,7 +168,7 @@ impl SolveReport {
             expert_load_imbalance: load.iter().map(|spread| spread.max_over_mean).sum::<f64>() / load.len() as f64,
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
             expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0),
-            split_units: parts.iter().map(|part| part.split_units).sum(),
+            split_units: parts.iter().map(|part| part.plan.splits.len() as u64).sum(),
             iterations: best.iterations,
             stopped: best.stopped,
             evidence,
@@ -188,18 +199,24 @@ impl Part {
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
         let profit = unit_profits(problem, &clustering.group_of, groups);
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
-        let whole = whole(&transport, &clustering.plan);
+        let (plan, dual) = match options.objective {
+            Objective::Activations => {
+                (whole(&transport, &clustering.plan), transport.dual_value(&clustering.plan.price))
+            }
+            // The plan is whole already, and its prices are those of occurrences.
+            Objective::Ranks => (clustering.plan.clone(), transport.solve(None).dual),
+        };
         let activations = problem.total_activations() as f64;
         let layers = clustering.group_of.chunks_exact(problem.experts);
         let loads = layers
             .zip(problem.column_load.chunks_exact(problem.experts))
             .filter_map(|(group_of, load)| spread(&group_loads(group_of, load, groups)));
         Part {
-            primal: local_rate(whole.primal, problem) * activations,
-            dual: local_rate(transport.dual_value(&clustering.plan.price), problem) * activations,
-            token_imbalance: spread(&whole.loads(&problem.mass, groups)).map_or(1.0, |spread| spread.max_over_mean),
+            primal: local_rate(plan.value(&transport), problem) * activations,
+            dual: local_rate(dual, problem) * activations,
+            token_imbalance: spread(&plan.loads(&problem.mass, groups)).map_or(1.0, |spread| spread.max_over_mean),
             load: loads.collect(),
-            split_units: whole.splits.len() as u64,
+            plan,
         }
     }
 }

@@ -3,15 +3,16 @@
 use std::ops::ControlFlow;
 
 use half::f16;
-use semmoe_tables::{Attention, Placement, Profile, Tables, TablesBuilder, TpParts, Trace};
+use semmoe_tables::{Attention, Phase, Placement, Profile, ProfileBuilder, Tables, TablesBuilder, TpParts, Trace};
 
 use crate::alternate::{Clustering, Limits};
 use crate::bounds::problem_bounds;
 use crate::error::{SolveError, check_groups};
 use crate::evidence::Shrinkage;
 use crate::labels::tp_parts;
-use crate::options::SolveOptions;
+use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
+use crate::ranks::Traced;
 use crate::report::{Evidence, SolveReport, Unit};
 use crate::similar::{Neighbours, most_similar};
 use crate::starts::{Best, SolveProgress, run_starts};
@@ -49,20 +50,26 @@ pub fn solve(
     }
     let neighbours = neighbours(profile, options)?;
     let shrinkage = Shrinkage::new(options, neighbours.as_ref());
-    let (unit, problems) = problems(profile, trace, options.attention)?;
+    let counted = own_counts(trace, options)?;
+    let counted = counted.as_ref().unwrap_or(profile);
+    let (unit, problems) = problems(counted, trace, options.attention)?;
+    let traced = trace.map(|trace| Traced::new(trace, unit, counted));
     let limits = Limits {
         groups: usize::from(options.groups),
         max_over_mean: options.expert_load_limit,
         iterations: options.iterations,
         swap_passes: options.swap_passes,
     };
-    let best = run_starts(
+    let mut best = run_starts(
         &problems,
         limits,
         (options.token_margin, options.seed),
         (options.starts, options.threads),
         progress,
     );
+    if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
+        traced.improve(&problems, limits, options, &mut best, progress);
+    }
     let placement = placement(options.groups, &problems, &best.clusterings)?;
     let builder = match options.attention {
         Attention::Dp => {
@@ -76,7 +83,7 @@ pub fn solve(
     };
     let tables = builder.solver(solver_name(unit, options)).finish()?;
     let evidence = Evidence::new(profile, neighbours.as_ref());
-    let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence);
+    let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
     report.certify(match options.bounds {
         Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
         Some(_) => Ok(problem_bounds(&problems, options)),
@@ -90,6 +97,20 @@ pub(crate) fn neighbours(profile: &Profile, options: &SolveOptions) -> Result<Op
     let Some(strings) = &options.token_strings else { return Ok(None) };
     strings.check(profile.model())?;
     Ok(Some(most_similar(strings, profile.token_counts(), &options.similarity, options.threads)))
+}
+
+/// The counts that are clustered if not the profile's. Remote ranks are counted in the trace, so that with attention tp its
+/// tokens are the units.
+fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Profile>, SolveError> {
+    match (options.objective, options.attention, trace) {
+        (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),
+        (Objective::Ranks, Attention::Tp, Some(trace)) => {
+            let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
+            builder.add_trace(trace)?;
+            Ok(Some(builder.finish()?))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The units to cluster; with attention tp one problem per layer.
@@ -170,8 +191,10 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
         None => String::new(),
     };
     format!(
-        "semmoe-solver {} unit={unit} seed={} starts={} token_margin={} expert_load_limit={} prior_occurrences={}{similar}",
+        "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} prior_occurrences={}\
+         {similar}",
         env!("CARGO_PKG_VERSION"),
+        options.objective,
         options.seed,
         options.starts,
         options.token_margin,

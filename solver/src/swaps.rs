@@ -63,7 +63,7 @@ pub(crate) fn swap_pass(
 }
 
 /// Whether two groups that exchange experts of these loads stay within the cap, or come no further above it.
-fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) -> bool {
+pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) -> bool {
     let after = (from - a + b).max(to - b + a);
     after <= cap || after <= from.max(to)
 }

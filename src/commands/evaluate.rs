@@ -43,9 +43,8 @@ fn describe(evaluation: &Evaluation) -> String {
     line("  with random ranks", format!("{:.4}", evaluation.lar_random));
     let layers = evaluation.lar_per_layer.iter().map(|lar| lar.map_or("-".to_owned(), |lar| format!("{lar:.3}")));
     line("  by layer", layers.collect::<Vec<_>>().join(" "));
-    if let Some(ranks) = evaluation.remote_ranks_per_token {
-        line("remote ranks per token", format!("{ranks:.3}"));
-    }
+    let ranks = evaluation.remote_ranks_per_token.map(|ranks| format!("{ranks:.3}"));
+    line("remote ranks per token", ranks.unwrap_or_else(|| "unknown: only a trace says it".to_owned()));
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use semmoe_solver::{
-    PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, TokenStrings, solve, solve_paper,
+    Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, TokenStrings, solve,
+    solve_paper,
 };
 use semmoe_tables::{Attention, Profile, Provenance, Trace};
 use semmoe_text::Tokenizer;
 
 use super::{check_apart, check_output, print};
-use crate::args::{AttentionArg, SolveArgs, SolverArg};
+use crate::args::{AttentionArg, ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::Progress;
 use crate::stamp::created;
@@ -31,6 +32,10 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     };
     let source = format!("solved from profile {}", profile.digest());
     let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
+    options.objective = match args.objective {
+        ObjectiveArg::Activations => Objective::Activations,
+        ObjectiveArg::Ranks => Objective::Ranks,
+    };
     options.seed = args.seed;
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
@@ -100,12 +105,14 @@ pub(crate) fn threads() -> usize {
 }
 
 fn describe(report: &SolveReport) -> String {
+    let ranks = report.remote_ranks_per_token.map(|ranks| format!(", remote ranks per token {ranks:.3}"));
     format!(
-        "local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}), token load max/mean {:.3}, expert \
+        "local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, expert \
          load max/mean {:.3}",
         report.lar,
         describe_bound(report),
         report.lar_bound,
+        ranks.unwrap_or_default(),
         report.token_imbalance,
         report.expert_load_imbalance
     )

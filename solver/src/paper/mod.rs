@@ -32,8 +32,9 @@ use crate::error::{SolveError, check_groups};
 use crate::evidence::Shrinkage;
 use crate::labels::tp_parts;
 use crate::load_limit::group_loads;
-use crate::options::{SolveOptions, at_least_one, within};
+use crate::options::{Objective, SolveOptions, at_least_one, within};
 use crate::problem::Problem;
+use crate::ranks::Traced;
 use crate::report::{Evidence, SolveReport};
 use crate::solve::{Solved, placement, problems};
 use crate::starts::{Best, SolveProgress, mix};
@@ -115,6 +116,11 @@ pub fn solve_paper(
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
     options.validate()?;
+    if options.objective != Objective::Activations {
+        let (found, expected) =
+            (options.objective.to_string(), "activations, the only one that the paper's algorithm knows");
+        return Err(SolveError::BadOption { option: "objective", found, expected });
+    }
     paper.validate()?;
     check_groups(options.groups, profile.model().num_experts)?;
     if let Some(trace) = trace {
@@ -144,7 +150,9 @@ pub fn solve_paper(
         options.seed
     );
     let tables = builder.solver(name).finish()?;
-    let report = SolveReport::new(unit, options, &problems, &best, &tables, Evidence::new(profile, None));
+    let traced = trace.map(|trace| Traced::new(trace, unit, profile));
+    let evidence = Evidence::new(profile, None);
+    let report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
     Ok(Solved { tables, report })
 }
 

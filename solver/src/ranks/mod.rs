@@ -1,0 +1,114 @@
+//! The objective `ranks`: as few ranks as possible that a token must be sent to.
+//!
+//! Kernels that send a token once to every rank with one of its experts move, for an occurrence with experts K by a unit
+//! of group c, `distinct groups over K, less one if c is among them`. With the experts fixed only the second part depends
+//! on the units, and it adds up over a unit's occurrences: the unit step stays the exact transportation step, the profit
+//! of a group is the occurrences that touch it. With the units fixed the value of a placement is no sum over experts, so
+//! that the expert step is a local search by swaps (`search`). Both in turn, from the best for activations; neither step
+//! lets the value fall, so that the result is never worse than where it started (units that are split counted by share).
+
+mod measure;
+mod routes;
+mod search;
+#[cfg(test)]
+mod tests;
+mod traced;
+
+pub(crate) use traced::Traced;
+
+use crate::alternate::{Clustering, Limits, load_excess};
+use crate::expert_step::load_cap;
+use crate::parallel::in_parallel;
+use crate::problem::Problem;
+use crate::transport::{Plan, Transport};
+use crate::unit_step::{PROFIT_ONE, to_profit};
+use routes::LayerRoutes;
+use search::{Search, weights};
+
+/// A round that gains less than this fraction of all occurrences is the last.
+const LEAST_GAIN: f64 = 1e-7;
+
+/// A problem with what its tokens activate together.
+struct RankProblem<'a> {
+    problem: &'a Problem,
+    /// [L]
+    routes: &'a [LayerRoutes],
+    capacity: &'a [u64],
+    limits: Limits,
+}
+
+impl RankProblem<'_> {
+    /// From `seed` to a clustering with at most as many remote ranks; its plan is in touched occurrences. `go_on` is asked
+    /// between rounds.
+    fn improve(&self, seed: Clustering, threads: usize, go_on: &mut dyn FnMut() -> bool) -> Clustering {
+        let plan = self.unit_step(&seed.group_of, None);
+        let mut best = Clustering { plan, ..seed };
+        let mut value = self.value(&best);
+        let least =
+            (LEAST_GAIN * self.routes.iter().map(LayerRoutes::occurrences).sum::<u64>() as f64 * PROFIT_ONE) as i128;
+        for _ in 0..self.limits.iterations {
+            if !go_on() {
+                break;
+            }
+            let group_of = self.expert_step(&best, threads);
+            if group_of == best.group_of {
+                break;
+            }
+            let plan = self.unit_step(&group_of, Some(&best.plan.price));
+            let load_excess = load_excess(self.problem, &group_of, self.limits);
+            let next = Clustering { group_of, plan, load_excess, iterations: best.iterations + 1 };
+            let reached = self.value(&next);
+            if reached <= value || next.load_excess > best.load_excess {
+                break;
+            }
+            let gain = reached - value;
+            (best, value) = (next, reached);
+            if gain < least {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The exact assignment of the units for these groups of experts.
+    fn unit_step(&self, group_of: &[u16], price: Option<&[i64]>) -> Plan {
+        let profit = self.profits(group_of);
+        Transport { mass: &self.problem.mass, profit: &profit, capacity: self.capacity }.solve(price)
+    }
+
+    /// Occurrences per token that touch each group, [U, G], in fixed point.
+    fn profits(&self, group_of: &[u16]) -> Vec<i64> {
+        let groups = self.limits.groups;
+        let mut touched = vec![0u64; self.problem.units() * groups];
+        for (routes, group_of) in self.routes.iter().zip(group_of.chunks_exact(self.problem.experts)) {
+            routes.add_touched(group_of, groups, &mut touched);
+        }
+        let rows = touched.chunks_exact(groups).zip(&self.problem.mass);
+        rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
+    }
+
+    /// Less the remote ranks of all occurrences, in fixed point.
+    fn value(&self, clustering: &Clustering) -> i128 {
+        let layers = self.routes.iter().zip(clustering.group_of.chunks_exact(self.problem.experts));
+        let distinct: u64 = layers.map(|(routes, group_of)| routes.distinct(group_of, self.limits.groups)).sum();
+        clustering.plan.primal - i128::from(distinct) * PROFIT_ONE as i128
+    }
+
+    /// Every layer's placement after a local search.
+    fn expert_step(&self, from: &Clustering, threads: usize) -> Vec<u16> {
+        let Limits { groups, max_over_mean, .. } = self.limits;
+        let experts = self.problem.experts;
+        let layers: Vec<usize> = (0..self.problem.layers).collect();
+        let search = |layer: usize| {
+            let columns = layer * experts..(layer + 1) * experts;
+            let load = &self.problem.column_load[columns.clone()];
+            let routes = &self.routes[layer];
+            let weight = weights(routes, &self.problem.mass, &from.plan, groups);
+            let cap = load_cap(load.iter().sum(), groups, max_over_mean);
+            let mut search = Search::new(routes, weight, groups, &from.group_of[columns]);
+            search.run(load, cap);
+            search.into_placement()
+        };
+        in_parallel(&layers, threads, search).concat()
+    }
+}

@@ -1,0 +1,155 @@
+//! Which experts are activated together, and by which units: the distinct sets of a layer, with counts.
+
+use std::collections::HashMap;
+
+use semmoe_tables::{LayerIdx, Profile, Trace};
+
+/// No unit.
+const NONE: u32 = u32::MAX;
+
+/// The unit of an occurrence in a trace.
+pub(crate) enum UnitOf {
+    /// By request, for units made by `Problem::from_trace`.
+    Request(Vec<u32>),
+    /// By token, for units made by `Problem::from_profile`.
+    Token(Vec<u32>),
+}
+
+impl UnitOf {
+    pub(crate) fn request(trace: &Trace) -> Self {
+        let layers = trace.model().layers();
+        let mut next = 0;
+        let units = trace.iter().map(|request| {
+            let mut layers_of =
+                (0..request.token_ids().len()).flat_map(|position| (0..layers).map(move |layer| (position, layer)));
+            let known =
+                layers_of.any(|(position, layer)| request.route(position, LayerIdx::new(layer as u16)).is_some());
+            numbered(known, &mut next)
+        });
+        UnitOf::Request(units.collect())
+    }
+
+    pub(crate) fn token(profile: &Profile) -> Self {
+        let mut next = 0;
+        UnitOf::Token(profile.token_counts().iter().map(|&count| numbered(count > 0, &mut next)).collect())
+    }
+
+    /// `None` for what is no unit.
+    pub(crate) fn of(&self, request: usize, token: u32) -> Option<usize> {
+        let unit = match self {
+            UnitOf::Request(units) => units[request],
+            UnitOf::Token(units) => units[token as usize],
+        };
+        (unit != NONE).then_some(unit as usize)
+    }
+}
+
+fn numbered(is_unit: bool, next: &mut u32) -> u32 {
+    if !is_unit {
+        return NONE;
+    }
+    *next += 1;
+    *next - 1
+}
+
+/// The distinct top-k sets of a layer.
+#[derive(Debug)]
+pub(crate) struct LayerRoutes {
+    pub(crate) top_k: usize,
+    /// [S, top_k], ascending in a set.
+    experts: Vec<u16>,
+    /// [S + 1] into `uses`.
+    start: Vec<usize>,
+    /// Units and their occurrences, ascending in a set.
+    uses: Vec<(u32, u32)>,
+}
+
+impl LayerRoutes {
+    /// Counts a layer of a trace.
+    pub(crate) fn count(trace: &Trace, layer: usize, unit_of: &UnitOf) -> Self {
+        let mut sets: HashMap<Vec<u16>, u32> = HashMap::new();
+        let mut routes =
+            LayerRoutes { top_k: usize::from(trace.model().top_k), experts: vec![], start: vec![0], uses: vec![] };
+        let mut occurrences: Vec<(u32, u32)> = Vec::new();
+        let mut set = Vec::new();
+        for (index, request) in trace.iter().enumerate() {
+            for (position, &token) in request.token_ids().iter().enumerate() {
+                let route = request.route(position, LayerIdx::new(layer as u16));
+                let Some((route, unit)) = route.zip(unit_of.of(index, token)) else { continue };
+                set.clear();
+                set.extend(route.experts().map(|expert| expert.index() as u16));
+                set.sort_unstable();
+                let next = sets.len() as u32;
+                let id = sets.get(&set).copied().unwrap_or_else(|| {
+                    routes.experts.extend(&set);
+                    sets.insert(set.clone(), next);
+                    next
+                });
+                occurrences.push((id, unit as u32));
+            }
+        }
+        occurrences.sort_unstable();
+        routes.collect(&occurrences, sets.len());
+        routes
+    }
+
+    /// Sorted (set, unit) pairs into counts.
+    fn collect(&mut self, occurrences: &[(u32, u32)], sets: usize) {
+        let mut rest = occurrences;
+        for set in 0..sets as u32 {
+            let (of_set, after) = rest.split_at(rest.partition_point(|&(id, _)| id == set));
+            rest = after;
+            for same in of_set.chunk_by(|a, b| a == b) {
+                self.uses.push((same[0].1, u32::try_from(same.len()).unwrap_or(u32::MAX)));
+            }
+            self.start.push(self.uses.len());
+        }
+    }
+
+    /// S
+    pub(crate) fn sets(&self) -> usize {
+        self.start.len() - 1
+    }
+
+    pub(crate) fn set(&self, set: usize) -> &[u16] {
+        &self.experts[set * self.top_k..(set + 1) * self.top_k]
+    }
+
+    pub(crate) fn uses(&self, set: usize) -> &[(u32, u32)] {
+        &self.uses[self.start[set]..self.start[set + 1]]
+    }
+
+    pub(crate) fn occurrences(&self) -> u64 {
+        self.uses.iter().map(|&(_, count)| u64::from(count)).sum()
+    }
+
+    /// Adds each unit's occurrences that touch a group to `touched`, [U, G].
+    pub(crate) fn add_touched(&self, group_of: &[u16], groups: usize, touched: &mut [u64]) {
+        let mut seen = Vec::new();
+        for set in 0..self.sets() {
+            distinct_groups(self.set(set), group_of, &mut seen);
+            for &(unit, count) in self.uses(set) {
+                let row = &mut touched[unit as usize * groups..(unit as usize + 1) * groups];
+                seen.iter().for_each(|&group| row[usize::from(group)] += u64::from(count));
+            }
+        }
+    }
+
+    /// Distinct groups of every occurrence, added up.
+    pub(crate) fn distinct(&self, group_of: &[u16], groups: usize) -> u64 {
+        let mut seen = Vec::with_capacity(groups);
+        let of_set = |set: usize| {
+            distinct_groups(self.set(set), group_of, &mut seen);
+            seen.len() as u64 * self.uses(set).iter().map(|&(_, count)| u64::from(count)).sum::<u64>()
+        };
+        (0..self.sets()).map(of_set).sum()
+    }
+}
+
+/// The groups of a set of experts, ascending.
+pub(super) fn distinct_groups(set: &[u16], group_of: &[u16], seen: &mut Vec<u16>) {
+    seen.clear();
+    seen.extend(set.iter().map(|&expert| group_of[usize::from(expert)]));
+    seen.sort_unstable();
+    seen.dedup();
+}

@@ -1,0 +1,160 @@
+//! The expert step of a layer: the swap of two experts that saves most remote ranks, until none saves any.
+//!
+//! With the units fixed, a set of experts with W occurrences, w[c] of them by units of group c, costs `W - w[c]` for every
+//! group c that it touches. Moving expert a of group A to group B changes that by `W - w[A]` saved if a is the set's only
+//! expert in A, and `W - w[B]` paid if it has none in B. A swap of a and b is both moves, but costs nothing for sets with
+//! both of them. So the sums over sets of single moves, [N, G], and of the moves within a set by pairs, [N, N], give the
+//! change of every swap; after a swap only the sets with one of the two experts are counted again.
+
+use super::routes::LayerRoutes;
+use crate::load_limit::group_loads;
+use crate::swaps::keeps_cap;
+use crate::transport::Plan;
+
+/// Most swaps of a step, times the experts of the layer.
+const MOST_SWAPS: usize = 8;
+/// Weights stay within 2^56; the rest of the bits resolve split units.
+const WEIGHT_BITS: u32 = 56;
+const MOST_FRACTION_BITS: u32 = 16;
+
+/// Occurrences of each set by group of the unit, [S, G], in fixed point: a split unit counts by share.
+pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: usize) -> Vec<i64> {
+    let used = u64::BITS - routes.occurrences().leading_zeros();
+    let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MOST_FRACTION_BITS);
+    let mut weight = vec![0i64; routes.sets() * groups];
+    for (set, row) in weight.chunks_exact_mut(groups).enumerate() {
+        for &(unit, count) in routes.uses(set) {
+            let (unit, whole) = (unit as usize, i64::from(count) << fraction_bits);
+            match plan.splits.binary_search_by_key(&unit, |split| split.unit) {
+                Err(_) => row[usize::from(plan.label[unit])] += whole,
+                Ok(split) => {
+                    for &(group, part) in &plan.splits[split].parts {
+                        let share = part as f64 / mass[unit] as f64;
+                        row[usize::from(group)] += (whole as f64 * share).round() as i64;
+                    }
+                }
+            }
+        }
+    }
+    weight
+}
+
+/// A layer's placement with what every move of one expert saves.
+pub(super) struct Search<'a> {
+    routes: &'a LayerRoutes,
+    groups: usize,
+    group_of: Vec<u16>,
+    /// [S, G]
+    weight: Vec<i64>,
+    /// Sets of each expert.
+    containing: Vec<Vec<u32>>,
+    /// [N, G] saved by moving an expert to a group.
+    moved: Vec<i64>,
+    /// [N, N], symmetric: the part of both moves that is in sets with both experts.
+    within: Vec<i64>,
+    /// [G] experts of the set at hand.
+    held: Vec<u16>,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(routes: &'a LayerRoutes, weight: Vec<i64>, groups: usize, group_of: &[u16]) -> Self {
+        let experts = group_of.len();
+        let mut containing = vec![Vec::new(); experts];
+        for set in 0..routes.sets() {
+            routes.set(set).iter().for_each(|&expert| containing[usize::from(expert)].push(set as u32));
+        }
+        let mut search = Search {
+            routes,
+            groups,
+            group_of: group_of.to_vec(),
+            weight,
+            containing,
+            moved: vec![0; experts * groups],
+            within: vec![0; experts * experts],
+            held: vec![0; groups],
+        };
+        (0..routes.sets()).for_each(|set| search.count(set, 1));
+        search
+    }
+
+    /// Swaps until none saves anything, within `cap` activations of a group, or no further above it.
+    pub(super) fn run(&mut self, load: &[u64], cap: u64) {
+        let mut loads = group_loads(&self.group_of, load, self.groups);
+        for _ in 0..MOST_SWAPS * self.group_of.len() {
+            let Some((a, b)) = self.best_swap(load, &loads, cap) else { break };
+            let (from, to) = (self.group(a), self.group(b));
+            loads[from] = loads[from] - load[a] + load[b];
+            loads[to] = loads[to] - load[b] + load[a];
+            self.swap(a, b);
+        }
+    }
+
+    pub(super) fn into_placement(self) -> Vec<u16> {
+        self.group_of
+    }
+
+    /// The swap that saves most, of equals the first.
+    fn best_swap(&self, load: &[u64], loads: &[u64], cap: u64) -> Option<(usize, usize)> {
+        let mut best = None;
+        let mut most = 0;
+        for a in 0..self.group_of.len() {
+            for b in a + 1..self.group_of.len() {
+                let (from, to) = (self.group(a), self.group(b));
+                if from == to || self.saves(a, b) <= most {
+                    continue;
+                }
+                if keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
+                    (best, most) = (Some((a, b)), self.saves(a, b));
+                }
+            }
+        }
+        best
+    }
+
+    fn group(&self, expert: usize) -> usize {
+        usize::from(self.group_of[expert])
+    }
+
+    /// Remote ranks that swapping two experts of different groups saves.
+    pub(super) fn saves(&self, a: usize, b: usize) -> i64 {
+        let (experts, groups) = (self.group_of.len(), self.groups);
+        self.moved[a * groups + self.group(b)] + self.moved[b * groups + self.group(a)] - self.within[a * experts + b]
+    }
+
+    pub(super) fn swap(&mut self, a: usize, b: usize) {
+        let mut touched = [&self.containing[a][..], &self.containing[b][..]].concat();
+        touched.sort_unstable();
+        touched.dedup();
+        touched.iter().for_each(|&set| self.count(set as usize, -1));
+        self.group_of.swap(a, b);
+        touched.iter().for_each(|&set| self.count(set as usize, 1));
+    }
+
+    /// Adds a set to the sums, or takes it out.
+    fn count(&mut self, set: usize, sign: i64) {
+        let (groups, experts) = (self.groups, self.group_of.len());
+        let members = self.routes.set(set);
+        let weight = &self.weight[set * groups..(set + 1) * groups];
+        let total: i64 = weight.iter().sum();
+        self.held.fill(0);
+        members.iter().for_each(|&expert| self.held[usize::from(self.group_of[usize::from(expert)])] += 1);
+        for (at, &a) in members.iter().enumerate() {
+            let a = usize::from(a);
+            let from = usize::from(self.group_of[a]);
+            let saved = if self.held[from] == 1 { total - weight[from] } else { 0 };
+            for to in (0..groups).filter(|&to| to != from) {
+                let paid = if self.held[to] == 0 { total - weight[to] } else { 0 };
+                self.moved[a * groups + to] += sign * (saved - paid);
+            }
+            for &b in &members[at + 1..] {
+                let b = usize::from(b);
+                let to = usize::from(self.group_of[b]);
+                if to != from {
+                    let both = saved + if self.held[to] == 1 { total - weight[to] } else { 0 };
+                    self.within[a * experts + b] += sign * both;
+                    self.within[b * experts + a] += sign * both;
+                }
+            }
+        }
+    }
+}
