@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Engine {
-    /// SGLang 0.5.10 or later.
+    /// SGLang; what it can depends on its version.
     Sglang,
     /// semmoe's own worker; it speaks SGLang's dialect and tells more about itself.
     Semmoe,
     /// vLLM.
     Vllm,
-    /// Any other server with the OpenAI routes; one rank, no pins.
+    /// Any other server with the OpenAI routes; one rank for each URL.
     Openai,
 }
 

@@ -4,17 +4,28 @@
 //! |---|---|
 //! | [`http`] | the client of every part that speaks to an engine |
 //! | [`sglang`] | SGLang's dialect, which semmoe's worker speaks too: `/generate`, `/v1/loads`, `/server_info`, routed experts |
-//! | [`pin`] | how a request is pinned to one attention-DP rank, per engine and route, without touching other bytes |
+//! | [`vllm`] | vLLM's dialect: version, ranks and loads from its metrics, how it counts ranks in pins |
+//! | [`dialect`] | where a pin travels, by engine, version and route |
+//! | [`pin`] | how a request is pinned to one attention-DP rank without touching other bytes |
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
 //! | [`probe`] | what an engine says about itself |
+//! | [`loads`] | requests in flight per rank, as the engine counts them |
+//! | [`verify`] | whether pins take effect: evidence, and a verdict with hysteresis |
 //!
-//! vLLM is thin: the pin header and `/health`. Plain OpenAI servers cannot be pinned; they are relayed to and probed.
+//! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
 
+pub mod dialect;
 mod engine;
 pub mod http;
 pub mod json;
+pub mod loads;
 pub mod pin;
 pub mod probe;
 pub mod sglang;
+pub mod verify;
+mod version;
+pub mod vllm;
 
+pub use dialect::{Carrier, Dialect, RankBase};
 pub use engine::{Engine, Route, UnknownEngine};
+pub use version::Version;

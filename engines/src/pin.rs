@@ -1,11 +1,6 @@
 //! Pins: how a request is told to run on one attention-DP rank, per engine and route.
 //!
-//! | engine | route | carrier |
-//! |---|---|---|
-//! | sglang, semmoe | chat, completions, responses | header `x-data-parallel-rank` |
-//! | sglang, semmoe | `/generate` | body field `routed_dp_rank`, spliced in |
-//! | vllm | chat, completions, responses | header `x-data-parallel-rank` |
-//! | openai, and all other routes | - | none: [`PinError::NoCarrier`] |
+//! Which engine reads a pin where is said in [`crate::dialect`].
 //!
 //! A body is never re-serialised: members are cut out or put in, all other bytes stay. Pins that clients send are
 //! removed (every spelling, duplicates too) unless the caller trusts them.
@@ -14,18 +9,21 @@ use ::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Bytes, BytesMut};
 use semmoe_tables::RankId;
 
+use crate::dialect::{DATA_PARALLEL_RANK, ROUTED_DP_RANK};
 use crate::json::{Member, Members, ScanError};
-use crate::{Engine, Route};
+use crate::{Carrier, Dialect, Engine, Route};
 
 /// The header that SGLang and vLLM read.
 pub const HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// The body field that SGLang reads, since 0.5.10.
-pub const FIELD: &str = "routed_dp_rank";
-/// Headers by which a client could pin; the latter two are Dynamo's.
-pub const CLIENT_HEADERS: [HeaderName; 3] =
-    [HEADER, HeaderName::from_static("x-dp-rank"), HeaderName::from_static("x-worker-instance-id")];
+/// Headers by which a client could pin; the second is another way of SGLang 0.5.23, the last two are Dynamo's.
+pub const CLIENT_HEADERS: [HeaderName; 4] = [
+    HEADER,
+    HeaderName::from_static("x-override-routed-dp-rank"),
+    HeaderName::from_static("x-dp-rank"),
+    HeaderName::from_static("x-worker-instance-id"),
+];
 /// Top-level body fields by which a client could pin.
-pub const CLIENT_FIELDS: [&str; 2] = [FIELD, "data_parallel_rank"];
+pub const CLIENT_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
 
 /// Why a request cannot be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,28 +45,6 @@ pub enum PinError {
         /// What was sent, shortened.
         found: String,
     },
-}
-
-/// Where a pin travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Carrier {
-    /// In [`HEADER`].
-    Header,
-    /// In the body's [`FIELD`].
-    Field,
-}
-
-/// Where the pin of a request to `engine` on `route` travels.
-pub fn carrier(engine: Engine, route: Route) -> Result<Carrier, PinError> {
-    match (engine, route) {
-        (Engine::Sglang | Engine::Semmoe | Engine::Vllm, Route::Chat | Route::Completions | Route::Responses) => {
-            Ok(Carrier::Header)
-        }
-        (Engine::Sglang | Engine::Semmoe, Route::Generate) => Ok(Carrier::Field),
-        (Engine::Sglang | Engine::Semmoe | Engine::Vllm | Engine::Openai, _) => {
-            Err(PinError::NoCarrier { engine, route })
-        }
-    }
 }
 
 /// Removes client pins from headers; returns how many there were.
@@ -106,9 +82,9 @@ impl Stripped {
     }
 
     /// The body with the pin as its first member; all other bytes stay.
-    pub fn pinned(&self, rank: RankId) -> Bytes {
+    fn pinned(&self, field: &str, wire_rank: u32) -> Bytes {
         let comma = if self.has_members { "," } else { "" };
-        let pin = format!("\"{FIELD}\":{rank}{comma}");
+        let pin = format!("\"{field}\":{wire_rank}{comma}");
         let mut out = BytesMut::with_capacity(self.body.len() + pin.len());
         out.extend_from_slice(&self.body[..self.open]);
         out.extend_from_slice(pin.as_bytes());
@@ -117,29 +93,35 @@ impl Stripped {
     }
 }
 
-/// Pins a request: writes the header, or returns a body with the field spliced in. Client pins are gone from both.
+/// Pins a request: writes the header, or returns a body with the field spliced in. Client pins are gone from both. With
+/// a URL for each rank there is nothing to write.
+///
+/// # Errors
+/// [`PinError::NoCarrier`] where the engine reads no pin on this route.
 pub fn apply(
-    engine: Engine,
+    dialect: &Dialect,
     route: Route,
     rank: RankId,
     headers: &mut HeaderMap,
     body: &Stripped,
 ) -> Result<Bytes, PinError> {
-    let carrier = carrier(engine, route)?;
+    let carrier = dialect.carrier(route)?;
     strip_headers(headers);
     match carrier {
-        Carrier::Field => Ok(body.pinned(rank)),
+        Carrier::Field(field) => Ok(body.pinned(field, dialect.wire_rank(rank))),
         Carrier::Header => {
-            headers.insert(HEADER, HeaderValue::from(rank.get()));
+            headers.insert(HEADER, HeaderValue::from(dialect.wire_rank(rank)));
             Ok(body.bytes().clone())
         }
+        Carrier::Url => Ok(body.bytes().clone()),
     }
 }
 
-/// The pin that a client sent by the carrier that the engine would read on this route, to be honoured where the
-/// configuration trusts clients. The header wins over the body, as in SGLang.
+/// The pin that a client sent by a carrier that the engine's newest version would read on this route, to be honoured
+/// where the configuration trusts clients. The header wins over the body, as in SGLang. Ranks count from 0 here,
+/// however the engine counts them.
 pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, PinError> {
-    let by_header = match carrier(engine, route) {
+    let by_header = match Dialect::of(engine, None).carrier(route) {
         Err(_) => return Ok(None),
         Ok(carrier) => headers.get(HEADER).filter(|_| carrier == Carrier::Header).map(HeaderValue::as_bytes),
     };
@@ -211,10 +193,15 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
+    fn newest(engine: Engine) -> Dialect {
+        Dialect::of(engine, None)
+    }
+
     fn spliced(body: &str) -> String {
         let body = Bytes::copy_from_slice(body.as_bytes());
         let body = Stripped::new(&body).unwrap();
-        let pinned = apply(Engine::Sglang, Route::Generate, RankId::new(3), &mut HeaderMap::new(), &body).unwrap();
+        let pinned =
+            apply(&newest(Engine::Sglang), Route::Generate, RankId::new(3), &mut HeaderMap::new(), &body).unwrap();
         String::from_utf8(pinned.to_vec()).unwrap()
     }
 
@@ -267,12 +254,25 @@ mod tests {
                 headers.append(HEADER, HeaderValue::from_static("8"));
                 headers.append(HEADER, HeaderValue::from_static("9"));
                 headers.append("x-dp-rank", HeaderValue::from_static("9"));
+                headers.append("x-override-routed-dp-rank", HeaderValue::from_static("9"));
                 headers.append("x-worker-instance-id", HeaderValue::from_static("9"));
-                let sent = apply(engine, route, RankId::new(2), &mut headers, &body).unwrap();
+                let sent = apply(&newest(engine), route, RankId::new(2), &mut headers, &body).unwrap();
                 assert_eq!(sent, br#"{"model":"m"}"#[..]);
                 assert_eq!(headers.len(), 1);
                 assert_eq!(headers[HEADER], "2");
             }
+        }
+    }
+
+    #[test]
+    fn older_engines_get_the_older_field_once() {
+        let old = Dialect::of(Engine::Sglang, crate::Version::parse("0.5.9"));
+        let body = Bytes::from_static(br#"{"data_parallel_rank":7,"a":1,"routed_dp_rank":7}"#);
+        let body = Stripped::new(&body).unwrap();
+        for route in [Route::Chat, Route::Completions, Route::Generate] {
+            let mut headers = HeaderMap::new();
+            let sent = apply(&old, route, RankId::new(2), &mut headers, &body).unwrap();
+            assert_eq!((&sent[..], headers.len()), (&br#"{"data_parallel_rank":2,"a":1}"#[..], 0));
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
         for (engine, route) in
             [(Engine::Openai, Route::Chat), (Engine::Vllm, Route::Generate), (Engine::Sglang, Route::Embeddings)]
         {
-            let error = apply(engine, route, RankId::new(0), &mut HeaderMap::new(), &empty);
+            let error = apply(&newest(engine), route, RankId::new(0), &mut HeaderMap::new(), &empty);
             assert_eq!(error, Err(PinError::NoCarrier { engine, route }));
         }
         assert!(Stripped::new(&Bytes::from_static(b"[1]")).is_err());
@@ -323,11 +323,11 @@ mod tests {
             let body = Bytes::from(format!("{space}{{{text}}}{space}"));
             let stripped = Stripped::new(&body).unwrap();
             prop_assert_eq!(serde_json::from_slice::<Value>(stripped.bytes()).unwrap(), object.clone());
-            let pinned = apply(Engine::Semmoe, Route::Generate, RankId::new(rank), &mut HeaderMap::new(), &stripped).unwrap();
+            let pinned = apply(&newest(Engine::Semmoe), Route::Generate, RankId::new(rank), &mut HeaderMap::new(), &stripped).unwrap();
             let mut expected = object;
-            expected[FIELD] = json!(rank);
+            expected[ROUTED_DP_RANK] = json!(rank);
             prop_assert_eq!(serde_json::from_slice::<Value>(&pinned).unwrap(), expected);
-            let keys = Members::new(&pinned).filter(|member| member.as_ref().is_ok_and(|m| m.is(&pinned, FIELD))).count();
+            let keys = Members::new(&pinned).filter(|member| member.as_ref().is_ok_and(|m| m.is(&pinned, ROUTED_DP_RANK))).count();
             prop_assert_eq!(keys, 1);
         }
 

@@ -1,8 +1,26 @@
-//! What an engine says about itself: health, and for SGLang's dialect its server information.
+//! What an engine says about itself: health, version, ranks, and for SGLang's dialect its server information.
 
-use crate::Engine;
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 use crate::sglang::{self, ServerInfo};
+use crate::{Dialect, Engine, RankBase, Version, vllm};
+
+/// What to probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// The kind of engine.
+    pub engine: Engine,
+    /// One URL, or one for each rank.
+    pub urls: &'a [BaseUrl],
+    /// How the engine counts ranks in pins, where that is known already.
+    pub rank_base: Option<RankBase>,
+}
+
+impl<'a> Target<'a> {
+    /// An engine behind one URL of which nothing else is known.
+    pub fn new(engine: Engine, url: &'a BaseUrl) -> Self {
+        Self { engine, urls: std::slice::from_ref(url), rank_base: None }
+    }
+}
 
 /// Where an engine answers whether it can serve.
 pub fn health_path(engine: Engine) -> &'static str {
@@ -13,42 +31,82 @@ pub fn health_path(engine: Engine) -> &'static str {
     }
 }
 
-/// Asks for health alone; any 2xx answer is good.
-pub async fn health(
-    client: &HttpClient,
-    engine: Engine,
-    base: &BaseUrl,
-    limits: &AnswerLimits,
-) -> Result<(), HttpError> {
-    client.get_text(base, health_path(engine), limits).await.map(|_| ())
+/// Asks every URL for health alone; any 2xx answer is good. The ranks of an engine move in lockstep, so that one without
+/// one of them is not healthy.
+pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
+    for url in target.urls {
+        client.get_text(url, health_path(target.engine), limits).await?;
+    }
+    Ok(())
 }
 
 /// What a probe found.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
     /// Server information, where the engine gives any.
     pub server: Option<ServerInfo>,
-    /// Attention-DP ranks a request can be pinned to. A plain OpenAI server is one rank; vLLM does not tell.
+    /// As the engine tells it.
+    pub version: Option<String>,
+    /// Attention-DP ranks a request can be sent to; `None` when the engine does not tell.
     pub dp_size: Option<u16>,
+    /// How it is pinned.
+    pub dialect: Dialect,
+    /// The engine has further ranks before those behind its URL, and did not tell how it counts in pins.
+    pub unknown_rank_base: bool,
 }
 
-/// Health, then server information. `/server_info` is tried first, then its older name.
-pub async fn probe(
+impl Probe {
+    fn of(engine: Engine, version: Option<String>, dp_size: Option<u16>) -> Self {
+        let dialect = Dialect::of(engine, version.as_deref().and_then(Version::parse));
+        Self { server: None, version, dp_size, dialect, unknown_rank_base: false }
+    }
+}
+
+/// Health, then everything else the engine tells.
+///
+/// # Errors
+/// When a URL does not answer, or answers otherwise than such an engine does.
+pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
+    health(client, target, limits).await?;
+    let Some(first) = target.urls.first() else { return Ok(Probe::of(target.engine, None, None)) };
+    let mut found = match target.engine {
+        Engine::Sglang | Engine::Semmoe => {
+            let info = server_info(client, first, limits).await?;
+            Probe { server: Some(info.clone()), ..Probe::of(target.engine, info.version.clone(), info.dp_size) }
+        }
+        Engine::Vllm => probe_vllm(client, first, target, limits).await?,
+        Engine::Openai => Probe::of(target.engine, None, Some(1)),
+    };
+    if target.urls.len() > 1 {
+        found.dp_size = u16::try_from(target.urls.len()).ok();
+        found.dialect = Dialect::by_url(target.engine);
+    }
+    Ok(found)
+}
+
+async fn probe_vllm(
     client: &HttpClient,
-    engine: Engine,
     base: &BaseUrl,
+    target: &Target<'_>,
     limits: &AnswerLimits,
 ) -> Result<Probe, HttpError> {
-    health(client, engine, base, limits).await?;
-    match engine {
-        Engine::Sglang | Engine::Semmoe => {
-            let info = server_info(client, base, limits).await?;
-            let dp_size = info.dp_size;
-            Ok(Probe { server: Some(info), dp_size })
-        }
-        Engine::Vllm => Ok(Probe::default()),
-        Engine::Openai => Ok(Probe { server: None, dp_size: Some(1) }),
+    let version = vllm::version(client, base, limits).await?;
+    if target.urls.len() > 1 {
+        return Ok(Probe::of(target.engine, version, None));
     }
+    let range = vllm::ranks(client, base, limits).await?.range();
+    let mut found = Probe::of(target.engine, version, range.map(|(_, count)| count));
+    let Some((first, count)) = range.filter(|(first, _)| *first > 0) else { return Ok(found) };
+    let rank_base = match target.rank_base {
+        None => vllm::rank_base(client, base, (first, count), limits).await?,
+        known => known,
+    };
+    match rank_base {
+        Some(RankBase::Global) => found.dialect = found.dialect.with_first_rank(first),
+        Some(RankBase::Local) => {}
+        None => found.unknown_rank_base = true,
+    }
+    Ok(found)
 }
 
 /// Server information of an engine that speaks SGLang's dialect, under whichever name this version has it.

@@ -11,8 +11,9 @@ use axum::routing::{get, post};
 use bytes::Bytes;
 use http::Method;
 use http_body_util::BodyExt;
+use semmoe_engines::Engine;
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
-use semmoe_engines::{Engine, probe};
+use semmoe_engines::probe::{self, Target};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -145,13 +146,15 @@ async fn probes_old_and_new_servers() {
     let limits = AnswerLimits::default();
     for path in ["/server_info", "/get_server_info"] {
         let base = serve(healthy().route(path, info())).await;
-        let found = probe::probe(&client, Engine::Sglang, &base, &limits).await.unwrap();
+        let found = probe::probe(&client, &Target::new(Engine::Sglang, &base), &limits).await.unwrap();
         assert_eq!(found.dp_size, Some(4));
         assert_eq!(found.server.unwrap().model_name(), Some("tiny"));
     }
     let base = serve(healthy()).await;
-    assert_eq!(probe::probe(&client, Engine::Vllm, &base, &limits).await.unwrap(), probe::Probe::default());
-    let error = probe::probe(&client, Engine::Semmoe, &base, &limits).await.unwrap_err();
+    // A vLLM without metrics and version.
+    let found = probe::probe(&client, &Target::new(Engine::Vllm, &base), &limits).await.unwrap();
+    assert_eq!((found.dp_size, found.version, found.server), (None, None, None));
+    let error = probe::probe(&client, &Target::new(Engine::Semmoe, &base), &limits).await.unwrap_err();
     assert_eq!(error.status(), Some(404));
-    assert!(probe::probe(&client, Engine::Openai, &base, &limits).await.is_err());
+    assert!(probe::probe(&client, &Target::new(Engine::Openai, &base), &limits).await.is_err());
 }

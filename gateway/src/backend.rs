@@ -1,10 +1,13 @@
 //! One engine behind the gateway: who it is and how it is. Lives as long as the gateway, through every reload.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
-use semmoe_engines::probe::Probe;
+use semmoe_engines::probe::{Probe, Target};
+use semmoe_engines::verify::{PinWatch, Pins};
+use semmoe_engines::{Engine, RankBase};
+use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
 
 use crate::config::BackendConfig;
@@ -34,8 +37,17 @@ impl Health {
 pub(crate) struct Backend {
     pub(crate) name: String,
     pub(crate) engine: Engine,
-    pub(crate) url: BaseUrl,
+    /// One, or one for each rank.
+    pub(crate) urls: Vec<BaseUrl>,
     pub(crate) configured_ranks: Option<u16>,
+    pub(crate) configured_placement: Option<String>,
+    configured_rank_base: Option<RankBase>,
+    /// Evidence whether its pins take effect.
+    pins: Mutex<PinWatch>,
+    /// The verdict, for the path of requests.
+    pins_ignored: AtomicBool,
+    /// Wakes the task that compares loads.
+    loads_wanted: Notify,
     /// What the last successful probe found.
     probe: Mutex<Option<Probe>>,
     health: watch::Sender<Health>,
@@ -48,12 +60,61 @@ impl Backend {
         Self {
             name: config.name.clone(),
             engine: config.engine,
-            url: config.url.clone(),
+            urls: config.urls.clone(),
             configured_ranks: config.ranks,
+            configured_placement: config.placement_digest.clone(),
+            configured_rank_base: config.rank_base,
+            pins: Mutex::default(),
+            pins_ignored: AtomicBool::new(false),
+            loads_wanted: Notify::new(),
             probe: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             suspicion: Notify::new(),
         }
+    }
+
+    /// What a probe needs to know.
+    pub(crate) fn target(&self) -> Target<'_> {
+        Target { engine: self.engine, urls: &self.urls, rank_base: self.configured_rank_base }
+    }
+
+    /// Where a request to this rank goes.
+    pub(crate) fn url(&self, rank: Option<RankId>) -> Option<&BaseUrl> {
+        let of_rank = rank.and_then(|rank| self.urls.get(usize::from(rank.get())));
+        of_rank.or(self.urls.first())
+    }
+
+    /// Whether its requests run elsewhere than they are pinned.
+    pub(crate) fn ignores_pins(&self) -> bool {
+        self.pins_ignored.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn pins(&self) -> PinWatch {
+        *self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds one observation; returns the verdict if it changed.
+    pub(crate) fn observe_pin(&self, agrees: bool) -> Option<Pins> {
+        let mut watch = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = watch.observe(agrees);
+        self.pins_ignored.store(watch.pins == Pins::Ignored, Ordering::Relaxed);
+        changed
+    }
+
+    /// Another engine may be there now: nothing is known about its pins.
+    pub(crate) fn forget_pins(&self) {
+        *self.pins.lock().unwrap_or_else(PoisonError::into_inner) = PinWatch::default();
+        self.pins_ignored.store(false, Ordering::Relaxed);
+    }
+
+    /// A pinned request went out whose answer will not tell its rank: look at the loads.
+    pub(crate) fn want_loads(&self) {
+        self.loads_wanted.notify_one();
+    }
+
+    /// Returns when somebody wants the loads compared.
+    pub(crate) async fn loads_wanted(&self) {
+        self.loads_wanted.notified().await;
     }
 
     pub(crate) fn health(&self) -> Health {

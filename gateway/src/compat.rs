@@ -3,7 +3,7 @@
 //! One set of checks for three moments: before serving, when a backend (re)appears, and when tables are loaded.
 
 use semmoe_engines::probe::Probe;
-use semmoe_engines::sglang::ServerInfo;
+use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
 use semmoe_tables::{Attention, ModelInfo, Tables};
 use semmoe_text::Tokenizer;
 
@@ -62,9 +62,36 @@ pub enum Incompatible {
         /// The backend's.
         expected: String,
     },
+    /// Another placement than the configuration says that the backend runs.
+    #[error("the tables are of placement {found}, but `placement_digest` says that the backend runs {expected}")]
+    Declared {
+        /// The tables'.
+        found: String,
+        /// The configured one.
+        expected: String,
+    },
+    /// Another placement than the backend's server information shows.
+    #[error("the tables are of placement {found}, but the backend runs another (init_expert_location): {cause}")]
+    Shown {
+        /// The tables'.
+        found: String,
+        /// The first difference.
+        cause: PlacementDifference,
+    },
+    /// Another number of expert groups.
+    #[error("the tables have {found} expert groups, but the backend's ep_size is {expected}")]
+    Groups {
+        /// The tables'.
+        found: u16,
+        /// The backend's.
+        expected: u16,
+    },
     /// The engine moves experts by itself.
-    #[error("the backend has EPLB on, so its experts move away from the tables' placement")]
+    #[error("the backend has EPLB on (enable_eplb), so its experts would move away from the tables' placement")]
     Moving,
+    /// Nobody knows how the engine counts its ranks.
+    #[error("the backend has ranks before those behind its URL and does not tell how pins count them; set `rank_base`")]
+    UnknownRankBase,
     /// Nobody knows how many ranks there are.
     #[error("the backend does not tell its number of attention-DP ranks; set `ranks`")]
     UnknownRanks,
@@ -88,6 +115,31 @@ pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo)
     tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
 }
 
+/// Who knows which placement a backend runs.
+pub(crate) fn placement_source(probe: &Probe, declared: Option<&str>, tables: Option<&Tables>) -> &'static str {
+    let server = probe.server.as_ref();
+    if server.is_some_and(|server| server.placement_digest.is_some() || server.shown_placement().is_some()) {
+        "engine"
+    } else if declared.is_some() {
+        "configuration"
+    } else if tables.is_some() {
+        "tables"
+    } else {
+        "unknown"
+    }
+}
+
+/// Tables against the placement that the configuration declares.
+pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(), Incompatible> {
+    let found = tables.placement_digest();
+    match declared {
+        Some(expected) if expected != found => {
+            Err(Incompatible::Declared { found: found.to_owned(), expected: expected.to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// What a backend tells about itself against tables, tokenizer and configured ranks. Returns its number of ranks.
 pub(crate) fn with_backend(
     probe: &Probe,
@@ -95,6 +147,9 @@ pub(crate) fn with_backend(
     tokenizer: Option<&Tokenizer>,
     configured: Option<u16>,
 ) -> Result<u16, Incompatible> {
+    if probe.unknown_rank_base {
+        return Err(Incompatible::UnknownRankBase);
+    }
     let expected = expected_ranks(tables, configured)?;
     if let (Some(found), Some(expected)) = (probe.dp_size, expected) {
         same_ranks("the backend has", found, expected_name(configured), expected)?;
@@ -128,6 +183,12 @@ fn with_server(tables: &Tables, server: &ServerInfo) -> Result<(), Incompatible>
     }
     if let Some(model) = server.model_info() {
         with_model(tables, "the backend", &model)?;
+    }
+    if let Some(expected) = server.ep_size.filter(|ep_size| *ep_size != tables.groups()) {
+        return Err(Incompatible::Groups { found: tables.groups(), expected });
+    }
+    if let Some(Err(cause)) = server.shown_placement().map(|shown| shown.check(tables)) {
+        return Err(Incompatible::Shown { found: tables.placement_digest().to_owned(), cause });
     }
     match &server.placement_digest {
         Some(expected) if expected != tables.placement_digest() => {

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, bind};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::{data, load};
+use crate::{data, load, pins};
 
 /// The gateway.
 #[derive(Debug)]
@@ -49,6 +49,7 @@ impl Gateway {
         let stop = CancellationToken::new();
         let watchers = TaskTracker::new();
         for backend in backends {
+            watchers.spawn(pins::watch(Arc::clone(&core), Arc::clone(&backend), stop.clone()));
             watchers.spawn(health::watch(Arc::clone(&core), backend, stop.clone()));
         }
         let guard = Guard::new(admin_addr, core.config.server.admin_token_sha256);

@@ -7,6 +7,7 @@
 //! | `snapshot` | everything reloadable, swapped at once |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
+//! | `pins` | whether pins take effect, by the engine's loads |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends |
 //! | `server`, `gateway` | listeners; start and shutdown |
@@ -25,6 +26,7 @@ mod gateway;
 mod health;
 mod load;
 mod metrics;
+mod pins;
 mod pool;
 mod server;
 mod snapshot;

@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use semmoe_engines::Dialect;
 use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, Encoder, TextError, Tokenizer};
 
@@ -14,6 +15,9 @@ use crate::error::StartError;
 use crate::metrics::Metrics;
 use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
 
+/// The policy for models whose backends ignore pins: it asks for nothing that pins decide.
+const FALLBACK: &str = "least_load";
+
 pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, StartError> {
     let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
     Ok(Snapshot::new(models))
@@ -22,6 +26,8 @@ pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, S
 fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<Model, StartError> {
     let settings = &all.routing.settings;
     let policy = semmoe_routing::policy_with(&config.policy, settings)
+        .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
+    let fallback = semmoe_routing::policy_with(FALLBACK, settings)
         .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
     let text = load_text(config).map_err(|source| StartError::Text { model: config.name.clone(), source })?;
     let mut members: Vec<Member> = Vec::new();
@@ -34,6 +40,7 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
         name: config.name.clone(),
         aliases: config.aliases.clone(),
         policy: policy.into(),
+        fallback: fallback.into(),
         text: text.map(Arc::new),
         pool: new_pool(&members, settings, metrics),
         members,
@@ -87,7 +94,8 @@ fn load_member(config: &BackendConfig, text: Option<&Text>, other: Option<&Table
     };
     let ranks = compat::expected_ranks(tables.as_ref(), config.ranks).map_err(refuse)?.unwrap_or(0);
     let tables = tables.map(|tables| Arc::new(LoadedTables { tables, path: config.tables.clone(), generation: 1 }));
-    Ok(Member { backend, tables, ranks })
+    let dialect = if config.urls.len() > 1 { Dialect::by_url(config.engine) } else { Dialect::of(config.engine, None) };
+    Ok(Member { backend, tables, ranks, dialect })
 }
 
 fn open_tables(
@@ -98,6 +106,7 @@ fn open_tables(
 ) -> Result<Tables, StartError> {
     let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
     let tables = Tables::open(path).map_err(|source| StartError::Tables { backend: config.name.clone(), source })?;
+    compat::with_declared(&tables, config.placement_digest.as_deref()).map_err(refuse)?;
     compat::with_tokenizer(&tables, text.map(|text| &text.tokenizer)).map_err(refuse)?;
     if let Some(other) = other {
         compat::with_model(&tables, "another backend's tables", other.model()).map_err(refuse)?;

@@ -60,6 +60,8 @@ pub(crate) struct Metrics {
     score_failures: Family<ReasonLabels, Counter>,
     backend_healthy: Family<BackendLabels, Gauge>,
     retries: Counter,
+    pin_ignored: Family<BackendLabels, Counter>,
+    pins_ignored: Family<BackendLabels, Gauge>,
 }
 
 impl Metrics {
@@ -78,6 +80,8 @@ impl Metrics {
             score_failures: Family::default(),
             backend_healthy: Family::default(),
             retries: Counter::default(),
+            pin_ignored: Family::default(),
+            pins_ignored: Family::default(),
         };
         metrics.register();
         metrics
@@ -114,6 +118,16 @@ impl Metrics {
             self.score_failures.clone(),
         );
         registry.register("backend_healthy", "1 if the backend gets requests", self.backend_healthy.clone());
+        registry.register(
+            "pin_ignored",
+            "Observations of a request on another rank than it was pinned to",
+            self.pin_ignored.clone(),
+        );
+        registry.register(
+            "backend_pins_ignored",
+            "1 if the backend ignores pins, so that requests are routed by load",
+            self.pins_ignored.clone(),
+        );
         registry.register("retries", "Requests sent to a second backend", self.retries.clone());
     }
 
@@ -158,6 +172,16 @@ impl Metrics {
 
     pub(crate) fn backend_healthy(&self, backend: &str, healthy: bool) {
         self.backend_healthy.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(healthy));
+    }
+
+    /// One contradicting observation.
+    pub(crate) fn pin_ignored(&self, backend: &str) {
+        self.pin_ignored.get_or_create(&BackendLabels { backend: backend.to_owned() }).inc();
+    }
+
+    /// The verdict.
+    pub(crate) fn pins_ignored(&self, backend: &str, ignored: bool) {
+        self.pins_ignored.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(ignored));
     }
 
     pub(crate) fn retry(&self) {

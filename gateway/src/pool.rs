@@ -32,6 +32,8 @@ struct State {
     sequence: u64,
     /// The same for requests that only need a backend.
     unranked_sequence: u64,
+    /// Requests counted out so far, per slot.
+    finished: Vec<u64>,
 }
 
 /// Which slots may be chosen; `None` is all that are available.
@@ -63,7 +65,8 @@ impl Pool {
         for (slot, available) in (0..count).zip(available) {
             accounts.set_available(slot, available);
         }
-        Self { slots, state: Mutex::new(State { accounts, sequence: 0, unranked_sequence: 0 }) }
+        let finished = vec![0; slots.len()];
+        Self { slots, state: Mutex::new(State { accounts, sequence: 0, unranked_sequence: 0, finished }) }
     }
 
     pub(crate) fn slots(&self) -> &[Slot] {
@@ -149,6 +152,16 @@ impl Pool {
         (state.accounts.loads().to_vec(), state.accounts.prices().to_vec())
     }
 
+    /// Requests in flight on each rank of a backend, and how many were counted out there so far.
+    pub(crate) fn turnover(&self, backend: usize) -> Vec<(u64, u64)> {
+        let state = self.lock();
+        let slots = self.slots.iter().zip(state.accounts.loads()).zip(&state.finished);
+        slots
+            .filter(|((slot, _), _)| slot.backend == backend)
+            .map(|((_, load), finished)| (u64::from(load.in_flight_requests), *finished))
+            .collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A policy that panicked has changed nothing yet.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,7 +194,11 @@ struct Counted {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(counted) = &self.counted {
-            counted.pool.lock().accounts.release(counted.slot, counted.tokens);
+            let mut state = counted.pool.lock();
+            state.accounts.release(counted.slot, counted.tokens);
+            if let Some(finished) = state.finished.get_mut(usize::from(counted.slot)) {
+                *finished += 1;
+            }
         }
         self.inflight.dec();
     }

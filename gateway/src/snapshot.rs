@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use semmoe_engines::Dialect;
 use semmoe_routing::{Policy, Settings};
 use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, Tokenizer};
@@ -32,6 +33,8 @@ pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) aliases: Vec<String>,
     pub(crate) policy: Arc<dyn Policy>,
+    /// Routes when no backend honours pins.
+    pub(crate) fallback: Arc<dyn Policy>,
     pub(crate) text: Option<Arc<Text>>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,
@@ -50,6 +53,8 @@ pub(crate) struct Member {
     pub(crate) tables: Option<Arc<LoadedTables>>,
     /// Attention-DP ranks; 0 until a probe tells.
     pub(crate) ranks: u16,
+    /// How it is pinned; the newest version's way until a probe tells.
+    pub(crate) dialect: Dialect,
 }
 
 /// Tables in use.
@@ -110,19 +115,23 @@ impl Snapshot {
         next
     }
 
-    /// The next snapshot, with a backend's number of ranks, which a probe found. The model's pool starts afresh;
-    /// requests in flight keep the old one until they end.
-    pub(crate) fn with_ranks(
+    /// The next snapshot, with what a probe found of a backend. With another number of ranks the model's pool starts
+    /// afresh; requests in flight keep the old one until they end.
+    pub(crate) fn with_backend(
         &self,
         (model, member): (usize, usize),
         ranks: u16,
+        dialect: Dialect,
         settings: &Settings,
         metrics: &Metrics,
     ) -> Self {
         let mut next = self.next();
         let model = Arc::make_mut(&mut next.models[model]);
-        model.members[member].ranks = ranks;
-        model.pool = new_pool(&model.members, settings, metrics);
+        model.members[member].dialect = dialect;
+        if model.members[member].ranks != ranks {
+            model.members[member].ranks = ranks;
+            model.pool = new_pool(&model.members, settings, metrics);
+        }
         next
     }
 

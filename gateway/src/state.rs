@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use arc_swap::ArcSwap;
 use semmoe_engines::http::{AnswerLimits, ClientSettings, HttpClient};
 use semmoe_engines::probe::Probe;
+use semmoe_engines::verify::Pins;
 use semmoe_tables::Tables;
 use tokio::sync::Semaphore;
 
@@ -80,9 +81,19 @@ impl Core {
         let tables = member.tables.as_ref().map(|loaded| &loaded.tables);
         let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
         let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)?;
+        // What was there before may have been another engine.
+        backend.forget_pins();
+        self.metrics.pins_ignored(&backend.name, false);
+        tracing::info!(
+            backend = backend.name,
+            version = probe.version.as_deref().unwrap_or("unknown"),
+            ranks,
+            placement_by = compat::placement_source(probe, backend.configured_placement.as_deref(), tables),
+            "backend probed"
+        );
         self.note_health(backend, Health::Healthy);
-        if member.ranks != ranks {
-            let next = snapshot.with_ranks(at, ranks, &self.config.routing.settings, &self.metrics);
+        if member.ranks != ranks || member.dialect != probe.dialect {
+            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.config.routing.settings, &self.metrics);
             self.metrics.generation(next.generation);
             snapshot = Arc::new(next);
             self.snapshot.store(Arc::clone(&snapshot));
@@ -90,6 +101,24 @@ impl Core {
         snapshot.models[at.0].pool.set_available(at.1, true);
         drop(changing);
         Ok(())
+    }
+
+    /// Adds what an answer or the loads say about a backend's pins.
+    pub(crate) fn note_pin(&self, backend: &Backend, agrees: bool) {
+        if !agrees {
+            self.metrics.pin_ignored(&backend.name);
+        }
+        let Some(pins) = backend.observe_pin(agrees) else { return };
+        self.metrics.pins_ignored(&backend.name, pins == Pins::Ignored);
+        let name = backend.name.as_str();
+        if pins == Pins::Ignored {
+            tracing::warn!(
+                backend = name,
+                "pin ignored: requests run on other ranks than they are pinned to, so they are routed by load"
+            );
+        } else {
+            tracing::info!(backend = name, "pins are honoured");
+        }
     }
 
     /// Closes a backend.
@@ -128,10 +157,18 @@ impl Core {
         for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
             compat::with_model(&tables, "the tables in use", other.tables.model())?;
         }
-        let probe = member.backend.last_probe().unwrap_or_default();
-        // An engine that does not tell its ranks keeps those that it is known by.
-        let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
-        compat::with_backend(&probe, Some(&tables), None, member.backend.configured_ranks.or(known))?;
+        compat::with_declared(&tables, member.backend.configured_placement.as_deref())?;
+        let configured = member.backend.configured_ranks;
+        match member.backend.last_probe() {
+            // An engine that does not tell its ranks keeps those that it is known by.
+            Some(probe) => {
+                let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
+                compat::with_backend(&probe, Some(&tables), None, configured.or(known))?;
+            }
+            None => {
+                compat::expected_ranks(Some(&tables), configured.or(Some(member.ranks).filter(|ranks| *ranks > 0)))?;
+            }
+        }
         let next = snapshot.with_tables(at, tables, path);
         let generation = next.generation;
         self.snapshot.store(Arc::new(next));

@@ -1,14 +1,16 @@
-//! SGLang's dialect, as unmodified SGLang 0.5.10+ and semmoe's worker speak it.
+//! SGLang's dialect, as unmodified SGLang and semmoe's worker speak it.
 //!
 //! Unknown fields are ignored in both directions, as SGLang itself does; absent ones have SGLang's defaults.
 
 mod experts;
 mod generate;
 mod info;
+mod location;
 
 pub use experts::{RoutedExpertsError, decode_routed_experts, encode_routed_experts, routed_rows};
 pub use generate::{FinishReason, GenerateRequest, GenerateResponse, MetaInfo, SamplingParams, StopStrings};
 pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
+pub use location::{PlacementDifference, ShownPlacement};
 
 /// `GET`: 200 when the engine can serve.
 pub const HEALTH: &str = "/health";

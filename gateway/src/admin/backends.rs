@@ -7,7 +7,8 @@ use axum::extract::State;
 use serde::Serialize;
 
 use crate::backend::Health;
-use crate::snapshot::Model;
+use crate::compat::placement_source;
+use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
 #[derive(Serialize)]
@@ -22,11 +23,27 @@ struct Backend {
     policy: &'static str,
     name: String,
     engine: &'static str,
+    /// The first one.
     url: String,
+    /// All of them, where each rank has its own.
+    urls: Vec<String>,
+    /// As the engine tells it.
+    version: Option<String>,
+    /// Who says which placement runs: `engine`, `configuration` or `tables`, which are believed.
+    placement_by: &'static str,
+    pins: Pins,
     healthy: bool,
     /// Why it gets no requests.
     cause: Option<String>,
     ranks: Vec<Rank>,
+}
+
+#[derive(Serialize)]
+struct Pins {
+    /// `unverified`, `honoured`, `pin ignored` (requests are routed by load), `by url`, or `one rank`.
+    state: &'static str,
+    agreed: u64,
+    contradicted: u64,
 }
 
 #[derive(Serialize)]
@@ -62,15 +79,23 @@ fn describe(model: &Model) -> Vec<Backend> {
             })
             .collect()
     };
-    let describe = |(index, member): (usize, &crate::snapshot::Member)| {
+    let describe = |(index, member): (usize, &Member)| {
         let backend = &member.backend;
         let health = backend.health();
+        let probe = backend.last_probe();
         Backend {
             model: model.name.clone(),
             policy: model.policy.name(),
             name: backend.name.clone(),
             engine: backend.engine.name(),
-            url: backend.url.to_string(),
+            url: backend.urls.first().map(ToString::to_string).unwrap_or_default(),
+            urls: backend.urls.iter().map(ToString::to_string).collect(),
+            version: probe.as_ref().and_then(|probe| probe.version.clone()),
+            placement_by: probe.as_ref().map_or("unknown", |probe| {
+                let tables = member.tables.as_ref().map(|loaded| &loaded.tables);
+                placement_source(probe, backend.configured_placement.as_deref(), tables)
+            }),
+            pins: pins(member),
             healthy: health.is_healthy(),
             cause: match health {
                 Health::Healthy => None,
@@ -81,4 +106,14 @@ fn describe(model: &Model) -> Vec<Backend> {
         }
     };
     model.members.iter().enumerate().map(describe).collect()
+}
+
+fn pins(member: &Member) -> Pins {
+    let watch = member.backend.pins();
+    let state = match member {
+        Member { ranks: 0 | 1, .. } => "one rank",
+        _ if member.backend.urls.len() > 1 => "by url",
+        _ => watch.pins.name(),
+    };
+    Pins { state, agreed: watch.agreed, contradicted: watch.contradicted }
 }

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
+use semmoe_engines::{Engine, RankBase};
 
 pub use error::ConfigError;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
@@ -88,9 +88,12 @@ pub(crate) struct ModelConfig {
 pub(crate) struct BackendConfig {
     pub(crate) name: String,
     pub(crate) engine: Engine,
-    pub(crate) url: BaseUrl,
+    /// One, or one for each rank.
+    pub(crate) urls: Vec<BaseUrl>,
     pub(crate) tables: Option<PathBuf>,
     pub(crate) ranks: Option<u16>,
+    pub(crate) placement_digest: Option<String>,
+    pub(crate) rank_base: Option<RankBase>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use semmoe_engines::RankBase;
 use serde::Deserialize;
 
 /// The whole file.
@@ -88,14 +89,26 @@ pub struct RawBackend {
     pub name: String,
     /// `sglang`, `vllm`, `semmoe` or `openai`.
     pub engine: String,
-    /// `http://host:port`.
+    /// `http://host:port`; this or `urls`.
+    #[serde(default)]
     pub url: String,
+    /// One URL for each rank: several `openai` servers that are the ranks of one engine, or vLLM with
+    /// `--data-parallel-external-lb`. The backend is healthy when all of them are.
+    #[serde(default)]
+    pub urls: Vec<String>,
     /// Tables of the placement that this backend runs.
     #[serde(default)]
     pub tables: Option<PathBuf>,
     /// Attention-DP ranks; absent: probed.
     #[serde(default)]
     pub ranks: Option<u16>,
+    /// Digest of the placement that the engine runs, where it does not tell; tables of another are refused. Absent: what
+    /// the engine does not tell is believed to be the tables' placement.
+    #[serde(default)]
+    pub placement_digest: Option<String>,
+    /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
+    #[serde(default)]
+    pub rank_base: Option<RankBase>,
 }
 
 /// `[limits]`

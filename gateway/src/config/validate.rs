@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use semmoe_engines::Engine;
+use semmoe_engines::http::BaseUrl;
 
 use super::{
     BackendConfig, Config, ConfigError, HealthConfig, Limits, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
@@ -149,11 +150,14 @@ fn backend(
         return Err(ConfigError::value(format!("{key}.name"), format!("'{}' is not ASCII", raw.name)));
     }
     let engine: Engine = raw.engine.parse().map_err(|error| ConfigError::value(format!("{key}.engine"), error))?;
-    let url = raw.url.parse().map_err(|error| ConfigError::value(format!("{key}.url"), error))?;
+    let urls = urls(key, engine, &raw)?;
     if policy.needs_share() {
         let name = policy.name();
-        if engine == Engine::Openai {
-            let cause = format!("a request to an openai engine cannot be pinned, so policy '{name}' cannot be used");
+        if engine == Engine::Openai && urls.len() == 1 {
+            let cause = format!(
+                "a request to an openai engine with one URL cannot be pinned, so policy '{name}' cannot be used; \
+                 set `urls`, one for each rank"
+            );
             return Err(ConfigError::value(format!("{key}.engine"), cause));
         }
         if raw.tables.is_none() {
@@ -161,20 +165,67 @@ fn backend(
             return Err(ConfigError::value(format!("{key}.tables"), cause));
         }
     }
-    let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, raw.tables.is_some())?;
-    Ok(BackendConfig { name: raw.name, engine, url, tables: raw.tables.map(|path| base.join(path)), ranks })
+    let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, urls.len())?;
+    if raw.rank_base.is_some() && engine != Engine::Vllm {
+        return Err(ConfigError::value(format!("{key}.rank_base"), format!("only vllm has one, not {engine}")));
+    }
+    if let Some(digest) = &raw.placement_digest
+        && (digest.len() != 64 || !digest.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+    {
+        return Err(ConfigError::value(format!("{key}.placement_digest"), "not 64 lower-case hexadecimal digits"));
+    }
+    Ok(BackendConfig {
+        name: raw.name,
+        engine,
+        urls,
+        tables: raw.tables.map(|path| base.join(path)),
+        ranks,
+        placement_digest: raw.placement_digest,
+        rank_base: raw.rank_base,
+    })
 }
 
-fn ranks(key: &str, engine: Engine, ranks: Option<u16>, has_tables: bool) -> Result<Option<u16>> {
+/// `url`, or one of `urls` for each rank.
+fn urls(key: &str, engine: Engine, raw: &RawBackend) -> Result<Vec<BaseUrl>> {
+    let parse = |key: String, url: &str| url.parse().map_err(|error| ConfigError::value(key, error));
+    if raw.urls.is_empty() {
+        return Ok(vec![parse(format!("{key}.url"), &raw.url)?]);
+    }
+    let key = format!("{key}.urls");
+    if !raw.url.is_empty() {
+        return Err(ConfigError::value(key, "set beside `url`, expected one of the two"));
+    }
+    if engine.speaks_sglang() {
+        let cause = format!("one {engine} engine has all of its ranks behind one URL; set `url`, or several backends");
+        return Err(ConfigError::value(key, cause));
+    }
+    if raw.urls.len() > usize::from(MOST_RANKS) {
+        return Err(ConfigError::value(key, format!("{} URLs, expected at most {MOST_RANKS}", raw.urls.len())));
+    }
+    let mut urls: Vec<BaseUrl> = Vec::new();
+    for (at, url) in raw.urls.iter().enumerate() {
+        let url = parse(format!("{key}[{at}]"), url)?;
+        if urls.contains(&url) {
+            return Err(ConfigError::value(format!("{key}[{at}]"), format!("{url} is there already")));
+        }
+        urls.push(url);
+    }
+    Ok(urls)
+}
+
+fn ranks(key: &str, engine: Engine, ranks: Option<u16>, urls: usize) -> Result<Option<u16>> {
     match (engine, ranks) {
+        (_, Some(ranks)) if urls > 1 && usize::from(ranks) != urls => {
+            Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, one for each rank")))
+        }
+        _ if urls > 1 => Ok(u16::try_from(urls).ok()),
         (_, Some(ranks)) if ranks == 0 || ranks > MOST_RANKS => {
             Err(ConfigError::value(key, format!("{ranks}, expected 1 to {MOST_RANKS}")))
         }
         (Engine::Openai, Some(ranks)) if ranks != 1 => {
-            Err(ConfigError::value(key, format!("{ranks}, but an openai engine is one rank")))
+            Err(ConfigError::value(key, format!("{ranks}, but an openai engine is one rank for each URL")))
         }
         (Engine::Openai, _) => Ok(Some(1)),
-        (Engine::Vllm, None) if !has_tables => Err(ConfigError::value(key, "must be set, as vllm does not tell")),
         (_, ranks) => Ok(ranks),
     }
 }

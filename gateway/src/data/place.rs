@@ -1,19 +1,27 @@
 //! Where a request goes: a rank that the policy chooses, or a backend whose engine chooses the rank.
 
+use std::borrow::Cow;
+
 use semmoe_engines::Route;
-use semmoe_engines::pin;
-use semmoe_routing::Request;
+use semmoe_routing::{Policy, Request};
 
 use crate::backend::Health;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::pool::{Lease, Slot};
-use crate::snapshot::Member;
+use crate::snapshot::{Member, Model};
 
 use super::read::Job;
 
+/// A place, and who chose it.
+pub(crate) struct Placed {
+    pub(crate) lease: Lease,
+    /// The model's policy, or the one that stands in for it while pins are ignored.
+    pub(crate) policy: &'static str,
+}
+
 /// Places a request on a backend other than `except`.
-pub(crate) fn place(job: &Job, route: Route, except: Option<usize>, metrics: &Metrics) -> Result<Lease, RequestError> {
+pub(crate) fn place(job: &Job, route: Route, except: Option<usize>, metrics: &Metrics) -> Result<Placed, RequestError> {
     let model = &job.model;
     if let Some(pin) = job.client_pin.filter(|pin| !model.pool.slots().iter().any(|slot| slot.rank == *pin)) {
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
@@ -21,9 +29,10 @@ pub(crate) fn place(job: &Job, route: Route, except: Option<usize>, metrics: &Me
     let admit = |slot: &Slot| Some(slot.backend) != except && job.client_pin.is_none_or(|pin| pin == slot.rank);
     let narrowed = except.is_some() || job.client_pin.is_some();
     let admit: Option<&dyn Fn(&Slot) -> bool> = if narrowed { Some(&admit) } else { None };
-    let request = Request { tokens: job.tokens, share: job.share.as_deref() };
+    let (policy, share) = believed(model, job.share.as_deref());
+    let request = Request { tokens: job.tokens, share: share.as_deref() };
     let lease = if model.members.iter().all(|member| can_pin(member, route)) {
-        model.pool.choose(model.policy.as_ref(), &request, admit).map(|(lease, choice)| {
+        model.pool.choose(policy, &request, admit).map(|(lease, choice)| {
             if let Some(share) = choice.expected_share {
                 metrics.predicted_lar(share);
             }
@@ -31,14 +40,41 @@ pub(crate) fn place(job: &Job, route: Route, except: Option<usize>, metrics: &Me
         })
     } else {
         let gauge = |backend: usize| metrics.inflight(&model.members[backend].backend.name, None);
-        model.pool.choose_backend(model.policy.as_ref(), &request, admit, gauge)
+        model.pool.choose_backend(policy, &request, admit, gauge)
     };
-    lease.ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })
+    let lease =
+        lease.ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
+    Ok(Placed { lease, policy: policy.name() })
+}
+
+/// The policy, and the shares that it may believe. Where a backend ignores pins, any of its ranks may run a request, so
+/// each has the mean of its ranks' shares; where all do, a policy that scores prompts has nothing to choose by, and the
+/// fallback takes its place by name.
+fn believed<'a>(model: &'a Model, share: Option<&'a [f64]>) -> (&'a dyn Policy, Option<Cow<'a, [f64]>>) {
+    let policy = model.policy.as_ref();
+    if !model.members.iter().any(|member| member.backend.ignores_pins()) {
+        return (policy, share.map(Cow::Borrowed));
+    }
+    let mut serving = model.members.iter().filter(|member| member.backend.health().is_healthy());
+    if policy.needs_share() && serving.all(|member| member.backend.ignores_pins()) {
+        return (model.fallback.as_ref(), None);
+    }
+    let mut share = share.map(<[f64]>::to_vec);
+    let mut rest = share.as_deref_mut().unwrap_or_default();
+    for member in &model.members {
+        let (ranks, others) = rest.split_at_mut(usize::from(member.ranks).min(rest.len()));
+        if member.backend.ignores_pins() && !ranks.is_empty() {
+            let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
+            ranks.fill(mean);
+        }
+        rest = others;
+    }
+    (policy, share.map(Cow::Owned))
 }
 
 /// Whether a request on this route ends up on the rank that was chosen: by a pin, or as there is only one.
 fn can_pin(member: &Member, route: Route) -> bool {
-    (member.ranks <= 1 && route.runs_model()) || pin::carrier(member.backend.engine, route).is_ok()
+    (member.ranks <= 1 && route.runs_model()) || member.dialect.carrier(route).is_ok()
 }
 
 /// Every backend of the model with what is wrong with it.

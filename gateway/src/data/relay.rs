@@ -8,16 +8,16 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use semmoe_engines::http::{HttpError, RequestBody};
-use semmoe_engines::{Route, pin};
+use semmoe_engines::{Dialect, Route, pin, verify};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
 use crate::error::RequestError;
 use crate::state::Core;
 
-use super::place::place;
+use super::place::{Placed, place};
 use super::read::Job;
-use super::stream::RelayBody;
+use super::stream::{Expected, RelayBody};
 use super::ticket::Ticket;
 
 const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
@@ -41,8 +41,11 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 pub(crate) struct Answer {
     response: Response<Incoming>,
     backend: Arc<Backend>,
+    /// `None` where the engine chose it, or is known to have ignored the pin.
     rank: Option<RankId>,
     policy: &'static str,
+    /// The rank that the answer should name in its meta data.
+    expected: Option<Expected>,
 }
 
 pub(crate) async fn relay(
@@ -56,24 +59,31 @@ pub(crate) async fn relay(
     let mut failed: Option<(usize, RequestError)> = None;
     loop {
         let except = failed.as_ref().map(|(backend, _)| *backend);
-        let lease = match (place(job, route, except, &core.metrics), &failed) {
-            (Ok(lease), _) => lease,
+        let Placed { lease, policy } = match (place(job, route, except, &core.metrics), &failed) {
+            (Ok(placed), _) => placed,
             // Nobody else is there: the first failure says more.
             (Err(_), Some((_, error))) => return Err(error.clone()),
             (Err(error), None) => return Err(error),
         };
         let (member, rank) = (lease.backend, lease.rank);
         let backend = &job.model.members[member].backend;
+        let dialect = &job.model.members[member].dialect;
         let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
-        ticket.place(&backend.name, lease);
-        let request = outbound(backend, route, head, job, pinned)?;
+        let told = rank.filter(|_| !backend.ignores_pins());
+        ticket.policy(policy);
+        ticket.place(&backend.name, told, lease);
+        let request = outbound(backend, dialect, route, head, job, pinned)?;
+        let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
+        if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
+            backend.want_loads();
+        }
         if failed.is_none() {
             core.metrics.overhead(arrived.elapsed());
         }
         match core.client.send_within(request, core.config.timeouts.first_byte).await {
             Ok(response) => {
-                let policy = job.model.policy.name();
-                return Ok(Answer { response, backend: Arc::clone(backend), rank, policy });
+                let expected = echo(core, backend, &response, expected);
+                return Ok(Answer { response, backend: Arc::clone(backend), rank: told, policy, expected });
             }
             Err(cause) => {
                 ticket.unplace();
@@ -86,6 +96,18 @@ pub(crate) async fn relay(
                 failed = Some((member, error));
             }
         }
+    }
+}
+
+/// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
+fn echo(core: &Core, backend: &Backend, response: &Response<Incoming>, expected: Option<Expected>) -> Option<Expected> {
+    let expected = expected.filter(|_| response.status().is_success())?;
+    match verify::echoed_rank(response.headers()) {
+        Some(rank) => {
+            core.note_pin(backend, rank == expected.wire_rank);
+            None
+        }
+        None => Some(expected).filter(|expected| expected.in_meta),
     }
 }
 
@@ -106,6 +128,7 @@ fn failure(backend: &Backend, cause: HttpError) -> RequestError {
 /// The request as the engine gets it: the client's, less what is about the connection, with the pin.
 fn outbound(
     backend: &Backend,
+    dialect: &Dialect,
     route: Route,
     head: &Parts,
     job: &Job,
@@ -120,10 +143,13 @@ fn outbound(
     pin::strip_headers(&mut headers);
     let body = match pinned {
         None => job.body.bytes().clone(),
-        Some(rank) => pin::apply(backend.engine, route, rank, &mut headers, &job.body)
+        Some(rank) => pin::apply(dialect, route, rank, &mut headers, &job.body)
             .map_err(|error| RequestError::Field { cause: error.to_string() })?,
     };
-    let uri = backend.url.join(&path(route, head)).map_err(|cause| RequestError::Field { cause: cause.to_string() })?;
+    let Some(url) = backend.url(pinned) else {
+        return Err(RequestError::Field { cause: "the backend has no URL".to_owned() });
+    };
+    let uri = url.join(&path(route, head)).map_err(|cause| RequestError::Field { cause: cause.to_string() })?;
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = uri;
@@ -140,7 +166,7 @@ fn path(route: Route, head: &Parts) -> String {
 
 /// The engine's answer with our three headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, backend, rank, policy } = answer;
+    let Answer { response, backend, rank, policy, expected } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
     for name in [BACKEND, RANK, POLICY] {
@@ -159,7 +185,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
         // An error event may make it longer.
         head.headers.remove(header::CONTENT_LENGTH);
     }
-    let relayed = RelayBody::new(body, events, head.status.as_u16(), backend, ticket);
+    let relayed = RelayBody::new(body, events, head.status.as_u16(), backend, ticket, expected);
     let mut response = Response::new(relayed);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

@@ -8,6 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use semmoe_engines::verify::rank_in_meta;
+use semmoe_engines::{Carrier, Dialect, Route};
+use semmoe_tables::RankId;
 use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep};
 
@@ -15,6 +18,31 @@ use crate::backend::Backend;
 
 use super::sse::Events;
 use super::ticket::Ticket;
+
+/// Pieces of an answer that are looked at for the rank; it stands in the first one as a rule.
+const LOOKED_AT: u8 = 8;
+
+/// The rank on which a pinned request should run.
+pub(crate) struct Expected {
+    /// As the engine counts.
+    pub(crate) wire_rank: u32,
+    /// Whether the answer's meta data tell the rank, in the dialects that do.
+    pub(crate) in_meta: bool,
+    looks_left: u8,
+}
+
+impl Expected {
+    /// `None` where there is no pin to verify.
+    pub(crate) fn new(dialect: &Dialect, route: Route, rank: RankId) -> Option<Self> {
+        match dialect.carrier(route) {
+            Ok(Carrier::Header | Carrier::Field(_)) => {
+                let in_meta = route == Route::Generate;
+                Some(Self { wire_rank: dialect.wire_rank(rank), in_meta, looks_left: LOOKED_AT })
+            }
+            Ok(Carrier::Url) | Err(_) => None,
+        }
+    }
+}
 
 /// The engine broke off in an answer that has no place for an error: the connection to the client is closed.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +66,20 @@ pub(crate) struct RelayBody {
     status: u16,
     backend: Arc<Backend>,
     ticket: Ticket,
+    /// The rank that is to be found in it.
+    expected: Option<Expected>,
     ended: bool,
 }
 
 impl RelayBody {
-    pub(crate) fn new(upstream: Incoming, events: bool, status: u16, backend: Arc<Backend>, ticket: Ticket) -> Self {
+    pub(crate) fn new(
+        upstream: Incoming,
+        events: bool,
+        status: u16,
+        backend: Arc<Backend>,
+        ticket: Ticket,
+        expected: Option<Expected>,
+    ) -> Self {
         let idle_limit = ticket.core().config.timeouts.idle;
         let mut body = Self {
             upstream,
@@ -53,6 +90,7 @@ impl RelayBody {
             status,
             backend,
             ticket,
+            expected,
             ended: false,
         };
         body.finish_at_end();
@@ -66,7 +104,22 @@ impl RelayBody {
         }
     }
 
+    /// Looks for the rank in a piece of the answer.
+    fn verify_pin(&mut self, piece: &[u8]) {
+        let Some(expected) = &mut self.expected else { return };
+        let found = rank_in_meta(piece);
+        expected.looks_left -= 1;
+        let (wire_rank, done) = (expected.wire_rank, expected.looks_left == 0);
+        if let Some(found) = found {
+            self.ticket.core().note_pin(&self.backend, found == wire_rank);
+        }
+        if done || found.is_some() {
+            self.expected = None;
+        }
+    }
+
     fn data(&mut self, data: Bytes) -> Option<Frame<Bytes>> {
+        self.verify_pin(&data);
         let now = match &mut self.events {
             None => data,
             Some(events) => events.push(data),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use semmoe_tables::RankId;
+
 use crate::metrics::{RequestLabels, rank_label};
 use crate::pool::Lease;
 use crate::state::Core;
@@ -30,10 +32,10 @@ impl Ticket {
         name.clone_into(&mut self.labels.policy);
     }
 
-    /// The request was placed; a lease that it held before is given back.
-    pub(crate) fn place(&mut self, backend: &str, lease: Lease) {
+    /// The request was placed, on `rank` as far as anybody can tell; a lease that it held before is given back.
+    pub(crate) fn place(&mut self, backend: &str, rank: Option<RankId>, lease: Lease) {
         backend.clone_into(&mut self.labels.backend);
-        self.labels.rank = rank_label(lease.rank.map(|rank| rank.get()));
+        self.labels.rank = rank_label(rank.map(|rank| rank.get()));
         self.lease = Some(lease);
     }
 

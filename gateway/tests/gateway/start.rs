@@ -55,7 +55,6 @@ fn configuration_errors_name_the_key() {
         (format!("{MODEL}{}", BACKEND.replace("http:", "https:")), "models[0].backends[0].url: "),
         (format!("{MODEL}{BACKEND}ranks = 0\n"), "models[0].backends[0].ranks: 0"),
         (format!("{MODEL}{BACKEND}rank = 1\n"), "unknown field `rank`"),
-        (format!("{MODEL}{}", BACKEND.replace("sglang", "vllm")), "models[0].backends[0].ranks: must be set"),
         (format!("{MODEL}{BACKEND}{BACKEND}"), "models[0].backends[1].name: 'a' is taken already"),
         (format!("{MODEL}aliases = [\"m\"]\n{BACKEND}"), "models[0].aliases[0]: 'm' is taken already"),
         (
@@ -73,6 +72,46 @@ fn configuration_errors_name_the_key() {
     assert_eq!(config.addresses().1.to_string(), "127.0.0.1:8081");
     let error = Config::load(Path::new("/no/such.toml")).unwrap_err().to_string();
     assert!(error.starts_with("cannot read the configuration /no/such.toml: "), "{error}");
+}
+
+/// Several URLs, and what only an operator knows about a backend.
+#[test]
+fn configuration_errors_of_backends_name_the_key() {
+    for (text, says) in [
+        (format!("{MODEL}{BACKEND}urls = [\"http://a\"]\n"), "models[0].backends[0].urls: set beside `url`"),
+        (
+            format!(
+                "{MODEL}{}",
+                BACKEND.replace("url = \"http://127.0.0.1:1\"", "urls = [\"http://a\", \"http://b\"]")
+            ),
+            "models[0].backends[0].urls: one sglang engine has all of its ranks behind one URL",
+        ),
+        (
+            format!(
+                "{MODEL}{}",
+                BACKEND
+                    .replace("url = \"http://127.0.0.1:1\"", "urls = [\"http://a\", \"http://a\"]")
+                    .replace("sglang", "vllm")
+            ),
+            "models[0].backends[0].urls[1]: http://a is there already",
+        ),
+        (
+            format!(
+                "{MODEL}{}ranks = 3\n",
+                BACKEND
+                    .replace("url = \"http://127.0.0.1:1\"", "urls = [\"http://a\", \"http://b\"]")
+                    .replace("sglang", "openai")
+            ),
+            "models[0].backends[0].ranks: 3, but there are 2 URLs",
+        ),
+        (format!("{MODEL}{}", BACKEND.replace("url = \"http://127.0.0.1:1\"\n", "")), "models[0].backends[0].url: "),
+        (format!("{MODEL}{BACKEND}placement_digest = \"beef\"\n"), "models[0].backends[0].placement_digest: not 64"),
+        (format!("{MODEL}{BACKEND}rank_base = \"local\"\n"), "models[0].backends[0].rank_base: only vllm"),
+        (format!("{MODEL}{BACKEND}rank_base = \"node\"\n"), "unknown variant `node`"),
+    ] {
+        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
+        assert!(error.contains(says), "expected '{says}' in '{error}' for\n{text}");
+    }
 }
 
 async fn start_error(toml: &str) -> String {

@@ -3,6 +3,7 @@
 //! What the mock does with a request is said by the request's own header `x-mock`, which the gateway passes on.
 
 mod mock;
+mod ranked;
 mod tables;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use semmoe_gateway::{Config, Gateway, Running};
 use serde_json::Value;
 
 pub(crate) use mock::Mock;
+pub(crate) use ranked::{Behaviour, Ranked};
 pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
 
 /// Longer than anything here takes; a test that waits for it fails.

@@ -1,0 +1,166 @@
+//! Where pins travel, per engine, version and route.
+//!
+//! | engine | chat, completions | responses | `/generate` |
+//! |---|---|---|---|
+//! | sglang from 0.5.23, semmoe | header | header | field `routed_dp_rank` |
+//! | sglang 0.5.10 to 0.5.22 | header | - | field `routed_dp_rank` |
+//! | sglang 0.5.8, 0.5.9 | field `data_parallel_rank` | - | field `data_parallel_rank` |
+//! | sglang 0.4.7 to 0.5.7 | - | - | field `data_parallel_rank` |
+//! | sglang before | - | - | - |
+//! | vllm | header | header | - |
+//! | any, with a URL for each rank | URL | URL | URL |
+//!
+//! The header is `x-data-parallel-rank`. An engine that does not tell its version is taken for the newest: whether its
+//! pins take effect is verified in any case (see [`crate::verify`]). SGLang's Responses route reads no pin in 0.5.19 and
+//! reads the header in 0.5.23; what lies between counts as not reading it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::pin::PinError;
+use crate::{Engine, Route, Version};
+
+/// The body field that SGLang reads since 0.5.10.
+pub const ROUTED_DP_RANK: &str = "routed_dp_rank";
+/// The body field that SGLang read before.
+pub const DATA_PARALLEL_RANK: &str = "data_parallel_rank";
+
+const GENERATE_FIELD: Version = Version::new(0, 4, 7);
+const OPENAI_FIELD: Version = Version::new(0, 5, 8);
+const HEADER: Version = Version::new(0, 5, 10);
+const RESPONSES_HEADER: Version = Version::new(0, 5, 23);
+
+/// Where a pin travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carrier {
+    /// In the header [`crate::pin::HEADER`].
+    Header,
+    /// In this field of the body.
+    Field(&'static str),
+    /// Each rank has a URL of its own.
+    Url,
+}
+
+/// How vLLM counts ranks in a pin, where an API server is in front of some of the ranks only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RankBase {
+    /// The first rank behind a URL has the number that it has among all ranks (vLLM's Rust front end).
+    Global,
+    /// The first rank behind a URL is 0 (vLLM's Python front end with `--data-parallel-hybrid-lb`).
+    Local,
+}
+
+/// How one engine is pinned, as probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dialect {
+    engine: Engine,
+    openai: Option<Carrier>,
+    responses: Option<Carrier>,
+    generate: Option<Carrier>,
+    first_rank: u16,
+}
+
+impl Dialect {
+    /// Of an engine; `version` is `None` where it does not tell.
+    pub fn of(engine: Engine, version: Option<Version>) -> Self {
+        let none = Self { engine, openai: None, responses: None, generate: None, first_rank: 0 };
+        let header = Some(Carrier::Header);
+        match engine {
+            Engine::Openai => none,
+            Engine::Vllm => Self { openai: header, responses: header, ..none },
+            Engine::Semmoe => Self::sglang(None, none),
+            Engine::Sglang => Self::sglang(version, none),
+        }
+    }
+
+    fn sglang(version: Option<Version>, none: Self) -> Self {
+        let since = |first: Version| version.is_none_or(|version| version >= first);
+        let header = Some(Carrier::Header);
+        let old = Some(Carrier::Field(DATA_PARALLEL_RANK));
+        if since(HEADER) {
+            let responses = header.filter(|_| since(RESPONSES_HEADER));
+            return Self { openai: header, responses, generate: Some(Carrier::Field(ROUTED_DP_RANK)), ..none };
+        }
+        Self { openai: old.filter(|_| since(OPENAI_FIELD)), generate: old.filter(|_| since(GENERATE_FIELD)), ..none }
+    }
+
+    /// Of an engine with one URL for each rank.
+    pub fn by_url(engine: Engine) -> Self {
+        let url = Some(Carrier::Url);
+        Self { engine, openai: url, responses: url, generate: url, first_rank: 0 }
+    }
+
+    /// The same for an engine whose first rank behind this URL is called `first_rank` in pins.
+    #[must_use]
+    pub fn with_first_rank(self, first_rank: u16) -> Self {
+        Self { first_rank, ..self }
+    }
+
+    /// Where the pin of a request on `route` travels.
+    ///
+    /// # Errors
+    /// [`PinError::NoCarrier`] where this engine reads none.
+    pub fn carrier(&self, route: Route) -> Result<Carrier, PinError> {
+        let carrier = match route {
+            Route::Chat | Route::Completions => self.openai,
+            Route::Responses => self.responses,
+            Route::Generate => self.generate,
+            // Only one URL for each rank tells embeddings apart.
+            Route::Embeddings => self.openai.filter(|carrier| *carrier == Carrier::Url),
+            Route::Tokenize => None,
+        };
+        carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
+    }
+
+    /// What the pin of a rank says: the rank's number as the engine counts.
+    pub fn wire_rank(&self, rank: semmoe_tables::RankId) -> u32 {
+        u32::from(self.first_rank) + u32::from(rank.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use semmoe_tables::RankId;
+
+    const ROUTES: [Route; 6] = Route::ALL;
+
+    #[test]
+    fn carriers_by_version() {
+        const H: Option<Carrier> = Some(Carrier::Header);
+        const NEW: Option<Carrier> = Some(Carrier::Field("routed_dp_rank"));
+        const OLD: Option<Carrier> = Some(Carrier::Field("data_parallel_rank"));
+        // Chat, completions, responses, embeddings, generate, tokenize: the order of `Route::ALL`.
+        for (engine, version, expected) in [
+            (Engine::Sglang, Some("0.5.23"), [H, H, H, None, NEW, None]),
+            (Engine::Sglang, Some("0.6.0"), [H, H, H, None, NEW, None]),
+            (Engine::Sglang, None, [H, H, H, None, NEW, None]),
+            (Engine::Sglang, Some("0.5.19"), [H, H, None, None, NEW, None]),
+            (Engine::Sglang, Some("0.5.10rc0"), [H, H, None, None, NEW, None]),
+            (Engine::Sglang, Some("0.5.9.post1"), [OLD, OLD, None, None, OLD, None]),
+            (Engine::Sglang, Some("0.5.8"), [OLD, OLD, None, None, OLD, None]),
+            (Engine::Sglang, Some("0.5.7"), [None, None, None, None, OLD, None]),
+            (Engine::Sglang, Some("0.4.7"), [None, None, None, None, OLD, None]),
+            (Engine::Sglang, Some("0.4.6"), [None; 6]),
+            // The worker numbers itself.
+            (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None]),
+            (Engine::Vllm, Some("0.33.0"), [H, H, H, None, None, None]),
+            (Engine::Openai, None, [None; 6]),
+        ] {
+            let dialect = Dialect::of(engine, version.and_then(Version::parse));
+            let found = ROUTES.map(|route| dialect.carrier(route).ok());
+            assert_eq!(found, expected, "{engine} {version:?}");
+        }
+        let url = Some(Carrier::Url);
+        let found = ROUTES.map(|route| Dialect::by_url(Engine::Openai).carrier(route).ok());
+        assert_eq!(found, [url, url, url, url, url, None]);
+    }
+
+    #[test]
+    fn ranks_are_counted_as_the_engine_counts() {
+        let dialect = Dialect::of(Engine::Vllm, None);
+        assert_eq!(dialect.wire_rank(RankId::new(3)), 3);
+        assert_eq!(dialect.with_first_rank(4).wire_rank(RankId::new(3)), 7);
+        assert_eq!(dialect.with_first_rank(u16::MAX).wire_rank(RankId::new(u16::MAX)), 131_070);
+    }
+}

@@ -1,0 +1,214 @@
+//! Engines of several dialects behind the gateway: how they are pinned, and whether the pins are believed.
+
+use semmoe_gateway::{Gateway, Running};
+use serde_json::{Value, json};
+
+use crate::support::{Behaviour, Client, Fixture, Ranked, config, metric, start};
+
+const TEXTS: [&str; 4] =
+    ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
+const COMPLETIONS: &str = "/v1/completions";
+
+fn sglang(fixture: &Fixture, waits: bool) -> Behaviour {
+    let mut info = fixture.info();
+    info["version"] = json!("0.5.23");
+    Behaviour { info, ranks: fixture.ranks.into(), first: 0, first_in_pins: 0, waits }
+}
+
+fn vllm(first: u32, first_in_pins: u32, waits: bool) -> Behaviour {
+    Behaviour { info: Value::Null, ranks: 4, first, first_in_pins, waits }
+}
+
+/// A gateway with affinity over one backend.
+async fn affinity(fixture: &Fixture, engine: &str, mock: &Ranked) -> Running {
+    let tables = fixture.write("t", &TEXTS[..usize::from(fixture.ranks)], 0);
+    let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", &format!("\"{engine}\""));
+    start(&toml).await
+}
+
+async fn pins(gateway: &Running) -> Value {
+    Client::admin(gateway).get("/admin/backends").await.json()["backends"][0]["pins"].clone()
+}
+
+/// Sends the first text until the pins are called ignored; returns how many requests that took.
+async fn until_ignored(gateway: &Running, path: &str) -> usize {
+    let body = json!({ "text": TEXTS[0], "prompt": TEXTS[0] }).to_string();
+    for sent in 1..=100 {
+        assert_eq!(Client::data(gateway).post(path, body.clone()).await.status, 200);
+        if pins(gateway).await["state"] == "pin ignored" {
+            return sent;
+        }
+    }
+    panic!("not found within 100 requests: {}", pins(gateway).await)
+}
+
+async fn check_fallback(gateway: &Running, mock: &Ranked, path: &str) {
+    let body = json!({ "text": TEXTS[0], "prompt": TEXTS[0] }).to_string();
+    mock.ran();
+    let answer = Client::data(gateway).post(path, body).await;
+    assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("least_load", ""));
+    assert!(metric(gateway, "semmoe_pin_ignored_total{backend=\"pod-a\"}").await >= 3.0);
+    assert_eq!(metric(gateway, "semmoe_backend_pins_ignored{backend=\"pod-a\"}").await, 1.0);
+    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"any\",policy=\"least_load\",code=\"200\"}";
+    assert!(metric(gateway, line).await >= 1.0);
+}
+
+#[tokio::test]
+async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
+    let fixture = Fixture::new(2);
+    let mock = Ranked::start(sglang(&fixture, false)).await;
+    let gateway = affinity(&fixture, "sglang", &mock).await;
+    let body = json!({ "text": TEXTS[1] }).to_string();
+    for _ in 0..8 {
+        assert_eq!(pins(&gateway).await["state"], "unverified");
+        let answer = Client::data(&gateway).post("/generate", body.clone()).await;
+        assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("affinity", "1"));
+    }
+    assert_eq!(pins(&gateway).await, json!({ "state": "honoured", "agreed": 8, "contradicted": 0 }));
+    assert_eq!(mock.ran(), [1; 8]);
+
+    mock.ignore_pins(true);
+    let sent = until_ignored(&gateway, "/generate").await;
+    assert!(sent <= 20, "{sent}");
+    check_fallback(&gateway, &mock, "/generate").await;
+
+    mock.ignore_pins(false);
+    for _ in 0..32 {
+        Client::data(&gateway).post("/generate", body.clone()).await;
+    }
+    let answer = Client::data(&gateway).post("/generate", body).await;
+    assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("affinity", "1"));
+    assert_eq!(metric(&gateway, "semmoe_backend_pins_ignored{backend=\"pod-a\"}").await, 0.0);
+}
+
+/// Answers of the OpenAI routes do not tell the rank: the loads do.
+#[tokio::test]
+async fn engines_that_ignore_pins_are_found_by_their_loads() {
+    let fixture = Fixture::new(4);
+    for (engine, behaviour) in [("sglang", sglang(&fixture, true)), ("vllm", vllm(0, 0, true))] {
+        let mock = Ranked::start(behaviour).await;
+        mock.ignore_pins(true);
+        let gateway = affinity(&fixture, engine, &mock).await;
+        until_ignored(&gateway, COMPLETIONS).await;
+        check_fallback(&gateway, &mock, COMPLETIONS).await;
+    }
+}
+
+#[tokio::test]
+async fn loads_that_agree_keep_the_policy() {
+    let fixture = Fixture::new(4);
+    let mock = Ranked::start(vllm(0, 0, true)).await;
+    let gateway = affinity(&fixture, "vllm", &mock).await;
+    for text in TEXTS.iter().cycle().take(24) {
+        let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
+        assert_eq!(answer.header("x-semmoe-policy"), "affinity");
+    }
+    let pins = pins(&gateway).await;
+    assert_eq!(pins["contradicted"], 0, "{pins}");
+    assert_eq!(mock.ran(), [0, 1, 2, 3].repeat(6));
+}
+
+/// A vLLM in front of ranks 4 to 7, by either way of counting: the right rank, and never an error.
+#[tokio::test]
+async fn node_local_and_global_ranks_are_told_apart() {
+    let fixture = Fixture::new(4);
+    for first_in_pins in [0, 4] {
+        let mock = Ranked::start(vllm(4, first_in_pins, false)).await;
+        let gateway = affinity(&fixture, "vllm", &mock).await;
+        mock.ran();
+        for (text, rank) in TEXTS.iter().zip(0..) {
+            let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
+            assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, rank.to_string().as_str()));
+            assert_eq!(mock.ran(), [rank]);
+        }
+        let shown = Client::admin(&gateway).get("/admin/backends").await.json();
+        assert_eq!(shown["backends"][0]["version"], "0.33.0");
+        assert_eq!(shown["backends"][0]["placement_by"], "tables");
+    }
+}
+
+#[tokio::test]
+async fn several_urls_are_ranks() {
+    let fixture = Fixture::new(2);
+    for engine in ["openai", "vllm"] {
+        let mocks = [Ranked::start(vllm(0, 0, false)).await, Ranked::start(vllm(0, 0, false)).await];
+        let tables = fixture.write("t", &TEXTS[..2], 0);
+        let one = format!("url = \"{}\"", mocks[0].url());
+        let both = format!("urls = [\"{}\", \"{}\"]", mocks[0].url(), mocks[1].url());
+        let toml = fixture.affinity(&mocks[0].url(), &tables).replace(&one, &both);
+        let gateway = start(&toml.replace("\"semmoe\"", &format!("\"{engine}\""))).await;
+        for (text, rank) in TEXTS[..2].iter().zip(0usize..) {
+            let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
+            assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, rank.to_string().as_str()));
+            assert_eq!((mocks[rank].ran().len(), mocks[1 - rank].ran().len()), (1, 0));
+        }
+        assert_eq!(pins(&gateway).await["state"], "by url");
+    }
+}
+
+/// The older field on the OpenAI routes, no pin where the version reads none, and never an `x-semmoe-rank` for it.
+#[tokio::test]
+async fn older_sglang_gets_what_it_reads() {
+    for (version, path, body, header) in [
+        ("0.5.9", "/v1/chat/completions", r#"{"data_parallel_rank":0,"a":1}"#, None),
+        ("0.5.9", "/generate", r#"{"data_parallel_rank":0,"a":1}"#, None),
+        ("0.5.10", "/v1/chat/completions", r#"{"a":1}"#, Some(0)),
+        ("0.5.10", "/v1/responses", r#"{"a":1}"#, None),
+        ("0.5.7", "/v1/chat/completions", r#"{"a":1}"#, None),
+        ("0.5.23", "/v1/responses", r#"{"a":1}"#, Some(0)),
+    ] {
+        let info = json!({ "model_path": "/models/tiny", "version": version, "dp_size": 2 });
+        let mut mock = crate::support::Mock::with_info(info);
+        let gateway = start(&crate::support::plain_model(&mock, 2)).await;
+        let headers = [("x-override-routed-dp-rank", "1")];
+        let sent = r#"{"routed_dp_rank":1,"a":1,"data_parallel_rank":1}"#;
+        let answer = Client::data(&gateway).call(http::Method::POST, path, &headers, sent).await;
+        let seen = mock.next().await;
+        assert_eq!((&seen.body[..], seen.header_pin()), (body.as_bytes(), header), "{version} {path}");
+        assert!(!seen.headers.contains_key("x-override-routed-dp-rank"));
+        let pinned = header.is_some() || body.contains("rank");
+        assert_eq!(answer.header("x-semmoe-rank"), if pinned { "0" } else { "" }, "{version} {path}");
+    }
+}
+
+#[tokio::test]
+async fn placements_that_show_or_are_declared_are_compared() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &[], 0);
+    let digest = fixture.placement_digest();
+    let other = "0".repeat(64);
+    // The fixture's placement is contiguous; this one has the halves of layer 3 swapped.
+    let mut rows: Vec<Vec<i32>> = vec![(0..32).collect(); 7];
+    rows[3].rotate_left(16);
+    let swapped = json!({ "physical_to_logical_map": rows }).to_string();
+    for (location, eplb, declared, says) in [
+        ("trivial", false, None, Ok("engine")),
+        (swapped.as_str(), false, None, Err("group 0 of layer 3 holds experts [16, 17, ")),
+        ("/maps/e.json", false, None, Ok("tables")),
+        ("/maps/e.json", false, Some(&digest), Ok("configuration")),
+        ("/maps/e.json", false, Some(&other), Err("but `placement_digest` says that the backend runs 0000")),
+        ("trivial", true, None, Err("EPLB on (enable_eplb), so its experts would move")),
+    ] {
+        let info = json!({
+            "model_path": "/models/x", "version": "0.5.23", "dp_size": 2, "ep_size": 2,
+            "enable_eplb": eplb, "init_expert_location": location,
+        });
+        let behaviour = Behaviour { info, ..sglang(&fixture, false) };
+        let mock = Ranked::start(behaviour).await;
+        let mut toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"");
+        if let Some(declared) = declared {
+            toml.push_str(&format!("placement_digest = \"{declared}\"\n"));
+        }
+        let gateway = Gateway::start(config(&toml)).await;
+        match says {
+            Ok(source) => {
+                let shown = Client::admin(&gateway.unwrap()).get("/admin/backends").await.json();
+                assert_eq!(shown["backends"][0]["placement_by"], source);
+            }
+            Err(says) => {
+                let error = gateway.unwrap_err().to_string();
+                assert!(error.contains(says), "expected '{says}' in '{error}'");
+            }
+        }
+    }
+}
