@@ -75,19 +75,21 @@ fn grid_of(base: &SolveOptions, strings: &Arc<TokenStrings>) -> Variants {
         change(&mut options);
         grid.push((format!("{name} {value}"), options));
     };
-    for n in [5, 10, 40, 80] {
+    for n in [10, 40, 80] {
         add("neighbours", n as f64, &|o| o.similarity.neighbours = n);
     }
-    for power in [2.0, 3.0, 6.0] {
-        add("power", power, &|o| o.similarity.power = power);
+    for power in [1.0, 2.0, 3.0, 6.0] {
+        for layer in [0.001, 0.01, 0.1, 1.0] {
+            add(&format!("layer {layer} power"), power, &|o| {
+                o.similarity.power = power;
+                o.similarity.layer_occurrences = layer;
+            });
+        }
     }
-    for cap in [4.0, 128.0, 1024.0] {
+    for cap in [8.0, 128.0] {
         add("cap", cap, &|o| o.similarity.occurrences_cap = cap);
     }
-    for layer in [0.01, 1.0] {
-        add("layer", layer, &|o| o.similarity.layer_occurrences = layer);
-    }
-    for m in [1.0, 4.0, 8.0] {
+    for m in [1.0, 4.0] {
         add("pseudo", m, &|o| o.prior_occurrences = m);
     }
     grid

@@ -9,7 +9,7 @@ pub use strings::TokenStrings;
 
 pub(crate) use search::{Neighbours, most_similar};
 
-/// How similar tokens count. The defaults were chosen before the README's figures were measured, and hardly matter.
+/// How similar tokens count. How the defaults were chosen is in this crate's README.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Similarity {
     /// Most similar tokens per token.
@@ -24,6 +24,6 @@ pub struct Similarity {
 
 impl Default for Similarity {
     fn default() -> Self {
-        Similarity { neighbours: 20, power: 4.0, occurrences_cap: 32.0, layer_occurrences: 0.1 }
+        Similarity { neighbours: 20, power: 3.0, occurrences_cap: 32.0, layer_occurrences: 0.1 }
     }
 }
