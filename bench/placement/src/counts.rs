@@ -5,7 +5,7 @@ use semmoe_tables::{LayerIdx, Profile, TokenId};
 /// One layer of a profile.
 pub(crate) struct LayerCounts {
     pub(crate) experts: usize,
-    /// [N] activations.
+    /// \[N\] activations.
     pub(crate) load: Vec<f64>,
     /// [N, N] `sum over tokens t of w[t,e] w[t,e'] / a[t]`, a = occurrences of t: co-activations expected from the
     /// tokens' own shares. Counts do not say what one occurrence activated together.

@@ -120,7 +120,7 @@ impl Draw {
 struct World {
     super_topic: Vec<Point>,
     topic: Vec<Point>,
-    /// [V], each of length sqrt(WIDTH).
+    /// \[V\], each of length sqrt(WIDTH).
     token: Vec<Point>,
     /// Cumulative weights of all tokens.
     anywhere: Vec<f64>,
