@@ -291,6 +291,17 @@ pub(crate) struct SolveArgs {
     /// Seed: the same seed and input give the same tables.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Stop after this many seconds with the best found so far, as Ctrl-C does; what is written then depends on the
+    /// machine's speed.
+    #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]
+    pub(crate) time_limit: Option<f64>,
+}
+
+fn positive_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(seconds),
+        _ => Err("expected a number of seconds above 0, at most 1e9".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

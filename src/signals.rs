@@ -1,6 +1,8 @@
 //! Ctrl-C and SIGTERM, and the one Tokio runtime of a command.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -34,4 +36,32 @@ pub(crate) async fn until_stopped<T>(work: impl Future<Output = Result<T, CliErr
         result = work => result,
         () = stop_requested() => Err(CliError::Interrupted),
     }
+}
+
+/// Turns true at the first SIGINT or SIGTERM, for work that can end early with a result; a second one ends the process.
+pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&flag);
+    let cannot = |error: std::io::Error| CliError::failed(format!("cannot watch for Ctrl-C: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    // Registered before this returns, so that no signal is missed.
+    let (mut interrupt, mut terminate) = {
+        let _entered = runtime.enter();
+        (signal(SignalKind::interrupt()).map_err(cannot)?, signal(SignalKind::terminate()).map_err(cannot)?)
+    };
+    // Ends with the process.
+    std::thread::spawn(move || {
+        runtime.block_on(async move {
+            for _ in 0..2 {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                if raised.swap(true, Ordering::Relaxed) {
+                    std::process::exit(CliError::Interrupted.exit_code().into());
+                }
+            }
+        });
+    });
+    Ok(flag)
 }

@@ -5,14 +5,20 @@ use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::seeds::seed_plan;
 use crate::swaps::swap_pass;
-use crate::transport::Plan;
-use crate::unit_step::{PROFIT_ONE, unit_step};
+use crate::transport::{Plan, Transport};
+use crate::unit_step::{PROFIT_ONE, unit_profits, unit_step};
+
+/// Who is told of a start's progress, and who may end it.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch<'a> {
+    /// Sees every improvement.
+    pub(crate) reached: &'a dyn Fn(&Clustering),
+    /// Asked about once a second at the latest, also inside long steps.
+    pub(crate) stop: &'a dyn Fn() -> bool,
+}
 
 /// Steps that gain less than this fraction of all activations end the alternation.
 const LEAST_GAIN: f64 = 1e-7;
-
-/// Swap passes are left out where one would compare more than this many values (a few seconds).
-const MOST_SWAP_WORK: u64 = 1 << 31;
 
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
@@ -55,60 +61,85 @@ struct Start<'a> {
     problem: &'a Problem,
     capacity: &'a [u64],
     limits: Limits,
-    observe: &'a dyn Fn(&Clustering) -> bool,
+    watch: Watch<'a>,
     iterations: u32,
 }
 
-/// Runs one start to its end. `observe` sees every improvement and answers whether to go on; a stopped start returns
-/// the best so far, which is at least one round of both steps.
+/// Runs one start to its end, or until the watch stops it: then the best so far is returned, `None` before the first
+/// round of both steps is done.
 pub(crate) fn run_start(
     problem: &Problem,
     capacity: &[u64],
     limits: Limits,
     random: &mut fastrand::Rng,
-    observe: &dyn Fn(&Clustering) -> bool,
-) -> Clustering {
-    let mut start = Start { problem, capacity, limits, observe, iterations: 0 };
-    let seed = seed_plan(problem, capacity, random);
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let mut start = Start { problem, capacity, limits, watch, iterations: 0 };
+    let seed = seed_plan(problem, capacity, random, watch.stop)?;
     let group_of = expert_step(problem, &seed, limits.groups, limits.max_over_mean, None);
-    let first = start.unit_step(group_of, None);
-    let mut best = start.alternate(first);
-    let passes = if swap_work(problem, limits.groups) > MOST_SWAP_WORK { 0 } else { limits.swap_passes };
-    for _ in 0..passes {
-        if !observe(&best) {
-            break;
-        }
-        let stop = || !observe(&best);
-        let Some(group_of) = swap_pass(problem, &best.group_of, &best.plan.price, limits.max_over_mean, &stop) else {
-            break;
-        };
-        let swapped = start.unit_step(group_of, Some(&best.plan.price));
-        let swapped = start.alternate(swapped);
-        if !swapped.beats(&best) {
-            break;
-        }
-        best = swapped;
-    }
+    let first = start.unit_step(group_of, None)?;
+    let best = start.alternate(first);
+    let best = start.swap(best);
+    Some(Clustering { iterations: start.iterations, ..best })
+}
+
+/// Swaps alone, from a clustering that is already there: at least as good.
+pub(crate) fn improve(
+    problem: &Problem,
+    capacity: &[u64],
+    limits: Limits,
+    best: Clustering,
+    watch: Watch<'_>,
+) -> Clustering {
+    let mut start = Start { problem, capacity, limits, watch, iterations: 0 };
+    let best = start.swap(best);
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// Values that a swap pass compares: every pair of experts of a layer reads the entries of both.
-fn swap_work(problem: &Problem, groups: usize) -> u64 {
-    (problem.entries() as u64).saturating_mul(problem.experts as u64).saturating_mul(groups as u64)
+/// What a problem gets that no start has reached before the stop: contiguous experts, units by descending mass on the
+/// best group with room, prices of zero (which prove a bound, if a weak one).
+pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], limits: Limits) -> Clustering {
+    let each = problem.experts / limits.groups;
+    let group_of: Vec<u16> = (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
+    let profit = unit_profits(problem, &group_of, limits.groups);
+    let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
+    let load_excess = load_excess(problem, &group_of, limits);
+    Clustering { group_of, plan: transport.greedy(), load_excess, iterations: 0 }
 }
 
 impl Start<'_> {
-    fn unit_step(&mut self, group_of: Vec<u16>, price: Option<&[i64]>) -> Clustering {
+    fn unit_step(&mut self, group_of: Vec<u16>, price: Option<&[i64]>) -> Option<Clustering> {
+        if (self.watch.stop)() {
+            return None;
+        }
         self.iterations += 1;
-        let (plan, _) = unit_step(self.problem, &group_of, self.capacity, price);
+        let plan = unit_step(self.problem, &group_of, self.capacity, price, self.watch.stop)?;
         let load_excess = load_excess(self.problem, &group_of, self.limits);
-        Clustering { group_of, plan, load_excess, iterations: self.iterations }
+        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations })
+    }
+
+    /// Swap passes, each followed by both steps, until they gain no more.
+    fn swap(&mut self, mut best: Clustering) -> Clustering {
+        let Limits { max_over_mean, swap_passes, .. } = self.limits;
+        for _ in 0..swap_passes {
+            let swapped = swap_pass(self.problem, &best.group_of, &best.plan.price, max_over_mean, self.watch.stop);
+            let Some(swapped) = swapped.and_then(|group_of| self.unit_step(group_of, Some(&best.plan.price))) else {
+                break;
+            };
+            let swapped = self.alternate(swapped);
+            if !swapped.beats(&best) {
+                break;
+            }
+            best = swapped;
+        }
+        best
     }
 
     /// Both steps in turn until they gain no more.
     fn alternate(&mut self, mut best: Clustering) -> Clustering {
         for _ in 0..self.limits.iterations {
-            if !(self.observe)(&best) {
+            (self.watch.reached)(&best);
+            if (self.watch.stop)() {
                 break;
             }
             let Limits { groups, max_over_mean, .. } = self.limits;
@@ -116,7 +147,7 @@ impl Start<'_> {
             if group_of == best.group_of {
                 break;
             }
-            let next = self.unit_step(group_of, Some(&best.plan.price));
+            let Some(next) = self.unit_step(group_of, Some(&best.plan.price)) else { break };
             if !next.beats(&best) {
                 break;
             }
@@ -127,6 +158,7 @@ impl Start<'_> {
                 break;
             }
         }
+        (self.watch.reached)(&best);
         best
     }
 }

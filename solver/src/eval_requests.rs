@@ -15,7 +15,7 @@ use crate::score::mean_share;
 use crate::tally::Tally;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
-use crate::whole::whole;
+use crate::whole::{MOST_ROUNDS, whole};
 
 /// The policy whose assignment `lar` and its companions describe.
 const HEADLINE: &str = "affinity";
@@ -151,7 +151,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
         let total = loads.iter().sum::<u64>() + mass.iter().sum::<u64>();
         let capacity = room(&loads, &mass_capacity(total, places, token_margin), mass.iter().sum());
         let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
-        for (&rank, mass) in whole(&problem, &problem.solve(None)).label.iter().zip(&mass) {
+        for (&rank, mass) in whole(&problem, &problem.solve(None), MOST_ROUNDS).label.iter().zip(&mass) {
             loads[usize::from(rank)] += mass;
             ranks.push(usize::from(rank));
         }
@@ -196,7 +196,7 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
         .collect();
     let capacity = mass_capacity(mass.iter().sum(), places, token_margin);
     let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
-    let plan = whole(&problem, &problem.solve(None));
+    let plan = whole(&problem, &problem.solve(None), MOST_ROUNDS);
     let local: u64 = known.iter().zip(&plan.label).map(|(job, &rank)| job.local[usize::from(rank)]).sum();
     let activations: u64 = known.iter().map(|job| job.activations).sum();
     RequestFigures {

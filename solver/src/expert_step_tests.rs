@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::{Clustering, Limits, local_rate, run_start};
+use crate::alternate::{Clustering, Limits, Watch, local_rate, not_reached, run_start};
 use crate::load_limit::group_loads;
-use crate::swaps::swap_pass;
+use crate::swaps::passed;
 use crate::unit_step::{mass_capacity, unit_step};
 
 /// A profile of `tokens` occurrences with random routes that depend on the token.
@@ -99,11 +99,11 @@ proptest! {
         let problem = Problem::from_profile(&profile(3, 16, 2, 400, seed), 0..3).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, margin);
         let mut group_of: Vec<u16> = (0..48).map(|column| (column % groups) as u16).collect();
-        let (mut plan, _) = unit_step(&problem, &group_of, &capacity, None);
+        let mut plan = unit_step(&problem, &group_of, &capacity, None, &|| false).unwrap();
         for _ in 0..6 {
             prop_assert_eq!(plan.primal, plan.dual);
             group_of = expert_step(&problem, &plan, groups, 1e4, Some(&group_of));
-            let (next, _) = unit_step(&problem, &group_of, &capacity, Some(&plan.price));
+            let next = unit_step(&problem, &group_of, &capacity, Some(&plan.price), &|| false).unwrap();
             // Fixed point: half a unit in the last place per count.
             prop_assert!(local_rate(plan.primal - next.primal, &problem) < 1e-7);
             plan = next;
@@ -115,7 +115,8 @@ proptest! {
         let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, 0.02);
         let limits = Limits { groups, max_over_mean: 1.1, iterations: 30, swap_passes: 4 };
-        let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), &|_| true);
+        let watch = Watch { reached: &|_| (), stop: &|| false };
+        let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
         for (group_of, load) in group_of.chunks_exact(16).zip(problem.column_load.chunks_exact(16)) {
             let cap = load_cap(load.iter().sum(), groups, 1.1);
@@ -129,12 +130,14 @@ proptest! {
     }
 
     #[test]
-    fn swaps_gain_what_they_say_at_fixed_prices(seed: u64) {
+    fn swaps_gain_what_they_say_at_fixed_prices(seed: u64, by_estimate: bool) {
         let problem = Problem::from_profile(&profile(2, 12, 2, 300, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), 3, 0.02);
         let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
-        let (plan, profit) = unit_step(&problem, &group_of, &capacity, None);
-        let Some(swapped) = swap_pass(&problem, &group_of, &plan.price, 1e4, &|| false) else { return Ok(()) };
+        let plan = unit_step(&problem, &group_of, &capacity, None, &|| false).unwrap();
+        let profit = crate::unit_step::unit_profits(&problem, &group_of, 3);
+        let swapped = passed(&problem, &group_of, &plan.price, 1e4, (by_estimate, &|| false));
+        let Some(swapped) = swapped else { return Ok(()) };
         let dual = |group_of: &[u16], profit: &[i64]| {
             let transport = crate::transport::Transport { mass: &problem.mass, profit, capacity: &capacity };
             prop_assert!(group_of.chunks_exact(12).all(|layer| layer.iter().filter(|&&g| g == 0).count() == 4));
@@ -142,6 +145,31 @@ proptest! {
         };
         let after = crate::unit_step::unit_profits(&problem, &swapped, 3);
         prop_assert!(dual(&swapped, &after)? > dual(&group_of, &profit)?);
+    }
+}
+
+proptest! {
+    /// A stop at any moment leaves nothing, or something that meets the constraints.
+    #[test]
+    fn a_stopped_start_is_whole(seed: u64, looks in 0usize..40) {
+        let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
+        let capacity = mass_capacity(problem.total_mass(), 4, 0.02);
+        let limits = Limits { groups: 4, max_over_mean: 1.1, iterations: 30, swap_passes: 4 };
+        let asked = std::cell::Cell::new(0);
+        let stop = || {
+            asked.set(asked.get() + 1);
+            asked.get() > looks
+        };
+        let watch = Watch { reached: &|_| (), stop: &stop };
+        let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch);
+        prop_assert!(asked.get() <= looks + 3, "asked {} times, to go on {looks} times", asked.get());
+        let found = found.unwrap_or_else(|| not_reached(&problem, &capacity, limits));
+        for layer in found.group_of.chunks_exact(16) {
+            prop_assert!((0..4).all(|group| layer.iter().filter(|&&g| g == group).count() == 4));
+        }
+        prop_assert!(found.plan.primal <= found.plan.dual);
+        prop_assert!(found.plan.loads(&problem.mass, 4).iter().zip(&capacity).all(|(load, room)| load <= room));
+        prop_assert_eq!(found.plan.loads(&problem.mass, 4).iter().sum::<u64>(), problem.total_mass());
     }
 }
 

@@ -43,6 +43,7 @@ impl Problem {
     pub(crate) fn from_profile(profile: &Profile, layers: Range<usize>) -> Result<Self, SolveError> {
         let experts = usize::from(profile.model().num_experts);
         let mut rows = Rows::new(layers.len(), experts);
+        rows.reserve(layers.clone().map(|layer| profile.entries(LayerIdx::new(layer as u16))).sum());
         let mut row = Vec::new();
         for (token, &mass) in (0u32..).zip(profile.token_counts()) {
             row.clear();
@@ -134,6 +135,11 @@ struct Rows(Problem);
 impl Rows {
     fn new(layers: usize, experts: usize) -> Self {
         Rows(Problem { layers, experts, indptr: vec![0], ..Problem::default() })
+    }
+
+    fn reserve(&mut self, entries: usize) {
+        self.0.column.reserve_exact(entries);
+        self.0.count.reserve_exact(entries);
     }
 
     fn push(&mut self, mass: u64, row: &[(u32, u32)]) {

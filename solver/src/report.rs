@@ -1,6 +1,7 @@
 //! What a solve says about its result.
 
 use std::fmt;
+use std::panic::resume_unwind;
 
 use semmoe_tables::{Profile, Tables};
 use serde::Serialize;
@@ -17,6 +18,9 @@ use crate::starts::Best;
 use crate::transport::{Plan, Transport};
 use crate::unit_step::{mass_capacity, unit_profits};
 use crate::whole::whole;
+
+/// Profits that the search for whole units may read, all problems and rounds together.
+const MOST_VALUES_SETTLED: usize = 1 << 27;
 
 /// What is assigned to groups, or judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -80,6 +84,11 @@ pub struct SolveReport {
     pub expert_load_limit_met: bool,
     /// Units that fit into no group whole, and are counted by share.
     pub split_units: u64,
+    /// Starts of the alternation (of each layer with attention tp); fewer than asked for where the input is very large.
+    pub starts: u32,
+    /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their experts
+    /// lie in order.
+    pub not_reached: u64,
     /// Unit steps made, in all starts.
     pub iterations: u64,
     /// Whether the caller ended the solve early.
@@ -139,8 +148,7 @@ impl SolveReport {
         evidence: Evidence,
         traced: Option<&Traced<'_>>,
     ) -> Self {
-        let pairs = problems.iter().zip(&best.clusterings);
-        let parts: Vec<Part> = pairs.map(|(problem, clustering)| Part::new(problem, clustering, options)).collect();
+        let parts = parts(problems, best, options);
         let activations: u64 = problems.iter().map(Problem::total_activations).sum();
         let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
         let (lar, lar_bound) = (rate(|part| part.primal), rate(|part| part.dual));
@@ -169,6 +177,8 @@ impl SolveReport {
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
             expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0),
             split_units: parts.iter().map(|part| part.plan.splits.len() as u64).sum(),
+            starts: best.starts,
+            not_reached: best.not_reached as u64,
             iterations: best.iterations,
             stopped: best.stopped,
             evidence,
@@ -193,15 +203,37 @@ impl SolveReport {
     }
 }
 
+/// Each problem's part, over the threads allowed.
+fn parts(problems: &[Problem], best: &Best, options: &SolveOptions) -> Vec<Part> {
+    let units: usize = problems.iter().map(Problem::units).sum();
+    let rounds = (MOST_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
+    let pairs: Vec<_> = problems.iter().zip(&best.clusterings).collect();
+    let each = pairs.len().div_ceil(options.threads).max(1);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = pairs
+            .chunks(each)
+            .map(|pairs| {
+                let part = move |(problem, clustering): &(&Problem, &Clustering)| {
+                    Part::new(problem, clustering, options, rounds)
+                };
+                scope.spawn(move || pairs.iter().map(part).collect::<Vec<_>>())
+            })
+            .collect();
+        // A thread that panicked takes this one with it, as without threads.
+        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        joined.flatten().collect()
+    })
+}
+
 impl Part {
-    fn new(problem: &Problem, clustering: &Clustering, options: &SolveOptions) -> Self {
+    fn new(problem: &Problem, clustering: &Clustering, options: &SolveOptions, rounds: usize) -> Self {
         let groups = usize::from(options.groups);
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
         let profit = unit_profits(problem, &clustering.group_of, groups);
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         let (plan, dual) = match options.objective {
             Objective::Activations => {
-                (whole(&transport, &clustering.plan), transport.dual_value(&clustering.plan.price))
+                (whole(&transport, &clustering.plan, rounds), transport.dual_value(&clustering.plan.price))
             }
             // The plan is whole already, and its prices are those of occurrences.
             Objective::Ranks => (clustering.plan.clone(), transport.solve(None).dual),

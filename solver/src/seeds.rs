@@ -9,12 +9,21 @@ use crate::unit_step::to_profit;
 /// Units are points: their share of activations per column, less the mean over all units. The first centre is a
 /// unit drawn by mass, each further one a unit drawn by mass times squared distance to the nearest centre. Then the
 /// units are transported to the centres at least total squared distance within the capacities.
-pub(crate) fn seed_plan(problem: &Problem, capacity: &[u64], random: &mut fastrand::Rng) -> Plan {
+/// `None` if `stop` said so before the end.
+pub(crate) fn seed_plan(
+    problem: &Problem,
+    capacity: &[u64],
+    random: &mut fastrand::Rng,
+    stop: &dyn Fn() -> bool,
+) -> Option<Plan> {
     let groups = capacity.len();
     let mean = mean_share(problem);
     let mut nearest = vec![f64::INFINITY; problem.units()];
     let mut distance = vec![0.0; problem.units() * groups];
     for group in 0..groups {
+        if stop() {
+            return None;
+        }
         let weight = |unit: usize| match group {
             0 => problem.mass[unit] as f64,
             _ => problem.mass[unit] as f64 * nearest[unit],
@@ -27,7 +36,7 @@ pub(crate) fn seed_plan(problem: &Problem, capacity: &[u64], random: &mut fastra
         }
     }
     let profit: Vec<i64> = distance.iter().map(|squared| -to_profit(*squared)).collect();
-    Transport { mass: &problem.mass, profit: &profit, capacity }.solve(None)
+    Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(None, stop)
 }
 
 /// Activations per token in each column, over all units.

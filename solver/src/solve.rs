@@ -31,8 +31,8 @@ pub struct Solved {
 /// Co-clusters tokens or requests with experts and builds the tables (README.md has the method).
 ///
 /// With attention dp the units are the requests of `trace`, or the profile's tokens without one; with attention tp the
-/// profile's tokens, layer by layer. `progress` is called as results come in; when it breaks, the best so far is
-/// returned (at least one round of both steps).
+/// profile's tokens, layer by layer. `progress` is called about every second at the latest, also in long steps; when it
+/// breaks, the best so far is returned (what no start has reached yet has its experts in order).
 ///
 /// # Errors
 /// [`SolveError`]: no known route in the input, groups that do not divide the experts (with those that do), an option

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{Clustering, Limits, run_start};
+use crate::alternate::{Clustering, Limits, Watch, improve, not_reached, run_start};
 use crate::problem::Problem;
 use crate::unit_step::mass_capacity;
 
@@ -25,6 +25,10 @@ pub(crate) struct Best {
     pub(crate) clusterings: Vec<Clustering>,
     /// Unit steps made in all starts.
     pub(crate) iterations: u64,
+    /// Starts of each problem, at most.
+    pub(crate) starts: u32,
+    /// Problems that no start had reached before the stop.
+    pub(crate) not_reached: usize,
     /// Whether the caller ended it early.
     pub(crate) stopped: bool,
 }
@@ -35,6 +39,8 @@ struct Shared<'a> {
     capacities: Vec<Vec<u64>>,
     limits: Limits,
     seed: u64,
+    /// Of each problem; jobs beyond them improve the best one.
+    starts: usize,
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,
@@ -45,10 +51,49 @@ struct Shared<'a> {
 enum Event {
     /// A start of this problem has reached this value (fixed-point local activations).
     Reached(usize, i128),
+    /// A start is at work: a chance to stop it.
+    Working,
     Done,
 }
 
-/// Runs `starts` starts of every problem.
+/// Work of all starts, where one reads each count some forty times: about half a minute.
+const MOST_STARTED: u64 = 800_000_000;
+
+/// Profits of units weigh as many counts, because the unit step keeps them in heaps.
+const COUNTS_PER_PROFIT: u64 = 8;
+
+/// Counts of the problems times groups from which on only the best start's swaps are searched.
+const LARGE: u64 = 1 << 27;
+
+/// Counts of the problems times groups times passes of that search.
+const MOST_VALUES_SWAPPED: u64 = 1 << 31;
+
+/// What is made of the starts and swap passes asked for. The rule knows nothing but sizes, so that the result is the
+/// same on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Schedule {
+    starts: u32,
+    /// Swap passes of every start.
+    passes: u32,
+    /// Swap passes of the best start of each problem, afterwards.
+    last_passes: u32,
+}
+
+impl Schedule {
+    fn new((entries, units): (u64, u64), groups: usize, starts: u32, passes: u32) -> Self {
+        let values = entries.max(1).saturating_mul(groups as u64);
+        let work = entries.max(1) + units * groups as u64 * COUNTS_PER_PROFIT;
+        let at_most =
+            |asked: u32, budget: u64, each: u64| asked.min((budget / each).clamp(1, u64::from(u32::MAX)) as u32);
+        let starts = at_most(starts, MOST_STARTED, work);
+        match values > LARGE {
+            true => Schedule { starts, passes: 0, last_passes: at_most(passes, MOST_VALUES_SWAPPED, values) },
+            false => Schedule { starts, passes, last_passes: 0 },
+        }
+    }
+}
+
+/// Runs `starts` starts of every problem, or as many as its size allows.
 pub(crate) fn run_starts(
     problems: &[Problem],
     limits: Limits,
@@ -56,45 +101,31 @@ pub(crate) fn run_starts(
     (starts, threads): (u32, usize),
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Best {
-    let jobs = problems.len() * starts as usize;
+    let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
+    let units = problems.iter().map(|problem| problem.units() as u64).sum();
+    let schedule = Schedule::new((entries, units), limits.groups, starts, limits.swap_passes);
     let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, token_margin);
-    let shared = Shared {
+    let mut shared = Shared {
         problems,
         capacities: problems.iter().map(capacity).collect(),
-        limits,
+        limits: Limits { swap_passes: schedule.passes, ..limits },
         seed,
-        jobs,
+        starts: schedule.starts as usize,
+        jobs: problems.len() * schedule.starts as usize,
         next_job: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         best: Mutex::new(vec![None; problems.len()]),
         iterations: AtomicUsize::new(0),
     };
-    let (sender, events) = channel();
-    std::thread::scope(|scope| {
-        for _ in 0..threads.min(jobs) {
-            let (shared, sender) = (&shared, sender.clone());
-            scope.spawn(move || shared.work(&sender));
-        }
-        drop(sender);
-        let mut reached: Vec<Option<i128>> = vec![None; problems.len()];
-        let mut starts_done = 0;
-        for event in events {
-            match event {
-                Event::Reached(problem, value) => reached[problem] = reached[problem].max(Some(value)),
-                Event::Done => starts_done += 1,
-            }
-            let best_lar = mean_rate(problems, &reached);
-            if progress(SolveProgress { starts_done, starts: jobs, best_lar }).is_break() {
-                shared.stop.store(true, Ordering::Relaxed);
-            }
-        }
-    });
-    let best = shared.best.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Best {
-        clusterings: best.into_iter().flatten().map(|(clustering, _)| clustering).collect(),
-        iterations: shared.iterations.into_inner() as u64,
-        stopped: shared.stop.into_inner(),
-    }
+    let last_jobs = if schedule.last_passes > 0 { problems.len() } else { 0 };
+    let mut told = SolveProgress { starts_done: 0, starts: shared.jobs + last_jobs, best_lar: None };
+    let mut reached = vec![None; problems.len()];
+    shared.run_jobs(threads, &mut reached, &mut told, progress);
+    shared.jobs += last_jobs;
+    shared.limits.swap_passes = schedule.last_passes;
+    shared.next_job.store(shared.jobs - last_jobs, Ordering::Relaxed);
+    shared.run_jobs(threads, &mut reached, &mut told, progress);
+    shared.into_best(limits)
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
@@ -107,12 +138,56 @@ fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
 }
 
 impl Shared<'_> {
+    /// Runs what is left of the jobs on threads, and tells the caller what comes in.
+    fn run_jobs(
+        &self,
+        threads: usize,
+        reached: &mut [Option<i128>],
+        told: &mut SolveProgress,
+        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+    ) {
+        let (sender, events) = channel();
+        std::thread::scope(|scope| {
+            for _ in 0..threads.min(self.jobs) {
+                let sender = sender.clone();
+                scope.spawn(move || self.work(&sender));
+            }
+            drop(sender);
+            for event in events {
+                match event {
+                    Event::Reached(problem, value) => reached[problem] = reached[problem].max(Some(value)),
+                    Event::Working => {}
+                    Event::Done => told.starts_done += 1,
+                }
+                told.best_lar = mean_rate(self.problems, reached);
+                if progress(*told).is_break() {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+
+    fn into_best(self, limits: Limits) -> Best {
+        let best = self.best.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let without = best.iter().filter(|best| best.is_none()).count();
+        let clusterings =
+            best.into_iter().zip(self.problems).zip(&self.capacities).map(|((best, problem), capacity)| {
+                best.map_or_else(|| not_reached(problem, capacity, limits), |(clustering, _)| clustering)
+            });
+        Best {
+            clusterings: clusterings.collect(),
+            iterations: self.iterations.into_inner() as u64,
+            starts: self.starts as u32,
+            not_reached: without,
+            stopped: self.stop.into_inner(),
+        }
+    }
+
     fn work(&self, events: &Sender<Event>) {
         loop {
             let job = self.next_job.fetch_add(1, Ordering::Relaxed);
             let (start, problem) = (job / self.problems.len(), job % self.problems.len());
-            // The first start of each problem gives it a result, however early the stop.
-            if job >= self.jobs || (start > 0 && self.stop.load(Ordering::Relaxed)) {
+            if job >= self.jobs || self.stop.load(Ordering::Relaxed) {
                 return;
             }
             self.run(problem, start, events);
@@ -120,17 +195,32 @@ impl Shared<'_> {
     }
 
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
-        let observe = |clustering: &Clustering| {
-            // The receiver outlives the threads; were it gone, there would be nobody to tell.
+        // The receiver outlives the threads; were it gone, there would be nobody to tell.
+        let reached = |clustering: &Clustering| {
             let _ = events.send(Event::Reached(problem, clustering.plan.primal));
-            !self.stop.load(Ordering::Relaxed)
         };
-        let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
-        let capacity = &self.capacities[problem];
-        let found = run_start(&self.problems[problem], capacity, self.limits, &mut random, &observe);
-        self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
-        self.keep(problem, start, found);
+        let stop = || {
+            let _ = events.send(Event::Working);
+            self.stop.load(Ordering::Relaxed)
+        };
+        let watch = Watch { reached: &reached, stop: &stop };
+        let (input, capacity) = (&self.problems[problem], &self.capacities[problem]);
+        let found = if start < self.starts {
+            let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
+            run_start(input, capacity, self.limits, &mut random, watch)
+        } else {
+            self.best_of(problem).map(|best| improve(input, capacity, self.limits, best, watch))
+        };
+        if let Some(found) = found {
+            self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
+            self.keep(problem, start, found);
+        }
         let _ = events.send(Event::Done);
+    }
+
+    fn best_of(&self, problem: usize) -> Option<Clustering> {
+        let best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
+        best[problem].as_ref().map(|(clustering, _)| clustering.clone())
     }
 
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
@@ -151,4 +241,22 @@ pub(crate) fn mix(seed: u64, problem: u64, start: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_problems_get_fewer_starts_and_late_swaps() {
+        let small = Schedule::new((600_000, 3000), 8, 32, 12);
+        assert_eq!(small, Schedule { starts: 32, passes: 12, last_passes: 0 });
+        let large = Schedule::new((50_000_000, 100_000), 8, 32, 12);
+        assert!(
+            (2..32).contains(&large.starts) && large.passes == 0 && (1..12).contains(&large.last_passes),
+            "{large:?}"
+        );
+        let huge = Schedule::new((u64::MAX / 4096, 1 << 24), 64, 32, 12);
+        assert_eq!(huge, Schedule { starts: 1, passes: 0, last_passes: 1 });
+    }
 }

@@ -23,9 +23,18 @@ struct Search<'a> {
     best: Vec<f64>,
 }
 
-/// One pass over all pairs of experts of every layer: returns the placement after all swaps that gain under `price`
+/// Values that a pass over all pairs may compare; above it the pairs are chosen by an estimate first.
+const MOST_VALUES_COMPARED: u64 = 1 << 29;
+
+/// Pairs that are compared of those chosen by estimate, per expert of a layer.
+const PAIRS_PER_EXPERT: usize = 2;
+
+/// One pass over the pairs of experts of every layer: returns the placement after all swaps that gain under `price`
 /// (fixed point, per token) and keep each group within `max_over_mean` of the layer's mean load, or not worse than it
 /// was. `None` if there is no such swap.
+///
+/// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
+/// other's group, which is exact but for the units that use both.
 pub(crate) fn swap_pass(
     problem: &Problem,
     group_of: &[u16],
@@ -33,10 +42,22 @@ pub(crate) fn swap_pass(
     max_over_mean: f64,
     stop: &dyn Fn() -> bool,
 ) -> Option<Vec<u16>> {
+    let values = (problem.entries() * problem.experts * price.len()) as u64;
+    passed(problem, group_of, price, max_over_mean, (values > MOST_VALUES_COMPARED, stop))
+}
+
+/// The pass, over all pairs or over those chosen by estimate.
+pub(crate) fn passed(
+    problem: &Problem,
+    group_of: &[u16],
+    price: &[i64],
+    max_over_mean: f64,
+    (by_estimate, stop): (bool, &dyn Fn() -> bool),
+) -> Option<Vec<u16>> {
     let mut search = Search::new(problem, group_of, price);
-    let least = LEAST_GAIN * problem.total_activations() as f64;
     let mut swapped = false;
     for layer in 0..problem.layers {
+        let pairs = if by_estimate { search.likely_pairs(layer, stop) } else { all_pairs(problem.experts) };
         if stop() {
             break;
         }
@@ -44,22 +65,25 @@ pub(crate) fn swap_pass(
         let load = &problem.column_load[first..first + problem.experts];
         let cap = load_cap(load.iter().sum(), search.groups, max_over_mean);
         let mut loads = group_loads(&search.group_of[first..first + problem.experts], load, search.groups);
-        for a in 0..problem.experts {
-            for b in a + 1..problem.experts {
-                let (from, to) = (search.group(first + a), search.group(first + b));
-                if from == to || !keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
-                    continue;
-                }
-                if search.gain(first + a, first + b) > least {
-                    search.swap(first + a, first + b);
-                    loads[from] = loads[from] - load[a] + load[b];
-                    loads[to] = loads[to] - load[b] + load[a];
-                    swapped = true;
-                }
+        let least = LEAST_GAIN * problem.total_activations() as f64;
+        for (a, b) in pairs {
+            let (from, to) = (search.group(first + a), search.group(first + b));
+            if from == to || !keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
+                continue;
+            }
+            if search.gain(first + a, first + b) > least {
+                search.swap(first + a, first + b);
+                loads[from] = loads[from] - load[a] + load[b];
+                loads[to] = loads[to] - load[b] + load[a];
+                swapped = true;
             }
         }
     }
     swapped.then_some(search.group_of)
+}
+
+fn all_pairs(experts: usize) -> Vec<(usize, usize)> {
+    (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b))).collect()
 }
 
 /// Whether two groups that exchange experts of these loads stay within the cap, or come no further above it.
@@ -87,6 +111,48 @@ impl<'a> Search<'a> {
 
     fn row(&self, unit: usize) -> &[f64] {
         &self.value[unit * self.groups..(unit + 1) * self.groups]
+    }
+
+    /// Pairs of experts of a layer in different groups whose estimated gain is above zero, the greatest first, a few
+    /// per expert.
+    fn likely_pairs(&self, layer: usize, stop: &dyn Fn() -> bool) -> Vec<(usize, usize)> {
+        let experts = self.problem.experts;
+        let first = layer * experts;
+        let mut alone = Vec::with_capacity(experts * self.groups);
+        for column in first..first + experts {
+            if stop() {
+                return Vec::new();
+            }
+            alone.extend(self.gains_alone(column));
+        }
+        let estimate = |a: usize, b: usize| {
+            alone[a * self.groups + self.group(first + b)] + alone[b * self.groups + self.group(first + a)]
+        };
+        let apart = all_pairs(experts).into_iter().filter(|&(a, b)| self.group(first + a) != self.group(first + b));
+        let mut pairs: Vec<_> = apart.map(|(a, b)| (estimate(a, b), a, b)).filter(|pair| pair.0 > 0.0).collect();
+        pairs.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2).cmp(&(y.1, y.2))));
+        pairs.truncate(PAIRS_PER_EXPERT * experts);
+        pairs.into_iter().map(|(_, a, b)| (a, b)).collect()
+    }
+
+    /// What moving one column to each group would gain, were there room: [G].
+    fn gains_alone(&self, column: usize) -> Vec<f64> {
+        let from = self.group(column);
+        let mut gains = vec![0.0; self.groups];
+        for &(unit, count) in self.problem.column(column) {
+            let (row, best) = (self.row(unit as usize), self.best[unit as usize]);
+            let mut without = row[from] - f64::from(count);
+            for (group, &value) in row.iter().enumerate() {
+                if group != from {
+                    without = without.max(value);
+                }
+            }
+            for (gain, &value) in gains.iter_mut().zip(row) {
+                *gain += without.max(value + f64::from(count)) - best;
+            }
+        }
+        gains[from] = 0.0;
+        gains
     }
 
     /// What exchanging the groups of two columns gains if every unit then takes its best group.

@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) dual: i128,
 }
 
+/// Paths after which a solve that can be stopped looks up.
+const PATHS_BETWEEN_LOOKS: u32 = 1024;
 /// Stands for the unused capacity among the units.
 const SLACK: u32 = u32::MAX;
 /// Label of a unit whose parts are in `Flow::parts`.
@@ -92,6 +94,49 @@ impl Transport<'_> {
             flow.push(&path);
         }
         flow.into_plan()
+    }
+
+    /// The same; `None` if `stop` said so before the end.
+    pub(crate) fn solve_until(self, start: Option<&[i64]>, stop: &dyn Fn() -> bool) -> Option<Plan> {
+        let mut flow = Flow::new(self, start);
+        let mut paths = 0u32;
+        while let Some(path) = flow.cheapest_path() {
+            flow.push(&path);
+            paths += 1;
+            if paths.is_multiple_of(PATHS_BETWEEN_LOOKS) && stop() {
+                return None;
+            }
+        }
+        Some(flow.into_plan())
+    }
+
+    /// A plan without search: units by descending mass on the best group with room, in parts where there is none. Its
+    /// prices are zero.
+    pub(crate) fn greedy(&self) -> Plan {
+        let mut room = self.capacity.to_vec();
+        let mut plan = Plan { label: vec![0; self.mass.len()], price: vec![0; self.groups()], ..Plan::default() };
+        let mut order: Vec<usize> = (0..self.mass.len()).collect();
+        order.sort_by_key(|&unit| (Reverse(self.mass[unit]), unit));
+        for unit in order {
+            let (mass, row) = (self.mass[unit], self.row(unit));
+            let fits = (0..room.len()).filter(|&group| room[group] >= mass);
+            if let Some(group) = fits.max_by_key(|&group| (row[group], Reverse(group))) {
+                room[group] -= mass;
+                plan.label[unit] = group as u16;
+                continue;
+            }
+            let (mut left, mut parts) = (mass, Vec::new());
+            for (group, room) in (0u16..).zip(&mut room) {
+                let part = left.min(*room);
+                (left, *room) = (left - part, *room - part);
+                parts.extend((part > 0).then_some((group, part)));
+            }
+            plan.label[unit] = parts.iter().max_by_key(|part| (part.1, Reverse(part.0))).map_or(0, |part| part.0);
+            plan.splits.push(Split { unit, parts });
+        }
+        plan.splits.sort_by_key(|split| split.unit);
+        (plan.primal, plan.dual) = (plan.value(self), self.dual_value(&plan.price));
+        plan
     }
 
     pub(crate) fn groups(&self) -> usize {

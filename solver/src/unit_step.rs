@@ -31,14 +31,14 @@ pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<
     vec![most.max(total_mass.div_ceil(groups as u64)); groups]
 }
 
-/// The unit step. `start` are the last prices, which only make it faster.
+/// The unit step. `start` are the last prices, which only make it faster. `None` if `stop` said so before the end.
 pub(crate) fn unit_step(
     problem: &Problem,
     group_of: &[u16],
     capacity: &[u64],
     start: Option<&[i64]>,
-) -> (Plan, Vec<i64>) {
+    stop: &dyn Fn() -> bool,
+) -> Option<Plan> {
     let profit = unit_profits(problem, group_of, capacity.len());
-    let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
-    (transport.solve(start), profit)
+    Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(start, stop)
 }

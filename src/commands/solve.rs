@@ -3,6 +3,8 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use semmoe_solver::{
     Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, TokenStrings, solve,
@@ -14,7 +16,8 @@ use semmoe_text::Tokenizer;
 use super::{check_apart, check_output, print};
 use crate::args::{AttentionArg, ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
-use crate::progress::Progress;
+use crate::progress::{Progress, say};
+use crate::signals::stop_flag;
 use crate::stamp::created;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
@@ -39,13 +42,17 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.seed = args.seed;
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
+    let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
-        SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options)?,
+        SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,
         SolverArg::Paper => {
             let paper = PaperOptions::default();
-            under_progress(|step| solve_paper(&profile, trace.as_ref(), &options, &paper, step))?
+            under_progress(&stop, |step| solve_paper(&profile, trace.as_ref(), &options, &paper, step))?
         }
     };
+    if solved.report.stopped {
+        say("solving: stopped early, the best so far is written");
+    }
     let digest = solved.tables.write(&args.out).map_err(CliError::failed)?;
     if let Some(path) = &args.report {
         write_report(path, &solved.report)?;
@@ -73,18 +80,39 @@ pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> 
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
 }
 
+/// When to end a solve early.
+#[derive(Debug, Default)]
+pub(crate) struct Stop {
+    deadline: Option<Instant>,
+    asked: Option<Arc<AtomicBool>>,
+}
+
+impl Stop {
+    fn new(time_limit: Option<f64>, asked: Option<Arc<AtomicBool>>) -> Self {
+        let deadline = time_limit.and_then(|seconds| Instant::now().checked_add(Duration::from_secs_f64(seconds)));
+        Self { deadline, asked }
+    }
+
+    fn now(&self) -> ControlFlow<()> {
+        let late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let asked = self.asked.as_ref().is_some_and(|asked| asked.load(Ordering::Relaxed));
+        if late || asked { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+}
+
 /// Solves under a progress bar.
 pub(crate) fn solve_with_progress(
     profile: &Profile,
     trace: Option<&Trace>,
     options: &SolveOptions,
+    stop: &Stop,
 ) -> Result<Solved, CliError> {
-    under_progress(|step| solve(profile, trace, options, step))
+    under_progress(stop, |step| solve(profile, trace, options, step))
 }
 
 type Step<'a> = &'a mut dyn FnMut(SolveProgress) -> ControlFlow<()>;
 
-fn under_progress(solve: impl FnOnce(Step<'_>) -> Result<Solved, SolveError>) -> Result<Solved, CliError> {
+fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, SolveError>) -> Result<Solved, CliError> {
     let progress = Progress::start("solving", 0);
     let solved = solve(&mut |step| {
         progress.set_total(step.starts as u64);
@@ -92,7 +120,7 @@ fn under_progress(solve: impl FnOnce(Step<'_>) -> Result<Solved, SolveError>) ->
         if let Some(best) = step.best_lar {
             progress.remark(&format!("best local rate {best:.4}"));
         }
-        ControlFlow::Continue(())
+        stop.now()
     })
     .map_err(CliError::input)?;
     progress.finish(&describe(&solved.report));

@@ -12,7 +12,7 @@ use super::assets::Assets;
 use super::cache::Cache;
 use super::unit::{Unit, UnitSpec};
 use crate::commands::profile::{describe_record, failure, list_bad};
-use crate::commands::solve::{solve_with_progress, threads, token_strings};
+use crate::commands::solve::{Stop, solve_with_progress, threads, token_strings};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::stamp::created;
@@ -66,7 +66,7 @@ fn solve(
     // Nobody reads the report, and the tables do not depend on it.
     options.bounds = None;
     options.token_strings = Some(strings);
-    let solved = solve_with_progress(&profile, Some(trace), &options)?;
+    let solved = solve_with_progress(&profile, Some(trace), &options, &Stop::default())?;
     solved.tables.write(tables_path).map_err(CliError::failed)?;
     Ok(())
 }

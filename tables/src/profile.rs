@@ -240,6 +240,17 @@ impl Profile {
         self.row_at(layer.index(), token.index())
     }
 
+    /// Experts with a count in a layer, over all tokens.
+    ///
+    /// # Panics
+    /// When the layer is not below L.
+    #[must_use]
+    pub fn entries(&self, layer: LayerIdx) -> usize {
+        let (indptr, columns) = (self.container.slice(&self.indptr), self.model.vocab_size as usize + 1);
+        let first = layer.index() * columns;
+        (indptr[first + columns - 1] - indptr[first]) as usize
+    }
+
     fn row_at(&self, layer: usize, token: usize) -> ProfileRow<'_> {
         let indptr = self.container.slice(&self.indptr);
         let at = layer * (self.model.vocab_size as usize + 1) + token;

@@ -165,7 +165,13 @@ fn run(
 ) -> Best {
     let groups = usize::from(options.groups);
     let rounds = problems.len() * paper.steps as usize;
-    let mut best = Best { clusterings: Vec::with_capacity(problems.len()), iterations: 0, stopped: false };
+    let mut best = Best {
+        clusterings: Vec::with_capacity(problems.len()),
+        iterations: 0,
+        starts: 1,
+        not_reached: 0,
+        stopped: false,
+    };
     for (index, problem) in problems.iter().enumerate() {
         let mut random = fastrand::Rng::with_seed(mix(options.seed, index as u64, 0));
         let affinity = experts::coactivations(problem);
