@@ -291,6 +291,10 @@ pub(crate) struct SolveArgs {
     /// Seed: the same seed and input give the same tables.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Slots per layer beyond one for each expert, of all groups together: experts wanted in several places get
+    /// replicas there. Experts plus slots must be divisible by the groups. Attention dp.
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    pub(crate) redundant: u16,
     /// Stop after this many seconds with the best found so far, as Ctrl-C does; what is written then depends on the
     /// machine's speed.
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]

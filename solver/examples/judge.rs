@@ -20,10 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(other) => return Err(format!("--objective takes activations or ranks, not {other}").into()),
     };
     let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
+    let redundant = flag(&mut arguments, "--redundant")?.unwrap_or(0);
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
             "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
-             [--expert-load-limit X]"
+             [--expert-load-limit X] [--redundant R]"
                 .into(),
         );
     };
@@ -38,13 +39,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     for groups in groups {
         for (attention, trace) in [(Attention::Dp, Some(&trace)), (Attention::Dp, None), (Attention::Tp, Some(&trace))]
         {
-            if objective == Objective::Ranks && trace.is_none() {
+            let ranks_unknown = objective == Objective::Ranks && trace.is_none();
+            if ranks_unknown || (redundant > 0 && attention == Attention::Tp) {
                 continue;
             }
             let options = SolveOptions {
                 objective,
                 bounds: None,
                 threads: 2,
+                redundant,
                 token_margin,
                 expert_load_limit,
                 ..SolveOptions::new(groups, attention, provenance.clone())

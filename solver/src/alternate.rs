@@ -1,8 +1,10 @@
 //! One start of the alternation: unit step, expert step, unit step, ... until neither gains, then swaps, and again.
 
 use crate::expert_step::expert_step;
+use crate::held::Held;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
+use crate::replicate::replicas_not_reached;
 use crate::seeds::seed_plan;
 use crate::swaps::swap_pass;
 use crate::transport::{Plan, Transport};
@@ -18,7 +20,7 @@ pub(crate) struct Watch<'a> {
 }
 
 /// Steps that gain less than this fraction of all activations end the alternation.
-const LEAST_GAIN: f64 = 1e-7;
+pub(crate) const LEAST_GAIN: f64 = 1e-7;
 
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +32,8 @@ pub(crate) struct Limits {
     pub(crate) iterations: u32,
     /// Most swap passes.
     pub(crate) swap_passes: u32,
+    /// Experts per group and layer with replicas; none without.
+    pub(crate) slots: Option<usize>,
 }
 
 /// A placement, the exact unit plan for it, and their value.
@@ -42,6 +46,8 @@ pub(crate) struct Clustering {
     pub(crate) load_excess: u64,
     /// Unit steps made on the way.
     pub(crate) iterations: u32,
+    /// With replicas, all groups of each column; `group_of` is the first of them.
+    pub(crate) replicas: Option<Held>,
 }
 
 impl Clustering {
@@ -104,7 +110,11 @@ pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], limits: Limits) -
     let profit = unit_profits(problem, &group_of, limits.groups);
     let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
     let load_excess = load_excess(problem, &group_of, limits);
-    Clustering { group_of, plan: transport.greedy(), load_excess, iterations: 0 }
+    let contiguous = Clustering { group_of, plan: transport.greedy(), load_excess, iterations: 0, replicas: None };
+    match limits.slots {
+        Some(slots) => replicas_not_reached(problem, capacity, (limits, slots), &contiguous),
+        None => contiguous,
+    }
 }
 
 impl Start<'_> {
@@ -115,7 +125,7 @@ impl Start<'_> {
         self.iterations += 1;
         let plan = unit_step(self.problem, &group_of, self.capacity, price, self.watch.stop)?;
         let load_excess = load_excess(self.problem, &group_of, self.limits);
-        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations })
+        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations, replicas: None })
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.

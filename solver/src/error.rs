@@ -35,6 +35,22 @@ pub enum SolveError {
         /// What G may be.
         divisors: Vec<u16>,
     },
+    /// The groups cannot hold equally many slots.
+    #[error(
+        "{redundant} redundant slots do not give {groups} groups equally many of the {experts} + {redundant} slots, expected 0 or one of {valid:?} and so on, at most {most}"
+    )]
+    RedundantDoesNotDivide {
+        /// R as asked for.
+        redundant: u16,
+        /// N of the model.
+        experts: u16,
+        /// G.
+        groups: u16,
+        /// R with which every group holds every expert.
+        most: u32,
+        /// The first values that would do.
+        valid: Vec<u32>,
+    },
     /// An option outside its range.
     #[error("option `{option}` is {found}, expected {expected}")]
     BadOption {

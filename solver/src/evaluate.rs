@@ -112,7 +112,7 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     if activations == 0 {
         return Err(SolveError::NoTokens { what });
     }
-    let spreads = hosts.load_spreads(&judged.tally.column_load);
+    let spreads = hosts.load_spreads(&judged.tally.group_load);
     let mean = |value: fn(&Spread) -> f64| spreads.iter().map(value).sum::<f64>() / spreads.len() as f64;
     Ok(Evaluation {
         unit: judged.unit,

@@ -114,7 +114,7 @@ proptest! {
     fn a_start_meets_its_constraints(seed: u64, groups in prop::sample::select(vec![2usize, 4])) {
         let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, 0.02);
-        let limits = Limits { groups, max_over_mean: 1.1, iterations: 30, swap_passes: 4 };
+        let limits = Limits { groups, max_over_mean: 1.1, iterations: 30, swap_passes: 4, slots: None };
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
@@ -154,7 +154,7 @@ proptest! {
     fn a_stopped_start_is_whole(seed: u64, looks in 0usize..40) {
         let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), 4, 0.02);
-        let limits = Limits { groups: 4, max_over_mean: 1.1, iterations: 30, swap_passes: 4 };
+        let limits = Limits { groups: 4, max_over_mean: 1.1, iterations: 30, swap_passes: 4, slots: None };
         let asked = std::cell::Cell::new(0);
         let stop = || {
             asked.set(asked.get() + 1);

@@ -18,6 +18,8 @@ pub(crate) struct Hosts {
     /// [L * N + 1] into `group`.
     group_start: Vec<usize>,
     group: Vec<u16>,
+    /// [G] the place of each group.
+    place_of: Vec<u16>,
 }
 
 impl Hosts {
@@ -36,6 +38,10 @@ impl Hosts {
             place: Vec::new(),
             group_start: vec![0],
             group: Vec::new(),
+            place_of: match tables.attention() {
+                Attention::Dp => tables.group_to_dp().iter().map(|rank| rank.get()).collect(),
+                Attention::Tp => (0..tables.groups()).collect(),
+            },
         };
         for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
             for expert in (0..experts).map(ExpertId::new) {
@@ -50,11 +56,7 @@ impl Hosts {
             Some(replicas) => replicas.groups_of(layer, expert).collect(),
             None => vec![tables.placement().group_of(layer, expert)],
         };
-        let place = |group: &GroupId| match tables.attention() {
-            Attention::Dp => tables.group_to_dp()[group.index()].get(),
-            Attention::Tp => group.get(),
-        };
-        let mut places: Vec<u16> = groups.iter().map(place).collect();
+        let mut places: Vec<u16> = groups.iter().map(|group| self.place_of[group.index()]).collect();
         places.sort_unstable();
         places.dedup();
         self.place.extend(places);
@@ -81,20 +83,18 @@ impl Hosts {
         self.of(column).len() as f64 / self.places as f64
     }
 
-    /// Spread of each layer's activations over groups; a replicated expert's load is shared evenly by its groups.
-    /// Layers without load are left out.
-    pub(crate) fn load_spreads(&self, column_load: &[u64]) -> Vec<Spread> {
-        let layers = (0..self.layers).filter_map(|layer| {
-            let mut loads = vec![0.0; self.groups];
-            for (expert, &load) in column_load[layer * self.experts..(layer + 1) * self.experts].iter().enumerate() {
-                let column = self.column(layer, expert);
-                let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
-                for &group in groups {
-                    loads[usize::from(group)] += load as f64 / groups.len() as f64;
-                }
-            }
-            spread_of(&loads)
-        });
-        layers.collect()
+    /// The groups that share an activation of this column by a token at `place` evenly: those of its place that hold
+    /// the expert, as static dispatch takes the nearest replica, else all that do.
+    pub(crate) fn computed_on(&self, column: usize, place: Option<usize>) -> &[u16] {
+        let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
+        let at_place = |group: &u16| Some(usize::from(self.place_of[usize::from(*group)])) == place;
+        let Some(first) = groups.iter().position(at_place) else { return groups };
+        // One is enough: groups of one place are as near as each other, and the lowest is taken.
+        &groups[first..=first]
+    }
+
+    /// Spread of each layer's loads over groups, [L * G]. Layers without load are left out.
+    pub(crate) fn load_spreads(&self, group_load: &[f64]) -> Vec<Spread> {
+        group_load.chunks_exact(self.groups).filter_map(spread_of).collect()
     }
 }

@@ -10,6 +10,7 @@
 //! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
 //! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
+//! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
 //! | `similar`, `evidence` | which tokens are called alike, and what their counts say of one another |
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
 //! | `assign` | the exact token step alone, for a placement that is given |
@@ -28,6 +29,7 @@ mod eval_tokens;
 mod evaluate;
 mod evidence;
 mod expert_step;
+mod held;
 mod hosts;
 mod labels;
 mod load_limit;
@@ -36,6 +38,9 @@ mod paper;
 mod parallel;
 mod problem;
 mod ranks;
+mod replica_step;
+mod replica_table;
+mod replicate;
 mod report;
 mod score;
 mod seeds;

@@ -65,6 +65,9 @@ pub struct SolveOptions {
     pub iterations: u32,
     /// Most swap passes of a start; zero = none.
     pub swap_passes: u32,
+    /// R: slots per layer beyond one for each expert, of all groups together, for replicas. Attention dp only;
+    /// N + R must be divisible by G.
+    pub redundant: u16,
     /// Pseudo-occurrences of the prior (similar tokens' shares and the layer's) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
@@ -93,6 +96,7 @@ impl SolveOptions {
             expert_load_limit: 1.10,
             iterations: 60,
             swap_passes: 12,
+            redundant: 0,
             prior_occurrences: 2.0,
             bounds: Some(BoundOptions::default()),
             token_strings: None,
@@ -100,6 +104,34 @@ impl SolveOptions {
             unseen: UnseenTokens::default(),
             provenance,
         }
+    }
+
+    /// Experts that a group holds in a layer.
+    pub(crate) fn slots_per_group(&self, experts: u16) -> u16 {
+        ((u32::from(experts) + u32::from(self.redundant)) / u32::from(self.groups.max(1))) as u16
+    }
+
+    /// Checks that every group gets equally many slots, none more than there are experts.
+    pub(crate) fn check_redundant(&self, experts: u16) -> Result<(), SolveError> {
+        let (redundant, groups) = (self.redundant, self.groups);
+        if redundant == 0 {
+            return Ok(());
+        }
+        if self.attention == Attention::Tp {
+            let expected = "0 with attention tp, whose tokens are labelled with one group";
+            return Err(SolveError::BadOption { option: "redundant", found: redundant.to_string(), expected });
+        }
+        if self.objective == Objective::Ranks {
+            let expected = "0 with the objective ranks, which knows one group of each expert";
+            return Err(SolveError::BadOption { option: "redundant", found: redundant.to_string(), expected });
+        }
+        let most = u32::from(experts) * (u32::from(groups) - 1);
+        let fits = |r: u32| r <= most && (u32::from(experts) + r).is_multiple_of(u32::from(groups));
+        if fits(redundant.into()) {
+            return Ok(());
+        }
+        let valid = (1..=most).filter(|&r| fits(r)).take(8).collect();
+        Err(SolveError::RedundantDoesNotDivide { redundant, experts, groups, most, valid })
     }
 
     pub(crate) fn validate(&self) -> Result<(), SolveError> {

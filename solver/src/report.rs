@@ -13,10 +13,11 @@ use crate::load_limit::group_loads;
 use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
 use crate::ranks::Traced;
+use crate::replicate::{clustering_profits, replica_loads};
 use crate::similar::Neighbours;
 use crate::starts::Best;
 use crate::transport::{Plan, Transport};
-use crate::unit_step::{mass_capacity, unit_profits};
+use crate::unit_step::mass_capacity;
 use crate::whole::whole;
 
 /// Profits that the search for whole units may read, all problems and rounds together.
@@ -84,6 +85,8 @@ pub struct SolveReport {
     pub expert_load_limit_met: bool,
     /// Units that fit into no group whole, and are counted by share.
     pub split_units: u64,
+    /// R: slots for replicas, of all groups together, in each layer.
+    pub redundant: u16,
     /// Starts of the alternation (of each layer with attention tp); fewer than asked for where the input is very large.
     pub starts: u32,
     /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their experts
@@ -164,7 +167,8 @@ impl SolveReport {
             lar,
             lar_bound,
             dual_gap: 1.0 - lar / lar_bound,
-            remote_ranks_per_token: traced.and_then(|traced| {
+            // Which replica a remote activation goes to is the engine's choice; `evaluate` has a figure.
+            remote_ranks_per_token: traced.filter(|_| options.redundant == 0).and_then(|traced| {
                 let plans: Vec<&Plan> = parts.iter().map(|part| &part.plan).collect();
                 traced.remote_ranks(problems, &best.clusterings, &plans)
             }),
@@ -177,6 +181,7 @@ impl SolveReport {
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
             expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0),
             split_units: parts.iter().map(|part| part.plan.splits.len() as u64).sum(),
+            redundant: options.redundant,
             starts: best.starts,
             not_reached: best.not_reached as u64,
             iterations: best.iterations,
@@ -229,7 +234,7 @@ impl Part {
     fn new(problem: &Problem, clustering: &Clustering, options: &SolveOptions, rounds: usize) -> Self {
         let groups = usize::from(options.groups);
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
-        let profit = unit_profits(problem, &clustering.group_of, groups);
+        let profit = clustering_profits(problem, clustering, groups);
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         let (plan, dual) = match options.objective {
             Objective::Activations => {
@@ -240,14 +245,18 @@ impl Part {
         };
         let activations = problem.total_activations() as f64;
         let layers = clustering.group_of.chunks_exact(problem.experts);
-        let loads = layers
-            .zip(problem.column_load.chunks_exact(problem.experts))
-            .filter_map(|(group_of, load)| spread(&group_loads(group_of, load, groups)));
+        let loads: Vec<Vec<u64>> = match &clustering.replicas {
+            Some(held) => replica_loads(problem, held, &plan),
+            None => layers
+                .zip(problem.column_load.chunks_exact(problem.experts))
+                .map(|(group_of, load)| group_loads(group_of, load, groups))
+                .collect(),
+        };
         Part {
             primal: local_rate(plan.value(&transport), problem) * activations,
             dual: local_rate(dual, problem) * activations,
             token_imbalance: spread(&plan.loads(&problem.mass, groups)).map_or(1.0, |spread| spread.max_over_mean),
-            load: loads.collect(),
+            load: loads.iter().filter_map(|loads| spread(loads)).collect(),
             plan,
         }
     }

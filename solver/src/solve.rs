@@ -13,6 +13,7 @@ use crate::labels::tp_parts;
 use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
 use crate::ranks::Traced;
+use crate::replica_table::replica_tables;
 use crate::report::{Evidence, SolveReport, Unit};
 use crate::similar::{Neighbours, most_similar};
 use crate::starts::{Best, SolveProgress, run_starts};
@@ -45,6 +46,7 @@ pub fn solve(
 ) -> Result<Solved, SolveError> {
     options.validate()?;
     check_groups(options.groups, profile.model().num_experts)?;
+    options.check_redundant(profile.model().num_experts)?;
     if let Some(trace) = trace {
         profile.model().check_compatible(trace.model())?;
     }
@@ -59,6 +61,7 @@ pub fn solve(
         max_over_mean: options.expert_load_limit,
         iterations: options.iterations,
         swap_passes: options.swap_passes,
+        slots: (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts))),
     };
     let mut best = run_starts(
         &problems,
@@ -70,13 +73,18 @@ pub fn solve(
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
     }
-    let placement = placement(options.groups, &problems, &best.clusterings)?;
-    let builder = match options.attention {
-        Attention::Dp => {
+    let builder = match (&best.clusterings[0].replicas, options.attention) {
+        (Some(held), _) => {
+            let price = |shares: &[f16]| prices(trace, options, &problems[0], &best.clusterings[0], shares);
+            replica_tables(profile, options, (held, &shrinkage), price)?
+        }
+        (None, Attention::Dp) => {
+            let placement = placement(options.groups, &problems, &best.clusterings)?;
             let shares = token_shares(profile, &placement, &shrinkage);
             dp_tables(profile, trace, options, (&problems[0], &best.clusterings[0]), placement, shares)
         }
-        Attention::Tp => {
+        (None, Attention::Tp) => {
+            let placement = placement(options.groups, &problems, &best.clusterings)?;
             let parts = tp_parts(profile, trace, &placement, &shrinkage);
             tp_tables(profile, options, (&problems, &best), placement, parts)
         }
@@ -86,6 +94,7 @@ pub fn solve(
     let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
     report.certify(match options.bounds {
         Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
+        Some(_) if options.redundant > 0 => Err("the bounds do not cover replicas".to_owned()),
         Some(_) => Ok(problem_bounds(&problems, options)),
         None => Err("not asked for".to_owned()),
     });
@@ -156,11 +165,22 @@ fn dp_tables(
     placement: Placement,
     shares: Vec<f16>,
 ) -> TablesBuilder {
-    let price = match trace {
-        Some(trace) => dp_prices(trace, &shares, usize::from(options.groups)),
-        None => in_shares(&clustering.plan.price, problem),
-    };
+    let price = prices(trace, options, problem, clustering, &shares);
     TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
+}
+
+/// The price of each rank: of the trace's requests scored with T, else of the profile's tokens.
+fn prices(
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+    problem: &Problem,
+    clustering: &Clustering,
+    shares: &[f16],
+) -> Vec<f32> {
+    match trace {
+        Some(trace) => dp_prices(trace, shares, usize::from(options.groups)),
+        None => in_shares(&clustering.plan.price, problem),
+    }
 }
 
 fn tp_tables(
@@ -191,14 +211,15 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
         None => String::new(),
     };
     format!(
-        "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} prior_occurrences={}\
-         {similar}",
+        "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
+         prior_occurrences={}{similar}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,
         options.starts,
         options.token_margin,
         options.expert_load_limit,
+        options.redundant,
         options.prior_occurrences,
     )
 }

@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::alternate::{Clustering, Limits, Watch, improve, not_reached, run_start};
 use crate::problem::Problem;
+use crate::replicate::{improve_replicas, replicate};
 use crate::unit_step::mass_capacity;
 
 /// How far a solve has come; given to the caller's closure, which may end the solve with `ControlFlow::Break`.
@@ -80,7 +81,7 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn new((entries, units): (u64, u64), groups: usize, starts: u32, passes: u32) -> Self {
+    fn new((entries, units): (u64, u64), groups: usize, (starts, passes): (u32, u32)) -> Self {
         let values = entries.max(1).saturating_mul(groups as u64);
         let work = entries.max(1) + units * groups as u64 * COUNTS_PER_PROFIT;
         let at_most =
@@ -103,7 +104,7 @@ pub(crate) fn run_starts(
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
-    let schedule = Schedule::new((entries, units), limits.groups, starts, limits.swap_passes);
+    let schedule = Schedule::new((entries, units), limits.groups, (starts, limits.swap_passes));
     let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, token_margin);
     let mut shared = Shared {
         problems,
@@ -207,9 +208,18 @@ impl Shared<'_> {
         let (input, capacity) = (&self.problems[problem], &self.capacities[problem]);
         let found = if start < self.starts {
             let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
-            run_start(input, capacity, self.limits, &mut random, watch)
+            let found = run_start(input, capacity, self.limits, &mut random, watch);
+            match self.limits.slots {
+                Some(slots) => found
+                    .and_then(|found| replicate(input, capacity, (self.limits, slots), &found, watch))
+                    .map(|found| improve_replicas(input, capacity, (self.limits, slots), found, watch)),
+                None => found,
+            }
         } else {
-            self.best_of(problem).map(|best| improve(input, capacity, self.limits, best, watch))
+            self.best_of(problem).map(|best| match self.limits.slots {
+                Some(slots) => improve_replicas(input, capacity, (self.limits, slots), best, watch),
+                None => improve(input, capacity, self.limits, best, watch),
+            })
         };
         if let Some(found) = found {
             self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
@@ -249,14 +259,14 @@ mod tests {
 
     #[test]
     fn large_problems_get_fewer_starts_and_late_swaps() {
-        let small = Schedule::new((600_000, 3000), 8, 32, 12);
+        let small = Schedule::new((600_000, 3000), 8, (32, 12));
         assert_eq!(small, Schedule { starts: 32, passes: 12, last_passes: 0 });
-        let large = Schedule::new((50_000_000, 100_000), 8, 32, 12);
+        let large = Schedule::new((50_000_000, 100_000), 8, (32, 12));
         assert!(
             (2..32).contains(&large.starts) && large.passes == 0 && (1..12).contains(&large.last_passes),
             "{large:?}"
         );
-        let huge = Schedule::new((u64::MAX / 4096, 1 << 24), 64, 32, 12);
+        let huge = Schedule::new((u64::MAX / 4096, 1 << 24), 64, (32, 12));
         assert_eq!(huge, Schedule { starts: 1, passes: 0, last_passes: 1 });
     }
 }

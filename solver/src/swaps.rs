@@ -11,9 +11,9 @@ use crate::problem::Problem;
 use crate::unit_step::PROFIT_ONE;
 
 /// Least gain, as a fraction of all activations, that makes a swap worth it.
-const LEAST_GAIN: f64 = 1e-7;
+pub(crate) const LEAST_GAIN: f64 = 1e-7;
 
-struct Search<'a> {
+pub(crate) struct Search<'a> {
     problem: &'a Problem,
     groups: usize,
     group_of: Vec<u16>,
@@ -94,15 +94,20 @@ pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) ->
 
 impl<'a> Search<'a> {
     fn new(problem: &'a Problem, group_of: &[u16], price: &[i64]) -> Self {
+        let local = problem.local_counts(group_of, price.len());
+        Search { group_of: group_of.to_vec(), ..Search::of_local(problem, &local, price) }
+    }
+
+    /// For a caller that knows the groups of the columns itself: from local activations [U, G].
+    pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64]) -> Self {
         let groups = price.len();
-        let local = problem.local_counts(group_of, groups);
         let mut value = Vec::with_capacity(local.len());
         for (row, &mass) in local.chunks_exact(groups).zip(&problem.mass) {
             let after_price = |(&count, &price): (&u64, &i64)| count as f64 - mass as f64 * (price as f64 / PROFIT_ONE);
             value.extend(row.iter().zip(price).map(after_price));
         }
         let best = value.chunks_exact(groups).map(greatest).collect();
-        Search { problem, groups, group_of: group_of.to_vec(), value, best }
+        Search { problem, groups, group_of: Vec::new(), value, best }
     }
 
     fn group(&self, column: usize) -> usize {
@@ -157,13 +162,17 @@ impl<'a> Search<'a> {
 
     /// What exchanging the groups of two columns gains if every unit then takes its best group.
     fn gain(&self, a: usize, b: usize) -> f64 {
-        let (from, to) = (self.group(a), self.group(b));
+        self.gain_between((a, b), self.group(a), Some(self.group(b)))
+    }
+
+    /// What it gains that column b takes the place of a in group `from`, and a that of b in `to`, if there is one.
+    pub(crate) fn gain_between(&self, (a, b): (usize, usize), from: usize, to: Option<usize>) -> f64 {
         let mut gain = 0.0;
         self.for_each_changed(a, b, |unit, moved| {
             let row = self.row(unit);
             let mut best = f64::NEG_INFINITY;
             for (group, &value) in row.iter().enumerate() {
-                let change = f64::from(i8::from(group == to) - i8::from(group == from));
+                let change = f64::from(i8::from(Some(group) == to) - i8::from(group == from));
                 best = best.max(value + change * moved);
             }
             gain += best - self.best[unit];
@@ -172,15 +181,21 @@ impl<'a> Search<'a> {
     }
 
     fn swap(&mut self, a: usize, b: usize) {
-        let (from, to) = (self.group(a), self.group(b));
+        self.exchange((a, b), self.group(a), Some(self.group(b)));
+        self.group_of.swap(a, b);
+    }
+
+    /// Makes the change of [`Search::gain_between`].
+    pub(crate) fn exchange(&mut self, (a, b): (usize, usize), from: usize, to: Option<usize>) {
         let mut changed = Vec::new();
         self.for_each_changed(a, b, |unit, moved| changed.push((unit, moved)));
         for (unit, moved) in changed {
             self.value[unit * self.groups + from] -= moved;
-            self.value[unit * self.groups + to] += moved;
+            if let Some(to) = to {
+                self.value[unit * self.groups + to] += moved;
+            }
             self.best[unit] = greatest(self.row(unit));
         }
-        self.group_of.swap(a, b);
     }
 
     /// Calls `change(unit, count of a - count of b)` for every unit in which the two differ.

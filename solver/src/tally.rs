@@ -11,6 +11,8 @@ pub(crate) struct Tally {
     pub(crate) activations: Vec<u64>,
     /// [L * N]
     pub(crate) column_load: Vec<u64>,
+    /// [L * G] activations that each group computes, under static nearest dispatch.
+    pub(crate) group_load: Vec<f64>,
     /// Places other than their own that tokens had to be sent to, all layers.
     remote_ranks: f64,
     /// Routes with a known set of experts, all layers.
@@ -25,6 +27,7 @@ impl Tally {
             local: vec![0.0; hosts.layers],
             activations: vec![0; hosts.layers],
             column_load: vec![0; hosts.layers * hosts.experts],
+            group_load: vec![0.0; hosts.layers * hosts.groups],
             remote_ranks: 0.0,
             routes: 0,
             seen: vec![false; hosts.places],
@@ -35,6 +38,10 @@ impl Tally {
     pub(crate) fn add(&mut self, hosts: &Hosts, (layer, expert): (usize, usize), count: u64, place: Option<usize>) {
         let column = hosts.column(layer, expert);
         self.column_load[column] += count;
+        let computed = hosts.computed_on(column, place);
+        for &group in computed {
+            self.group_load[layer * hosts.groups + usize::from(group)] += count as f64 / computed.len() as f64;
+        }
         self.activations[layer] += count;
         self.local[layer] += match place {
             Some(place) if hosts.is_local(column, place) => count as f64,

@@ -13,14 +13,24 @@ use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 /// Each layer's shares are shrunk towards those of similar tokens, and of the layer. A token with neither counts nor
 /// a similar token has equal values.
 pub(crate) fn token_shares(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
-    let groups = usize::from(placement.groups());
+    let evidence = |layer| activation_evidence(profile, layer, placement);
+    shares_by(profile, usize::from(placement.groups()), shrinkage, evidence)
+}
+
+/// T from the evidence of each layer.
+pub(crate) fn shares_by(
+    profile: &Profile,
+    groups: usize,
+    shrinkage: &Shrinkage<'_>,
+    evidence_of: impl Fn(LayerIdx) -> LayerEvidence,
+) -> Vec<f16> {
     let layers = profile.model().layers();
     let vocabulary = profile.model().vocab_size as usize;
     let mut sums = vec![0.0f64; vocabulary * groups];
     let mut known = vec![false; vocabulary];
     let mut shares = vec![0.0; groups];
     for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
-        let evidence = activation_evidence(profile, layer, placement);
+        let evidence = evidence_of(layer);
         for (token, sums) in sums.chunks_exact_mut(groups).enumerate() {
             let some = shrinkage.shares(&evidence, token, &mut shares);
             known[token] |= some;

@@ -11,7 +11,11 @@ pub(crate) const PROFIT_ONE: f64 = (1u64 << PROFIT_BITS) as f64;
 
 /// Profits of the units, [U, G]: local activations per token on each group, as fixed-point numbers.
 pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -> Vec<i64> {
-    let local = problem.local_counts(group_of, groups);
+    profits_of_local(problem, &problem.local_counts(group_of, groups), groups)
+}
+
+/// The same from local activations [U, G].
+pub(crate) fn profits_of_local(problem: &Problem, local: &[u64], groups: usize) -> Vec<i64> {
     let rows = local.chunks_exact(groups).zip(&problem.mass);
     rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
 }

@@ -42,6 +42,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.seed = args.seed;
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
+    options.redundant = args.redundant;
     let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,

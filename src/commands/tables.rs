@@ -50,6 +50,11 @@ fn describe(tables: &Tables) -> String {
     );
     line("attention", &attention);
     line("groups", &tables.groups().to_string());
+    if let Some(replicas) = tables.physical_to_logical() {
+        let (slots, groups) = (replicas.slots(), usize::from(tables.groups()));
+        let redundant = slots.saturating_sub(usize::from(model.num_experts));
+        line("slots", &format!("{slots} a layer, {} a group, {redundant} of them redundant", slots / groups.max(1)));
+    }
     line("prices", &format!("{:?}", tables.price()));
     line("solver", tables.solver());
     line("source", &tables.provenance().source);

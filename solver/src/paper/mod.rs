@@ -219,11 +219,12 @@ fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, lab
         max_over_mean: options.expert_load_limit,
         iterations: 0,
         swap_passes: 0,
+        slots: None,
     };
     let load_excess = load_excess(problem, &group_of, limits);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;
     let plan = Plan { label, price: vec![0; limits.groups], primal, ..Plan::default() };
-    Clustering { group_of, plan, load_excess, iterations: 0 }
+    Clustering { group_of, plan, load_excess, iterations: 0, replicas: None }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::report::Unit;
 use crate::starts::{Best, SolveProgress};
 use crate::transport::{Plan, Transport};
 use crate::unit_step::mass_capacity;
-use crate::whole::whole;
+use crate::whole::{MOST_ROUNDS, whole};
 
 /// A trace and which unit each of its occurrences belongs to.
 pub(crate) struct Traced<'a> {
@@ -77,7 +77,7 @@ impl<'a> Traced<'a> {
             best.iterations += u64::from(improved.iterations - before);
             let profit = ranked.profits(&improved.group_of);
             let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
-            let plan = whole(&transport, &improved.plan);
+            let plan = whole(&transport, &improved.plan, MOST_ROUNDS);
             *clustering = Clustering { plan, ..improved };
         }
         best.stopped = stopped;

@@ -1,0 +1,264 @@
+//! The expert step with replicas: every group of a layer holds S/G different experts, every expert lies somewhere.
+//!
+//! With the units fixed, expert e earns `gain[e,c]` in every group c that holds it, so that
+//!
+//! ```text
+//! maximise    sum over e, c of  gain[e,c] x[e,c]
+//! subject to  sum over e of x[e,c] = S/G for every group,  sum over c of x[e,c] >= 1 for every expert,  x in {0, 1}
+//! ```
+//!
+//! is a flow of minimum cost on a bipartite graph with unit arcs and lower bounds of one at the experts: whole numbers
+//! are optimal. Without the lower bounds every group takes its best S/G experts. From there each expert that nobody
+//! holds is brought in along the cheapest chain: it enters a group in place of another expert, which enters another
+//! group in place of a third one, ..., until one is displaced that lies elsewhere too. The chain is a shortest path of
+//! the residual graph (Bellman-Ford, no negative cycles), hence after each of them the choice is optimal among those
+//! that cover the experts so far.
+
+use crate::held::{Exchange, Traffic};
+
+/// Rounds of the relaxation, as without replicas.
+const PRICE_ROUNDS: u32 = 12;
+/// Most exchanges that repair or improve a layer.
+const MOST_EXCHANGES: usize = 64;
+
+/// One layer: `gain` [N, G] fixed-point, `slots` per group, and the load limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReplicaLayer<'a> {
+    pub(crate) gain: &'a [i64],
+    pub(crate) traffic: Traffic<'a>,
+    pub(crate) slots: usize,
+    pub(crate) cap: u64,
+}
+
+/// What a choice is worth: less excess over the cap first, then more gain.
+#[derive(Clone, Copy, Debug)]
+struct Value {
+    excess: u64,
+    gain: i64,
+}
+
+impl Value {
+    fn beats(&self, other: &Value) -> bool {
+        (other.excess, self.gain) > (self.excess, other.gain)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Candidate {
+    holders: Vec<Vec<u16>>,
+    loads: Vec<u64>,
+    value: Value,
+}
+
+/// The best holders found of each expert: exact where that meets the load limit; at least as good as `current`.
+pub(crate) fn replicate_within(layer: &ReplicaLayer<'_>, current: Option<&[Vec<u16>]>) -> Vec<Vec<u16>> {
+    let free = layer.candidate(best_holders(layer.gain, layer.traffic.groups, layer.slots));
+    if free.value.excess == 0 {
+        return free.holders;
+    }
+    let mut best = layer.relax(free);
+    let current = current.map(|current| layer.candidate(current.to_vec()));
+    // From where it is, the layer is often repaired at less loss than from the free choice.
+    for mut candidate in std::iter::once(best.clone()).chain(current) {
+        for _ in 0..MOST_EXCHANGES {
+            if !layer.improve(&mut candidate) {
+                break;
+            }
+        }
+        if candidate.value.beats(&best.value) {
+            best = candidate;
+        }
+    }
+    best.holders
+}
+
+impl ReplicaLayer<'_> {
+    fn gain_of(&self, expert: usize, group: u16) -> i64 {
+        self.gain[expert * self.traffic.groups + usize::from(group)]
+    }
+
+    fn candidate(&self, holders: Vec<Vec<u16>>) -> Candidate {
+        let loads = self.traffic.loads(&holders);
+        let pairs = holders.iter().enumerate();
+        let gain = pairs.map(|(expert, held)| held.iter().map(|&group| self.gain_of(expert, group)).sum::<i64>()).sum();
+        let value = Value { excess: self.excess(&loads), gain };
+        Candidate { holders, loads, value }
+    }
+
+    fn excess(&self, loads: &[u64]) -> u64 {
+        loads.iter().map(|load| load.saturating_sub(self.cap)).sum()
+    }
+
+    /// Subgradient on load prices from the free choice; what an expert would bring to a group is linearised at the
+    /// last choice.
+    fn relax(&self, free: Candidate) -> Candidate {
+        let groups = self.traffic.groups;
+        let mean = (self.traffic.load.iter().sum::<u64>() as f64 / groups as f64).max(1.0);
+        let one_activation = (1u64 << self.traffic.fraction_bits) as f64;
+        let mut price = vec![0.0f64; groups];
+        let (mut last, mut best) = (free.clone(), free);
+        for round in 0..PRICE_ROUNDS {
+            let step = one_activation / f64::from(1 + round);
+            for (price, &load) in price.iter_mut().zip(&last.loads) {
+                *price = (*price + step * (load as f64 - self.cap as f64) / mean).max(0.0);
+            }
+            let mut profit = self.gain.to_vec();
+            for (expert, held) in last.holders.iter().enumerate() {
+                for group in 0..groups as u16 {
+                    let brought = self.brought(expert, held, group) as f64;
+                    profit[expert * groups + usize::from(group)] -=
+                        (price[usize::from(group)] * brought).round() as i64;
+                }
+            }
+            last = self.candidate(best_holders(&profit, groups, self.slots));
+            if last.value.beats(&best.value) {
+                best = last.clone();
+            }
+        }
+        best
+    }
+
+    /// What a group computes of an expert if it holds it beside those that do.
+    fn brought(&self, expert: usize, held: &[u16], group: u16) -> u64 {
+        let mut with = held.to_vec();
+        if let Err(at) = with.binary_search(&group) {
+            with.insert(at, group);
+        }
+        let mut shares = self.traffic.shares(expert, &with);
+        shares.find(|(holder, _)| *holder == usize::from(group)).map_or(0, |(_, share)| share)
+    }
+
+    /// Makes the exchange that helps most, if any does: it repairs the excess first, then gains without more excess.
+    fn improve(&self, candidate: &mut Candidate) -> bool {
+        let experts = self.traffic.load.len();
+        let mut best = candidate.value;
+        let mut chosen = None;
+        for a in 0..experts {
+            for b in a + 1..experts {
+                for exchange in Exchange::of_pair(&candidate.holders, a, b) {
+                    let gain = candidate.value.gain + self.gained(&exchange);
+                    if candidate.value.excess == 0 && gain <= best.gain {
+                        continue;
+                    }
+                    let loads = self.traffic.loads_after(&candidate.loads, &candidate.holders, &exchange);
+                    let after = Value { excess: self.excess(&loads), gain };
+                    if after.beats(&best) {
+                        best = after;
+                        chosen = Some((exchange, loads));
+                    }
+                }
+            }
+        }
+        let Some((exchange, loads)) = chosen else { return false };
+        let (of_a, of_b) = exchange.after(&candidate.holders);
+        candidate.holders[exchange.a] = of_a;
+        candidate.holders[exchange.b] = of_b;
+        (candidate.loads, candidate.value) = (loads, best);
+        true
+    }
+
+    fn gained(&self, exchange: &Exchange) -> i64 {
+        let Exchange { a, b, from, to } = *exchange;
+        let there = to.map_or(0, |to| self.gain_of(a, to) - self.gain_of(b, to));
+        self.gain_of(b, from) - self.gain_of(a, from) + there
+    }
+}
+
+/// The exact choice without a load limit: holders of each expert, ascending, at greatest `profit` [N, G]. The caller
+/// guarantees `slots * groups >= N` and `slots <= N`.
+pub(crate) fn best_holders(profit: &[i64], groups: usize, slots: usize) -> Vec<Vec<u16>> {
+    let experts = profit.len() / groups;
+    let mut cover = Cover { profit, groups, held: vec![false; profit.len()], copies: vec![0; experts] };
+    for group in 0..groups {
+        let mut order: Vec<usize> = (0..experts).collect();
+        order.sort_by_key(|&expert| (std::cmp::Reverse(cover.profit_of(expert, group)), expert));
+        for &expert in &order[..slots] {
+            cover.held[expert * groups + group] = true;
+            cover.copies[expert] += 1;
+        }
+    }
+    for expert in 0..experts {
+        if cover.copies[expert] == 0 {
+            cover.bring_in(expert);
+        }
+    }
+    let rows = cover.held.chunks_exact(groups);
+    rows.map(|row| (0u16..).zip(row).filter(|(_, held)| **held).map(|(group, _)| group).collect()).collect()
+}
+
+struct Cover<'a> {
+    profit: &'a [i64],
+    groups: usize,
+    /// [N, G]
+    held: Vec<bool>,
+    /// [N] groups that hold the expert.
+    copies: Vec<u32>,
+}
+
+/// Least losses on the way from the expert that is brought in.
+struct Reached {
+    /// [N] the loss up to where this expert has lost a slot, and the group where it did.
+    expert: Vec<Option<(i64, usize)>>,
+    /// [G] the loss up to where a slot of this group is taken, and the expert that takes it.
+    group: Vec<Option<(i64, usize)>>,
+}
+
+impl Cover<'_> {
+    fn profit_of(&self, expert: usize, group: usize) -> i64 {
+        self.profit[expert * self.groups + group]
+    }
+
+    /// Gives an expert that nobody holds a slot, at least loss.
+    fn bring_in(&mut self, expert: usize) {
+        let reached = self.shortest_paths(expert);
+        let ends = (0..self.copies.len()).filter(|&end| self.copies[end] > 1);
+        // Every held expert can be displaced at once, and one has two slots where another has none.
+        let Some((_, mut end)) = ends.filter_map(|end| Some((reached.expert[end]?.0, end))).min() else { return };
+        self.copies[end] -= 1;
+        self.copies[expert] += 1;
+        while end != expert {
+            let (Some((_, group)), groups) = (reached.expert[end], self.groups) else { return };
+            let Some((_, taker)) = reached.group[group] else { return };
+            self.held[end * groups + group] = false;
+            self.held[taker * groups + group] = true;
+            end = taker;
+        }
+    }
+
+    /// Bellman-Ford over experts and groups.
+    fn shortest_paths(&self, from: usize) -> Reached {
+        let experts = self.copies.len();
+        let mut reached = Reached { expert: vec![None; experts], group: vec![None; self.groups] };
+        let mut waiting = vec![from];
+        while !waiting.is_empty() {
+            let mut improved = vec![false; self.groups];
+            for expert in std::mem::take(&mut waiting) {
+                let so_far = if expert == from { 0 } else { reached.expert[expert].map_or(0, |(loss, _)| loss) };
+                for group in (0..self.groups).filter(|&group| !self.held[expert * self.groups + group]) {
+                    let loss = so_far - self.profit_of(expert, group);
+                    if reached.group[group].is_none_or(|(known, _)| loss < known) {
+                        reached.group[group] = Some((loss, expert));
+                        improved[group] = true;
+                    }
+                }
+            }
+            for group in (0..self.groups).filter(|&group| improved[group]) {
+                let Some((so_far, _)) = reached.group[group] else { continue };
+                for expert in (0..experts).filter(|&expert| self.held[expert * self.groups + group]) {
+                    let loss = so_far + self.profit_of(expert, group);
+                    if reached.expert[expert].is_none_or(|(known, _)| loss < known) {
+                        reached.expert[expert] = Some((loss, group));
+                        waiting.push(expert);
+                    }
+                }
+            }
+            waiting.sort_unstable();
+            waiting.dedup();
+        }
+        reached
+    }
+}
+
+#[cfg(test)]
+#[path = "replica_step_tests.rs"]
+mod tests;

@@ -1,0 +1,225 @@
+//! Replicas: the alternation once more, with S/G > N/G experts in every group of a layer.
+//!
+//! An activation is local where any replica lies in the unit's group. With the holders fixed that is the same unit
+//! step; with the units fixed each layer's holders are a flow problem (module `replica_step`). What a group computes
+//! is that of static nearest dispatch: its own units' activations of the experts it holds, and an even share of what
+//! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
+//! the limit.
+
+use crate::alternate::{Clustering, LEAST_GAIN, Limits, Watch, local_rate};
+use crate::expert_step::{column_gains, load_cap};
+use crate::held::{Exchange, Held, Traffic};
+use crate::problem::Problem;
+use crate::replica_step::{ReplicaLayer, replicate_within};
+use crate::swaps::{LEAST_GAIN as SWAP_LEAST_GAIN, Search};
+use crate::transport::{Plan, Transport};
+use crate::unit_step::{profits_of_local, unit_profits};
+
+/// Part of the expert-load limit above the mean that the expert step uses up.
+const OF_THE_LIMIT: f64 = 0.95;
+
+/// Places replicas around a clustering without them: `slots` experts in every group. `None` if the watch stops it before
+/// the first round of both steps is done.
+pub(crate) fn replicate(
+    problem: &Problem,
+    capacity: &[u64],
+    (limits, slots): (Limits, usize),
+    from: &Clustering,
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let around = Around { problem, capacity, limits, slots, watch };
+    let held = holders(problem, &from.plan, (limits, slots), None);
+    let first = around.unit_step(held, &from.plan, from.iterations)?;
+    Some(around.alternate(first))
+}
+
+/// Exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with replicas:
+/// at least as good.
+pub(crate) fn improve_replicas(
+    problem: &Problem,
+    capacity: &[u64],
+    (limits, slots): (Limits, usize),
+    mut best: Clustering,
+    watch: Watch<'_>,
+) -> Clustering {
+    let around = Around { problem, capacity, limits, slots, watch };
+    for _ in 0..limits.swap_passes {
+        let Some(held) = best.replicas.as_ref().and_then(|held| around.exchange_pass(held, &best.plan)) else { break };
+        let Some(next) = around.unit_step(held, &best.plan, best.iterations) else { break };
+        let next = around.alternate(next);
+        if !next.beats(&best) {
+            break;
+        }
+        best = next;
+    }
+    best
+}
+
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    problem: &'a Problem,
+    capacity: &'a [u64],
+    limits: Limits,
+    slots: usize,
+    watch: Watch<'a>,
+}
+
+impl Around<'_> {
+    fn unit_step(&self, held: Held, last: &Plan, iterations: u32) -> Option<Clustering> {
+        if (self.watch.stop)() {
+            return None;
+        }
+        let profit = replica_profits(self.problem, &held);
+        let transport = Transport { mass: &self.problem.mass, profit: &profit, capacity: self.capacity };
+        let plan = transport.solve_until(Some(&last.price), self.watch.stop)?;
+        Some(clustering(self.problem, held, plan, (self.limits, iterations + 1)))
+    }
+
+    fn alternate(&self, mut best: Clustering) -> Clustering {
+        for _ in 0..self.limits.iterations {
+            (self.watch.reached)(&best);
+            let held = holders(self.problem, &best.plan, (self.limits, self.slots), best.replicas.as_ref());
+            if best.replicas.as_ref() == Some(&held) {
+                break;
+            }
+            let Some(next) = self.unit_step(held, &best.plan, best.iterations) else { break };
+            if !next.beats(&best) {
+                break;
+            }
+            let gain = local_rate(next.plan.primal - best.plan.primal, self.problem);
+            let settled = gain < LEAST_GAIN && next.load_excess == best.load_excess;
+            best = next;
+            if settled {
+                break;
+            }
+        }
+        (self.watch.reached)(&best);
+        best
+    }
+
+    /// One pass over all exchanges of two experts of a layer, at the prices of the plan and with loads as it makes them;
+    /// `None` if none gains.
+    fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
+        let (problem, Limits { groups, max_over_mean, .. }) = (self.problem, self.limits);
+        let mut held = held.clone();
+        let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
+        let (gains, fraction_bits) = column_gains(problem, plan, groups);
+        let least = SWAP_LEAST_GAIN * problem.total_activations() as f64;
+        let mut exchanged = false;
+        for layer in 0..problem.layers {
+            let first = layer * problem.experts;
+            let load = &problem.column_load[first..first + problem.experts];
+            let own = &gains[first * groups..(first + problem.experts) * groups];
+            let traffic = Traffic { load, own, fraction_bits, groups };
+            let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
+            let mut loads = traffic.loads(held.layer(layer));
+            for a in 0..problem.experts {
+                if (self.watch.stop)() {
+                    return exchanged.then_some(held);
+                }
+                for b in a + 1..problem.experts {
+                    for exchange in Exchange::of_pair(held.layer(layer), a, b) {
+                        let (pair, from) = ((first + exchange.a, first + exchange.b), usize::from(exchange.from));
+                        let to = exchange.to.map(usize::from);
+                        if search.gain_between(pair, from, to) <= least {
+                            continue;
+                        }
+                        let after = traffic.loads_after(&loads, held.layer(layer), &exchange);
+                        let most = |loads: &[u64]| loads.iter().copied().max().unwrap_or(0);
+                        if most(&after) > cap.max(most(&loads)) {
+                            continue;
+                        }
+                        search.exchange(pair, from, to);
+                        held.exchange(first, &exchange);
+                        (loads, exchanged) = (after, true);
+                        // What is left of the list is about holders that are no more.
+                        break;
+                    }
+                }
+            }
+        }
+        exchanged.then_some(held)
+    }
+}
+
+/// The limit on expert load that the steps keep to, so that it still holds when the units have moved.
+fn reserved(max_over_mean: f64) -> f64 {
+    1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
+}
+
+/// What a problem gets that was stopped before its replicas were placed: the best holders for the plan it has.
+pub(crate) fn replicas_not_reached(
+    problem: &Problem,
+    capacity: &[u64],
+    (limits, slots): (Limits, usize),
+    from: &Clustering,
+) -> Clustering {
+    let held = holders(problem, &from.plan, (limits, slots), None);
+    let profit = replica_profits(problem, &held);
+    let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.greedy();
+    clustering(problem, held, plan, (limits, from.iterations))
+}
+
+fn clustering(problem: &Problem, held: Held, plan: Plan, (limits, iterations): (Limits, u32)) -> Clustering {
+    let loads = replica_loads(problem, &held, &plan);
+    let excess = loads.iter().map(|loads| {
+        let cap = load_cap(loads.iter().sum(), limits.groups, limits.max_over_mean);
+        loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
+    });
+    let group_of = (0..held.columns()).map(|column| held.of(column)[0]).collect();
+    Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held) }
+}
+
+/// The expert step with replicas, layer by layer.
+fn holders(problem: &Problem, plan: &Plan, (limits, slots): (Limits, usize), current: Option<&Held>) -> Held {
+    let Limits { groups, max_over_mean, .. } = limits;
+    let (gains, fraction_bits) = column_gains(problem, plan, groups);
+    let layers = (0..problem.layers).flat_map(|layer| {
+        let columns = layer * problem.experts..(layer + 1) * problem.experts;
+        let load = &problem.column_load[columns.clone()];
+        let gain = &gains[columns.start * groups..columns.end * groups];
+        let traffic = Traffic { load, own: gain, fraction_bits, groups };
+        let cap = load_cap(load.iter().sum(), groups, reserved(max_over_mean));
+        replicate_within(&ReplicaLayer { gain, traffic, slots, cap }, current.map(|current| current.layer(layer)))
+    });
+    Held::new(groups, problem.experts, layers.collect())
+}
+
+/// Profits of the units, [U, G]: a group counts every activation of an expert that it holds.
+pub(crate) fn replica_profits(problem: &Problem, held: &Held) -> Vec<i64> {
+    profits_of_local(problem, &local_counts(problem, held), held.groups())
+}
+
+/// Local activations of every unit on every group, [U, G].
+fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
+    let (groups, flat) = (held.groups(), held.flat());
+    let mut local = vec![0; problem.units() * groups];
+    for (unit, sums) in local.chunks_exact_mut(groups).enumerate() {
+        for (column, count) in problem.row(unit) {
+            for &group in flat.of(column) {
+                sums[usize::from(group)] += u64::from(count);
+            }
+        }
+    }
+    local
+}
+
+/// What each group of each layer computes, [L][G].
+pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
+    let groups = held.groups();
+    let (gains, fraction_bits) = column_gains(problem, plan, groups);
+    let layers = (0..problem.layers).map(|layer| {
+        let columns = layer * problem.experts..(layer + 1) * problem.experts;
+        let own = &gains[columns.start * groups..columns.end * groups];
+        Traffic { load: &problem.column_load[columns], own, fraction_bits, groups }.loads(held.layer(layer))
+    });
+    layers.collect()
+}
+
+/// Profits of the units on the groups of a clustering, replicas included.
+pub(crate) fn clustering_profits(problem: &Problem, clustering: &Clustering, groups: usize) -> Vec<i64> {
+    match &clustering.replicas {
+        Some(held) => replica_profits(problem, held),
+        None => unit_profits(problem, &clustering.group_of, groups),
+    }
+}
