@@ -29,7 +29,7 @@ fn configuration(folder: &Path, engine_url: &str, policy: &str, more: &str) -> P
     let text = format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n\n[[models]]\nname = \"{MODEL}\"\n\
          aliases = [\"tiny\"]\ntokenizer = {tokenizer:?}\npolicy = \"{policy}\"\n\n[[models.backends]]\nname = \"pod-a\"\n\
-         engine = \"sglang\"\nurl = \"{engine_url}\"\n{more}\n"
+         engine = \"semmoe\"\nurl = \"{engine_url}\"\n{more}\n"
     );
     let path = folder.join("semmoe.toml");
     std::fs::write(&path, text).expect("written");

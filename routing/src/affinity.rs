@@ -17,7 +17,7 @@
 //! The paper's Algorithm 2 instead masks each device until all the others had a request. That keeps counts even but
 //! forces most requests away from their experts, and ignores that requests differ in length.
 
-use crate::policy::{Choice, Policy, RankLoad, Request, mean_request, rank_id, turn};
+use crate::policy::{Choice, Policy, RankLoad, Request, mean_request, turn};
 use crate::settings::Settings;
 
 /// The policy; see the module's text.
@@ -121,7 +121,6 @@ impl Policy for Affinity {
         }
         let best = best?;
         let chosen = allowed.or(least)?;
-        let expected_share = request.share.and_then(|share| share.get(chosen.index).copied());
-        Some(Choice { rank: rank_id(chosen.index)?, expected_share, capped: chosen.index != best.index })
+        Choice::at(chosen.index, request, chosen.index != best.index)
     }
 }

@@ -7,7 +7,7 @@
 //! It is kept as the baseline: it evens out the number of requests, whatever their length, and by the end of each
 //! round the last request has no choice left ([`affinity`](crate::affinity) says what is done instead).
 
-use crate::policy::{Choice, Policy, RankLoad, Request, rank_id, turn};
+use crate::policy::{Choice, Policy, RankLoad, Request, turn};
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +35,6 @@ impl Policy for AffinityPaper {
         let best = available().map(|(index, _)| index).max_by(better)?;
         let unserved = available().filter(|(_, load)| load.assigned_requests == round).map(|(index, _)| index);
         let index = unserved.max_by(better)?;
-        let expected_share = request.share.and_then(|share| share.get(index).copied());
-        Some(Choice { rank: rank_id(index)?, expected_share, capped: index != best })
+        Choice::at(index, request, index != best)
     }
 }

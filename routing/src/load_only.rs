@@ -3,7 +3,7 @@
 //! They are what an operator compares with, and what runs where no tables are loaded. Chance is a hash of the sequence
 //! number: the same stream gives the same choices.
 
-use crate::policy::{Choice, Policy, RankLoad, Request, rank_id, turn};
+use crate::policy::{Choice, Policy, RankLoad, Request, turn};
 
 /// `random`: every available rank is as likely.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,11 +35,6 @@ fn count_available(loads: &[RankLoad]) -> u64 {
     loads.iter().filter(|load| load.available).count() as u64
 }
 
-fn chosen(request: &Request<'_>, index: usize) -> Option<Choice> {
-    let expected_share = request.share.and_then(|share| share.get(index).copied());
-    Some(Choice { rank: rank_id(index)?, expected_share, capped: false })
-}
-
 impl Policy for Random {
     fn name(&self) -> &'static str {
         "random"
@@ -51,7 +46,7 @@ impl Policy for Random {
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
         let position = scramble(sequence).checked_rem(count_available(loads))?;
-        chosen(request, available_at(loads, position)?)
+        Choice::at(available_at(loads, position)?, request, false)
     }
 }
 
@@ -72,7 +67,7 @@ impl Policy for PowerOfTwo {
         let second = (first + 1 + (chance & 0xffff_ffff) % (ranks - 1).max(1)) % ranks;
         let (first, second) = (available_at(loads, first)?, available_at(loads, second)?);
         let busy = |index: usize| loads[index].in_flight_tokens;
-        chosen(request, if busy(second) < busy(first) { second } else { first })
+        Choice::at(if busy(second) < busy(first) { second } else { first }, request, false)
     }
 }
 
@@ -88,6 +83,6 @@ impl Policy for LeastLoad {
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
         let available = loads.iter().enumerate().filter(|(_, load)| load.available);
         let least = available.min_by_key(|(index, load)| (load.in_flight_tokens, turn(*index, loads.len(), sequence)));
-        chosen(request, least?.0)
+        Choice::at(least?.0, request, false)
     }
 }

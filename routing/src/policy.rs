@@ -57,6 +57,14 @@ pub struct Choice {
     pub capped: bool,
 }
 
+impl Choice {
+    /// The rank at `index`, with the request's share on it; `None` beyond the ranks that file formats can name.
+    pub(crate) fn at(index: usize, request: &Request<'_>, capped: bool) -> Option<Choice> {
+        let expected_share = request.share.and_then(|share| share.get(index).copied());
+        Some(Choice { rank: u16::try_from(index).ok()?, expected_share, capped })
+    }
+}
+
 /// Chooses a rank for a request. Implementations hold settings only: the same arguments give the same answer.
 pub trait Policy: Send + Sync {
     /// The name in the registry, in configuration files, metrics and response headers.
@@ -77,11 +85,6 @@ pub(crate) fn mean_request(loads: &[RankLoad]) -> Option<f64> {
     let requests: f64 = loads.iter().map(|load| load.recent_requests).sum();
     let tokens: f64 = loads.iter().map(|load| load.recent_tokens).sum();
     (requests > 0.0).then(|| tokens / requests)
-}
-
-/// Index of a rank as `u16`; more ranks than that do not exist in any of the file formats.
-pub(crate) fn rank_id(index: usize) -> Option<u16> {
-    u16::try_from(index).ok()
 }
 
 /// Steps from the rotating start of `sequence` to `index` among `ranks`: the last word on ties.

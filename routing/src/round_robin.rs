@@ -1,6 +1,6 @@
 //! `round_robin`: the available ranks strictly in turn, whatever the prompt.
 
-use crate::policy::{Choice, Policy, RankLoad, Request, rank_id};
+use crate::policy::{Choice, Policy, RankLoad, Request};
 
 /// Request `i` goes to the `i mod n`-th of the `n` available ranks. The position lives in the caller's sequence number.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +19,6 @@ impl Policy for RoundRobin {
         let available = loads.iter().filter(|load| load.available).count() as u64;
         let position = sequence.checked_rem(available)?;
         let (index, _) = loads.iter().enumerate().filter(|(_, load)| load.available).nth(position as usize)?;
-        let expected_share = request.share.and_then(|share| share.get(index).copied());
-        Some(Choice { rank: rank_id(index)?, expected_share, capped: false })
+        Choice::at(index, request, false)
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Watch<'a> {
 }
 
 /// Steps that gain less than this fraction of all activations end the alternation.
-pub(crate) const LEAST_GAIN: f64 = 1e-7;
+const LEAST_GAIN: f64 = 1e-7;
 
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +54,12 @@ impl Clustering {
     /// Whether this is the better result: less excess first, then more local activations.
     pub(crate) fn beats(&self, other: &Clustering) -> bool {
         (other.load_excess, self.plan.primal) > (self.load_excess, other.plan.primal)
+    }
+
+    /// Whether the gain over `other` is too small to go on.
+    pub(crate) fn hardly_beats(&self, other: &Clustering, problem: &Problem) -> bool {
+        let gain = local_rate(self.plan.primal - other.plan.primal, problem);
+        gain < LEAST_GAIN && self.load_excess == other.load_excess
     }
 }
 
@@ -161,8 +167,7 @@ impl Start<'_> {
             if !next.beats(&best) {
                 break;
             }
-            let gain = local_rate(next.plan.primal - best.plan.primal, self.problem);
-            let settled = gain < LEAST_GAIN && next.load_excess == best.load_excess;
+            let settled = next.hardly_beats(&best, self.problem);
             best = next;
             if settled {
                 break;

@@ -22,13 +22,13 @@ pub(crate) struct Layer<'a> {
 
 /// What an assignment is worth: less excess over the cap first, then more gain.
 #[derive(Clone, Copy, Debug)]
-struct Value {
-    excess: u64,
-    gain: i64,
+pub(crate) struct Value {
+    pub(crate) excess: u64,
+    pub(crate) gain: i64,
 }
 
 impl Value {
-    fn beats(&self, other: &Value) -> bool {
+    pub(crate) fn beats(&self, other: &Value) -> bool {
         (other.excess, self.gain) > (self.excess, other.gain)
     }
 }

@@ -15,6 +15,7 @@
 //! that cover the experts so far.
 
 use crate::held::{Exchange, Traffic};
+use crate::load_limit::Value;
 
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
@@ -28,19 +29,6 @@ pub(crate) struct ReplicaLayer<'a> {
     pub(crate) traffic: Traffic<'a>,
     pub(crate) slots: usize,
     pub(crate) cap: u64,
-}
-
-/// What a choice is worth: less excess over the cap first, then more gain.
-#[derive(Clone, Copy, Debug)]
-struct Value {
-    excess: u64,
-    gain: i64,
-}
-
-impl Value {
-    fn beats(&self, other: &Value) -> bool {
-        (other.excess, self.gain) > (self.excess, other.gain)
-    }
 }
 
 #[derive(Clone, Debug)]

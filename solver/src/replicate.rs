@@ -6,12 +6,12 @@
 //! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
 //! the limit.
 
-use crate::alternate::{Clustering, LEAST_GAIN, Limits, Watch, local_rate};
+use crate::alternate::{Clustering, Limits, Watch};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
-use crate::swaps::{LEAST_GAIN as SWAP_LEAST_GAIN, Search};
+use crate::swaps::{LEAST_GAIN, Search};
 use crate::transport::{Plan, Transport};
 use crate::unit_step::{profits_of_local, unit_profits};
 
@@ -86,8 +86,7 @@ impl Around<'_> {
             if !next.beats(&best) {
                 break;
             }
-            let gain = local_rate(next.plan.primal - best.plan.primal, self.problem);
-            let settled = gain < LEAST_GAIN && next.load_excess == best.load_excess;
+            let settled = next.hardly_beats(&best, self.problem);
             best = next;
             if settled {
                 break;
@@ -104,7 +103,7 @@ impl Around<'_> {
         let mut held = held.clone();
         let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
-        let least = SWAP_LEAST_GAIN * problem.total_activations() as f64;
+        let least = LEAST_GAIN * problem.total_activations() as f64;
         let mut exchanged = false;
         for layer in 0..problem.layers {
             let first = layer * problem.experts;
