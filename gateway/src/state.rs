@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use semmoe_engines::http::{AnswerLimits, ClientSettings, HttpClient};
 use semmoe_engines::probe::Probe;
 use semmoe_engines::verify::Pins;
+use semmoe_engines::{Dialect, Route};
 use semmoe_tables::Tables;
 use tokio::sync::Semaphore;
 
@@ -91,6 +92,7 @@ impl Core {
             placement_by = compat::placement_source(probe, backend.configured_placement.as_deref(), tables),
             "backend probed"
         );
+        warn_of_routes_without_pins(&backend.name, &probe.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         if member.ranks != ranks || member.dialect != probe.dialect {
             let next = snapshot.with_backend(at, ranks, probe.dialect, &self.config.routing.settings, &self.metrics);
@@ -176,5 +178,21 @@ impl Core {
         // A backend that was refused for its old tables may be welcome now.
         member.backend.suspect();
         Ok(generation)
+    }
+}
+
+/// An engine of this kind and version may read pins on some routes only: the operator must know which requests run where the
+/// engine likes.
+fn warn_of_routes_without_pins(backend: &str, dialect: &Dialect, ranks: u16) {
+    let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
+    let unpinned: Vec<String> =
+        chosen.into_iter().filter(|route| dialect.carrier(*route).is_err()).map(|route| route.to_string()).collect();
+    if ranks > 1 && !unpinned.is_empty() {
+        let routes = unpinned.join(" ");
+        tracing::warn!(
+            backend,
+            routes,
+            "this engine and version read no pin on these routes: it chooses the rank itself"
+        );
     }
 }
