@@ -295,6 +295,13 @@ pub(crate) struct SolveArgs {
     /// replicas there. Experts plus slots must be divisible by the groups. Attention dp.
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,
+    /// Leave the experts where they are and solve T (and A, and prices) alone: `linear` (blocks of N/G experts), `round_robin`
+    /// (expert e on group e mod G), or a file with a placement: tables, or the JSON that SGLang reads and `tables export` writes.
+    ///
+    /// For engines that accept no placement, or that run one already. Groups of experts that break the limit on load are
+    /// reported, not refused.
+    #[arg(long, value_name = "linear|round_robin|FILE")]
+    pub(crate) placement: Option<PathBuf>,
     /// Stop after this many seconds with the best found so far, as Ctrl-C does; what is written then depends on the
     /// machine's speed.
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]

@@ -165,6 +165,36 @@ fn groups_that_cannot_be() {
 }
 
 #[test]
+fn placements_that_do_not_fit() {
+    let folder = Folder::new();
+    write_some(&folder, "one", 8, 40, |_| ());
+    write_some(&folder, "two", 8, 40, |model| model.model = "another".to_owned());
+    folder.runs("solve --profile @two.profile --groups 4 --out @two.tables --time-limit 0.5");
+    folder.runs("solve --profile @one.profile --groups 2 --out @halves.tables --time-limit 0.5");
+    folder.runs("tables export --tables @halves.tables --format sglang --out @halves.json");
+    std::fs::write(folder.path("broken.json"), "{\"physical_to_logical_map\": [[0, 1]]}").expect("written");
+    let solve = "solve --profile @one.profile --out @t";
+    for (more, named) in [
+        ("--groups 4 --placement @nowhere", "nowhere"),
+        ("--groups 4 --placement @two.tables", "different models"),
+        ("--groups 4 --placement @halves.tables", "2 groups"),
+        ("--groups 4 --placement @broken.json", "broken.json"),
+        ("--groups 4 --placement @one.profile", "semmoe.profile"),
+        ("--groups 5 --placement linear", "do not divide 32 experts"),
+        ("--groups 4 --placement linear --redundant 4", "does not go with redundant slots"),
+        ("--groups 4 --placement linear --solver paper", "does not go with the paper's algorithm"),
+    ] {
+        folder.refused(&format!("{solve} {more}"), 2, &[named]);
+    }
+    // The file of two ranks is one of four as well: its slots divide by four.
+    folder.runs("solve --profile @one.profile --groups 4 --placement @halves.json --out @quarters.tables");
+    folder.runs("solve --profile @one.profile --groups 2 --placement @halves.json --out @again.tables");
+    let digest = |name: &str| Tables::open(&folder.path(name)).expect("valid").placement_digest().to_owned();
+    assert_eq!(digest("again.tables"), digest("halves.tables"));
+    assert_ne!(digest("quarters.tables"), digest("halves.tables"));
+}
+
+#[test]
 fn counts_that_do_not_fit() {
     let folder = Folder::new();
     write_some(&folder, "one", 1, 1, |_| {});

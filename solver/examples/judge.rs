@@ -8,7 +8,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Instant;
 
-use semmoe_solver::{EvalInput, EvalOptions, Evaluation, Objective, RequestFigures, SolveOptions, evaluate, solve};
+use semmoe_solver::{
+    EvalInput, EvalOptions, Evaluation, GivenPlacement, Objective, RequestFigures, SolveOptions, evaluate, solve,
+};
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -21,10 +23,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
     let redundant = flag(&mut arguments, "--redundant")?.unwrap_or(0);
+    let placement = match flag::<String>(&mut arguments, "--placement")?.as_deref() {
+        None => None,
+        Some("linear") => Some(GivenPlacement::Linear),
+        Some("round_robin") => Some(GivenPlacement::RoundRobin),
+        Some(other) => return Err(format!("--placement takes linear or round_robin, not {other}").into()),
+    };
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
             "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
-             [--expert-load-limit X] [--redundant R]"
+             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin]"
                 .into(),
         );
     };
@@ -48,6 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 bounds: None,
                 threads: 2,
                 redundant,
+                placement: placement.clone(),
                 token_margin,
                 expert_load_limit,
                 ..SolveOptions::new(groups, attention, provenance.clone())

@@ -51,6 +51,26 @@ pub enum SolveError {
         /// The first values that would do.
         valid: Vec<u32>,
     },
+    /// Options that exclude each other.
+    #[error("{one} does not go with {other}: {why}")]
+    Together {
+        /// The one, in words.
+        one: &'static str,
+        /// The other.
+        other: &'static str,
+        /// The reason.
+        why: &'static str,
+    },
+    /// Something given that is about another model, or other groups.
+    #[error("{what} has {found}, expected {expected}")]
+    OtherShape {
+        /// "the given placement", and so on.
+        what: &'static str,
+        /// Its shape, in words.
+        found: String,
+        /// That of the problem.
+        expected: String,
+    },
     /// An option outside its range.
     #[error("option `{option}` is {found}, expected {expected}")]
     BadOption {

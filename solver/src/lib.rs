@@ -14,6 +14,7 @@
 //! | `similar`, `evidence` | which tokens are called alike, and what their counts say of one another |
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
 //! | `assign` | the exact token step alone, for a placement that is given |
+//! | `given` | placements that are given: the units' step alone, with tables and report |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
 //! | `ranks` | the objective of remote ranks: its unit step and its local search |
 //! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
@@ -29,6 +30,7 @@ mod eval_tokens;
 mod evaluate;
 mod evidence;
 mod expert_step;
+mod given;
 mod held;
 mod hosts;
 mod labels;
@@ -59,6 +61,7 @@ pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
 pub use error::SolveError;
 pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
+pub use given::GivenPlacement;
 pub use options::{EvalOptions, Objective, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
 pub use report::{Evidence, SolveReport, Unit};

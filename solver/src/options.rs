@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::bounds::BoundOptions;
 use crate::error::SolveError;
+use crate::given::GivenPlacement;
 use crate::similar::{Similarity, TokenStrings};
 
 /// What T says of a token that was never seen, where no similar token was seen either.
@@ -68,6 +69,8 @@ pub struct SolveOptions {
     /// R: slots per layer beyond one for each expert, of all groups together, for replicas. Attention dp only;
     /// N + R must be divisible by G.
     pub redundant: u16,
+    /// Where the experts are, if that is not to be solved: only the units are assigned then.
+    pub placement: Option<GivenPlacement>,
     /// Pseudo-occurrences of the prior (similar tokens' shares and the layer's) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
@@ -97,6 +100,7 @@ impl SolveOptions {
             iterations: 60,
             swap_passes: 12,
             redundant: 0,
+            placement: None,
             prior_occurrences: 2.0,
             bounds: Some(BoundOptions::default()),
             token_strings: None,
@@ -132,6 +136,32 @@ impl SolveOptions {
         }
         let valid = (1..=most).filter(|&r| fits(r)).take(8).collect();
         Err(SolveError::RedundantDoesNotDivide { redundant, experts, groups, most, valid })
+    }
+
+    /// Checks what excludes each other.
+    pub(crate) fn check_together(&self) -> Result<(), SolveError> {
+        let refuse = |one, other, why| Err(SolveError::Together { one, other, why });
+        if self.placement.is_some() {
+            if self.redundant > 0 {
+                return refuse("a given placement", "redundant slots", "its replicas are those that it has");
+            }
+            if self.objective == Objective::Ranks {
+                return refuse("a given placement", "the objective ranks", "its search moves experts");
+            }
+        }
+        Ok(())
+    }
+
+    /// What the paper's algorithm knows nothing of.
+    pub(crate) fn check_paper(&self) -> Result<(), SolveError> {
+        let refuse = |one| {
+            let why = "it places experts in its own way";
+            Err(SolveError::Together { one, other: "the paper's algorithm", why })
+        };
+        match self {
+            SolveOptions { placement: Some(_), .. } => refuse("a given placement"),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn validate(&self) -> Result<(), SolveError> {

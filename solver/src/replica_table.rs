@@ -1,7 +1,7 @@
 //! Tables with replicas, for attention dp: T where an activation can be local on several ranks.
 
 use half::f16;
-use semmoe_tables::{FormatError, LayerIdx, Placement, Profile, TablesBuilder, TokenId};
+use semmoe_tables::{LayerIdx, Profile, Replicas, TablesBuilder, TokenId};
 
 use crate::evidence::{LayerEvidence, Shrinkage};
 use crate::held::Held;
@@ -12,18 +12,17 @@ use crate::token_table::shares_by;
 pub(crate) fn replica_tables(
     profile: &Profile,
     options: &SolveOptions,
-    (held, shrinkage): (&Held, &Shrinkage<'_>),
+    (held, slots, shrinkage): (&Held, Replicas, &Shrinkage<'_>),
     price: impl FnOnce(&[f16]) -> Vec<f32>,
-) -> Result<TablesBuilder, FormatError> {
+) -> TablesBuilder {
     let mut shares = shares_by(profile, held.groups(), shrinkage, |layer| layer_evidence(profile, layer, held));
     // Sums of rounded shares may miss one by a little where every group holds every expert.
     shares.iter_mut().for_each(|share| *share = share.min(f16::ONE));
     let price = price(&shares);
-    let replicas = held.to_replicas(profile.model())?;
     // Stands for the number of groups only: the slots take its place.
-    let placement = Placement::contiguous(profile.model().layers(), profile.model().num_experts, options.groups)?;
+    let placement = slots.primary();
     let builder = TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price);
-    Ok(builder.replicas(replicas))
+    builder.replicas(slots)
 }
 
 /// Occurrences of every token in a layer by group: an activation counts on every group that holds its expert, so that a

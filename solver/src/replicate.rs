@@ -159,7 +159,8 @@ pub(crate) fn replicas_not_reached(
     clustering(problem, held, plan, (limits, from.iterations))
 }
 
-fn clustering(problem: &Problem, held: Held, plan: Plan, (limits, iterations): (Limits, u32)) -> Clustering {
+/// A clustering with replicas.
+pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, (limits, iterations): (Limits, u32)) -> Clustering {
     let loads = replica_loads(problem, &held, &plan);
     let excess = loads.iter().map(|loads| {
         let cap = load_cap(loads.iter().sum(), limits.groups, limits.max_over_mean);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::resume_unwind;
 
-use semmoe_tables::{Profile, Tables};
+use semmoe_tables::{LayerIdx, Profile, Tables};
 use serde::Serialize;
 
 use crate::alternate::{Clustering, local_rate};
@@ -59,6 +59,8 @@ pub struct SolveReport {
     pub activations: u64,
     /// What was made best.
     pub objective: Objective,
+    /// Whether the experts' groups were given, and only the units assigned.
+    pub placement_given: bool,
     /// Local activation rate on the input, units whole wherever they fit.
     pub lar: f64,
     /// No assignment of the units to these groups of experts is better: the dual value, as a rate.
@@ -87,6 +89,8 @@ pub struct SolveReport {
     pub split_units: u64,
     /// R: slots for replicas, of all groups together, in each layer.
     pub redundant: u16,
+    /// Slots without an expert, of all groups together, in each layer (the mean where layers differ).
+    pub padding: f64,
     /// Starts of the alternation (of each layer with attention tp); fewer than asked for where the input is very large.
     pub starts: u32,
     /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their experts
@@ -156,6 +160,7 @@ impl SolveReport {
         let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
         let (lar, lar_bound) = (rate(|part| part.primal), rate(|part| part.dual));
         let load: Vec<Spread> = parts.iter().flat_map(|part| part.load.iter().copied()).collect();
+        let (redundant, padding) = spare_slots(tables);
         SolveReport {
             attention: options.attention.to_string(),
             unit,
@@ -164,11 +169,12 @@ impl SolveReport {
             tokens: problems.iter().map(Problem::total_mass).max().unwrap_or(0),
             activations,
             objective: options.objective,
+            placement_given: options.placement.is_some(),
             lar,
             lar_bound,
             dual_gap: 1.0 - lar / lar_bound,
             // Which replica a remote activation goes to is the engine's choice; `evaluate` has a figure.
-            remote_ranks_per_token: traced.filter(|_| options.redundant == 0).and_then(|traced| {
+            remote_ranks_per_token: traced.filter(|_| redundant == 0).and_then(|traced| {
                 let plans: Vec<&Plan> = parts.iter().map(|part| &part.plan).collect();
                 traced.remote_ranks(problems, &best.clusterings, &plans)
             }),
@@ -181,7 +187,8 @@ impl SolveReport {
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
             expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0),
             split_units: parts.iter().map(|part| part.plan.splits.len() as u64).sum(),
-            redundant: options.redundant,
+            redundant,
+            padding,
             starts: best.starts,
             not_reached: best.not_reached as u64,
             iterations: best.iterations,
@@ -206,6 +213,16 @@ impl SolveReport {
             Err(reason) => self.bound_note = Some(reason),
         }
     }
+}
+
+/// Slots of a layer for replicas, and those without an expert; means over layers, the former rounded.
+fn spare_slots(tables: &Tables) -> (u16, f64) {
+    let Some(slots) = tables.physical_to_logical() else { return (0, 0.0) };
+    let layers = tables.model().layers();
+    let empty = |layer: usize| slots.layer(LayerIdx::new(layer as u16)).iter().filter(|expert| **expert < 0).count();
+    let padding = (0..layers).map(empty).sum::<usize>() as f64 / layers as f64;
+    let redundant = slots.slots() as f64 - padding - f64::from(tables.model().num_experts);
+    (redundant.round() as u16, padding)
 }
 
 /// Each problem's part, over the threads allowed.

@@ -3,12 +3,15 @@
 use std::ops::ControlFlow;
 
 use half::f16;
-use semmoe_tables::{Attention, Phase, Placement, Profile, ProfileBuilder, Tables, TablesBuilder, TpParts, Trace};
+use semmoe_tables::{
+    Attention, Phase, Placement, Profile, ProfileBuilder, Replicas, Tables, TablesBuilder, TpParts, Trace,
+};
 
 use crate::alternate::{Clustering, Limits};
 use crate::bounds::problem_bounds;
 use crate::error::{SolveError, check_groups};
 use crate::evidence::Shrinkage;
+use crate::given::Given;
 use crate::labels::tp_parts;
 use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
@@ -37,7 +40,7 @@ pub struct Solved {
 ///
 /// # Errors
 /// [`SolveError`]: no known route in the input, groups that do not divide the experts (with those that do), an option
-/// out of range, trace and profile of different models, counts beyond 2^50.
+/// out of range, options that exclude each other, a given placement of another shape, trace and profile of different models, counts beyond 2^50.
 pub fn solve(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -45,7 +48,11 @@ pub fn solve(
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
     options.validate()?;
-    check_groups(options.groups, profile.model().num_experts)?;
+    options.check_together()?;
+    let given = options.placement.as_ref().map(|given| Given::new(given, profile.model(), options)).transpose()?;
+    if given.is_none() {
+        check_groups(options.groups, profile.model().num_experts)?;
+    }
     options.check_redundant(profile.model().num_experts)?;
     if let Some(trace) = trace {
         profile.model().check_compatible(trace.model())?;
@@ -63,42 +70,62 @@ pub fn solve(
         swap_passes: options.swap_passes,
         slots: (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts))),
     };
-    let mut best = run_starts(
-        &problems,
-        limits,
-        (options.token_margin, options.seed),
-        (options.starts, options.threads),
-        progress,
-    );
+    let mut best = match &given {
+        Some(given) => given.best(&problems, (limits, options.token_margin, options.threads), progress),
+        None => run_starts(
+            &problems,
+            limits,
+            (options.token_margin, options.seed),
+            (options.starts, options.threads),
+            progress,
+        ),
+    };
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
     }
-    let builder = match (&best.clusterings[0].replicas, options.attention) {
-        (Some(held), _) => {
-            let price = |shares: &[f16]| prices(trace, options, &problems[0], &best.clusterings[0], shares);
-            replica_tables(profile, options, (held, &shrinkage), price)?
-        }
-        (None, Attention::Dp) => {
-            let placement = placement(options.groups, &problems, &best.clusterings)?;
-            let shares = token_shares(profile, &placement, &shrinkage);
-            dp_tables(profile, trace, options, (&problems[0], &best.clusterings[0]), placement, shares)
-        }
-        (None, Attention::Tp) => {
-            let placement = placement(options.groups, &problems, &best.clusterings)?;
-            let parts = tp_parts(profile, trace, &placement, &shrinkage);
-            tp_tables(profile, options, (&problems, &best), placement, parts)
-        }
-    };
+    let slots = given.and_then(|given| given.slots);
+    let builder = tables_builder((profile, trace), options, (&problems, &best), slots, &shrinkage)?;
     let tables = builder.solver(solver_name(unit, options)).finish()?;
     let evidence = Evidence::new(profile, neighbours.as_ref());
     let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
     report.certify(match options.bounds {
         Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
-        Some(_) if options.redundant > 0 => Err("the bounds do not cover replicas".to_owned()),
+        Some(_) if tables.physical_to_logical().is_some() => Err("the bounds do not cover replicas".to_owned()),
         Some(_) => Ok(problem_bounds(&problems, options)),
         None => Err("not asked for".to_owned()),
     });
     Ok(Solved { tables, report })
+}
+
+/// The parts of the tables. `slots` are those of a placement that was given with replicas or padding.
+fn tables_builder(
+    (profile, trace): (&Profile, Option<&Trace>),
+    options: &SolveOptions,
+    (problems, best): (&[Problem], &Best),
+    slots: Option<Replicas>,
+    shrinkage: &Shrinkage<'_>,
+) -> Result<TablesBuilder, SolveError> {
+    let first = &best.clusterings[0];
+    if let Some(held) = &first.replicas {
+        let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
+        let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
+        return Ok(replica_tables(profile, options, (held, slots, shrinkage), price));
+    }
+    let placement = match &slots {
+        Some(slots) => slots.primary(),
+        None => placement(options.groups, problems, &best.clusterings)?,
+    };
+    let builder = match options.attention {
+        Attention::Dp => {
+            let shares = token_shares(profile, &placement, shrinkage);
+            dp_tables(profile, trace, options, (&problems[0], first), placement, shares)
+        }
+        Attention::Tp => {
+            let parts = tp_parts(profile, trace, &placement, shrinkage);
+            tp_tables(profile, options, (problems, best), placement, parts)
+        }
+    };
+    Ok(slots.into_iter().fold(builder, TablesBuilder::replicas))
 }
 
 /// The tokens called alike, where the tokenizer's strings were given.
@@ -210,9 +237,13 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
         Some(_) => format!(" similar_tokens={}", options.similarity.neighbours),
         None => String::new(),
     };
+    let placement = match &options.placement {
+        Some(given) => format!(" placement={}", given.name()),
+        None => String::new(),
+    };
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
-         prior_occurrences={}{similar}",
+         prior_occurrences={}{similar}{placement}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,

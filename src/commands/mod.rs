@@ -3,6 +3,7 @@
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod permute;
+pub(crate) mod placement;
 pub(crate) mod profile;
 pub(crate) mod serve;
 pub(crate) mod solve;

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use semmoe_solver::{
-    Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved, TokenStrings, solve,
-    solve_paper,
+    GivenPlacement, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved,
+    TokenStrings, solve, solve_paper,
 };
 use semmoe_tables::{Attention, Profile, Provenance, Trace};
 use semmoe_text::Tokenizer;
 
-use super::{check_apart, check_output, print};
+use super::{check_apart, check_output, placement, print};
 use crate::args::{AttentionArg, ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -43,6 +43,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
     options.redundant = args.redundant;
+    options.placement = given(args, &profile)?;
     let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,
@@ -61,10 +62,15 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))
 }
 
+/// The placement that is given, if there is one.
+fn given(args: &SolveArgs, profile: &Profile) -> Result<Option<GivenPlacement>, CliError> {
+    args.placement.as_deref().map(|named| placement::given(named, profile.model(), args.groups)).transpose()
+}
+
 /// Outputs that cannot be written are told before the work, not after it.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
-    let inputs: Vec<&Path> =
-        std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer).map(|path| path.as_path()).collect();
+    let inputs = std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer).chain(&args.placement);
+    let inputs: Vec<&Path> = inputs.map(|path| path.as_path()).collect();
     check_output(&args.out, &inputs)?;
     match &args.report {
         // A report may go to a pipe or a terminal.
@@ -136,14 +142,16 @@ pub(crate) fn threads() -> usize {
 fn describe(report: &SolveReport) -> String {
     let ranks = report.remote_ranks_per_token.map(|ranks| format!(", remote ranks per token {ranks:.3}"));
     format!(
-        "local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, expert \
-         load max/mean {:.3}",
+        "{}local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, \
+         expert load max/mean {:.3}{}",
+        if report.placement_given { "placement as given, " } else { "" },
         report.lar,
         describe_bound(report),
         report.lar_bound,
         ranks.unwrap_or_default(),
         report.token_imbalance,
-        report.expert_load_imbalance
+        report.expert_load_imbalance,
+        if report.expert_load_limit_met { "" } else { " (above the limit)" },
     )
 }
 

@@ -125,6 +125,12 @@ impl Replicas {
         Placement::unbalanced(self.groups, self.experts, group_of)
     }
 
+    /// The same placement without slots, where every expert has exactly one and every group equally many experts.
+    #[must_use]
+    pub fn to_placement(&self) -> Option<Placement> {
+        (self.slots == usize::from(self.experts)).then(|| self.primary())
+    }
+
     /// The groups of every expert of a layer.
     fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
         let per_group = self.slots / usize::from(self.groups);

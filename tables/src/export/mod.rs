@@ -6,11 +6,14 @@
 //! | [`Eplb`] | the three arrays of DeepSeek's EPLB |
 //! | [`vllm`] | `eplb_config.initial_expert_map_path` of vLLM, which no release has yet (pull request 49572) |
 //!
+//! [`read_sglang`] is the way back.
+//!
 //! P physical slots per layer; slot p is on rank p / (P / G) in all of them, which is the order of the slots in tables. No
 //! reader knows slots without an expert, so padding is an error here. Equal tables give equal text.
 
 mod eplb;
 mod flags;
+mod read;
 
 use std::path::Path;
 
@@ -18,6 +21,7 @@ use serde::Serialize;
 
 pub use eplb::Eplb;
 pub use flags::{sglang_flags, vllm_flags};
+pub use read::read_sglang;
 
 use crate::container::write_atomically;
 use crate::slots::{PADDING, layers, slots, slots_per_layer};

@@ -1,0 +1,143 @@
+//! A placement that is given: the experts stay where they are, and only the units are assigned.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas};
+
+use crate::alternate::{Clustering, Limits, load_excess};
+use crate::error::{SolveError, check_groups};
+use crate::held::Held;
+use crate::options::SolveOptions;
+use crate::parallel::in_parallel;
+use crate::problem::Problem;
+use crate::replicate::{clustering, replica_profits};
+use crate::starts::{Best, SolveProgress};
+use crate::transport::Transport;
+use crate::unit_step::{mass_capacity, unit_profits};
+
+/// Where the experts are, for an engine that accepts no other placement, or that runs one already.
+#[derive(Clone, Debug)]
+pub enum GivenPlacement {
+    /// Contiguous blocks of N/G experts, as engines place them by default.
+    Linear,
+    /// Expert e on group e mod G.
+    RoundRobin,
+    /// Any, every expert once.
+    Experts(Arc<Placement>),
+    /// Any, with replicas or padding.
+    Slots(Arc<Replicas>),
+}
+
+impl GivenPlacement {
+    /// What the tables' `solver` says of it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            GivenPlacement::Linear => "linear",
+            GivenPlacement::RoundRobin => "round_robin",
+            GivenPlacement::Experts(_) | GivenPlacement::Slots(_) => "given",
+        }
+    }
+}
+
+/// A given placement that fits the model and the options.
+pub(crate) struct Given {
+    /// One group for each expert.
+    pub(crate) placement: Placement,
+    /// Its slots, where an expert has several or a slot has none.
+    pub(crate) slots: Option<Replicas>,
+    /// All groups of every expert, with `slots` and attention dp.
+    held: Option<Held>,
+}
+
+impl Given {
+    pub(crate) fn new(given: &GivenPlacement, model: &ModelInfo, options: &SolveOptions) -> Result<Self, SolveError> {
+        let (layers, experts, groups) = (model.layers(), model.num_experts, options.groups);
+        let (placement, slots) = match given {
+            GivenPlacement::Linear => {
+                check_groups(groups, experts)?;
+                (Placement::contiguous(layers, experts, groups)?, None)
+            }
+            GivenPlacement::RoundRobin => {
+                check_groups(groups, experts)?;
+                let layer: Vec<u16> = (0..experts).map(|expert| expert % groups).collect();
+                (Placement::new(groups, vec![layer; layers])?, None)
+            }
+            GivenPlacement::Experts(placement) => (Placement::clone(placement), None),
+            GivenPlacement::Slots(slots) => (slots.primary(), Some(Replicas::clone(slots))),
+        };
+        let shape = |groups, layers, experts| format!("{groups} groups, {layers} layers of {experts} experts");
+        let found = shape(placement.groups(), placement.layers(), placement.experts());
+        let wanted = shape(groups, layers, experts);
+        if found != wanted {
+            return Err(SolveError::OtherShape { what: "the given placement", found, expected: wanted });
+        }
+        let mut held = slots.as_ref().map(|slots| held(slots, model));
+        if options.attention == Attention::Tp {
+            if held.as_ref().is_some_and(Held::has_replicas) {
+                let why = "its tokens are labelled with one group, and an expert with replicas has several";
+                return Err(SolveError::Together { one: "a placement with replicas", other: "attention tp", why });
+            }
+            held = None;
+        }
+        Ok(Given { placement, slots, held })
+    }
+
+    /// The exact unit step of every problem; the groups of experts are those given, whatever their load. `progress` is asked
+    /// between problems, and those after its end get a plan without search.
+    pub(crate) fn best(
+        &self,
+        problems: &[Problem],
+        (limits, token_margin, threads): (Limits, f64, usize),
+        progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+    ) -> Best {
+        let jobs: Vec<usize> = (0..problems.len()).collect();
+        let mut told = SolveProgress { starts_done: 0, starts: jobs.len(), best_lar: None };
+        let mut stopped = false;
+        let mut clusterings = Vec::with_capacity(jobs.len());
+        for some in jobs.chunks(threads.max(1)) {
+            stopped = stopped || progress(told).is_break();
+            let assign = |at: usize| self.assign(problems, at, (limits, token_margin), stopped);
+            clusterings.extend(in_parallel(some, threads, assign));
+            told.starts_done += some.len();
+        }
+        let iterations = clusterings.len() as u64;
+        Best { clusterings, iterations, starts: 0, not_reached: 0, stopped }
+    }
+
+    fn assign(
+        &self,
+        problems: &[Problem],
+        at: usize,
+        (limits, token_margin): (Limits, f64),
+        stopped: bool,
+    ) -> Clustering {
+        let problem = &problems[at];
+        let first: usize = problems[..at].iter().map(|problem| problem.layers).sum();
+        let layers = (first..first + problem.layers).map(|layer| LayerIdx::new(layer as u16));
+        let group_of: Vec<u16> = layers.flat_map(|layer| self.placement.layer(layer).iter().copied()).collect();
+        let capacity = mass_capacity(problem.total_mass(), limits.groups, token_margin);
+        let profit = match &self.held {
+            Some(held) => replica_profits(problem, held),
+            None => unit_profits(problem, &group_of, limits.groups),
+        };
+        let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
+        let plan = if stopped { transport.greedy() } else { transport.solve(None) };
+        match &self.held {
+            Some(held) => clustering(problem, held.clone(), plan, (limits, 1)),
+            None => {
+                let load_excess = load_excess(problem, &group_of, limits);
+                Clustering { group_of, plan, load_excess, iterations: 1, replicas: None }
+            }
+        }
+    }
+}
+
+fn held(slots: &Replicas, model: &ModelInfo) -> Held {
+    let layers = (0..model.layers()).map(|layer| LayerIdx::new(layer as u16));
+    let holders = layers.flat_map(|layer| {
+        let of = move |expert| slots.groups_of(layer, ExpertId::new(expert)).map(|group| group.get()).collect();
+        (0..model.num_experts).map(of)
+    });
+    Held::new(usize::from(slots.groups()), usize::from(model.num_experts), holders.collect())
+}

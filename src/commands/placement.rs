@@ -1,0 +1,61 @@
+//! Placements that an option names: `linear`, `round_robin`, or a file.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use semmoe_solver::GivenPlacement;
+use semmoe_tables::export::read_sglang;
+use semmoe_tables::{ModelInfo, Tables};
+
+use crate::error::CliError;
+
+/// Several times what the largest published model needs.
+const MAX_JSON_BYTES: u64 = 64 << 20;
+
+/// What `--placement` names, for a model and its number of groups.
+pub(crate) fn given(named: &Path, model: &ModelInfo, groups: u16) -> Result<GivenPlacement, CliError> {
+    match named.to_str() {
+        Some("linear") => Ok(GivenPlacement::Linear),
+        Some("round_robin") => Ok(GivenPlacement::RoundRobin),
+        _ if is_container(named)? => from_tables(named, model),
+        _ => from_json(named, model, groups),
+    }
+}
+
+/// Whether a file is a safetensors container: a length of eight bytes, then the header's JSON.
+fn is_container(path: &Path) -> Result<bool, CliError> {
+    let cannot = |error| CliError::input(format!("cannot read the placement {}: {error}", path.display()));
+    let mut start = Vec::new();
+    File::open(path).and_then(|file| file.take(9).read_to_end(&mut start)).map_err(cannot)?;
+    Ok(start.get(8) == Some(&b'{'))
+}
+
+fn from_tables(path: &Path, model: &ModelInfo) -> Result<GivenPlacement, CliError> {
+    let tables = Tables::open(path).map_err(CliError::input)?;
+    model.check_compatible(tables.model()).map_err(|error| {
+        CliError::input(format!("the profile and the placement {} are about {error}", path.display()))
+    })?;
+    Ok(match tables.physical_to_logical() {
+        Some(slots) => GivenPlacement::Slots(Arc::new(slots.clone())),
+        None => GivenPlacement::Experts(Arc::new(tables.placement().clone())),
+    })
+}
+
+fn from_json(path: &Path, model: &ModelInfo, groups: u16) -> Result<GivenPlacement, CliError> {
+    let cannot = |error: &dyn std::fmt::Display| {
+        CliError::input(format!("cannot read the placement {}: {error}", path.display()))
+    };
+    let mut text = String::new();
+    let file = File::open(path).map_err(|error| cannot(&error))?;
+    file.take(MAX_JSON_BYTES + 1).read_to_string(&mut text).map_err(|error| cannot(&error))?;
+    if text.len() as u64 > MAX_JSON_BYTES {
+        return Err(cannot(&format!("more than {MAX_JSON_BYTES} bytes long")));
+    }
+    let slots = read_sglang(&text, model, groups).map_err(|error| CliError::input(error.in_file(path)))?;
+    Ok(match slots.to_placement() {
+        Some(placement) => GivenPlacement::Experts(Arc::new(placement)),
+        None => GivenPlacement::Slots(Arc::new(slots)),
+    })
+}

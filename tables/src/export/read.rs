@@ -1,0 +1,133 @@
+//! The way back: a placement out of SGLang's file.
+
+use serde::Deserialize;
+
+use crate::model::short;
+use crate::{FormatError, ModelInfo, Replicas};
+
+const MAP: &str = "physical_to_logical_map";
+
+/// As written; other keys are not SGLang's.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExpertLocation {
+    physical_to_logical_map: Vec<Vec<i32>>,
+}
+
+/// The placement in a text that [`super::sglang`] or SGLang itself wrote: a row for each of the model's layers, P columns,
+/// slot p on rank p / (P / G). Rows of layers without routed experts are dropped; the order of the slots of a rank means
+/// nothing, so that they are sorted. Use [`Replicas::to_placement`] for a form without replicas.
+///
+/// # Errors
+/// Text of another form, rows that are not one for each layer (where the model does not say how many it has: too few), rows of
+/// different lengths, slots that do not divide by the ranks, experts out of range, missing, or twice on one rank.
+pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replicas, FormatError> {
+    let location: ExpertLocation = serde_json::from_str(text).map_err(|error| {
+        let expected = format!("one JSON object whose only key is {MAP}, a list of lists of expert numbers");
+        FormatError::field(MAP, short(&error.to_string()), expected)
+    })?;
+    let rows = location.physical_to_logical_map;
+    let layers = usize::from(model.num_hidden_layers);
+    // At least one layer, checked with the model.
+    let least = model.layer_ids.last().map_or(0, |&last| usize::from(last) + 1);
+    if rows.len() < least || (layers > 0 && rows.len() != layers) {
+        let expected = if layers > 0 { format!("[{layers}]") } else { format!("at least [{least}]") };
+        return Err(FormatError::shape(
+            MAP,
+            format!("[{}]", rows.len()),
+            expected + ", a row for each of the model's layers",
+        ));
+    }
+    let slots = rows[0].len();
+    if let Some(layer) = rows.iter().position(|row| row.len() != slots) {
+        let found = format!("{} slots in layer {layer}", rows[layer].len());
+        return Err(FormatError::shape(MAP, found, format!("{slots}, as in layer 0")));
+    }
+    if groups == 0 || slots == 0 || !slots.is_multiple_of(usize::from(groups)) {
+        let found = format!("{slots} slots a layer");
+        return Err(FormatError::shape(MAP, found, format!("a multiple of the {groups} groups")));
+    }
+    let mut logical = Vec::with_capacity(model.layers() * slots);
+    for &layer in &model.layer_ids {
+        for (rank, held) in rows[usize::from(layer)].chunks_exact(slots / usize::from(groups)).enumerate() {
+            logical.extend(sorted(held, (layer, rank))?);
+        }
+    }
+    Replicas::new(model, groups, slots, logical)
+}
+
+/// The experts of one rank, ascending.
+fn sorted(held: &[i32], (layer, rank): (u16, usize)) -> Result<Vec<i32>, FormatError> {
+    let mut held = held.to_vec();
+    held.sort_unstable();
+    let wrong =
+        |found: String, expected| Err(FormatError::value(MAP, format!("layer {layer}, rank {rank}"), found, expected));
+    if let Some(expert) = held.iter().find(|expert| **expert < 0) {
+        return wrong(expert.to_string(), "an expert in every slot");
+    }
+    if let Some(pair) = held.windows(2).find(|pair| pair[0] == pair[1]) {
+        return wrong(format!("expert {} twice", pair[0]), "each expert at most once on a rank");
+    }
+    Ok(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LayerIdx;
+
+    /// Layers 1 and 3 of 4 have experts.
+    fn model() -> ModelInfo {
+        ModelInfo {
+            model: "m".into(),
+            tokenizer_sha256: None,
+            num_experts: 4,
+            top_k: 2,
+            vocab_size: 8,
+            num_hidden_layers: 4,
+            layer_ids: vec![1, 3],
+        }
+    }
+
+    #[test]
+    fn dense_rows_are_dropped_and_slots_sorted() {
+        let text = r#"{"physical_to_logical_map": [[0,1,2,3],[3,0,2,1],[0,1,2,3],[1,2,0,3]]}"#;
+        let placement = read_sglang(text, &model(), 2).unwrap().to_placement().unwrap();
+        assert_eq!(placement.layer(LayerIdx::new(0)), [0, 1, 1, 0]);
+        assert_eq!(placement.layer(LayerIdx::new(1)), [1, 0, 0, 1]);
+    }
+
+    #[test]
+    fn replicas_stay() {
+        let row = "[0,1,2,0,3,2]";
+        let text = format!(r#"{{"physical_to_logical_map": [{row},{row},{row},{row}]}}"#);
+        let replicas = read_sglang(&text, &model(), 2).unwrap();
+        assert_eq!(replicas.layer(LayerIdx::new(1)), [0, 1, 2, 0, 2, 3]);
+        assert!(replicas.to_placement().is_none());
+    }
+
+    #[test]
+    fn wrong_files_are_told() {
+        let rows = |row: &str| format!(r#"{{"physical_to_logical_map": [{row},{row},{row},{row}]}}"#);
+        for (text, part) in [
+            ("[1]".to_owned(), "only key is physical_to_logical_map"),
+            (r#"{"physical_to_logical_map": [], "more": 1}"#.to_owned(), "only key"),
+            (r#"{"physical_to_logical_map": []}"#.to_owned(), "[0], expected [4]"),
+            (r#"{"physical_to_logical_map": [[0,1,2,3]]}"#.to_owned(), "[1], expected [4]"),
+            (r#"{"physical_to_logical_map": [[0],[0,1],[0],[0]]}"#.to_owned(), "2 slots in layer 1"),
+            (rows("[]"), "0 slots"),
+            (rows("[0,1,2,3,0]"), "a multiple of the 2 groups"),
+            (rows("[0,1,2,2]"), "layer 1, rank 1, expected each expert at most once"),
+            (rows("[0,1,2,-1]"), "an expert in every slot"),
+            (rows("[0,1,2,9]"), "experts below 4"),
+            (rows("[0,1,2,99999999999]"), "only key"),
+            (rows("[0,1,1,2]"), "no slot of expert 3"),
+        ] {
+            let error = read_sglang(&text, &model(), 2).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+        let unknown = ModelInfo { num_hidden_layers: 0, ..model() };
+        let error = read_sglang(r#"{"physical_to_logical_map": [[0,1,2,3]]}"#, &unknown, 2).unwrap_err().to_string();
+        assert!(error.contains("at least [4]"), "{error}");
+    }
+}
