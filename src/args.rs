@@ -302,6 +302,16 @@ pub(crate) struct SolveArgs {
     /// reported, not refused.
     #[arg(long, value_name = "linear|round_robin|FILE")]
     pub(crate) placement: Option<PathBuf>,
+    /// Tables of the same model and groups that are deployed: one more start begins with their experts, and an expert that
+    /// leaves its group must be worth it. For traffic that has drifted; the report has the experts moved, and the rate before.
+    #[arg(long, value_name = "TABLES")]
+    pub(crate) warm_start: Option<PathBuf>,
+    /// What an expert that moves must gain: local activations, in units of all those of its layer's average expert.
+    ///
+    /// 0 moves experts for any gain, 1 only for as many as an average expert has. Where the old placement breaks the limit on
+    /// expert load, experts move whatever they cost.
+    #[arg(long, value_name = "C", requires = "warm_start", default_value_t = semmoe_solver::WarmStart::DEFAULT_COST)]
+    pub(crate) migration_cost: f64,
     /// Stop after this many seconds with the best found so far, as Ctrl-C does; what is written then depends on the
     /// machine's speed.
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]

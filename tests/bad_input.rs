@@ -183,6 +183,12 @@ fn placements_that_do_not_fit() {
         ("--groups 5 --placement linear", "do not divide 32 experts"),
         ("--groups 4 --placement linear --redundant 4", "does not go with redundant slots"),
         ("--groups 4 --placement linear --solver paper", "does not go with the paper's algorithm"),
+        ("--groups 4 --placement linear --warm-start @halves.tables", "does not go with a warm start"),
+        ("--groups 4 --warm-start @halves.tables", "2 groups, expected 4"),
+        ("--groups 4 --warm-start @two.tables", "different models"),
+        ("--groups 2 --warm-start @halves.tables --redundant 2", "does not go with redundant slots"),
+        ("--groups 2 --warm-start @halves.tables --solver paper", "does not go with the paper's algorithm"),
+        ("--groups 2 --warm-start @halves.tables --migration-cost nan", "migration_cost"),
     ] {
         folder.refused(&format!("{solve} {more}"), 2, &[named]);
     }

@@ -2,6 +2,7 @@
 
 use crate::expert_step::expert_step;
 use crate::held::Held;
+use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::replicate::replicas_not_reached;
@@ -48,18 +49,39 @@ pub(crate) struct Clustering {
     pub(crate) iterations: u32,
     /// With replicas, all groups of each column; `group_of` is the first of them.
     pub(crate) replicas: Option<Held>,
+    /// What it costs that experts left their groups, of a solve that started from tables; in the unit of the plan's value.
+    pub(crate) penalty: i128,
 }
 
 impl Clustering {
+    /// Local activations less what the moves cost.
+    fn worth(&self) -> i128 {
+        self.plan.primal - self.penalty
+    }
+
     /// Whether this is the better result: less excess first, then more local activations.
     pub(crate) fn beats(&self, other: &Clustering) -> bool {
-        (other.load_excess, self.plan.primal) > (self.load_excess, other.plan.primal)
+        (other.load_excess, self.worth()) > (self.load_excess, other.worth())
     }
 
     /// Whether the gain over `other` is too small to go on.
     pub(crate) fn hardly_beats(&self, other: &Clustering, problem: &Problem) -> bool {
-        let gain = local_rate(self.plan.primal - other.plan.primal, problem);
+        let gain = local_rate(self.worth() - other.worth(), problem);
         gain < LEAST_GAIN && self.load_excess == other.load_excess
+    }
+
+    /// The same with group g called `label[g]`.
+    pub(crate) fn renamed(self, label: &[u16]) -> Self {
+        let rename = |group: &mut u16| *group = label[usize::from(*group)];
+        let Clustering { mut group_of, mut plan, .. } = self;
+        group_of.iter_mut().chain(&mut plan.label).for_each(rename);
+        for split in &mut plan.splits {
+            split.parts.iter_mut().for_each(|part| rename(&mut part.0));
+            split.parts.sort_unstable();
+        }
+        let before = plan.price.clone();
+        before.iter().zip(label).for_each(|(&price, &group)| plan.price[usize::from(group)] = price);
+        Clustering { group_of, plan, ..self }
     }
 }
 
@@ -73,6 +95,7 @@ struct Start<'a> {
     problem: &'a Problem,
     capacity: &'a [u64],
     limits: Limits,
+    home: Option<&'a Home>,
     watch: Watch<'a>,
     iterations: u32,
 }
@@ -86,37 +109,77 @@ pub(crate) fn run_start(
     random: &mut fastrand::Rng,
     watch: Watch<'_>,
 ) -> Option<Clustering> {
-    let mut start = Start { problem, capacity, limits, watch, iterations: 0 };
+    let mut start = Start { problem, capacity, limits, home: None, watch, iterations: 0 };
     let seed = seed_plan(problem, capacity, random, watch.stop)?;
-    let group_of = expert_step(problem, &seed, limits.groups, limits.max_over_mean, None);
+    let group_of = expert_step(problem, &seed, &limits, None, None);
     let first = start.unit_step(group_of, None)?;
     let best = start.alternate(first);
     let best = start.swap(best);
     Some(Clustering { iterations: start.iterations, ..best })
 }
 
-/// Swaps alone, from a clustering that is already there: at least as good.
-pub(crate) fn improve(
+/// Runs the start that begins where the experts are.
+pub(crate) fn run_from_home(
     problem: &Problem,
     capacity: &[u64],
-    limits: Limits,
-    best: Clustering,
+    (limits, home): (Limits, &Home),
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let mut start = Start { problem, capacity, limits, home: Some(home), watch, iterations: 0 };
+    let first = start.unit_step(home.group_of().to_vec(), None)?;
+    let best = start.alternate(first);
+    let best = start.swap(best);
+    Some(Clustering { iterations: start.iterations, ..best })
+}
+
+/// A start's result, which knew nothing of where the experts are, once more with what their moves cost: its groups are
+/// renamed so that the fewest move, then both steps and the swaps go on from there.
+pub(crate) fn bring_home(
+    problem: &Problem,
+    capacity: &[u64],
+    (limits, home): (Limits, &Home),
+    found: Clustering,
     watch: Watch<'_>,
 ) -> Clustering {
-    let mut start = Start { problem, capacity, limits, watch, iterations: 0 };
+    let mut start = Start { problem, capacity, limits, home: Some(home), watch, iterations: found.iterations };
+    let best = start.alternate(home.relabelled(found, limits.groups));
     let best = start.swap(best);
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// What a problem gets that no start has reached before the stop: contiguous experts, units by descending mass on the
+/// The exact unit step where the experts are, and nothing else.
+pub(crate) fn stay(problem: &Problem, capacity: &[u64], (limits, home): (Limits, &Home)) -> Clustering {
+    let group_of = home.group_of().to_vec();
+    let profit = unit_profits(problem, &group_of, limits.groups);
+    let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.solve(None);
+    let load_excess = load_excess(problem, &group_of, limits);
+    Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
+}
+
+/// Swaps alone, from a clustering that is already there: at least as good.
+pub(crate) fn improve(
+    problem: &Problem,
+    capacity: &[u64],
+    (limits, home): (Limits, Option<&Home>),
+    best: Clustering,
+    watch: Watch<'_>,
+) -> Clustering {
+    let mut start = Start { problem, capacity, limits, home, watch, iterations: 0 };
+    let best = start.swap(best);
+    Clustering { iterations: start.iterations, ..best }
+}
+
+/// What a problem gets that no start has reached before the stop: contiguous experts, or those where they are, units by descending mass on the
 /// best group with room, prices of zero (which prove a bound, if a weak one).
-pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], limits: Limits) -> Clustering {
+pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], (limits, home): (Limits, Option<&Home>)) -> Clustering {
     let each = problem.experts / limits.groups;
-    let group_of: Vec<u16> = (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
+    let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
+    let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of().to_vec());
     let profit = unit_profits(problem, &group_of, limits.groups);
     let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
     let load_excess = load_excess(problem, &group_of, limits);
-    let contiguous = Clustering { group_of, plan: transport.greedy(), load_excess, iterations: 0, replicas: None };
+    let contiguous =
+        Clustering { group_of, plan: transport.greedy(), load_excess, iterations: 0, replicas: None, penalty: 0 };
     match limits.slots {
         Some(slots) => replicas_not_reached(problem, capacity, (limits, slots), &contiguous),
         None => contiguous,
@@ -131,14 +194,15 @@ impl Start<'_> {
         self.iterations += 1;
         let plan = unit_step(self.problem, &group_of, self.capacity, price, self.watch.stop)?;
         let load_excess = load_excess(self.problem, &group_of, self.limits);
-        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations, replicas: None })
+        let penalty = self.home.map_or(0, |home| home.penalty(&group_of));
+        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations, replicas: None, penalty })
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.
     fn swap(&mut self, mut best: Clustering) -> Clustering {
-        let Limits { max_over_mean, swap_passes, .. } = self.limits;
-        for _ in 0..swap_passes {
-            let swapped = swap_pass(self.problem, &best.group_of, &best.plan.price, max_over_mean, self.watch.stop);
+        for _ in 0..self.limits.swap_passes {
+            let around = (&self.limits, self.home);
+            let swapped = swap_pass(self.problem, &best.group_of, &best.plan.price, around, self.watch.stop);
             let Some(swapped) = swapped.and_then(|group_of| self.unit_step(group_of, Some(&best.plan.price))) else {
                 break;
             };
@@ -158,8 +222,7 @@ impl Start<'_> {
             if (self.watch.stop)() {
                 break;
             }
-            let Limits { groups, max_over_mean, .. } = self.limits;
-            let group_of = expert_step(self.problem, &best.plan, groups, max_over_mean, Some(&best.group_of));
+            let group_of = expert_step(self.problem, &best.plan, &self.limits, self.home, Some(&best.group_of));
             if group_of == best.group_of {
                 break;
             }

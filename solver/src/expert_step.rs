@@ -4,6 +4,8 @@
 //! of the group it is put in, and every group takes N/G experts. That is a transportation problem with masses of one.
 //! A limit on the activations that a group may attract couples the experts of a layer; module `load_limit` has it.
 
+use crate::alternate::Limits;
+use crate::home::Home;
 use crate::load_limit::{Layer, assign_within};
 use crate::problem::Problem;
 use crate::transport::Plan;
@@ -44,27 +46,27 @@ pub(crate) fn load_cap(layer_load: u64, groups: usize, max_over_mean: f64) -> u6
 }
 
 /// The expert step: the group of every column, best for `plan` under the load limit. Where the limit cannot be met,
-/// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found.
+/// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found. With `home` an
+/// expert elsewhere counts for less, by what its move costs.
 pub(crate) fn expert_step(
     problem: &Problem,
     plan: &Plan,
-    groups: usize,
-    max_over_mean: f64,
+    limits: &Limits,
+    home: Option<&Home>,
     current: Option<&[u16]>,
 ) -> Vec<u16> {
-    let (gains, fraction_bits) = column_gains(problem, plan, groups);
+    let Limits { groups, max_over_mean, .. } = *limits;
+    let (mut gains, fraction_bits) = column_gains(problem, plan, groups);
     let experts = problem.experts;
     let mut group_of = Vec::with_capacity(problem.column_load.len());
-    for layer in 0..problem.layers {
+    for (layer, gain) in gains.chunks_exact_mut(experts * groups).enumerate() {
+        if let Some(home) = home {
+            home.charge(layer, gain, (groups, fraction_bits));
+        }
         let columns = layer * experts..(layer + 1) * experts;
         let load = &problem.column_load[columns.clone()];
-        let layer = Layer {
-            gain: &gains[columns.start * groups..columns.end * groups],
-            load,
-            groups,
-            fraction_bits,
-            cap: load_cap(load.iter().sum(), groups, max_over_mean),
-        };
+        let layer =
+            Layer { gain, load, groups, fraction_bits, cap: load_cap(load.iter().sum(), groups, max_over_mean) };
         group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));
     }
     group_of

@@ -42,6 +42,10 @@ fn profile(layers: usize, experts: u16, top_k: u16, tokens: usize, seed: u64) ->
     profile.finish().unwrap()
 }
 
+fn limits(groups: usize, max_over_mean: f64) -> Limits {
+    Limits { groups, max_over_mean, iterations: 30, swap_passes: 4, slots: None }
+}
+
 /// The best gain of one layer over all balanced assignments, by exhaustion; with those over the load cap left out.
 fn brute_force(gain: &[i64], load: &[u64], groups: usize, cap: u64) -> Option<i64> {
     fn place(at: usize, group_of: &mut Vec<u16>, gain: &[i64], load: &[u64], groups: usize, cap: u64) -> Option<i64> {
@@ -102,7 +106,7 @@ proptest! {
         let mut plan = unit_step(&problem, &group_of, &capacity, None, &|| false).unwrap();
         for _ in 0..6 {
             prop_assert_eq!(plan.primal, plan.dual);
-            group_of = expert_step(&problem, &plan, groups, 1e4, Some(&group_of));
+            group_of = expert_step(&problem, &plan, &limits(groups, 1e4), None, Some(&group_of));
             let next = unit_step(&problem, &group_of, &capacity, Some(&plan.price), &|| false).unwrap();
             // Fixed point: half a unit in the last place per count.
             prop_assert!(local_rate(plan.primal - next.primal, &problem) < 1e-7);
@@ -114,7 +118,7 @@ proptest! {
     fn a_start_meets_its_constraints(seed: u64, groups in prop::sample::select(vec![2usize, 4])) {
         let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, 0.02);
-        let limits = Limits { groups, max_over_mean: 1.1, iterations: 30, swap_passes: 4, slots: None };
+        let limits = limits(groups, 1.1);
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
@@ -136,7 +140,7 @@ proptest! {
         let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
         let plan = unit_step(&problem, &group_of, &capacity, None, &|| false).unwrap();
         let profit = crate::unit_step::unit_profits(&problem, &group_of, 3);
-        let swapped = passed(&problem, &group_of, &plan.price, 1e4, (by_estimate, &|| false));
+        let swapped = passed(&problem, &group_of, &plan.price, (&limits(3, 1e4), None), (by_estimate, &|| false));
         let Some(swapped) = swapped else { return Ok(()) };
         let dual = |group_of: &[u16], profit: &[i64]| {
             let transport = crate::transport::Transport { mass: &problem.mass, profit, capacity: &capacity };
@@ -154,7 +158,7 @@ proptest! {
     fn a_stopped_start_is_whole(seed: u64, looks in 0usize..40) {
         let problem = Problem::from_profile(&profile(2, 16, 4, 600, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), 4, 0.02);
-        let limits = Limits { groups: 4, max_over_mean: 1.1, iterations: 30, swap_passes: 4, slots: None };
+        let limits = limits(4, 1.1);
         let asked = std::cell::Cell::new(0);
         let stop = || {
             asked.set(asked.get() + 1);
@@ -163,7 +167,7 @@ proptest! {
         let watch = Watch { reached: &|_| (), stop: &stop };
         let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch);
         prop_assert!(asked.get() <= looks + 3, "asked {} times, to go on {looks} times", asked.get());
-        let found = found.unwrap_or_else(|| not_reached(&problem, &capacity, limits));
+        let found = found.unwrap_or_else(|| not_reached(&problem, &capacity, (limits, None)));
         for layer in found.group_of.chunks_exact(16) {
             prop_assert!((0..4).all(|group| layer.iter().filter(|&&g| g == group).count() == 4));
         }

@@ -127,7 +127,7 @@ impl Given {
             Some(held) => clustering(problem, held.clone(), plan, (limits, 1)),
             None => {
                 let load_excess = load_excess(problem, &group_of, limits);
-                Clustering { group_of, plan, load_excess, iterations: 1, replicas: None }
+                Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
             }
         }
     }

@@ -10,6 +10,7 @@
 //! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
 //! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
+//! | `home` | experts that are somewhere already, and what their moves cost |
 //! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
 //! | `similar`, `evidence` | which tokens are called alike, and what their counts say of one another |
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
@@ -32,6 +33,7 @@ mod evidence;
 mod expert_step;
 mod given;
 mod held;
+mod home;
 mod hosts;
 mod labels;
 mod load_limit;
@@ -62,9 +64,10 @@ pub use error::SolveError;
 pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
 pub use given::GivenPlacement;
+pub use home::WarmStart;
 pub use options::{EvalOptions, Objective, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
-pub use report::{Evidence, SolveReport, Unit};
+pub use report::{Evidence, Migration, SolveReport, Unit};
 pub use similar::{Similarity, TokenStrings};
 pub use solve::{Solved, solve};
 pub use starts::SolveProgress;

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::bounds::BoundOptions;
 use crate::error::SolveError;
 use crate::given::GivenPlacement;
+use crate::home::WarmStart;
 use crate::similar::{Similarity, TokenStrings};
 
 /// What T says of a token that was never seen, where no similar token was seen either.
@@ -71,6 +72,8 @@ pub struct SolveOptions {
     pub redundant: u16,
     /// Where the experts are, if that is not to be solved: only the units are assigned then.
     pub placement: Option<GivenPlacement>,
+    /// Tables to start from besides the usual starts; what moves away from them has a cost.
+    pub warm_start: Option<WarmStart>,
     /// Pseudo-occurrences of the prior (similar tokens' shares and the layer's) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
@@ -101,6 +104,7 @@ impl SolveOptions {
             swap_passes: 12,
             redundant: 0,
             placement: None,
+            warm_start: None,
             prior_occurrences: 2.0,
             bounds: Some(BoundOptions::default()),
             token_strings: None,
@@ -148,6 +152,17 @@ impl SolveOptions {
             if self.objective == Objective::Ranks {
                 return refuse("a given placement", "the objective ranks", "its search moves experts");
             }
+            if self.warm_start.is_some() {
+                return refuse("a given placement", "a warm start", "its experts never move");
+            }
+        }
+        if self.warm_start.is_some() {
+            if self.redundant > 0 {
+                return refuse("a warm start", "redundant slots", "moves are counted for experts in one group");
+            }
+            if self.objective == Objective::Ranks {
+                return refuse("a warm start", "the objective ranks", "its search does not count moves");
+            }
         }
         Ok(())
     }
@@ -160,6 +175,7 @@ impl SolveOptions {
         };
         match self {
             SolveOptions { placement: Some(_), .. } => refuse("a given placement"),
+            SolveOptions { warm_start: Some(_), .. } => refuse("a warm start"),
             _ => Ok(()),
         }
     }

@@ -167,7 +167,7 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, (limits, ite
         loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
     });
     let group_of = (0..held.columns()).map(|column| held.of(column)[0]).collect();
-    Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held) }
+    Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
 }
 
 /// The expert step with replicas, layer by layer.

@@ -6,9 +6,10 @@ use std::panic::resume_unwind;
 use semmoe_tables::{LayerIdx, Profile, Tables};
 use serde::Serialize;
 
-use crate::alternate::{Clustering, local_rate};
+use crate::alternate::{Clustering, Limits, local_rate, stay};
 use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
+use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
@@ -100,6 +101,9 @@ pub struct SolveReport {
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
+    /// What was moved, for a solve that started from tables.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migration: Option<Migration>,
     /// What T knows of the vocabulary.
     pub evidence: Evidence,
     /// The price of each rank, in units of share.
@@ -108,6 +112,43 @@ pub struct SolveReport {
     pub placement_digest: String,
     /// SHA-256 of the tables.
     pub digest: String,
+}
+
+/// What a solve that started from tables changed of their placement.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Migration {
+    /// C, in activations of the layer's average expert.
+    pub migration_cost: f64,
+    /// Experts in another group than in those tables, all layers; of L * N.
+    pub experts_moved: u64,
+    /// The same layer by layer.
+    pub experts_moved_per_layer: Vec<u64>,
+    /// Local activation rate on the input with the experts where they were, and the units assigned anew.
+    pub lar_before: f64,
+}
+
+impl Migration {
+    pub(crate) fn new(
+        homes: &[Home],
+        problems: &[Problem],
+        best: &Best,
+        (limits, options): (Limits, &SolveOptions),
+    ) -> Self {
+        let stay = problems.iter().zip(homes).map(|(problem, home)| {
+            let capacity = mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
+            stay(problem, &capacity, (limits, home))
+        });
+        let before = Best { clusterings: stay.collect(), iterations: 0, starts: 0, not_reached: 0, stopped: false };
+        let local: f64 = parts(problems, &before, options).iter().map(|part| part.primal).sum();
+        let moved = homes.iter().zip(&best.clusterings).flat_map(|(home, now)| home.moved(&now.group_of));
+        let moved: Vec<u64> = moved.collect();
+        Migration {
+            migration_cost: options.warm_start.as_ref().map_or(0.0, |warm| warm.migration_cost),
+            experts_moved: moved.iter().sum(),
+            experts_moved_per_layer: moved,
+            lar_before: local / problems.iter().map(Problem::total_activations).sum::<u64>() as f64,
+        }
+    }
 }
 
 /// Tokens of the vocabulary by what T knows of them; the three add up to the vocabulary.
@@ -193,6 +234,7 @@ impl SolveReport {
             not_reached: best.not_reached as u64,
             iterations: best.iterations,
             stopped: best.stopped,
+            migration: None,
             evidence,
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),

@@ -17,7 +17,7 @@ use crate::options::{Objective, SolveOptions};
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
-use crate::report::{Evidence, SolveReport, Unit};
+use crate::report::{Evidence, Migration, SolveReport, Unit};
 use crate::similar::{Neighbours, most_similar};
 use crate::starts::{Best, SolveProgress, run_starts};
 use crate::token_table::{dp_prices, token_shares};
@@ -54,6 +54,7 @@ pub fn solve(
         check_groups(options.groups, profile.model().num_experts)?;
     }
     options.check_redundant(profile.model().num_experts)?;
+    options.warm_start.iter().try_for_each(|warm| warm.check(profile, options))?;
     if let Some(trace) = trace {
         profile.model().check_compatible(trace.model())?;
     }
@@ -70,11 +71,12 @@ pub fn solve(
         swap_passes: options.swap_passes,
         slots: (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts))),
     };
+    let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
     let mut best = match &given {
         Some(given) => given.best(&problems, (limits, options.token_margin, options.threads), progress),
         None => run_starts(
             &problems,
-            limits,
+            (limits, homes.as_deref()),
             (options.token_margin, options.seed),
             (options.starts, options.threads),
             progress,
@@ -88,6 +90,7 @@ pub fn solve(
     let tables = builder.solver(solver_name(unit, options)).finish()?;
     let evidence = Evidence::new(profile, neighbours.as_ref());
     let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
+    report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, (limits, options)));
     report.certify(match options.bounds {
         Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
         Some(_) if tables.physical_to_logical().is_some() => Err("the bounds do not cover replicas".to_owned()),
@@ -241,9 +244,13 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
         Some(given) => format!(" placement={}", given.name()),
         None => String::new(),
     };
+    let warm = match &options.warm_start {
+        Some(warm) => format!(" migration_cost={}", warm.migration_cost),
+        None => String::new(),
+    };
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
-         prior_occurrences={}{similar}{placement}",
+         prior_occurrences={}{similar}{placement}{warm}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{Clustering, Limits, Watch, improve, not_reached, run_start};
+use crate::alternate::{Clustering, Limits, Watch, bring_home, improve, not_reached, run_from_home, run_start};
+use crate::home::Home;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, replicate};
 use crate::unit_step::mass_capacity;
@@ -39,6 +40,8 @@ struct Shared<'a> {
     problems: &'a [Problem],
     capacities: Vec<Vec<u64>>,
     limits: Limits,
+    /// Where the experts of each problem are, if the solve starts from tables.
+    homes: Option<&'a [Home]>,
     seed: u64,
     /// Of each problem; jobs beyond them improve the best one.
     starts: usize,
@@ -94,10 +97,10 @@ impl Schedule {
     }
 }
 
-/// Runs `starts` starts of every problem, or as many as its size allows.
+/// Runs `starts` starts of every problem, or as many as its size allows, and with `homes` one from there.
 pub(crate) fn run_starts(
     problems: &[Problem],
-    limits: Limits,
+    (limits, homes): (Limits, Option<&[Home]>),
     (token_margin, seed): (f64, u64),
     (starts, threads): (u32, usize),
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
@@ -110,6 +113,7 @@ pub(crate) fn run_starts(
         problems,
         capacities: problems.iter().map(capacity).collect(),
         limits: Limits { swap_passes: schedule.passes, ..limits },
+        homes,
         seed,
         starts: schedule.starts as usize,
         jobs: problems.len() * schedule.starts as usize,
@@ -171,10 +175,12 @@ impl Shared<'_> {
     fn into_best(self, limits: Limits) -> Best {
         let best = self.best.into_inner().unwrap_or_else(PoisonError::into_inner);
         let without = best.iter().filter(|best| best.is_none()).count();
-        let clusterings =
-            best.into_iter().zip(self.problems).zip(&self.capacities).map(|((best, problem), capacity)| {
-                best.map_or_else(|| not_reached(problem, capacity, limits), |(clustering, _)| clustering)
-            });
+        let of_problem = |(at, best): (usize, Option<(Clustering, usize)>)| {
+            let home = self.homes.map(|homes| &homes[at]);
+            let not_reached = || not_reached(&self.problems[at], &self.capacities[at], (limits, home));
+            best.map_or_else(not_reached, |(clustering, _)| clustering)
+        };
+        let clusterings = best.into_iter().enumerate().map(of_problem);
         Best {
             clusterings: clusterings.collect(),
             iterations: self.iterations.into_inner() as u64,
@@ -206,6 +212,13 @@ impl Shared<'_> {
         };
         let watch = Watch { reached: &reached, stop: &stop };
         let (input, capacity) = (&self.problems[problem], &self.capacities[problem]);
+        let home = self.homes.map(|homes| &homes[problem]);
+        // First of all, so that a solve that is ended early moves little.
+        if let (0, Some(home)) = (start, home)
+            && let Some(found) = run_from_home(input, capacity, (self.limits, home), watch)
+        {
+            self.finish(problem, start, found);
+        }
         let found = if start < self.starts {
             let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
             let found = run_start(input, capacity, self.limits, &mut random, watch);
@@ -213,19 +226,26 @@ impl Shared<'_> {
                 Some(slots) => found
                     .and_then(|found| replicate(input, capacity, (self.limits, slots), &found, watch))
                     .map(|found| improve_replicas(input, capacity, (self.limits, slots), found, watch)),
-                None => found,
+                None => found.map(|found| match home {
+                    Some(home) => bring_home(input, capacity, (self.limits, home), found, watch),
+                    None => found,
+                }),
             }
         } else {
             self.best_of(problem).map(|best| match self.limits.slots {
                 Some(slots) => improve_replicas(input, capacity, (self.limits, slots), best, watch),
-                None => improve(input, capacity, self.limits, best, watch),
+                None => improve(input, capacity, (self.limits, home), best, watch),
             })
         };
         if let Some(found) = found {
-            self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
-            self.keep(problem, start, found);
+            self.finish(problem, start, found);
         }
         let _ = events.send(Event::Done);
+    }
+
+    fn finish(&self, problem: usize, start: usize, found: Clustering) {
+        self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
+        self.keep(problem, start, found);
     }
 
     fn best_of(&self, problem: usize) -> Option<Clustering> {

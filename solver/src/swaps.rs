@@ -5,7 +5,9 @@
 //! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. It is an
 //! upper bound on what the swap gains, so that the caller solves the unit step again and keeps the better of both.
 
+use crate::alternate::Limits;
 use crate::expert_step::load_cap;
+use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::unit_step::PROFIT_ONE;
@@ -17,6 +19,7 @@ pub(crate) struct Search<'a> {
     problem: &'a Problem,
     groups: usize,
     group_of: Vec<u16>,
+    home: Option<&'a Home>,
     /// [U, G] local activations less the price of the unit's mass.
     value: Vec<f64>,
     /// [U] the greatest of each row of `value`.
@@ -31,7 +34,7 @@ const PAIRS_PER_EXPERT: usize = 2;
 
 /// One pass over the pairs of experts of every layer: returns the placement after all swaps that gain under `price`
 /// (fixed point, per token) and keep each group within `max_over_mean` of the layer's mean load, or not worse than it
-/// was. `None` if there is no such swap.
+/// was. `None` if there is no such swap. With a home the gain is less what moves away from it cost.
 ///
 /// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
 /// other's group, which is exact but for the units that use both.
@@ -39,11 +42,11 @@ pub(crate) fn swap_pass(
     problem: &Problem,
     group_of: &[u16],
     price: &[i64],
-    max_over_mean: f64,
+    around: (&Limits, Option<&Home>),
     stop: &dyn Fn() -> bool,
 ) -> Option<Vec<u16>> {
     let values = (problem.entries() * problem.experts * price.len()) as u64;
-    passed(problem, group_of, price, max_over_mean, (values > MOST_VALUES_COMPARED, stop))
+    passed(problem, group_of, price, around, (values > MOST_VALUES_COMPARED, stop))
 }
 
 /// The pass, over all pairs or over those chosen by estimate.
@@ -51,10 +54,10 @@ pub(crate) fn passed(
     problem: &Problem,
     group_of: &[u16],
     price: &[i64],
-    max_over_mean: f64,
+    (limits, home): (&Limits, Option<&Home>),
     (by_estimate, stop): (bool, &dyn Fn() -> bool),
 ) -> Option<Vec<u16>> {
-    let mut search = Search::new(problem, group_of, price);
+    let mut search = Search { home, ..Search::new(problem, group_of, price) };
     let mut swapped = false;
     for layer in 0..problem.layers {
         let pairs = if by_estimate { search.likely_pairs(layer, stop) } else { all_pairs(problem.experts) };
@@ -63,7 +66,7 @@ pub(crate) fn passed(
         }
         let first = layer * problem.experts;
         let load = &problem.column_load[first..first + problem.experts];
-        let cap = load_cap(load.iter().sum(), search.groups, max_over_mean);
+        let cap = load_cap(load.iter().sum(), search.groups, limits.max_over_mean);
         let mut loads = group_loads(&search.group_of[first..first + problem.experts], load, search.groups);
         let least = LEAST_GAIN * problem.total_activations() as f64;
         for (a, b) in pairs {
@@ -71,7 +74,7 @@ pub(crate) fn passed(
             if from == to || !keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
                 continue;
             }
-            if search.gain(first + a, first + b) > least {
+            if search.gain(first + a, first + b) - search.cost(first + a, first + b) > least {
                 search.swap(first + a, first + b);
                 loads[from] = loads[from] - load[a] + load[b];
                 loads[to] = loads[to] - load[b] + load[a];
@@ -107,7 +110,7 @@ impl<'a> Search<'a> {
             value.extend(row.iter().zip(price).map(after_price));
         }
         let best = value.chunks_exact(groups).map(greatest).collect();
-        Search { problem, groups, group_of: Vec::new(), value, best }
+        Search { problem, groups, group_of: Vec::new(), home: None, value, best }
     }
 
     fn group(&self, column: usize) -> usize {
@@ -131,7 +134,8 @@ impl<'a> Search<'a> {
             alone.extend(self.gains_alone(column));
         }
         let estimate = |a: usize, b: usize| {
-            alone[a * self.groups + self.group(first + b)] + alone[b * self.groups + self.group(first + a)]
+            let gains = alone[a * self.groups + self.group(first + b)] + alone[b * self.groups + self.group(first + a)];
+            gains - self.cost(first + a, first + b)
         };
         let apart = all_pairs(experts).into_iter().filter(|&(a, b)| self.group(first + a) != self.group(first + b));
         let mut pairs: Vec<_> = apart.map(|(a, b)| (estimate(a, b), a, b)).filter(|pair| pair.0 > 0.0).collect();
@@ -158,6 +162,12 @@ impl<'a> Search<'a> {
         }
         gains[from] = 0.0;
         gains
+    }
+
+    /// What it costs that two columns exchange their groups.
+    fn cost(&self, a: usize, b: usize) -> f64 {
+        let (from, to) = (self.group(a), self.group(b));
+        self.home.map_or(0.0, |home| home.change(a, from, to) + home.change(b, to, from))
     }
 
     /// What exchanging the groups of two columns gains if every unit then takes its best group.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use semmoe_solver::{
-    GivenPlacement, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved,
-    TokenStrings, solve, solve_paper,
+    GivenPlacement, Migration, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved,
+    TokenStrings, WarmStart, solve, solve_paper,
 };
-use semmoe_tables::{Attention, Profile, Provenance, Trace};
+use semmoe_tables::{Attention, Profile, Provenance, Tables, Trace};
 use semmoe_text::Tokenizer;
 
 use super::{check_apart, check_output, placement, print};
@@ -44,6 +44,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
     options.redundant = args.redundant;
     options.placement = given(args, &profile)?;
+    options.warm_start = warm_start(args, &profile)?;
     let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,
@@ -67,9 +68,20 @@ fn given(args: &SolveArgs, profile: &Profile) -> Result<Option<GivenPlacement>, 
     args.placement.as_deref().map(|named| placement::given(named, profile.model(), args.groups)).transpose()
 }
 
+/// The tables to start from, if there are any.
+fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, CliError> {
+    let Some(path) = &args.warm_start else { return Ok(None) };
+    let tables = Tables::open(path).map_err(CliError::input)?;
+    profile.model().check_compatible(tables.model()).map_err(|error| {
+        CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
+    })?;
+    Ok(Some(WarmStart { tables: Arc::new(tables), migration_cost: args.migration_cost }))
+}
+
 /// Outputs that cannot be written are told before the work, not after it.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
-    let inputs = std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer).chain(&args.placement);
+    let inputs = std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer);
+    let inputs = inputs.chain(&args.placement).chain(&args.warm_start);
     let inputs: Vec<&Path> = inputs.map(|path| path.as_path()).collect();
     check_output(&args.out, &inputs)?;
     match &args.report {
@@ -142,9 +154,10 @@ pub(crate) fn threads() -> usize {
 fn describe(report: &SolveReport) -> String {
     let ranks = report.remote_ranks_per_token.map(|ranks| format!(", remote ranks per token {ranks:.3}"));
     format!(
-        "{}local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, \
+        "{}{}local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, \
          expert load max/mean {:.3}{}",
         if report.placement_given { "placement as given, " } else { "" },
+        report.migration.as_ref().map(describe_moves).unwrap_or_default(),
         report.lar,
         describe_bound(report),
         report.lar_bound,
@@ -153,6 +166,11 @@ fn describe(report: &SolveReport) -> String {
         report.expert_load_imbalance,
         if report.expert_load_limit_met { "" } else { " (above the limit)" },
     )
+}
+
+fn describe_moves(migration: &Migration) -> String {
+    let Migration { experts_moved, experts_moved_per_layer: layers, lar_before, .. } = migration;
+    format!("{experts_moved} experts of {} layers moved, rate without any move {lar_before:.4}, ", layers.len())
 }
 
 fn describe_bound(report: &SolveReport) -> String {

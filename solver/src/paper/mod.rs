@@ -225,7 +225,7 @@ fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, lab
     let load_excess = load_excess(problem, &group_of, limits);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;
     let plan = Plan { label, price: vec![0; limits.groups], primal, ..Plan::default() };
-    Clustering { group_of, plan, load_excess, iterations: 0, replicas: None }
+    Clustering { group_of, plan, load_excess, iterations: 0, replicas: None, penalty: 0 }
 }
 
 #[cfg(test)]

@@ -56,7 +56,8 @@ impl RankProblem<'_> {
             }
             let plan = self.unit_step(&group_of, Some(&best.plan.price));
             let load_excess = load_excess(self.problem, &group_of, self.limits);
-            let next = Clustering { group_of, plan, load_excess, iterations: best.iterations + 1, replicas: None };
+            let next =
+                Clustering { group_of, plan, load_excess, iterations: best.iterations + 1, replicas: None, penalty: 0 };
             let reached = self.value(&next);
             if reached <= value || next.load_excess > best.load_excess {
                 break;

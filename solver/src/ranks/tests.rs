@@ -74,7 +74,7 @@ fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     let problem = Problem::from_trace(trace).unwrap();
     let capacity = mass_capacity(problem.total_mass(), limits.groups, margin);
     let problems = [problem];
-    let best = run_starts(&problems, limits, (margin, 1), (4, 1), &mut |_| std::ops::ControlFlow::Continue(()));
+    let best = run_starts(&problems, (limits, None), (margin, 1), (4, 1), &mut |_| std::ops::ControlFlow::Continue(()));
     let routes = all_routes(trace);
     let ranked = RankProblem { problem: &problems[0], routes: &routes, capacity: &capacity, limits };
     let improved = ranked.improve(best.clusterings[0].clone(), 1, &mut || true);

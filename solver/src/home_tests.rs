@@ -1,0 +1,112 @@
+//! Homes: the cheapest labels by brute force, and steps that never lose with the cost of moves in them.
+
+use proptest::prelude::*;
+use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
+
+use super::*;
+use crate::alternate::{Limits, Watch, bring_home, run_from_home, run_start, stay};
+use crate::unit_step::mass_capacity;
+
+const LAYERS: usize = 2;
+const EXPERTS: usize = 8;
+
+fn problem(seed: u64) -> Problem {
+    let model = ModelInfo {
+        model: "m".into(),
+        tokenizer_sha256: None,
+        num_experts: EXPERTS as u16,
+        top_k: 2,
+        vocab_size: 40,
+        num_hidden_layers: LAYERS as u16,
+        layer_ids: (0..LAYERS as u16).collect(),
+    };
+    let provenance = Provenance { source: String::new(), created: String::new() };
+    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).unwrap();
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..300 {
+        let token = random.u32(0..40);
+        let route = (0..LAYERS).flat_map(|_| {
+            let first = (token as u16 + random.u16(0..3)) % EXPERTS as u16;
+            [first, (first + random.u16(1..EXPERTS as u16)) % EXPERTS as u16]
+        });
+        trace.push(&[token], 1, &route.collect::<Vec<u16>>(), None).unwrap();
+    }
+    let mut profile = ProfileBuilder::new(model, provenance, Phase::All).unwrap();
+    profile.add_trace(&trace.finish().unwrap()).unwrap();
+    Problem::from_profile(&profile.finish().unwrap(), 0..LAYERS).unwrap()
+}
+
+fn shuffled(groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
+    let layer = |_| {
+        let mut layer: Vec<u16> = (0..EXPERTS).map(|expert| (expert % groups) as u16).collect();
+        random.shuffle(&mut layer);
+        layer
+    };
+    (0..LAYERS).flat_map(layer).collect()
+}
+
+fn permutations(of: usize) -> Vec<Vec<u16>> {
+    if of == 0 {
+        return vec![Vec::new()];
+    }
+    let longer = |shorter: Vec<u16>| (0..of).map(move |at| [&shorter[..at], &[of as u16 - 1], &shorter[at..]].concat());
+    permutations(of - 1).into_iter().flat_map(longer).collect()
+}
+
+fn limits(groups: usize) -> Limits {
+    Limits { groups, max_over_mean: 1e4, iterations: 30, swap_passes: 4, slots: None }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn labels_move_as_few_as_brute_force(seed: u64, groups in prop::sample::select(vec![2usize, 4])) {
+        let problem = problem(seed);
+        let capacity = mass_capacity(problem.total_mass(), groups, 0.1);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let home = Home::new(&problem, shuffled(groups, &mut random), 0.3);
+        let elsewhere = Home::new(&problem, shuffled(groups, &mut random), 0.3);
+        let found = stay(&problem, &capacity, (limits(groups), &elsewhere));
+        let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
+        let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
+        let renamed = home.relabelled(found.clone(), groups);
+        prop_assert_eq!(Some(moved(&renamed)), fewest);
+        // The same assignment under other names: its value, by hand, is what it was.
+        let profit = crate::unit_step::unit_profits(&problem, &renamed.group_of, groups);
+        let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
+        prop_assert_eq!(renamed.plan.value(&transport), found.plan.primal);
+        prop_assert_eq!(transport.dual_value(&renamed.plan.price), found.plan.dual);
+    }
+
+    #[test]
+    fn nothing_is_lost_to_moves(seed: u64, cost in 0.0f64..0.6) {
+        let (problem, groups) = (problem(seed), 4);
+        let capacity = mass_capacity(problem.total_mass(), groups, 0.1);
+        let home = Home::new(&problem, shuffled(groups, &mut fastrand::Rng::with_seed(seed)), cost);
+        let watch = Watch { reached: &|_| (), stop: &|| false };
+        let worth = |found: &Clustering| found.plan.primal - home.penalty(&found.group_of);
+        let stays = stay(&problem, &capacity, (limits(groups), &home));
+        let from_home = run_from_home(&problem, &capacity, (limits(groups), &home), watch).unwrap();
+        prop_assert_eq!(from_home.penalty, home.penalty(&from_home.group_of));
+        prop_assert!(worth(&from_home) >= worth(&stays));
+        let cold = run_start(&problem, &capacity, limits(groups), &mut fastrand::Rng::with_seed(seed), watch).unwrap();
+        let renamed = home.relabelled(cold.clone(), groups);
+        let brought = bring_home(&problem, &capacity, (limits(groups), &home), cold, watch);
+        prop_assert!(worth(&brought) >= worth(&renamed));
+        for layer in brought.group_of.chunks_exact(EXPERTS) {
+            prop_assert!((0..4).all(|group| layer.iter().filter(|&&g| g == group).count() == 2));
+        }
+        // The change of a swap is the change of the whole cost.
+        let (a, b) = (0, (1..EXPERTS).find(|&b| group_at(&home, b) != group_at(&home, 0)).unwrap());
+        let mut swapped = home.group_of().to_vec();
+        swapped.swap(a, b);
+        let (from, to) = (group_at(&home, a), group_at(&home, b));
+        let change = home.change(a, from, to) + home.change(b, to, from);
+        prop_assert!((change * PROFIT_ONE - home.penalty(&swapped) as f64).abs() <= 4.0);
+    }
+}
+
+fn group_at(home: &Home, column: usize) -> usize {
+    usize::from(home.group_of()[column])
+}
