@@ -167,8 +167,8 @@ fn groups_that_cannot_be() {
 #[test]
 fn placements_that_do_not_fit() {
     let folder = Folder::new();
-    write_some(&folder, "one", 8, 40, |_| ());
-    write_some(&folder, "two", 8, 40, |model| model.model = "another".to_owned());
+    write_some(&folder, "one", 8, 4, |_| ());
+    write_some(&folder, "two", 8, 4, |model| model.model = "another".to_owned());
     folder.runs("solve --profile @two.profile --groups 4 --out @two.tables --time-limit 0.5");
     folder.runs("solve --profile @one.profile --groups 2 --out @halves.tables --time-limit 0.5");
     folder.runs("tables export --tables @halves.tables --format sglang --out @halves.json");

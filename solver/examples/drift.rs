@@ -34,8 +34,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut quiet = |_| ControlFlow::Continue(());
     let mut out = std::io::stdout();
     for groups in groups {
-        let base =
-            SolveOptions { starts: 8, threads: 2, bounds: None, ..SolveOptions::new(groups, Attention::Tp, provenance.clone()) };
+        let base = SolveOptions {
+            starts: 8,
+            threads: 2,
+            bounds: None,
+            ..SolveOptions::new(groups, Attention::Tp, provenance.clone())
+        };
         let deployed = Arc::new(solve(&old, None, &base, &mut quiet)?.tables);
         let cold = solve(&new, None, &base, &mut quiet)?.report;
         let experts = new.model().layers() * usize::from(new.model().num_experts);

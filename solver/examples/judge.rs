@@ -16,19 +16,10 @@ use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     let token_margin = flag(&mut arguments, "--token-margin")?.unwrap_or(0.02);
-    let objective = match flag::<String>(&mut arguments, "--objective")?.as_deref() {
-        None | Some("activations") => Objective::Activations,
-        Some("ranks") => Objective::Ranks,
-        Some(other) => return Err(format!("--objective takes activations or ranks, not {other}").into()),
-    };
+    let objective = objective(&mut arguments)?;
     let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
     let redundant = flag(&mut arguments, "--redundant")?.unwrap_or(0);
-    let placement = match flag::<String>(&mut arguments, "--placement")?.as_deref() {
-        None => None,
-        Some("linear") => Some(GivenPlacement::Linear),
-        Some("round_robin") => Some(GivenPlacement::RoundRobin),
-        Some(other) => return Err(format!("--placement takes linear or round_robin, not {other}").into()),
-    };
+    let placement = placement(&mut arguments)?;
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
             "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
@@ -109,6 +100,23 @@ fn print_judged(judged: &Evaluation) {
         if let Some(RequestFigures { request_lar, request_imbalance }) = figures {
             print(&format!("    out: {name} {request_lar:.4} imbalance {request_imbalance:.3}"));
         }
+    }
+}
+
+fn objective(arguments: &mut Vec<String>) -> Result<Objective, Box<dyn Error>> {
+    match flag::<String>(arguments, "--objective")?.as_deref() {
+        None | Some("activations") => Ok(Objective::Activations),
+        Some("ranks") => Ok(Objective::Ranks),
+        Some(other) => Err(format!("--objective takes activations or ranks, not {other}").into()),
+    }
+}
+
+fn placement(arguments: &mut Vec<String>) -> Result<Option<GivenPlacement>, Box<dyn Error>> {
+    match flag::<String>(arguments, "--placement")?.as_deref() {
+        None => Ok(None),
+        Some("linear") => Ok(Some(GivenPlacement::Linear)),
+        Some("round_robin") => Ok(Some(GivenPlacement::RoundRobin)),
+        Some(other) => Err(format!("--placement takes linear or round_robin, not {other}").into()),
     }
 }
 
