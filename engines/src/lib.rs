@@ -10,6 +10,7 @@
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
 //! | [`probe`] | what an engine says about itself |
 //! | [`loads`] | requests in flight per rank, as the engine counts them |
+//! | [`pieces`] | ranks and token counts in pieces of answers |
 //! | [`verify`] | whether pins take effect: evidence, and a verdict with hysteresis |
 //!
 //! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
@@ -19,6 +20,7 @@ mod engine;
 pub mod http;
 pub mod json;
 pub mod loads;
+pub mod pieces;
 pub mod pin;
 pub mod probe;
 pub mod sglang;

@@ -2,7 +2,7 @@
 //!
 //! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header, a
 //! typo that vLLM passes over in silence. So a pin is believed only on evidence: the engine's echo header, the rank in an
-//! answer's meta data ([`echoed_rank`], [`rank_in_meta`]), or loads per rank that agree with what is in flight
+//! answer's meta data ([`echoed_rank`], [`rank_in_meta`](crate::pieces::rank_in_meta)), or loads per rank that agree with what is in flight
 //! ([`loads_agree`]). [`PinWatch`] makes a verdict of it.
 
 use ::http::{HeaderMap, HeaderValue};
@@ -86,25 +86,6 @@ pub fn echoed_rank(headers: &HeaderMap) -> Option<u32> {
     headers.get(pin::HEADER).and_then(|value: &HeaderValue| value.to_str().ok()?.trim().parse().ok())
 }
 
-/// The rank in `meta_info.dp_rank` of SGLang's `/generate` (since 0.5.10), looked for in a piece of an answer, be it
-/// JSON or events. A piece that is cut inside the number tells nothing. Text cannot pretend to be the key, as quotes
-/// in it are escaped.
-pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
-    const KEY: &[u8] = b"\"dp_rank\"";
-    let at = piece.windows(KEY.len()).position(|window| window == KEY)?;
-    if at > 0 && piece[at - 1] == b'\\' {
-        return None;
-    }
-    let rest = skip_space(&piece[at + KEY.len()..]);
-    let rest = skip_space(rest.strip_prefix(b":")?);
-    let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
-    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
-}
-
-fn skip_space(bytes: &[u8]) -> &[u8] {
-    &bytes[bytes.iter().position(|byte| !byte.is_ascii_whitespace()).unwrap_or(bytes.len())..]
-}
-
 /// Compares requests that were in flight on each rank all the while the engine counted (`ours`) with its count
 /// (`theirs`; other clients may add to it). `Some(true)`: each rank has at least ours. `Some(false)`: the engine knows of
 /// as many requests, but elsewhere. `None`: nothing in flight, or the engine's count is behind, which says nothing.
@@ -153,20 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_in_answers() {
-        for (piece, rank) in [
-            (r#"{"text":"a","meta_info":{"id":"x","dp_rank":3,"e2e_latency":0.1}}"#, Some(3)),
-            ("data: {\"meta_info\": {\"dp_rank\" : 12}}\n\n", Some(12)),
-            (r#"{"meta_info":{"dp_rank":1"#, None),
-            (r#"{"meta_info":{"dp_rank":null}}"#, None),
-            (r#"{"text":"\"dp_rank\":7,"}"#, None),
-            (r#"{"text":"\"dp_rank","x":1}"#, None),
-            (r#"{"meta_info":{"dp_rank":99999999999}}"#, None),
-            ("\"dp_rank\"", None),
-            ("", None),
-        ] {
-            assert_eq!(rank_in_meta(piece.as_bytes()), rank, "{piece}");
-        }
+    fn ranks_in_headers() {
         let mut headers = HeaderMap::new();
         assert_eq!(echoed_rank(&headers), None);
         headers.insert(pin::HEADER, HeaderValue::from_static("5"));
@@ -210,11 +178,6 @@ mod tests {
                 prop_assert_ne!(honouring.observe(true), Some(Pins::Ignored));
             }
             prop_assert!(found);
-        }
-
-        #[test]
-        fn any_piece_ends_without_panic(piece in "[\"dp_rank:0-9\\\\ {}]{0,40}") {
-            let _ = rank_in_meta(piece.as_bytes());
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use semmoe_engines::Dialect;
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, Encoder, TextError, Tokenizer};
+use semmoe_text::{ChatTemplate, Encoder, Scorer, TextError, Tokenizer};
 
 use crate::backend::Backend;
 use crate::compat;
@@ -29,7 +29,8 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
         .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
     let fallback = semmoe_routing::policy_with(FALLBACK, settings)
         .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
-    let text = load_text(config).map_err(|source| StartError::Text { model: config.name.clone(), source })?;
+    let text = load_text(config, all.routing.segment_cache_bytes)
+        .map_err(|source| StartError::Text { model: config.name.clone(), source })?;
     let mut members: Vec<Member> = Vec::new();
     for backend in &config.backends {
         let first = members.iter().find_map(|member| member.tables.as_ref());
@@ -47,9 +48,10 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
     })
 }
 
-fn load_text(config: &ModelConfig) -> Result<Option<Text>, TextError> {
+fn load_text(config: &ModelConfig, segment_cache_bytes: usize) -> Result<Option<Text>, TextError> {
     let Some(path) = &config.tokenizer else { return Ok(None) };
-    let tokenizer = Tokenizer::from_file(path)?;
+    let mut tokenizer = Tokenizer::from_file(path)?;
+    tokenizer.cache_segments(segment_cache_bytes);
     match tokenizer.encoder() {
         Encoder::Fast => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
         Encoder::Oracle { reason } => {
@@ -93,7 +95,11 @@ fn load_member(config: &BackendConfig, text: Option<&Text>, other: Option<&Table
         None => None,
     };
     let ranks = compat::expected_ranks(tables.as_ref(), config.ranks).map_err(refuse)?.unwrap_or(0);
-    let tables = tables.map(|tables| Arc::new(LoadedTables { tables, path: config.tables.clone(), generation: 1 }));
+    let loaded = |tables| {
+        let scorer = Scorer::new(&tables);
+        Arc::new(LoadedTables { tables, scorer, path: config.tables.clone(), generation: 1 })
+    };
+    let tables = tables.map(loaded);
     let dialect = if config.urls.len() > 1 { Dialect::by_url(config.engine) } else { Dialect::of(config.engine, None) };
     Ok(Member { backend, tables, ranks, dialect })
 }

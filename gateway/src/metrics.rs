@@ -5,7 +5,7 @@
 //! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence: its sum
 //! over its count is the predicted local activation rate.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,6 +14,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use prometheus_client::registry::Registry;
+use semmoe_text::SegmentCache;
 
 /// Labels of `semmoe_requests_total`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -43,6 +44,25 @@ struct OutcomeLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AgreementLabels {
+    backend: String,
+    agrees: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ModelLabels {
+    model: String,
+}
+
+/// The cache of ids of text between added tokens, by model.
+#[derive(Default)]
+struct SegmentCacheMetrics {
+    hits: Family<ModelLabels, Counter>,
+    misses: Family<ModelLabels, Counter>,
+    bytes: Family<ModelLabels, Gauge>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
 }
@@ -60,6 +80,8 @@ pub(crate) struct Metrics {
     score_failures: Family<ReasonLabels, Counter>,
     backend_healthy: Family<BackendLabels, Gauge>,
     retries: Counter,
+    prompt_counts: Family<AgreementLabels, Counter>,
+    segment_cache: SegmentCacheMetrics,
     pin_ignored: Family<BackendLabels, Counter>,
     pins_ignored: Family<BackendLabels, Gauge>,
 }
@@ -80,6 +102,8 @@ impl Metrics {
             score_failures: Family::default(),
             backend_healthy: Family::default(),
             retries: Counter::default(),
+            prompt_counts: Family::default(),
+            segment_cache: SegmentCacheMetrics::default(),
             pin_ignored: Family::default(),
             pins_ignored: Family::default(),
         };
@@ -117,6 +141,12 @@ impl Metrics {
             "Requests routed by load as they could not be scored",
             self.score_failures.clone(),
         );
+        registry.register(
+            "prompt_token_counts",
+            "Prompts whose tokens the engine counted too, by whether it found as many",
+            self.prompt_counts.clone(),
+        );
+        self.segment_cache.register(registry);
         registry.register("backend_healthy", "1 if the backend gets requests", self.backend_healthy.clone());
         registry.register(
             "pin_ignored",
@@ -170,6 +200,21 @@ impl Metrics {
         self.score_failures.get_or_create(&ReasonLabels { reason }).inc();
     }
 
+    /// One prompt that both counted; how many of the backend's agreed, or differed, as this one did.
+    pub(crate) fn prompt_tokens(&self, backend: &str, agree: bool) -> u64 {
+        let labels = AgreementLabels { backend: backend.to_owned(), agrees: if agree { "yes" } else { "no" } };
+        self.prompt_counts.get_or_create(&labels).inc() + 1
+    }
+
+    /// The state of a model's segment cache.
+    pub(crate) fn segment_cache(&self, model: &str, cache: &SegmentCache) {
+        let labels = ModelLabels { model: model.to_owned() };
+        let SegmentCacheMetrics { hits, misses, bytes } = &self.segment_cache;
+        hits.get_or_create(&labels).inner().store(cache.hits, Ordering::Relaxed);
+        misses.get_or_create(&labels).inner().store(cache.misses, Ordering::Relaxed);
+        bytes.get_or_create(&labels).set(cache.bytes as i64);
+    }
+
     pub(crate) fn backend_healthy(&self, backend: &str, healthy: bool) {
         self.backend_healthy.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(healthy));
     }
@@ -186,6 +231,18 @@ impl Metrics {
 
     pub(crate) fn retry(&self) {
         self.retries.inc();
+    }
+}
+
+impl SegmentCacheMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "segment_cache_hits",
+            "Texts between added tokens whose ids were reused, as those of a chat's earlier turns",
+            self.hits.clone(),
+        );
+        registry.register("segment_cache_misses", "Texts between added tokens that were encoded", self.misses.clone());
+        registry.register("segment_cache_bytes", "Bytes held by that cache", self.bytes.clone());
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use semmoe_engines::Dialect;
 use semmoe_routing::{Policy, Settings};
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, Tokenizer};
+use semmoe_text::{ChatTemplate, Scorer, Tokenizer};
 
 use crate::backend::Backend;
 use crate::error::RequestError;
@@ -60,6 +60,8 @@ pub(crate) struct Member {
 /// Tables in use.
 pub(crate) struct LoadedTables {
     pub(crate) tables: Tables,
+    /// T, made ready to be summed.
+    pub(crate) scorer: Scorer,
     /// The file, or `None` for an upload.
     pub(crate) path: Option<PathBuf>,
     /// Generation of the snapshot that brought them.
@@ -106,11 +108,16 @@ impl Snapshot {
     }
 
     /// The next snapshot, with other tables for one backend. Online prices start again from all tables' prices.
-    pub(crate) fn with_tables(&self, (model, member): (usize, usize), tables: Tables, path: Option<PathBuf>) -> Self {
+    pub(crate) fn with_tables(
+        &self,
+        (model, member): (usize, usize),
+        (tables, scorer): (Tables, Scorer),
+        path: Option<PathBuf>,
+    ) -> Self {
         let mut next = self.next();
         let generation = next.generation;
         let model = Arc::make_mut(&mut next.models[model]);
-        model.members[member].tables = Some(Arc::new(LoadedTables { tables, path, generation }));
+        model.members[member].tables = Some(Arc::new(LoadedTables { tables, scorer, path, generation }));
         model.pool.reset_prices(&pool_members(&model.members));
         next
     }

@@ -11,6 +11,7 @@ use semmoe_engines::probe::Probe;
 use semmoe_engines::verify::Pins;
 use semmoe_engines::{Dialect, Route};
 use semmoe_tables::Tables;
+use semmoe_text::Scorer;
 use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health};
@@ -31,6 +32,9 @@ pub(crate) struct Core {
     pub(crate) config: Config,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
     pub(crate) scoring: Arc<Semaphore>,
+    /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
+    /// long prompts do not wait behind them.
+    pub(crate) scoring_huge: Arc<Semaphore>,
     draining: AtomicBool,
     pub(crate) started_unix_seconds: u64,
 }
@@ -49,6 +53,7 @@ impl Core {
             metrics,
             config,
             scoring: Arc::new(Semaphore::new(cores)),
+            scoring_huge: Arc::new(Semaphore::new(1)),
             draining: AtomicBool::new(false),
             started_unix_seconds: started.map_or(0, |since| since.as_secs()),
         }
@@ -105,6 +110,22 @@ impl Core {
         Ok(())
     }
 
+    /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another tokenizer
+    /// or chat template than the gateway, and scores are not of what it runs.
+    pub(crate) fn note_count(&self, backend: &Backend, counted: u64, told: u64) {
+        let differ = self.metrics.prompt_tokens(&backend.name, counted == told);
+        // The first one, and ever fewer of those that follow.
+        if differ.is_power_of_two() && counted != told {
+            tracing::warn!(
+                backend = backend.name,
+                counted,
+                told,
+                differ,
+                "the engine counts other prompt tokens: is its tokenizer or chat template another one?"
+            );
+        }
+    }
+
     /// Adds what an answer or the loads say about a backend's pins.
     pub(crate) fn note_pin(&self, backend: &Backend, agrees: bool) {
         if !agrees {
@@ -151,6 +172,8 @@ impl Core {
         tables: Tables,
         path: Option<PathBuf>,
     ) -> Result<u64, Incompatible> {
+        // All the work is done before others have to wait.
+        let scorer = Scorer::new(&tables);
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let snapshot = self.snapshot();
         let model = &snapshot.models[at.0];
@@ -171,7 +194,7 @@ impl Core {
                 compat::expected_ranks(Some(&tables), configured.or(Some(member.ranks).filter(|ranks| *ranks > 0)))?;
             }
         }
-        let next = snapshot.with_tables(at, tables, path);
+        let next = snapshot.with_tables(at, (tables, scorer), path);
         let generation = next.generation;
         self.snapshot.store(Arc::new(next));
         self.metrics.generation(generation);

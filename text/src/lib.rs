@@ -1,7 +1,7 @@
 //! Tokenizers, chat templates, and the score of a prompt with T.
 //!
 //! Pure: no sockets, clock, environment or randomness. A request body goes through [`Prompt::from_json`] to token ids with
-//! [`prompt_ids`], and from there to [`score`]; an engine's answer goes back to text with [`IncrementalDecoder`].
+//! [`prompt_ids`], and from there to a [`Scorer`]; an engine's answer goes back to text with [`IncrementalDecoder`].
 
 mod error;
 mod fast;
@@ -15,9 +15,10 @@ mod template;
 mod tokenizer;
 
 pub use error::{Fault, TextError};
+pub use fast::SegmentCache;
 pub use pieces::SPACE_MARK;
 pub use prompt::{Limits, Prompt, Route, prompt_ids};
-pub use score::score;
+pub use score::Scorer;
 pub use semmoe_tables::Score;
 pub use stream::IncrementalDecoder;
 pub use template::ChatTemplate;

@@ -73,6 +73,15 @@ impl Prompt {
     }
 }
 
+impl Prompt {
+    /// Whether all of it is text or ids: no part of a message is an image, a sound or of another kind.
+    pub fn is_text_only(&self) -> bool {
+        let Prompt::Messages { messages, .. } = self else { return true };
+        let mut parts = messages.as_array().into_iter().flatten().filter_map(|message| message["content"].as_array());
+        parts.all(|parts| parts.iter().all(|part| part.is_string() || part["text"].is_string()))
+    }
+}
+
 fn present<'a>(body: &'a Value, name: &str) -> Option<&'a Value> {
     body.get(name).filter(|value| !value.is_null())
 }
@@ -154,21 +163,25 @@ pub fn prompt_ids(
     template: Option<&ChatTemplate>,
     limits: Limits,
 ) -> Result<Vec<Vec<u32>>, TextError> {
-    let texts = match prompt {
+    let bytes_within = |bytes| check("the prompt", bytes, "bytes", limits.text_bytes);
+    match prompt {
         Prompt::Messages { messages, tools, variables, add_generation_prompt } => {
             let template = template.ok_or(TextError::NoTemplate)?;
-            &vec![template.render_with(messages, tools.as_ref(), *add_generation_prompt, variables)?]
+            let text = template.render_with(messages, tools.as_ref(), *add_generation_prompt, variables)?;
+            bytes_within(text.len())?;
+            Ok(vec![tokenizer.encode(&text)?])
         }
-        Prompt::Texts(texts) => texts,
+        Prompt::Texts(texts) => {
+            check("the request", texts.len(), "prompts", limits.prompts)?;
+            bytes_within(texts.iter().map(String::len).sum())?;
+            texts.iter().map(|text| tokenizer.encode_prompt(text)).collect()
+        }
         Prompt::Ids(lists) => {
             check("the request", lists.len(), "prompts", limits.prompts)?;
             check("the prompt", lists.iter().map(Vec::len).sum(), "token ids", limits.ids)?;
-            return Ok(lists.clone());
+            Ok(lists.clone())
         }
-    };
-    check("the request", texts.len(), "prompts", limits.prompts)?;
-    check("the prompt", texts.iter().map(String::len).sum(), "bytes", limits.text_bytes)?;
-    texts.iter().map(|text| tokenizer.encode(text)).collect()
+    }
 }
 
 fn check(field: &'static str, found: usize, unit: &'static str, limit: usize) -> Result<(), TextError> {

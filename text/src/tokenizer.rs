@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use crate::fast::Fast;
+use crate::fast::{Fast, SegmentCache};
 use crate::{TextError, identity, pieces};
 
 /// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
@@ -61,15 +61,29 @@ impl Tokenizer {
 
     /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        match self.fast.as_ref().ok().and_then(|fast| fast.encode(text)) {
+        self.encode_with(text, false)
+    }
+
+    /// The ids of a prompt that is a text: with the special tokens that the tokenizer's file puts around one (a model may
+    /// begin with BOS), as engines add them. A chat template writes its own.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.encode_with(text, true)
+    }
+
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        match self.fast.as_ref().ok().and_then(|fast| fast.encode(text, special)) {
             Some(ids) => Ok(ids),
-            None => self.encode_by_oracle(text),
+            None => self.oracle(text, special),
         }
     }
 
     /// The same ids by the library that the engines use.
     pub fn encode_by_oracle(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        match self.inner.encode_fast(text, false) {
+        self.oracle(text, false)
+    }
+
+    fn oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        match self.inner.encode_fast(text, special) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(TextError::Tokenize { action: "encode", reason: one_line(&error.to_string()) }),
         }
@@ -81,6 +95,20 @@ impl Tokenizer {
             Ok(_) => Encoder::Fast,
             Err(reason) => Encoder::Oracle { reason },
         }
+    }
+
+    /// Keeps ids for up to `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs what is new in it.
+    /// Text between two added tokens is encoded on its own; its ids are found again by the text itself, whatever stood around
+    /// it. Zero switches this off. The oracle has no such cache.
+    pub fn cache_segments(&mut self, bytes: usize) {
+        if let Ok(fast) = &mut self.fast {
+            fast.cache_segments(bytes);
+        }
+    }
+
+    /// What that cache did so far; zeros without one.
+    pub fn segment_cache(&self) -> SegmentCache {
+        self.fast.as_ref().map_or_else(|_| SegmentCache::default(), Fast::segment_cache)
     }
 
     /// Texts so far that the fast library gave up on or is known to encode differently: the oracle encoded them.

@@ -39,6 +39,11 @@ async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String) {
 }
 
 async fn metrics(State(core): State<Arc<Core>>) -> Response {
+    for model in &core.snapshot().models {
+        if let Some(text) = &model.text {
+            core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache());
+        }
+    }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], core.metrics.encode()).into_response()
 }

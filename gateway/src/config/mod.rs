@@ -125,5 +125,6 @@ pub(crate) struct HealthConfig {
 pub(crate) struct RoutingConfig {
     pub(crate) trust_client_pins: bool,
     pub(crate) offload_bytes: usize,
+    pub(crate) segment_cache_bytes: usize,
     pub(crate) settings: semmoe_routing::Settings,
 }

@@ -187,13 +187,20 @@ pub struct RawRouting {
     pub trust_client_pins: bool,
     /// Bodies from this size on are scored off the threads that do network I/O.
     pub offload_bytes: usize,
+    /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
+    pub segment_cache_bytes: usize,
     /// The policies' own numbers.
     pub settings: semmoe_routing::Settings,
 }
 
 impl Default for RawRouting {
     fn default() -> Self {
-        Self { trust_client_pins: false, offload_bytes: 8 << 10, settings: semmoe_routing::Settings::default() }
+        Self {
+            trust_client_pins: false,
+            offload_bytes: 8 << 10,
+            segment_cache_bytes: 32 << 20,
+            settings: semmoe_routing::Settings::default(),
+        }
     }
 }
 

@@ -272,6 +272,7 @@ fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
     Ok(RoutingConfig {
         trust_client_pins: raw.trust_client_pins,
         offload_bytes: raw.offload_bytes,
+        segment_cache_bytes: raw.segment_cache_bytes,
         settings: raw.settings.clone(),
     })
 }

@@ -1,7 +1,7 @@
 //! The data plane: one way for every route.
 //!
 //! body ([`body`]) -> model, evidence, pins stripped ([`read`]) -> backend and rank ([`place`]) -> engine and back
-//! ([`relay`], [`stream`], [`sse`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
+//! ([`relay`], [`stream`], [`sse`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
 //! counts it, however it ends.
 
 mod body;
@@ -12,6 +12,7 @@ mod relay;
 mod sse;
 mod stream;
 mod ticket;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Instant;

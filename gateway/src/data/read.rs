@@ -23,6 +23,8 @@ use crate::state::Core;
 
 /// Names the model where the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
+/// A body of this size, if it is one word, takes a tenth of a second and more to encode.
+const HUGE_BYTES: usize = 256 << 10;
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
 const BYTES_PER_TOKEN: u64 = 4;
 /// Fields that carry a prompt in a form that only the engine reads.
@@ -34,6 +36,8 @@ pub(crate) struct Job {
     pub(crate) body: Stripped,
     /// Prompt tokens, estimated where the prompt was not tokenized.
     pub(crate) tokens: u64,
+    /// Prompt tokens where all of the prompt was tokenized, to compare with the engine's count.
+    pub(crate) counted: Option<u64>,
     /// Expected local share per slot of the model's pool; `None` without evidence.
     pub(crate) share: Option<Vec<f64>>,
     /// A pin of the client, where clients are trusted.
@@ -48,6 +52,20 @@ enum Unscored {
     Open { reason: &'static str, cause: String },
 }
 
+/// What a prompt says.
+struct Scored {
+    tokens: u64,
+    counted: Option<u64>,
+    share: Option<Vec<f64>>,
+}
+
+impl Scored {
+    /// Of a prompt that was not tokenized.
+    fn unseen(body: &[u8]) -> Self {
+        Self { tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(1), counted: None, share: None }
+    }
+}
+
 pub(crate) async fn read(
     core: &Arc<Core>,
     route: Route,
@@ -57,13 +75,15 @@ pub(crate) async fn read(
     let snapshot = core.snapshot();
     let headers = headers.clone();
     let offload = body.len() >= core.config.routing.offload_bytes;
+    let body_is_huge = body.len() >= HUGE_BYTES;
     let core_too = Arc::clone(core);
     let work = move || read_now(&core_too, &snapshot, route, &headers, &body);
     if !offload {
         return work();
     }
-    // Neither end can fail: the semaphore is never closed, and `read_now` lets no panic out of scoring.
-    let permit = Arc::clone(&core.scoring).acquire_owned().await;
+    // No end can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
+    let lane = if body_is_huge { &core.scoring_huge } else { &core.scoring };
+    let permit = Arc::clone(lane).acquire_owned().await;
     let done = tokio::task::spawn_blocking(move || {
         let _permit = permit;
         work()
@@ -82,20 +102,16 @@ fn read_now(
     let model = snapshot.model(model_name(route, headers, body)?.as_deref())?;
     let client_pin =
         if core.config.routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
-    let (tokens, share) = match score(model, route, body) {
+    let Scored { tokens, counted, share } = match score(model, route, body) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(error),
         Err(Unscored::Open { reason, cause }) => {
             core.metrics.score_failure(reason);
             tracing::warn!(model = model.name, %route, reason, cause, "prompt not scored, routed by load");
-            (estimate(body), None)
+            Scored::unseen(body)
         }
     };
-    Ok(Job { model: Arc::clone(model), body: stripped, tokens, share, client_pin })
-}
-
-fn estimate(body: &[u8]) -> u64 {
-    (body.len() as u64 / BYTES_PER_TOKEN).max(1)
+    Ok(Job { model: Arc::clone(model), body: stripped, tokens, counted, share, client_pin })
 }
 
 /// The name in the body, or else in the header.
@@ -123,14 +139,14 @@ fn trusted_pin(model: &Model, route: Route, headers: &HeaderMap, body: &[u8]) ->
 }
 
 /// Tokens, and the expected share per slot. A body that no policy wants scored is only checked to be JSON.
-fn score(model: &Model, route: Route, body: &[u8]) -> Result<(u64, Option<Vec<f64>>), Unscored> {
+fn score(model: &Model, route: Route, body: &[u8]) -> Result<Scored, Unscored> {
     let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
     // Values that are skipped are not looked at closely enough by the parser to see that they are no text.
     let body = std::str::from_utf8(body).map_err(|error| not_json(error.to_string()))?;
     let text = model.text.as_deref().filter(|_| model.policy.needs_share());
     let (Some(text), Some(route)) = (text, text_route(route)) else {
         let checked = serde_json::from_str::<IgnoredAny>(body);
-        return checked.map(|_| (estimate(body.as_bytes()), None)).map_err(|error| not_json(error.to_string()));
+        return checked.map(|_| Scored::unseen(body.as_bytes())).map_err(|error| not_json(error.to_string()));
     };
     let value: Value = serde_json::from_str(body).map_err(|error| not_json(error.to_string()))?;
     // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
@@ -151,17 +167,15 @@ fn text_route(route: Route) -> Option<semmoe_text::Route> {
     }
 }
 
-fn score_prompt(
-    model: &Model,
-    text: &Text,
-    route: semmoe_text::Route,
-    body: &Value,
-) -> Result<(u64, Option<Vec<f64>>), TextError> {
+fn score_prompt(model: &Model, text: &Text, route: semmoe_text::Route, body: &Value) -> Result<Scored, TextError> {
     let prompt = Prompt::from_json(route, body)?;
     let prompts = semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_ref(), Limits::default())?;
     // Several prompts of one request run on one rank: they are scored as one.
     let ids = prompts.concat();
-    Ok(((ids.len() as u64).max(1), shares(model, &ids)))
+    let tokens = ids.len() as u64;
+    // Engines count the prompt once for each of several answers, and images by a rule of their own.
+    let counted = Some(tokens).filter(|_| prompts.len() == 1 && prompt.is_text_only());
+    Ok(Scored { tokens: tokens.max(1), counted, share: shares(model, &ids) })
 }
 
 /// One share per slot, backend after backend; backends that run the same tables are scored once.
@@ -169,12 +183,13 @@ fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
     let mut scored: Vec<(&str, Vec<f64>)> = Vec::new();
     let mut all = Vec::new();
     for member in &model.members {
-        let tables = &member.tables.as_ref()?.tables;
-        let known = scored.iter().position(|(digest, _)| *digest == tables.digest());
+        let loaded = member.tables.as_ref()?;
+        let digest = loaded.tables.digest();
+        let known = scored.iter().position(|(other, _)| *other == digest);
         let at = match known {
             Some(at) => at,
             None => {
-                scored.push((tables.digest(), semmoe_text::score(tables, ids).share()?));
+                scored.push((digest, loaded.scorer.score(ids).share()?));
                 scored.len() - 1
             }
         };

@@ -17,8 +17,9 @@ use crate::state::Core;
 
 use super::place::{Placed, place};
 use super::read::Job;
-use super::stream::{Expected, RelayBody};
+use super::stream::RelayBody;
 use super::ticket::Ticket;
+use super::watch::{Expected, Watch};
 
 const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
@@ -40,12 +41,11 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 /// The head of an engine's answer, and where it came from.
 pub(crate) struct Answer {
     response: Response<Incoming>,
-    backend: Arc<Backend>,
+    /// What is to be seen in its body, and who sends it.
+    watch: Watch,
     /// `None` where the engine chose it, or is known to have ignored the pin.
     rank: Option<RankId>,
     policy: &'static str,
-    /// The rank that the answer should name in its meta data.
-    expected: Option<Expected>,
 }
 
 pub(crate) async fn relay(
@@ -82,8 +82,10 @@ pub(crate) async fn relay(
         }
         match core.client.send_within(request, core.config.timeouts.first_byte).await {
             Ok(response) => {
-                let expected = echo(core, backend, &response, expected);
-                return Ok(Answer { response, backend: Arc::clone(backend), rank: told, policy, expected });
+                let rank = echo(core, backend, &response, expected);
+                let counted = job.counted.filter(|_| response.status().is_success());
+                let watch = Watch { backend: Arc::clone(backend), rank, counted };
+                return Ok(Answer { response, watch, rank: told, policy });
             }
             Err(cause) => {
                 ticket.unplace();
@@ -166,14 +168,14 @@ fn path(route: Route, head: &Parts) -> String {
 
 /// The engine's answer with our three headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, backend, rank, policy, expected } = answer;
+    let Answer { response, watch, rank, policy } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
     for name in [BACKEND, RANK, POLICY] {
         head.headers.remove(name);
     }
     // The name was checked with the configuration; one that is no header value is left out.
-    if let Ok(name) = HeaderValue::from_str(&backend.name) {
+    if let Ok(name) = HeaderValue::from_str(&watch.backend.name) {
         head.headers.insert(BACKEND, name);
     }
     if let Some(rank) = rank {
@@ -185,7 +187,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
         // An error event may make it longer.
         head.headers.remove(header::CONTENT_LENGTH);
     }
-    let relayed = RelayBody::new(body, events, head.status.as_u16(), backend, ticket, expected);
+    let relayed = RelayBody::new(body, events, head.status.as_u16(), watch, ticket);
     let mut response = Response::new(relayed);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

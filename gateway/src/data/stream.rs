@@ -1,48 +1,18 @@
 //! The body of an answer on its way to the client: frame by frame, with back-pressure, watched.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use semmoe_engines::verify::rank_in_meta;
-use semmoe_engines::{Carrier, Dialect, Route};
-use semmoe_tables::RankId;
 use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep};
 
-use crate::backend::Backend;
-
 use super::sse::Events;
 use super::ticket::Ticket;
-
-/// Pieces of an answer that are looked at for the rank; it stands in the first one as a rule.
-const LOOKED_AT: u8 = 8;
-
-/// The rank on which a pinned request should run.
-pub(crate) struct Expected {
-    /// As the engine counts.
-    pub(crate) wire_rank: u32,
-    /// Whether the answer's meta data tell the rank, in the dialects that do.
-    pub(crate) in_meta: bool,
-    looks_left: u8,
-}
-
-impl Expected {
-    /// `None` where there is no pin to verify.
-    pub(crate) fn new(dialect: &Dialect, route: Route, rank: RankId) -> Option<Self> {
-        match dialect.carrier(route) {
-            Ok(Carrier::Header | Carrier::Field(_)) => {
-                let in_meta = route == Route::Generate;
-                Some(Self { wire_rank: dialect.wire_rank(rank), in_meta, looks_left: LOOKED_AT })
-            }
-            Ok(Carrier::Url) | Err(_) => None,
-        }
-    }
-}
+use super::watch::Watch;
 
 /// The engine broke off in an answer that has no place for an error: the connection to the client is closed.
 #[derive(Debug, thiserror::Error)]
@@ -64,22 +34,13 @@ pub(crate) struct RelayBody {
     /// looked for while he reads, never makes the engine look silent.
     waiting: bool,
     status: u16,
-    backend: Arc<Backend>,
+    watch: Watch,
     ticket: Ticket,
-    /// The rank that is to be found in it.
-    expected: Option<Expected>,
     ended: bool,
 }
 
 impl RelayBody {
-    pub(crate) fn new(
-        upstream: Incoming,
-        events: bool,
-        status: u16,
-        backend: Arc<Backend>,
-        ticket: Ticket,
-        expected: Option<Expected>,
-    ) -> Self {
+    pub(crate) fn new(upstream: Incoming, events: bool, status: u16, watch: Watch, ticket: Ticket) -> Self {
         let idle_limit = ticket.core().config.timeouts.idle;
         let mut body = Self {
             upstream,
@@ -88,9 +49,8 @@ impl RelayBody {
             idle_limit,
             waiting: false,
             status,
-            backend,
+            watch,
             ticket,
-            expected,
             ended: false,
         };
         body.finish_at_end();
@@ -104,22 +64,8 @@ impl RelayBody {
         }
     }
 
-    /// Looks for the rank in a piece of the answer.
-    fn verify_pin(&mut self, piece: &[u8]) {
-        let Some(expected) = &mut self.expected else { return };
-        let found = rank_in_meta(piece);
-        expected.looks_left -= 1;
-        let (wire_rank, done) = (expected.wire_rank, expected.looks_left == 0);
-        if let Some(found) = found {
-            self.ticket.core().note_pin(&self.backend, found == wire_rank);
-        }
-        if done || found.is_some() {
-            self.expected = None;
-        }
-    }
-
     fn data(&mut self, data: Bytes) -> Option<Frame<Bytes>> {
-        self.verify_pin(&data);
+        self.watch.look(self.ticket.core(), &data);
         let now = match &mut self.events {
             None => data,
             Some(events) => events.push(data),
@@ -139,8 +85,8 @@ impl RelayBody {
     fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, BrokenOff> {
         self.ended = true;
         self.ticket.finish(502);
-        self.backend.suspect();
-        let backend = self.backend.name.clone();
+        self.watch.backend.suspect();
+        let backend = self.watch.backend.name.clone();
         tracing::warn!(backend, cause, "answer broke off");
         let broken = BrokenOff { backend, cause };
         if !self.events.as_mut().is_some_and(Events::cut_off) {

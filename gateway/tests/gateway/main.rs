@@ -3,6 +3,7 @@
 
 mod backends;
 mod bodies;
+mod counts;
 mod dialects;
 mod pins;
 mod placement;

@@ -149,6 +149,8 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         "/health" | "/v1/models" => {
             return StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response();
         }
+        // What the gateway asks of its own accord is no request; this engine does not tell.
+        "/v1/loads" | "/metrics" => return StatusCode::NOT_FOUND.into_response(),
         "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),
         _ => {}
     }
@@ -184,6 +186,16 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             let headers =
                 [("x-upstream", "yes"), ("x-semmoe-rank", "99"), ("connection", "x-private"), ("x-private", "1")];
             (headers, Json(json!({ "path": path, "length": body.len() }))).into_response()
+        }
+        usage if usage.starts_with("usage") => {
+            watch.done = true;
+            let (kind, tokens) = usage.split_once(' ').unwrap();
+            let usage = json!({ "choices": [], "usage": { "prompt_tokens": tokens.parse::<u64>().unwrap() } });
+            if kind == "usage" {
+                return Json(usage).into_response();
+            }
+            let events = format!("data: {{\"choices\":[]}}\n\ndata: {usage}\n\ndata: [DONE]\n\n");
+            ([("content-type", "text/event-stream")], events).into_response()
         }
         status => {
             watch.done = true;

@@ -1,0 +1,76 @@
+//! Numbers that engines tell about a request, looked for in pieces of the answer as they pass, without parsing it.
+//!
+//! A piece may be JSON or server-sent events. One that is cut inside the number tells nothing. Text cannot pretend to be
+//! a key, as quotes in it are escaped.
+
+/// The rank in `meta_info.dp_rank` of SGLang's `/generate` (since 0.5.10).
+pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
+    u32::try_from(number_after(piece, b"\"dp_rank\"")?).ok()
+}
+
+/// The prompt's tokens as the engine counted them: `usage.prompt_tokens` of the OpenAI routes (in streams the last event has
+/// it, if the client asked for it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
+pub fn prompt_tokens(piece: &[u8]) -> Option<u64> {
+    number_after(piece, b"\"prompt_tokens\"")
+}
+
+/// The whole number behind the first `key`, with its quotes.
+fn number_after(piece: &[u8], key: &[u8]) -> Option<u64> {
+    let at = piece.windows(key.len()).position(|window| window == key)?;
+    if at > 0 && piece[at - 1] == b'\\' {
+        return None;
+    }
+    let rest = skip_space(&piece[at + key.len()..]);
+    let rest = skip_space(rest.strip_prefix(b":")?);
+    let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+fn skip_space(bytes: &[u8]) -> &[u8] {
+    &bytes[bytes.iter().position(|byte| !byte.is_ascii_whitespace()).unwrap_or(bytes.len())..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ranks_in_answers() {
+        for (piece, rank) in [
+            (r#"{"text":"a","meta_info":{"id":"x","dp_rank":3,"e2e_latency":0.1}}"#, Some(3)),
+            ("data: {\"meta_info\": {\"dp_rank\" : 12}}\n\n", Some(12)),
+            (r#"{"meta_info":{"dp_rank":1"#, None),
+            (r#"{"meta_info":{"dp_rank":null}}"#, None),
+            (r#"{"text":"\"dp_rank\":7,"}"#, None),
+            (r#"{"text":"\"dp_rank","x":1}"#, None),
+            (r#"{"meta_info":{"dp_rank":99999999999}}"#, None),
+            ("\"dp_rank\"", None),
+            ("", None),
+        ] {
+            assert_eq!(rank_in_meta(piece.as_bytes()), rank, "{piece}");
+        }
+    }
+
+    #[test]
+    fn prompt_tokens_in_answers() {
+        for (piece, tokens) in [
+            (r#"{"usage":{"prompt_tokens":12,"total_tokens":14,"completion_tokens":2}}"#, Some(12)),
+            (r#"{"usage":{"prompt_tokens_details":null,"prompt_tokens": 7}}"#, Some(7)),
+            ("data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9}}\n\ndata: [DONE]\n\n", Some(9)),
+            (r#"{"meta_info":{"prompt_tokens":5,"dp_rank":1}}"#, Some(5)),
+            (r#"{"usage":{"prompt_tokens":1"#, None),
+            (r#"{"usage":null}"#, None),
+            (r#"{"text":"\"prompt_tokens\":3,"}"#, None),
+        ] {
+            assert_eq!(prompt_tokens(piece.as_bytes()), tokens, "{piece}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_piece_ends_without_panic(piece in "[\"dp_rank:0-9\\\\ {}]{0,40}") {
+            let _ = rank_in_meta(piece.as_bytes());
+        }
+    }
+}

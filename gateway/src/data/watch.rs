@@ -1,0 +1,68 @@
+//! What an answer's pieces are looked at for: the rank that a pin should have led to, and the prompt's length as the
+//! engine counts it.
+
+use std::sync::Arc;
+
+use semmoe_engines::pieces::{prompt_tokens, rank_in_meta};
+use semmoe_engines::{Carrier, Dialect, Route};
+use semmoe_tables::RankId;
+
+use crate::backend::Backend;
+use crate::state::Core;
+
+/// Pieces of an answer that are looked at for the rank; it stands in the first one as a rule.
+const LOOKED_AT: u8 = 8;
+
+/// The rank on which a pinned request should run.
+pub(crate) struct Expected {
+    /// As the engine counts.
+    pub(crate) wire_rank: u32,
+    /// Whether the answer's meta data tell the rank, in the dialects that do.
+    pub(crate) in_meta: bool,
+    looks_left: u8,
+}
+
+impl Expected {
+    /// `None` where there is no pin to verify.
+    pub(crate) fn new(dialect: &Dialect, route: Route, rank: RankId) -> Option<Self> {
+        match dialect.carrier(route) {
+            Ok(Carrier::Header | Carrier::Field(_)) => {
+                let in_meta = route == Route::Generate;
+                Some(Self { wire_rank: dialect.wire_rank(rank), in_meta, looks_left: LOOKED_AT })
+            }
+            Ok(Carrier::Url) | Err(_) => None,
+        }
+    }
+}
+
+/// What is still to be found in one answer.
+pub(crate) struct Watch {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) rank: Option<Expected>,
+    /// The prompt's tokens as they were counted here.
+    pub(crate) counted: Option<u64>,
+}
+
+impl Watch {
+    pub(crate) fn look(&mut self, core: &Core, piece: &[u8]) {
+        self.look_for_rank(core, piece);
+        let Some(counted) = self.counted else { return };
+        if let Some(told) = prompt_tokens(piece) {
+            core.note_count(&self.backend, counted, told);
+            self.counted = None;
+        }
+    }
+
+    fn look_for_rank(&mut self, core: &Core, piece: &[u8]) {
+        let Some(expected) = &mut self.rank else { return };
+        let found = rank_in_meta(piece);
+        expected.looks_left -= 1;
+        let (wire_rank, done) = (expected.wire_rank, expected.looks_left == 0);
+        if let Some(found) = found {
+            core.note_pin(&self.backend, found == wire_rank);
+        }
+        if done || found.is_some() {
+            self.rank = None;
+        }
+    }
+}
