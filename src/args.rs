@@ -312,6 +312,23 @@ pub(crate) struct SolveArgs {
     /// expert load, experts move whatever they cost.
     #[arg(long, value_name = "C", requires = "warm_start", default_value_t = semmoe_solver::WarmStart::DEFAULT_COST)]
     pub(crate) migration_cost: f64,
+    /// Nodes that the groups are on, G/M neighbours each: an activation on another group of the node costs 1, on another node
+    /// --inter-cost. Must divide the groups.
+    ///
+    /// Made best is then the cost, not the local rate alone; the report has the share of activations that stay on their node.
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) nodes: Option<u16>,
+    /// What an activation on another node costs, in units of one on another group of the same node.
+    ///
+    /// About the ratio of NVLink's and the network's bandwidth per GPU: 3.2 on H800, up to 9 on H100 and H200 nodes.
+    #[arg(long, value_name = "X", requires = "nodes", default_value_t = semmoe_solver::Nodes::DEFAULT_INTER_COST)]
+    pub(crate) inter_cost: f64,
+    /// `n_group` of the model's config.json (DeepSeek-V2 and -V3): a router that limits a token to a few of these groups of
+    /// neighbouring experts limits it to as many nodes, if whole groups stay on one node.
+    ///
+    /// With --nodes they stay on one node. Without it they stay where `tables permute` can keep them whole, which it must.
+    #[arg(long, value_name = "N_GROUP", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) gating_groups: u16,
     /// Stop after this many seconds with the best found so far, as Ctrl-C does; what is written then depends on the
     /// machine's speed.
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]
@@ -336,6 +353,9 @@ pub(crate) struct EvaluateArgs {
     /// Judge on this profile.
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
+    /// Nodes that the groups are on, G/M neighbours each: tells what leaves its node [default: those that were solved for].
+    #[arg(long, value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) nodes: Option<u16>,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use semmoe_solver::{
-    EvalInput, EvalOptions, Evaluation, GivenPlacement, Objective, RequestFigures, SolveOptions, evaluate, solve,
+    EvalInput, EvalOptions, Evaluation, GivenPlacement, Nodes, Objective, RequestFigures, SolveOptions, evaluate, solve,
 };
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 
@@ -20,10 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
     let redundant = flag(&mut arguments, "--redundant")?.unwrap_or(0);
     let placement = placement(&mut arguments)?;
+    let (nodes, judge_nodes) = nodes(&mut arguments)?;
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
             "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
-             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin]"
+             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin] [--nodes M] [--inter-cost X] [--judge-nodes M]"
                 .into(),
         );
     };
@@ -48,6 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 threads: 2,
                 redundant,
                 placement: placement.clone(),
+                nodes,
                 token_margin,
                 expert_load_limit,
                 ..SolveOptions::new(groups, attention, provenance.clone())
@@ -71,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let judged = evaluate(
                 &solved.tables,
                 EvalInput::Trace(&other),
-                &EvalOptions { token_margin, ..EvalOptions::default() },
+                &EvalOptions { token_margin, nodes: judge_nodes, ..EvalOptions::default() },
             )?;
             print_judged(&judged);
         }
@@ -89,6 +91,11 @@ fn print_judged(judged: &Evaluation) {
         judged.expert_load_imbalance_max_over_median,
         judged.token_imbalance
     ));
+    if let (Some(rate), Some(inter)) = (judged.node_local_rate, judged.inter_node_activations_per_token) {
+        print(&format!(
+            "    out: on the own node {rate:.4}, on other nodes {inter:.3} activations per token and layer"
+        ));
+    }
     let references = [
         ("argmax", judged.argmax),
         ("windows", judged.windowed),
@@ -118,6 +125,14 @@ fn placement(arguments: &mut Vec<String>) -> Result<Option<GivenPlacement>, Box<
         Some("round_robin") => Ok(Some(GivenPlacement::RoundRobin)),
         Some(other) => Err(format!("--placement takes linear or round_robin, not {other}").into()),
     }
+}
+
+/// Those to solve for, and those to judge by.
+fn nodes(arguments: &mut Vec<String>) -> Result<(Option<Nodes>, Option<u16>), Box<dyn Error>> {
+    let nodes: Option<u16> = flag(arguments, "--nodes")?;
+    let inter_cost = flag(arguments, "--inter-cost")?.unwrap_or(Nodes::DEFAULT_INTER_COST);
+    let judge_nodes = flag(arguments, "--judge-nodes")?.or(nodes);
+    Ok((nodes.map(|nodes| Nodes { nodes, inter_cost }), judge_nodes))
 }
 
 /// Takes `name VALUE` out of the arguments.

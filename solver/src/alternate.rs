@@ -8,8 +8,9 @@ use crate::problem::Problem;
 use crate::replicate::replicas_not_reached;
 use crate::seeds::seed_plan;
 use crate::swaps::swap_pass;
+use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
-use crate::unit_step::{PROFIT_ONE, unit_profits, unit_step};
+use crate::unit_step::{PROFIT_ONE, unit_step, weighed_profits};
 
 /// Who is told of a start's progress, and who may end it.
 #[derive(Clone, Copy)]
@@ -35,6 +36,8 @@ pub(crate) struct Limits {
     pub(crate) swap_passes: u32,
     /// Experts per group and layer with replicas; none without.
     pub(crate) slots: Option<usize>,
+    /// How the groups lie to each other.
+    pub(crate) topology: Topology,
 }
 
 /// A placement, the exact unit plan for it, and their value.
@@ -54,7 +57,7 @@ pub(crate) struct Clustering {
 }
 
 impl Clustering {
-    /// Local activations less what the moves cost.
+    /// Local activations (with nodes their values) less what the moves cost.
     fn worth(&self) -> i128 {
         self.plan.primal - self.penalty
     }
@@ -85,7 +88,7 @@ impl Clustering {
     }
 }
 
-/// A plan's value as a fraction of all activations.
+/// A plan's value as a fraction of all activations: the local rate where only the own group has a value.
 pub(crate) fn local_rate(value: i128, problem: &Problem) -> f64 {
     value as f64 / PROFIT_ONE / problem.total_activations() as f64
 }
@@ -142,7 +145,7 @@ pub(crate) fn bring_home(
     watch: Watch<'_>,
 ) -> Clustering {
     let mut start = Start { problem, capacity, limits, home: Some(home), watch, iterations: found.iterations };
-    let best = start.alternate(home.relabelled(found, limits.groups));
+    let best = start.alternate(home.relabelled(found, &limits));
     let best = start.swap(best);
     Clustering { iterations: start.iterations, ..best }
 }
@@ -150,7 +153,7 @@ pub(crate) fn bring_home(
 /// The exact unit step where the experts are, and nothing else.
 pub(crate) fn stay(problem: &Problem, capacity: &[u64], (limits, home): (Limits, &Home)) -> Clustering {
     let group_of = home.group_of().to_vec();
-    let profit = unit_profits(problem, &group_of, limits.groups);
+    let profit = weighed_profits(problem, &group_of, (limits.groups, limits.topology));
     let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.solve(None);
     let load_excess = load_excess(problem, &group_of, limits);
     Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
@@ -175,7 +178,7 @@ pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], (limits, home): (
     let each = problem.experts / limits.groups;
     let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
     let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of().to_vec());
-    let profit = unit_profits(problem, &group_of, limits.groups);
+    let profit = weighed_profits(problem, &group_of, (limits.groups, limits.topology));
     let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
     let load_excess = load_excess(problem, &group_of, limits);
     let contiguous =
@@ -192,7 +195,7 @@ impl Start<'_> {
             return None;
         }
         self.iterations += 1;
-        let plan = unit_step(self.problem, &group_of, self.capacity, price, self.watch.stop)?;
+        let plan = unit_step(self.problem, &group_of, (self.capacity, &self.limits), price, self.watch.stop)?;
         let load_excess = load_excess(self.problem, &group_of, self.limits);
         let penalty = self.home.map_or(0, |home| home.penalty(&group_of));
         Some(Clustering { group_of, plan, load_excess, iterations: self.iterations, replicas: None, penalty })

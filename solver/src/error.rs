@@ -71,6 +71,18 @@ pub enum SolveError {
         /// That of the problem.
         expected: String,
     },
+    /// Things that cannot be dealt out in equal parts.
+    #[error("{found} {what} cannot be dealt evenly {among}, expected one of {valid:?}")]
+    NotEven {
+        /// "nodes", "gating groups".
+        what: &'static str,
+        /// How many were asked for.
+        found: u16,
+        /// Among what, in words.
+        among: String,
+        /// How many would do.
+        valid: Vec<u16>,
+    },
     /// An option outside its range.
     #[error("option `{option}` is {found}, expected {expected}")]
     BadOption {

@@ -11,6 +11,7 @@ use crate::hosts::Hosts;
 use crate::options::EvalOptions;
 use crate::report::Unit;
 use crate::tally::Tally;
+use crate::topology::check_nodes;
 use crate::{eval_requests, eval_tokens};
 
 /// The traffic to judge tables on; better not the one they were solved on.
@@ -34,6 +35,12 @@ pub struct Evaluation {
     pub lar_per_layer: Vec<Option<f64>>,
     /// The same with every token or request on a random rank: the expected value.
     pub lar_random: f64,
+    /// Share of activations on the own node; where nodes are known, from the options or the tables' solver.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_local_rate: Option<f64>,
+    /// Activations on other nodes, mean over tokens and layers; of the top-k.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inter_node_activations_per_token: Option<f64>,
     /// Ranks other than its own that a token is sent to, mean over tokens and layers; null for a profile, whose
     /// counts do not say which experts were activated together.
     pub remote_ranks_per_token: Option<f64>,
@@ -88,6 +95,12 @@ pub(crate) struct Judged {
     pub(crate) batch_optimum: Option<RequestFigures>,
 }
 
+/// The nodes that tables were solved for, by what their solver says of itself.
+fn solved_nodes(solver: &str) -> Option<u16> {
+    let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
+    solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
+}
+
 /// Judges tables on a trace or a profile of the same model.
 ///
 /// With a trace and attention dp every policy of `options` is simulated with semmoe-routing's own code: a request is
@@ -102,7 +115,9 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         EvalInput::Profile(profile) => (profile.model(), "profile"),
     };
     tables.model().check_compatible(model)?;
-    let hosts = Hosts::new(tables);
+    let nodes = options.nodes.or_else(|| solved_nodes(tables.solver()));
+    nodes.iter().try_for_each(|&nodes| check_nodes(nodes, tables.groups()))?;
+    let hosts = Hosts::new(tables, nodes);
     let judged = match (input, tables.attention()) {
         (EvalInput::Trace(trace), Attention::Dp) => eval_requests::judge(tables, &hosts, trace, options)?,
         (EvalInput::Trace(trace), Attention::Tp) => eval_tokens::judge_trace(tables, &hosts, trace),
@@ -119,6 +134,11 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         lar: judged.tally.lar(),
         lar_per_layer: judged.tally.lar_per_layer(),
         lar_random: judged.tally.lar_random(&hosts),
+        node_local_rate: judged.tally.node_local_rate(),
+        inter_node_activations_per_token: judged
+            .tally
+            .node_local_rate()
+            .map(|rate| (1.0 - rate) * f64::from(model.top_k)),
         remote_ranks_per_token: judged.tally.remote_ranks_per_token(),
         expert_load_imbalance: mean(|spread| spread.max_over_mean),
         expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),

@@ -55,8 +55,9 @@ pub(crate) fn expert_step(
     home: Option<&Home>,
     current: Option<&[u16]>,
 ) -> Vec<u16> {
-    let Limits { groups, max_over_mean, .. } = *limits;
+    let Limits { groups, max_over_mean, topology, .. } = *limits;
     let (mut gains, fraction_bits) = column_gains(problem, plan, groups);
+    topology.weigh(&mut gains);
     let experts = problem.experts;
     let mut group_of = Vec::with_capacity(problem.column_load.len());
     for (layer, gain) in gains.chunks_exact_mut(experts * groups).enumerate() {
@@ -65,8 +66,8 @@ pub(crate) fn expert_step(
         }
         let columns = layer * experts..(layer + 1) * experts;
         let load = &problem.column_load[columns.clone()];
-        let layer =
-            Layer { gain, load, groups, fraction_bits, cap: load_cap(load.iter().sum(), groups, max_over_mean) };
+        let cap = load_cap(load.iter().sum(), groups, max_over_mean);
+        let layer = Layer { gain, load, groups, topology, fraction_bits, cap };
         group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));
     }
     group_of

@@ -7,6 +7,7 @@ use super::*;
 use crate::alternate::{Clustering, Limits, Watch, local_rate, not_reached, run_start};
 use crate::load_limit::group_loads;
 use crate::swaps::passed;
+use crate::topology::Topology;
 use crate::unit_step::{mass_capacity, unit_step};
 
 /// A profile of `tokens` occurrences with random routes that depend on the token.
@@ -43,7 +44,7 @@ fn profile(layers: usize, experts: u16, top_k: u16, tokens: usize, seed: u64) ->
 }
 
 fn limits(groups: usize, max_over_mean: f64) -> Limits {
-    Limits { groups, max_over_mean, iterations: 30, swap_passes: 4, slots: None }
+    Limits { groups, max_over_mean, iterations: 30, swap_passes: 4, slots: None, topology: Topology::flat(groups) }
 }
 
 /// The best gain of one layer over all balanced assignments, by exhaustion; with those over the load cap left out.
@@ -82,7 +83,8 @@ proptest! {
         let load: Vec<u64> = (0..experts).map(|_| random.u64(0..100)).collect();
         let gain: Vec<i64> = (0..experts * groups).map(|_| random.i64(0..100) << 4).collect();
         let cap = load_cap(load.iter().sum(), groups, slack);
-        let layer = |cap| Layer { gain: &gain, load: &load, groups, fraction_bits: 4, cap };
+        let topology = Topology::flat(groups);
+        let layer = |cap| Layer { gain: &gain, load: &load, groups, topology, fraction_bits: 4, cap };
         let free = assign_within(&layer(u64::MAX), None);
         prop_assert_eq!(Some(value(&gain, &free, groups)), brute_force(&gain, &load, groups, u64::MAX));
 
@@ -99,15 +101,20 @@ proptest! {
     }
 
     #[test]
-    fn neither_step_loses(seed: u64, groups in prop::sample::select(vec![2usize, 4, 8]), margin in 0.0f64..0.2) {
+    fn neither_step_loses(
+        seed: u64, groups in prop::sample::select(vec![2usize, 4, 8]), margin in 0.0f64..0.2,
+        near in prop::sample::select(vec![0.0, 0.75]), gating_groups in prop::sample::select(vec![1usize, 8]),
+    ) {
+        let topology = Topology { per_cell: groups / 2, near, gating_groups };
+        let limits = Limits { topology, ..limits(groups, 1e4) };
         let problem = Problem::from_profile(&profile(3, 16, 2, 400, seed), 0..3).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, margin);
-        let mut group_of: Vec<u16> = (0..48).map(|column| (column % groups) as u16).collect();
-        let mut plan = unit_step(&problem, &group_of, &capacity, None, &|| false).unwrap();
+        let mut group_of: Vec<u16> = (0..48).map(|column| (column % 16 / (16 / groups)) as u16).collect();
+        let mut plan = unit_step(&problem, &group_of, (&capacity, &limits), None, &|| false).unwrap();
         for _ in 0..6 {
             prop_assert_eq!(plan.primal, plan.dual);
-            group_of = expert_step(&problem, &plan, &limits(groups, 1e4), None, Some(&group_of));
-            let next = unit_step(&problem, &group_of, &capacity, Some(&plan.price), &|| false).unwrap();
+            group_of = expert_step(&problem, &plan, &limits, None, Some(&group_of));
+            let next = unit_step(&problem, &group_of, (&capacity, &limits), Some(&plan.price), &|| false).unwrap();
             // Fixed point: half a unit in the last place per count.
             prop_assert!(local_rate(plan.primal - next.primal, &problem) < 1e-7);
             plan = next;
@@ -138,7 +145,7 @@ proptest! {
         let problem = Problem::from_profile(&profile(2, 12, 2, 300, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), 3, 0.02);
         let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
-        let plan = unit_step(&problem, &group_of, &capacity, None, &|| false).unwrap();
+        let plan = unit_step(&problem, &group_of, (&capacity, &limits(3, 1e4)), None, &|| false).unwrap();
         let profit = crate::unit_step::unit_profits(&problem, &group_of, 3);
         let swapped = passed(&problem, &group_of, &plan.price, (&limits(3, 1e4), None), (by_estimate, &|| false));
         let Some(swapped) = swapped else { return Ok(()) };
@@ -153,6 +160,29 @@ proptest! {
 }
 
 proptest! {
+    /// What a unit of any group earns from experts in any group, V by V: the gains are those sums, and with gating groups the
+    /// swaps keep them whole.
+    #[test]
+    fn swaps_know_nodes_and_gating_groups(seed: u64, by_estimate: bool, near in prop::sample::select(vec![0.0, 0.75])) {
+        let problem = Problem::from_profile(&profile(2, 16, 2, 300, seed), 0..2).unwrap();
+        let capacity = mass_capacity(problem.total_mass(), 4, 0.02);
+        for gating_groups in [1, 4] {
+            let limits = Limits { topology: Topology { per_cell: 2, near, gating_groups }, ..limits(4, 1e4) };
+            let group_of: Vec<u16> = (0..32).map(|column| (column % 16 / 4) as u16).collect();
+            let plan = unit_step(&problem, &group_of, (&capacity, &limits), None, &|| false).unwrap();
+            let swapped = passed(&problem, &group_of, &plan.price, (&limits, None), (by_estimate, &|| false));
+            let Some(swapped) = swapped else { continue };
+            let dual = |group_of: &[u16]| {
+                let profit = crate::unit_step::weighed_profits(&problem, group_of, (4, limits.topology));
+                crate::transport::Transport { mass: &problem.mass, profit: &profit, capacity: &capacity }.dual_value(&plan.price)
+            };
+            prop_assert!(dual(&swapped) > dual(&group_of));
+            for gating in swapped.chunks_exact(4).filter(|_| gating_groups > 1) {
+                prop_assert!(gating.iter().all(|&group| group / 2 == gating[0] / 2), "{:?}", gating);
+            }
+        }
+    }
+
     /// A stop at any moment leaves nothing, or something that meets the constraints.
     #[test]
     fn a_stopped_start_is_whole(seed: u64, looks in 0usize..40) {
@@ -180,7 +210,14 @@ proptest! {
 #[test]
 fn an_impossible_limit_is_approached() {
     // One expert alone is over the cap.
-    let layer = Layer { gain: &[5, 0, 5, 0, 5, 0, 5, 0], load: &[90, 1, 2, 3], groups: 2, fraction_bits: 0, cap: 53 };
+    let layer = Layer {
+        gain: &[5, 0, 5, 0, 5, 0, 5, 0],
+        load: &[90, 1, 2, 3],
+        groups: 2,
+        topology: Topology::flat(2),
+        fraction_bits: 0,
+        cap: 53,
+    };
     let group_of = assign_within(&layer, None);
     assert_eq!(group_loads(&group_of, layer.load, 2).into_iter().max(), Some(91));
 }

@@ -14,7 +14,7 @@ use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
 use crate::starts::{Best, SolveProgress};
 use crate::transport::Transport;
-use crate::unit_step::{mass_capacity, unit_profits};
+use crate::unit_step::{mass_capacity, weighed_profits};
 
 /// Where the experts are, for an engine that accepts no other placement, or that runs one already.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub(crate) struct Given {
     pub(crate) placement: Placement,
     /// Its slots, where an expert has several or a slot has none.
     pub(crate) slots: Option<Replicas>,
-    /// All groups of every expert, with `slots` and attention dp.
+    /// All groups of every expert, where one has several.
     held: Option<Held>,
 }
 
@@ -72,13 +72,18 @@ impl Given {
         if found != wanted {
             return Err(SolveError::OtherShape { what: "the given placement", found, expected: wanted });
         }
-        let mut held = slots.as_ref().map(|slots| held(slots, model));
-        if options.attention == Attention::Tp {
-            if held.as_ref().is_some_and(Held::has_replicas) {
+        // Padding alone leaves every expert in one group.
+        let held = slots.as_ref().map(|slots| held(slots, model)).filter(Held::has_replicas);
+        if held.is_some() {
+            let one = "a placement with replicas";
+            if options.attention == Attention::Tp {
                 let why = "its tokens are labelled with one group, and an expert with replicas has several";
-                return Err(SolveError::Together { one: "a placement with replicas", other: "attention tp", why });
+                return Err(SolveError::Together { one, other: "attention tp", why });
             }
-            held = None;
+            if options.nodes.is_some() {
+                let why = "replicas are counted for groups that are all alike";
+                return Err(SolveError::Together { one, other: "a number of nodes", why });
+            }
         }
         Ok(Given { placement, slots, held })
     }
@@ -119,7 +124,7 @@ impl Given {
         let capacity = mass_capacity(problem.total_mass(), limits.groups, token_margin);
         let profit = match &self.held {
             Some(held) => replica_profits(problem, held),
-            None => unit_profits(problem, &group_of, limits.groups),
+            None => weighed_profits(problem, &group_of, (limits.groups, limits.topology)),
         };
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         let plan = if stopped { transport.greedy() } else { transport.solve(None) };

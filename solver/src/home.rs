@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use semmoe_tables::{LayerIdx, Profile, Tables};
 
-use crate::alternate::Clustering;
+use crate::alternate::{Clustering, Limits};
 use crate::error::SolveError;
 use crate::options::{SolveOptions, within};
 use crate::problem::Problem;
+use crate::topology::Topology;
 use crate::transport::Transport;
 use crate::unit_step::PROFIT_ONE;
 
@@ -36,6 +37,22 @@ impl WarmStart {
         if self.tables.physical_to_logical().is_some() {
             let why = "an expert's move is one from one group to another";
             return Err(SolveError::Together { one: "a warm start", other: "tables with replicas", why });
+        }
+        self.check_gating(options)
+    }
+
+    /// Gating groups that must stay whole must be so to begin with.
+    fn check_gating(&self, options: &SolveOptions) -> Result<(), SolveError> {
+        let topology = Topology::new(options, self.tables.model().num_experts)?;
+        let each = usize::from(self.tables.model().num_experts) / topology.gating_groups;
+        let cell = |group: u16| topology.cell(group.into());
+        let torn = |layer: u16| {
+            let mut gating = self.tables.placement().layer(LayerIdx::new(layer)).chunks_exact(each);
+            gating.any(|groups| groups.iter().any(|&group| cell(group) != cell(groups[0])))
+        };
+        if topology.gating_groups > 1 && (0..self.tables.model().layers() as u16).any(torn) {
+            let why = "they are torn apart in those tables, and every expert's home must be allowed";
+            return Err(SolveError::Together { one: "a warm start from these tables", other: "gating groups", why });
         }
         Ok(())
     }
@@ -107,21 +124,53 @@ impl Home {
         }
     }
 
-    /// The same clustering under those labels of its groups that leave most experts at home: an exact assignment.
-    pub(crate) fn relabelled(&self, found: Clustering, groups: usize) -> Clustering {
+    /// The same clustering under those labels of its groups that leave most experts at home. Groups of one cell (node)
+    /// stay in one cell, so that nothing else changes.
+    pub(crate) fn relabelled(&self, found: Clustering, limits: &Limits) -> Clustering {
+        let groups = limits.groups;
         let mut stays = vec![0i64; groups * groups];
         for (&now, &home) in found.group_of.iter().zip(&self.group_of) {
             stays[usize::from(now) * groups + usize::from(home)] += 1;
         }
-        let ones = vec![1; groups];
-        let label = Transport { mass: &ones, profit: &stays, capacity: &ones }.solve(None).label;
-        self.priced(found.renamed(&label))
+        self.priced(found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell)))
     }
 
     /// With the penalty that belongs to it.
     pub(crate) fn priced(&self, found: Clustering) -> Clustering {
         Clustering { penalty: self.penalty(&found.group_of), ..found }
     }
+}
+
+/// The best new label of each group for `stays` [old label, new label], exactly: the best way to call the groups of each
+/// cell by those of every other, and with these values the best way to call the cells.
+fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
+    let cells = groups / per_cell;
+    let within = |from: usize, to: usize| {
+        let row = |group: usize| &stays[group * groups + to * per_cell..group * groups + (to + 1) * per_cell];
+        let rows: Vec<i64> = (from * per_cell..(from + 1) * per_cell).flat_map(|group| row(group).to_vec()).collect();
+        matching(&rows, per_cell)
+    };
+    let pairs: Vec<Matching> = (0..cells * cells).map(|pair| within(pair / cells, pair % cells)).collect();
+    let values: Vec<i64> = pairs.iter().map(|pair| pair.value).collect();
+    let of_cells = matching(&values, cells);
+    let of_cell = |(from, &to): (usize, &u16)| {
+        let pair = &pairs[from * cells + usize::from(to)];
+        pair.label.iter().map(move |label| to * per_cell as u16 + label).collect::<Vec<_>>()
+    };
+    of_cells.label.iter().enumerate().flat_map(of_cell).collect()
+}
+
+struct Matching {
+    label: Vec<u16>,
+    value: i64,
+}
+
+/// The best way to give each of n rows a column of its own: profit [n, n].
+fn matching(profit: &[i64], n: usize) -> Matching {
+    let ones = vec![1; n];
+    let label = Transport { mass: &ones, profit, capacity: &ones }.solve(None).label;
+    let value = label.iter().enumerate().map(|(row, &column)| profit[row * n + usize::from(column)]).sum();
+    Matching { label, value }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
 use crate::alternate::{Limits, Watch, bring_home, run_from_home, run_start, stay};
+use crate::topology::Topology;
 use crate::unit_step::mass_capacity;
 
 const LAYERS: usize = 2;
@@ -54,7 +55,7 @@ fn permutations(of: usize) -> Vec<Vec<u16>> {
 }
 
 fn limits(groups: usize) -> Limits {
-    Limits { groups, max_over_mean: 1e4, iterations: 30, swap_passes: 4, slots: None }
+    Limits { groups, max_over_mean: 1e4, iterations: 30, swap_passes: 4, slots: None, topology: Topology::flat(groups) }
 }
 
 proptest! {
@@ -70,13 +71,30 @@ proptest! {
         let found = stay(&problem, &capacity, (limits(groups), &elsewhere));
         let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
-        let renamed = home.relabelled(found.clone(), groups);
+        let renamed = home.relabelled(found.clone(), &limits(groups));
         prop_assert_eq!(Some(moved(&renamed)), fewest);
         // The same assignment under other names: its value, by hand, is what it was.
         let profit = crate::unit_step::unit_profits(&problem, &renamed.group_of, groups);
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         prop_assert_eq!(renamed.plan.value(&transport), found.plan.primal);
         prop_assert_eq!(transport.dual_value(&renamed.plan.price), found.plan.dual);
+    }
+
+    #[test]
+    fn labels_by_cells_are_as_good_as_brute_force(
+        seed: u64, (groups, per_cell) in prop::sample::select(vec![(4usize, 2usize), (4, 1), (4, 4), (6, 2), (6, 3)]),
+    ) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let stays: Vec<i64> = (0..groups * groups).map(|_| random.i64(0..20)).collect();
+        let value = |label: &[u16]| -> i64 {
+            label.iter().enumerate().map(|(from, &to)| stays[from * groups + usize::from(to)]).sum()
+        };
+        let cell = |to: u16| usize::from(to) / per_cell;
+        let keeps_cells = |label: &&Vec<u16>| {
+            label.chunks_exact(per_cell).all(|labels| labels.iter().all(|&to| cell(to) == cell(labels[0])))
+        };
+        let most = permutations(groups).iter().filter(keeps_cells).map(|label| value(label)).max();
+        prop_assert_eq!(Some(value(&cell_by_cell(&stays, groups, per_cell))), most);
     }
 
     #[test]
@@ -91,7 +109,7 @@ proptest! {
         prop_assert_eq!(from_home.penalty, home.penalty(&from_home.group_of));
         prop_assert!(worth(&from_home) >= worth(&stays));
         let cold = run_start(&problem, &capacity, limits(groups), &mut fastrand::Rng::with_seed(seed), watch).unwrap();
-        let renamed = home.relabelled(cold.clone(), groups);
+        let renamed = home.relabelled(cold.clone(), &limits(groups));
         let brought = bring_home(&problem, &capacity, (limits(groups), &home), cold, watch);
         prop_assert!(worth(&brought) >= worth(&renamed));
         for layer in brought.group_of.chunks_exact(EXPERTS) {

@@ -20,10 +20,21 @@ pub(crate) struct Hosts {
     group: Vec<u16>,
     /// [G] the place of each group.
     place_of: Vec<u16>,
+    /// Which nodes the groups are in, if that is known.
+    nodes: Option<HostNodes>,
+}
+
+/// M nodes of neighbouring groups.
+#[derive(Debug)]
+struct HostNodes {
+    per_node: usize,
+    /// [places][M] whether the place has groups on the node.
+    of_place: Vec<Vec<bool>>,
 }
 
 impl Hosts {
-    pub(crate) fn new(tables: &Tables) -> Self {
+    /// `nodes` divides the number of groups.
+    pub(crate) fn new(tables: &Tables, nodes: Option<u16>) -> Self {
         let (layers, experts) = (tables.model().layers(), tables.model().num_experts);
         let places = match tables.attention() {
             Attention::Dp => tables.dp_ranks(),
@@ -42,7 +53,15 @@ impl Hosts {
                 Attention::Dp => tables.group_to_dp().iter().map(|rank| rank.get()).collect(),
                 Attention::Tp => (0..tables.groups()).collect(),
             },
+            nodes: None,
         };
+        hosts.nodes = nodes.map(|nodes| {
+            let (nodes, mut of_place) = (usize::from(nodes), vec![vec![false; usize::from(nodes)]; hosts.places]);
+            let per_node = hosts.groups / nodes;
+            let groups = hosts.place_of.iter().enumerate();
+            groups.for_each(|(group, &place)| of_place[usize::from(place)][group / per_node] = true);
+            HostNodes { per_node, of_place }
+        });
         for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
             for expert in (0..experts).map(ExpertId::new) {
                 hosts.push(tables, layer, expert);
@@ -81,6 +100,22 @@ impl Hosts {
     /// Local share of an activation of this column if every place is equally likely.
     pub(crate) fn random_share(&self, column: usize) -> f64 {
         self.of(column).len() as f64 / self.places as f64
+    }
+
+    pub(crate) fn has_nodes(&self) -> bool {
+        self.nodes.is_some()
+    }
+
+    /// The part of an activation of this column that stays on the node of its token's place, or of a random one; `None`
+    /// where nodes are not known.
+    pub(crate) fn node_share(&self, column: usize, place: Option<usize>) -> Option<f64> {
+        let HostNodes { per_node, of_place } = self.nodes.as_ref()?;
+        let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
+        let stays = |place: usize| groups.iter().any(|&group| of_place[place][usize::from(group) / per_node]);
+        Some(match place {
+            Some(place) => f64::from(u8::from(stays(place))),
+            None => (0..self.places).filter(|&place| stays(place)).count() as f64 / self.places as f64,
+        })
     }
 
     /// The groups that share an activation of this column by a token at `place` evenly: those of its place that hold

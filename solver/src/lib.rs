@@ -10,6 +10,7 @@
 //! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
 //! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
+//! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
 //! | `home` | experts that are somewhere already, and what their moves cost |
 //! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
 //! | `similar`, `evidence` | which tokens are called alike, and what their counts say of one another |
@@ -31,6 +32,7 @@ mod eval_tokens;
 mod evaluate;
 mod evidence;
 mod expert_step;
+mod gating;
 mod given;
 mod held;
 mod home;
@@ -54,6 +56,7 @@ mod starts;
 mod swaps;
 mod tally;
 mod token_table;
+mod topology;
 mod transport;
 mod unit_step;
 mod whole;
@@ -65,9 +68,9 @@ pub use eval_requests::WINDOW;
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
 pub use given::GivenPlacement;
 pub use home::WarmStart;
-pub use options::{EvalOptions, Objective, SolveOptions, UnseenTokens};
+pub use options::{EvalOptions, Nodes, Objective, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
-pub use report::{Evidence, Migration, SolveReport, Unit};
+pub use report::{Evidence, Migration, NodeFigures, SolveReport, Unit};
 pub use similar::{Similarity, TokenStrings};
 pub use solve::{Solved, solve};
 pub use starts::SolveProgress;

@@ -3,8 +3,10 @@
 //! The assignment without the limit is exact. If it breaks the limit, prices on load (a Lagrangian relaxation, moved
 //! by subgradient) give a series of exact assignments; the best of those within the limit is taken, or the one
 //! closest to it repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
-//! hold, because only exact assignments and swaps are used.
+//! hold, because only exact assignments and swaps are used. Gating groups that must stay whole do so in both.
 
+use crate::gating::assign_gated;
+use crate::topology::Topology;
 use crate::transport::Transport;
 
 /// Rounds of the relaxation; later ones rarely change the result.
@@ -16,6 +18,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) gain: &'a [i64],
     pub(crate) load: &'a [u64],
     pub(crate) groups: usize,
+    pub(crate) topology: Topology,
     pub(crate) fraction_bits: u32,
     pub(crate) cap: u64,
 }
@@ -70,6 +73,9 @@ impl Layer<'_> {
             .flat_map(|expert| (0..self.groups).map(move |group| (expert, group)))
             .map(|(expert, group)| self.gain_of(expert, group) - price[group] * self.load[expert] as i64)
             .collect();
+        if self.topology.gating_groups > 1 {
+            return assign_gated(&profit, self.groups, &self.topology);
+        }
         let (mass, capacity) = (vec![1; experts], vec![(experts / self.groups) as u64; self.groups]);
         Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None).label
     }
@@ -119,7 +125,7 @@ impl Layer<'_> {
         for a in 0..self.load.len() {
             for b in a + 1..self.load.len() {
                 let (from, to) = (usize::from(candidate.group_of[a]), usize::from(candidate.group_of[b]));
-                if from == to {
+                if from == to || !self.topology.exchangeable(from, to) {
                     continue;
                 }
                 let after = self.after_swap(&candidate.value, &loads, (a, from), (b, to));

@@ -44,6 +44,21 @@ impl fmt::Display for Objective {
     }
 }
 
+/// Groups in nodes: of M nodes each has G/M neighbouring groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Nodes {
+    /// M; must divide G.
+    pub nodes: u16,
+    /// X: what an activation on another node costs, where one on another group of the own node costs 1.
+    pub inter_cost: f64,
+}
+
+impl Nodes {
+    /// Between what DeepSeek-V3's report has for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s: 3.2) and the data sheets
+    /// of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of NVLink.
+    pub const DEFAULT_INTER_COST: f64 = 4.0;
+}
+
 /// Options of [`solve`](crate::solve).
 #[derive(Clone, Debug)]
 pub struct SolveOptions {
@@ -74,6 +89,11 @@ pub struct SolveOptions {
     pub placement: Option<GivenPlacement>,
     /// Tables to start from besides the usual starts; what moves away from them has a cost.
     pub warm_start: Option<WarmStart>,
+    /// Groups in nodes; `None` = every other group costs the same.
+    pub nodes: Option<Nodes>,
+    /// The router's `n_group`: whole gating groups of N / `n_group` neighbouring experts stay on one node, or without nodes
+    /// where `tables permute` can keep them whole. 1 = experts are free.
+    pub gating_groups: u16,
     /// Pseudo-occurrences of the prior (similar tokens' shares and the layer's) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
@@ -105,6 +125,8 @@ impl SolveOptions {
             redundant: 0,
             placement: None,
             warm_start: None,
+            nodes: None,
+            gating_groups: 1,
             prior_occurrences: 2.0,
             bounds: Some(BoundOptions::default()),
             token_strings: None,
@@ -156,6 +178,18 @@ impl SolveOptions {
                 return refuse("a given placement", "a warm start", "its experts never move");
             }
         }
+        if self.nodes.is_some() || self.gating_groups > 1 {
+            let one = if self.nodes.is_some() { "a number of nodes" } else { "gating groups" };
+            if self.redundant > 0 {
+                return refuse(one, "redundant slots", "replicas are placed for groups that are all alike");
+            }
+            if self.objective == Objective::Ranks {
+                return refuse(one, "the objective ranks", "its search knows groups that are all alike");
+            }
+        }
+        if self.gating_groups > 1 && self.placement.is_some() {
+            return refuse("a given placement", "gating groups", "its experts never move");
+        }
         if self.warm_start.is_some() {
             if self.redundant > 0 {
                 return refuse("a warm start", "redundant slots", "moves are counted for experts in one group");
@@ -176,6 +210,8 @@ impl SolveOptions {
         match self {
             SolveOptions { placement: Some(_), .. } => refuse("a given placement"),
             SolveOptions { warm_start: Some(_), .. } => refuse("a warm start"),
+            SolveOptions { nodes: Some(_), .. } => refuse("a number of nodes"),
+            SolveOptions { gating_groups: 2.., .. } => refuse("gating groups"),
             _ => Ok(()),
         }
     }
@@ -203,6 +239,8 @@ pub struct EvalOptions {
     pub policies: Vec<String>,
     /// Settings of the policies.
     pub routing: Settings,
+    /// M: groups are in nodes of G/M neighbours; `None` = as the tables were solved for, if their solver says so.
+    pub nodes: Option<u16>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
 }
@@ -213,6 +251,7 @@ impl Default for EvalOptions {
             concurrency: 64,
             policies: semmoe_routing::NAMES.map(str::to_owned).to_vec(),
             routing: Settings::default(),
+            nodes: None,
             token_margin: 0.02,
         }
     }

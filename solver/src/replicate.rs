@@ -12,8 +12,9 @@ use crate::held::{Exchange, Held, Traffic};
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
 use crate::swaps::{LEAST_GAIN, Search};
+use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
-use crate::unit_step::{profits_of_local, unit_profits};
+use crate::unit_step::{profits_of_local, weighed_profits};
 
 /// Part of the expert-load limit above the mean that the expert step uses up.
 const OF_THE_LIMIT: f64 = 0.95;
@@ -217,9 +218,13 @@ pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<
 }
 
 /// Profits of the units on the groups of a clustering, replicas included.
-pub(crate) fn clustering_profits(problem: &Problem, clustering: &Clustering, groups: usize) -> Vec<i64> {
+pub(crate) fn clustering_profits(
+    problem: &Problem,
+    clustering: &Clustering,
+    (groups, topology): (usize, Topology),
+) -> Vec<i64> {
     match &clustering.replicas {
         Some(held) => replica_profits(problem, held),
-        None => unit_profits(problem, &clustering.group_of, groups),
+        None => weighed_profits(problem, &clustering.group_of, (groups, topology)),
     }
 }

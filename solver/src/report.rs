@@ -11,12 +11,13 @@ use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
 use crate::home::Home;
 use crate::load_limit::group_loads;
-use crate::options::{Objective, SolveOptions};
+use crate::options::{Nodes, Objective, SolveOptions};
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replicate::{clustering_profits, replica_loads};
 use crate::similar::Neighbours;
 use crate::starts::Best;
+use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
 use crate::unit_step::mass_capacity;
 use crate::whole::whole;
@@ -66,7 +67,7 @@ pub struct SolveReport {
     pub lar: f64,
     /// No assignment of the units to these groups of experts is better: the dual value, as a rate.
     pub lar_bound: f64,
-    /// 1 - lar / `lar_bound`.
+    /// 1 - lar / `lar_bound`; with nodes the same of the value that was made best, so that it proves the assignment.
     pub dual_gap: f64,
     /// Ranks other than its own that a token is sent to, mean over the tokens and layers of the trace; none without one.
     pub remote_ranks_per_token: Option<f64>,
@@ -101,6 +102,9 @@ pub struct SolveReport {
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
+    /// What leaves its node, for a solve that knows nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<NodeFigures>,
     /// What was moved, for a solve that started from tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
@@ -112,6 +116,35 @@ pub struct SolveReport {
     pub placement_digest: String,
     /// SHA-256 of the tables.
     pub digest: String,
+}
+
+/// Traffic between groups in nodes, on the solve's input.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NodeFigures {
+    /// M.
+    pub nodes: u16,
+    /// X: the cost of an activation on another node, where one on another group of the own node costs 1.
+    pub inter_cost: f64,
+    /// Share of activations on the own node, those on the own group among them.
+    pub node_local_rate: f64,
+    /// Activations on other nodes, mean over tokens and layers; of the top-k.
+    pub inter_node_activations_per_token: f64,
+    /// Cost of the activations that leave their group, mean over tokens and layers.
+    pub cost_per_token: f64,
+}
+
+impl NodeFigures {
+    fn new(nodes: Nodes, (lar, node_local_rate): (f64, f64), top_k: u16) -> Self {
+        let Nodes { nodes, inter_cost } = nodes;
+        let k = f64::from(top_k);
+        NodeFigures {
+            nodes,
+            inter_cost,
+            node_local_rate,
+            inter_node_activations_per_token: k * (1.0 - node_local_rate),
+            cost_per_token: k * (node_local_rate - lar + inter_cost * (1.0 - node_local_rate)),
+        }
+    }
 }
 
 /// What a solve that started from tables changed of their placement.
@@ -139,7 +172,7 @@ impl Migration {
             stay(problem, &capacity, (limits, home))
         });
         let before = Best { clusterings: stay.collect(), iterations: 0, starts: 0, not_reached: 0, stopped: false };
-        let local: f64 = parts(problems, &before, options).iter().map(|part| part.primal).sum();
+        let local: f64 = parts(problems, &before, (options, limits.topology)).iter().map(|part| part.primal).sum();
         let moved = homes.iter().zip(&best.clusterings).flat_map(|(home, now)| home.moved(&now.group_of));
         let moved: Vec<u64> = moved.collect();
         Migration {
@@ -177,10 +210,16 @@ impl Evidence {
     }
 }
 
-/// What one problem adds to the report.
+/// What one problem adds to the report, in activations.
 struct Part {
+    /// On the own group, and what none of these experts' groups allows more of.
     primal: f64,
     dual: f64,
+    /// On the own node.
+    node_local: f64,
+    /// What was made best, and its bound.
+    value: f64,
+    value_bound: f64,
     token_imbalance: f64,
     load: Vec<Spread>,
     plan: Plan,
@@ -189,14 +228,14 @@ struct Part {
 impl SolveReport {
     pub(crate) fn new(
         unit: Unit,
-        options: &SolveOptions,
+        (options, topology): (&SolveOptions, Topology),
         problems: &[Problem],
         best: &Best,
         tables: &Tables,
         evidence: Evidence,
         traced: Option<&Traced<'_>>,
     ) -> Self {
-        let parts = parts(problems, best, options);
+        let parts = parts(problems, best, (options, topology));
         let activations: u64 = problems.iter().map(Problem::total_activations).sum();
         let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
         let (lar, lar_bound) = (rate(|part| part.primal), rate(|part| part.dual));
@@ -213,7 +252,7 @@ impl SolveReport {
             placement_given: options.placement.is_some(),
             lar,
             lar_bound,
-            dual_gap: 1.0 - lar / lar_bound,
+            dual_gap: 1.0 - rate(|part| part.value) / rate(|part| part.value_bound),
             // Which replica a remote activation goes to is the engine's choice; `evaluate` has a figure.
             remote_ranks_per_token: traced.filter(|_| redundant == 0).and_then(|traced| {
                 let plans: Vec<&Plan> = parts.iter().map(|part| &part.plan).collect();
@@ -234,6 +273,9 @@ impl SolveReport {
             not_reached: best.not_reached as u64,
             iterations: best.iterations,
             stopped: best.stopped,
+            nodes: options
+                .nodes
+                .map(|nodes| NodeFigures::new(nodes, (lar, rate(|part| part.node_local)), tables.model().top_k)),
             migration: None,
             evidence,
             price: tables.price().to_vec(),
@@ -245,12 +287,16 @@ impl SolveReport {
 
 impl SolveReport {
     /// Adds bounds over all placements, or why there are none.
-    pub(crate) fn certify(&mut self, bounds: Result<Bounds, String>) {
+    /// `held_back`: whether something else than the local rate counted as well.
+    pub(crate) fn certify(&mut self, bounds: Result<Bounds, String>, held_back: bool) {
+        let own = "the bounds are those of the local rate, which nodes or gating groups hold back";
         match bounds {
             Ok(bounds) => {
                 (self.bound_spectral, self.bound_sdp) = (Some(bounds.spectral), Some(bounds.sdp));
                 self.gap = Some(1.0 - self.lar / bounds.best());
-                self.bound_note = bounds.scope.note().map(str::to_owned);
+                let notes = [bounds.scope.note(), held_back.then_some(own)];
+                let notes: Vec<&str> = notes.into_iter().flatten().collect();
+                self.bound_note = (!notes.is_empty()).then(|| notes.join("; "));
             }
             Err(reason) => self.bound_note = Some(reason),
         }
@@ -268,7 +314,7 @@ fn spare_slots(tables: &Tables) -> (u16, f64) {
 }
 
 /// Each problem's part, over the threads allowed.
-fn parts(problems: &[Problem], best: &Best, options: &SolveOptions) -> Vec<Part> {
+fn parts(problems: &[Problem], best: &Best, (options, topology): (&SolveOptions, Topology)) -> Vec<Part> {
     let units: usize = problems.iter().map(Problem::units).sum();
     let rounds = (MOST_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
     let pairs: Vec<_> = problems.iter().zip(&best.clusterings).collect();
@@ -278,7 +324,7 @@ fn parts(problems: &[Problem], best: &Best, options: &SolveOptions) -> Vec<Part>
             .chunks(each)
             .map(|pairs| {
                 let part = move |(problem, clustering): &(&Problem, &Clustering)| {
-                    Part::new(problem, clustering, options, rounds)
+                    Part::new(problem, clustering, (options, topology), rounds)
                 };
                 scope.spawn(move || pairs.iter().map(part).collect::<Vec<_>>())
             })
@@ -290,10 +336,15 @@ fn parts(problems: &[Problem], best: &Best, options: &SolveOptions) -> Vec<Part>
 }
 
 impl Part {
-    fn new(problem: &Problem, clustering: &Clustering, options: &SolveOptions, rounds: usize) -> Self {
+    fn new(
+        problem: &Problem,
+        clustering: &Clustering,
+        (options, topology): (&SolveOptions, Topology),
+        rounds: usize,
+    ) -> Self {
         let groups = usize::from(options.groups);
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
-        let profit = clustering_profits(problem, clustering, groups);
+        let profit = clustering_profits(problem, clustering, (groups, topology));
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         let (plan, dual) = match options.objective {
             Objective::Activations => {
@@ -311,9 +362,22 @@ impl Part {
                 .map(|(group_of, load)| group_loads(group_of, load, groups))
                 .collect(),
         };
+        let [value, value_bound] = [plan.value(&transport), dual].map(|value| local_rate(value, problem) * activations);
+        let (mut primal, mut local_bound, mut node_local) = (value, value_bound, value);
+        if options.nodes.is_some() {
+            // The same plan with the values of the two rates.
+            let of = |near| clustering_profits(problem, clustering, (groups, Topology { near, ..topology }));
+            let (own, node) = (of(0.0), of(1.0));
+            let [own, node] = [&own, &node].map(|profit| Transport { profit, ..transport });
+            [primal, local_bound, node_local] = [plan.value(&own), own.solve(None).dual, plan.value(&node)]
+                .map(|value| local_rate(value, problem) * activations);
+        }
         Part {
-            primal: local_rate(plan.value(&transport), problem) * activations,
-            dual: local_rate(dual, problem) * activations,
+            primal,
+            dual: local_bound,
+            node_local,
+            value,
+            value_bound,
             token_imbalance: spread(&plan.loads(&problem.mass, groups)).map_or(1.0, |spread| spread.max_over_mean),
             load: loads.iter().filter_map(|loads| spread(loads)).collect(),
             plan,

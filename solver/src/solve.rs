@@ -13,7 +13,7 @@ use crate::error::{SolveError, check_groups};
 use crate::evidence::Shrinkage;
 use crate::given::Given;
 use crate::labels::tp_parts;
-use crate::options::{Objective, SolveOptions};
+use crate::options::{Nodes, Objective, SolveOptions};
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
@@ -21,6 +21,7 @@ use crate::report::{Evidence, Migration, SolveReport, Unit};
 use crate::similar::{Neighbours, most_similar};
 use crate::starts::{Best, SolveProgress, run_starts};
 use crate::token_table::{dp_prices, token_shares};
+use crate::topology::Topology;
 use crate::unit_step::PROFIT_ONE;
 
 /// The result of [`solve`].
@@ -54,6 +55,7 @@ pub fn solve(
         check_groups(options.groups, profile.model().num_experts)?;
     }
     options.check_redundant(profile.model().num_experts)?;
+    let topology = Topology::new(options, profile.model().num_experts)?;
     options.warm_start.iter().try_for_each(|warm| warm.check(profile, options))?;
     if let Some(trace) = trace {
         profile.model().check_compatible(trace.model())?;
@@ -65,6 +67,7 @@ pub fn solve(
     let (unit, problems) = problems(counted, trace, options.attention)?;
     let traced = trace.map(|trace| Traced::new(trace, unit, counted));
     let limits = Limits {
+        topology,
         groups: usize::from(options.groups),
         max_over_mean: options.expert_load_limit,
         iterations: options.iterations,
@@ -89,14 +92,15 @@ pub fn solve(
     let builder = tables_builder((profile, trace), options, (&problems, &best), slots, &shrinkage)?;
     let tables = builder.solver(solver_name(unit, options)).finish()?;
     let evidence = Evidence::new(profile, neighbours.as_ref());
-    let mut report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
+    let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, (limits, options)));
-    report.certify(match options.bounds {
+    let bounds = match options.bounds {
         Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
         Some(_) if tables.physical_to_logical().is_some() => Err("the bounds do not cover replicas".to_owned()),
         Some(_) => Ok(problem_bounds(&problems, options)),
         None => Err("not asked for".to_owned()),
-    });
+    };
+    report.certify(bounds, options.nodes.is_some() || options.gating_groups > 1);
     Ok(Solved { tables, report })
 }
 
@@ -248,9 +252,13 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
         Some(warm) => format!(" migration_cost={}", warm.migration_cost),
         None => String::new(),
     };
+    let nodes = match options.nodes {
+        Some(Nodes { nodes, inter_cost }) => format!(" nodes={nodes} inter_cost={inter_cost}"),
+        None => String::new(),
+    };
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
-         prior_occurrences={}{similar}{placement}{warm}",
+         prior_occurrences={}{similar}{placement}{warm}{nodes}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,

@@ -10,6 +10,7 @@ use crate::expert_step::load_cap;
 use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
+use crate::topology::Topology;
 use crate::unit_step::PROFIT_ONE;
 
 /// Least gain, as a fraction of all activations, that makes a swap worth it.
@@ -20,7 +21,8 @@ pub(crate) struct Search<'a> {
     groups: usize,
     group_of: Vec<u16>,
     home: Option<&'a Home>,
-    /// [U, G] local activations less the price of the unit's mass.
+    topology: Topology,
+    /// [U, G] local activations (with nodes their values) less the price of the unit's mass.
     value: Vec<f64>,
     /// [U] the greatest of each row of `value`.
     best: Vec<f64>,
@@ -57,7 +59,7 @@ pub(crate) fn passed(
     (limits, home): (&Limits, Option<&Home>),
     (by_estimate, stop): (bool, &dyn Fn() -> bool),
 ) -> Option<Vec<u16>> {
-    let mut search = Search { home, ..Search::new(problem, group_of, price) };
+    let mut search = Search::new(problem, group_of, price, (limits, home));
     let mut swapped = false;
     for layer in 0..problem.layers {
         let pairs = if by_estimate { search.likely_pairs(layer, stop) } else { all_pairs(problem.experts) };
@@ -71,7 +73,8 @@ pub(crate) fn passed(
         let least = LEAST_GAIN * problem.total_activations() as f64;
         for (a, b) in pairs {
             let (from, to) = (search.group(first + a), search.group(first + b));
-            if from == to || !keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
+            let apart = from != to && search.topology.exchangeable(from, to);
+            if !apart || !keeps_cap((loads[from], loads[to]), (load[a], load[b]), cap) {
                 continue;
             }
             if search.gain(first + a, first + b) - search.cost(first + a, first + b) > least {
@@ -80,6 +83,9 @@ pub(crate) fn passed(
                 loads[to] = loads[to] - load[b] + load[a];
                 swapped = true;
             }
+        }
+        if limits.topology.gating_groups > 1 {
+            swapped |= search.swap_gating_groups(first, (load, cap, least), stop);
         }
     }
     swapped.then_some(search.group_of)
@@ -96,21 +102,31 @@ pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) ->
 }
 
 impl<'a> Search<'a> {
-    fn new(problem: &'a Problem, group_of: &[u16], price: &[i64]) -> Self {
-        let local = problem.local_counts(group_of, price.len());
-        Search { group_of: group_of.to_vec(), ..Search::of_local(problem, &local, price) }
+    fn new(problem: &'a Problem, group_of: &[u16], price: &[i64], (limits, home): (&Limits, Option<&'a Home>)) -> Self {
+        let (local, topology) = (problem.local_counts(group_of, price.len()), limits.topology);
+        let search = match topology.has_nodes() {
+            true => Search::of_worth(problem, &topology.worth(&local, price.len()), price),
+            false => Search::of_local(problem, &local, price),
+        };
+        Search { group_of: group_of.to_vec(), home, topology, ..search }
     }
 
     /// For a caller that knows the groups of the columns itself: from local activations [U, G].
     pub(crate) fn of_local(problem: &'a Problem, local: &[u64], price: &[i64]) -> Self {
+        let worth: Vec<f64> = local.iter().map(|&count| count as f64).collect();
+        Search::of_worth(problem, &worth, price)
+    }
+
+    fn of_worth(problem: &'a Problem, worth: &[f64], price: &[i64]) -> Self {
         let groups = price.len();
-        let mut value = Vec::with_capacity(local.len());
-        for (row, &mass) in local.chunks_exact(groups).zip(&problem.mass) {
-            let after_price = |(&count, &price): (&u64, &i64)| count as f64 - mass as f64 * (price as f64 / PROFIT_ONE);
+        let mut value = Vec::with_capacity(worth.len());
+        for (row, &mass) in worth.chunks_exact(groups).zip(&problem.mass) {
+            let after_price = |(worth, &price): (&f64, &i64)| worth - mass as f64 * (price as f64 / PROFIT_ONE);
             value.extend(row.iter().zip(price).map(after_price));
         }
         let best = value.chunks_exact(groups).map(greatest).collect();
-        Search { problem, groups, group_of: Vec::new(), home: None, value, best }
+        let topology = Topology::flat(groups);
+        Search { problem, groups, group_of: Vec::new(), home: None, topology, value, best }
     }
 
     fn group(&self, column: usize) -> usize {
@@ -137,7 +153,10 @@ impl<'a> Search<'a> {
             let gains = alone[a * self.groups + self.group(first + b)] + alone[b * self.groups + self.group(first + a)];
             gains - self.cost(first + a, first + b)
         };
-        let apart = all_pairs(experts).into_iter().filter(|&(a, b)| self.group(first + a) != self.group(first + b));
+        let apart = all_pairs(experts).into_iter().filter(|&(a, b)| {
+            let (from, to) = (self.group(first + a), self.group(first + b));
+            from != to && self.topology.exchangeable(from, to)
+        });
         let mut pairs: Vec<_> = apart.map(|(a, b)| (estimate(a, b), a, b)).filter(|pair| pair.0 > 0.0).collect();
         pairs.sort_by(|x, y| y.0.total_cmp(&x.0).then((x.1, x.2).cmp(&(y.1, y.2))));
         pairs.truncate(PAIRS_PER_EXPERT * experts);
@@ -170,6 +189,46 @@ impl<'a> Search<'a> {
         self.home.map_or(0.0, |home| home.change(a, from, to) + home.change(b, to, from))
     }
 
+    /// Exchanges whole gating groups of the layer that begins at column `first`, where that gains: their experts, in the
+    /// order of their groups, take each other's.
+    fn swap_gating_groups(
+        &mut self,
+        first: usize,
+        (load, cap, least): (&[u64], u64, f64),
+        stop: &dyn Fn() -> bool,
+    ) -> bool {
+        let gating_groups = self.topology.gating_groups;
+        let each = load.len() / gating_groups;
+        let most = |search: &Self| {
+            let loads = group_loads(&search.group_of[first..first + load.len()], load, search.groups);
+            loads.into_iter().max().unwrap_or(0)
+        };
+        let mut swapped = false;
+        for (p, q) in all_pairs(gating_groups) {
+            let (p, q) = (first + p * each, first + q * each);
+            if self.topology.cell(self.group(p)) == self.topology.cell(self.group(q)) || stop() {
+                continue;
+            }
+            let in_order = |start: usize| {
+                let mut columns: Vec<usize> = (start..start + each).collect();
+                columns.sort_by_key(|&column| (self.group(column), column));
+                columns
+            };
+            let pairs: Vec<(usize, usize)> = in_order(p).into_iter().zip(in_order(q)).collect();
+            let (before, mut gain) = (most(self), 0.0);
+            for &(a, b) in &pairs {
+                gain += self.gain(a, b) - self.cost(a, b);
+                self.swap(a, b);
+            }
+            if gain > least && most(self) <= cap.max(before) {
+                swapped = true;
+            } else {
+                pairs.iter().rev().for_each(|&(a, b)| self.swap(a, b));
+            }
+        }
+        swapped
+    }
+
     /// What exchanging the groups of two columns gains if every unit then takes its best group.
     fn gain(&self, a: usize, b: usize) -> f64 {
         self.gain_between((a, b), self.group(a), Some(self.group(b)))
@@ -177,17 +236,20 @@ impl<'a> Search<'a> {
 
     /// What it gains that column b takes the place of a in group `from`, and a that of b in `to`, if there is one.
     pub(crate) fn gain_between(&self, (a, b): (usize, usize), from: usize, to: Option<usize>) -> f64 {
+        let changes = self.changes(from, to);
         let mut gain = 0.0;
         self.for_each_changed(a, b, |unit, moved| {
-            let row = self.row(unit);
-            let mut best = f64::NEG_INFINITY;
-            for (group, &value) in row.iter().enumerate() {
-                let change = f64::from(i8::from(Some(group) == to) - i8::from(group == from));
-                best = best.max(value + change * moved);
-            }
+            let row = self.row(unit).iter().zip(&changes);
+            let best = row.map(|(value, change)| value + change * moved).fold(f64::NEG_INFINITY, f64::max);
             gain += best - self.best[unit];
         });
         gain
+    }
+
+    /// What an activation that leaves `from` for `to` changes in the value of each group: [G].
+    fn changes(&self, from: usize, to: Option<usize>) -> Vec<f64> {
+        let value = |of: usize, on: usize| self.topology.value(of, on);
+        (0..self.groups).map(|of| to.map_or(0.0, |to| value(of, to)) - value(of, from)).collect()
     }
 
     fn swap(&mut self, a: usize, b: usize) {
@@ -199,11 +261,10 @@ impl<'a> Search<'a> {
     pub(crate) fn exchange(&mut self, (a, b): (usize, usize), from: usize, to: Option<usize>) {
         let mut changed = Vec::new();
         self.for_each_changed(a, b, |unit, moved| changed.push((unit, moved)));
+        let changes = self.changes(from, to);
         for (unit, moved) in changed {
-            self.value[unit * self.groups + from] -= moved;
-            if let Some(to) = to {
-                self.value[unit * self.groups + to] += moved;
-            }
+            let row = self.value[unit * self.groups..(unit + 1) * self.groups].iter_mut();
+            row.zip(&changes).for_each(|(value, change)| *value += change * moved);
             self.best[unit] = greatest(self.row(unit));
         }
     }

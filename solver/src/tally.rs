@@ -7,6 +7,8 @@ use crate::hosts::Hosts;
 pub(crate) struct Tally {
     /// [L] local activations; fractional where a token without a label is expected on a random place.
     pub(crate) local: Vec<f64>,
+    /// Activations that stay on their node, of all layers; `None` where nodes are not known.
+    node_local: Option<f64>,
     /// [L]
     pub(crate) activations: Vec<u64>,
     /// [L * N]
@@ -25,6 +27,7 @@ impl Tally {
     pub(crate) fn new(hosts: &Hosts) -> Self {
         Tally {
             local: vec![0.0; hosts.layers],
+            node_local: hosts.has_nodes().then_some(0.0),
             activations: vec![0; hosts.layers],
             column_load: vec![0; hosts.layers * hosts.experts],
             group_load: vec![0.0; hosts.layers * hosts.groups],
@@ -43,6 +46,9 @@ impl Tally {
             self.group_load[layer * hosts.groups + usize::from(group)] += count as f64 / computed.len() as f64;
         }
         self.activations[layer] += count;
+        if let (Some(sum), Some(share)) = (&mut self.node_local, hosts.node_share(column, place)) {
+            *sum += share * count as f64;
+        }
         self.local[layer] += match place {
             Some(place) if hosts.is_local(column, place) => count as f64,
             Some(_) => 0.0,
@@ -78,6 +84,11 @@ impl Tally {
     /// Local activation rate over everything.
     pub(crate) fn lar(&self) -> f64 {
         self.local.iter().sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+    }
+
+    /// Share of activations on the own node.
+    pub(crate) fn node_local_rate(&self) -> Option<f64> {
+        self.node_local.map(|local| local / self.activations.iter().sum::<u64>() as f64)
     }
 
     /// Local activation rate of each layer; `None` for a layer without activations.

@@ -1,6 +1,8 @@
 //! The unit step: given the experts' groups, the exact balanced assignment of tokens or requests to groups.
 
+use crate::alternate::Limits;
 use crate::problem::Problem;
+use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
 
 /// Profits per token are fixed-point numbers with this many fractional bits.
@@ -18,6 +20,16 @@ pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -
 pub(crate) fn profits_of_local(problem: &Problem, local: &[u64], groups: usize) -> Vec<i64> {
     let rows = local.chunks_exact(groups).zip(&problem.mass);
     rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
+}
+
+/// The same where an activation can also be worth something on other groups.
+pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], (groups, topology): (usize, Topology)) -> Vec<i64> {
+    if !topology.has_nodes() {
+        return unit_profits(problem, group_of, groups);
+    }
+    let worth = topology.worth(&problem.local_counts(group_of, groups), groups);
+    let rows = worth.chunks_exact(groups).zip(&problem.mass);
+    rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(worth / mass as f64))).collect()
 }
 
 /// Beyond any real number of layers times experts per token; keeps sums along a path within 64 bits.
@@ -39,10 +51,10 @@ pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<
 pub(crate) fn unit_step(
     problem: &Problem,
     group_of: &[u16],
-    capacity: &[u64],
+    (capacity, limits): (&[u64], &Limits),
     start: Option<&[i64]>,
     stop: &dyn Fn() -> bool,
 ) -> Option<Plan> {
-    let profit = unit_profits(problem, group_of, capacity.len());
+    let profit = weighed_profits(problem, group_of, (limits.groups, limits.topology));
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(start, stop)
 }

@@ -18,7 +18,8 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         (None, Some(profile)) => EvalInput::Profile(profile),
         (None, None) => return Err(CliError::input("evaluate needs --trace or --profile")),
     };
-    let evaluation = evaluate(&tables, input, &EvalOptions::default()).map_err(|error| failure(args, error))?;
+    let evaluation = evaluate(&tables, input, &EvalOptions { nodes: args.nodes, ..EvalOptions::default() })
+        .map_err(|error| failure(args, error))?;
     if args.json { print_json(&evaluation) } else { print(describe(&evaluation).trim_end()) }
 }
 
@@ -43,6 +44,10 @@ fn describe(evaluation: &Evaluation) -> String {
     line("  with random ranks", format!("{:.4}", evaluation.lar_random));
     let layers = evaluation.lar_per_layer.iter().map(|lar| lar.map_or("-".to_owned(), |lar| format!("{lar:.3}")));
     line("  by layer", layers.collect::<Vec<_>>().join(" "));
+    if let (Some(rate), Some(inter)) = (evaluation.node_local_rate, evaluation.inter_node_activations_per_token) {
+        line("activations on the own node", format!("{rate:.4}"));
+        line("  on other nodes, per token and layer", format!("{inter:.3}"));
+    }
     let ranks = evaluation.remote_ranks_per_token.map(|ranks| format!("{ranks:.3}"));
     line("remote ranks per token", ranks.unwrap_or_else(|| "unknown: only a trace says it".to_owned()));
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use semmoe_solver::{
-    GivenPlacement, Migration, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress, SolveReport, Solved,
-    TokenStrings, WarmStart, solve, solve_paper,
+    GivenPlacement, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress,
+    SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Attention, Profile, Provenance, Tables, Trace};
 use semmoe_text::Tokenizer;
@@ -45,6 +45,8 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.redundant = args.redundant;
     options.placement = given(args, &profile)?;
     options.warm_start = warm_start(args, &profile)?;
+    options.nodes = args.nodes.map(|nodes| Nodes { nodes, inter_cost: args.inter_cost });
+    options.gating_groups = args.gating_groups;
     let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,
@@ -154,10 +156,11 @@ pub(crate) fn threads() -> usize {
 fn describe(report: &SolveReport) -> String {
     let ranks = report.remote_ranks_per_token.map(|ranks| format!(", remote ranks per token {ranks:.3}"));
     format!(
-        "{}{}local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, \
+        "{}{}{}local activation rate {:.4} on its input ({}; bound for these experts' groups {:.4}){}, token load max/mean {:.3}, \
          expert load max/mean {:.3}{}",
         if report.placement_given { "placement as given, " } else { "" },
         report.migration.as_ref().map(describe_moves).unwrap_or_default(),
+        report.nodes.as_ref().map(describe_nodes).unwrap_or_default(),
         report.lar,
         describe_bound(report),
         report.lar_bound,
@@ -171,6 +174,14 @@ fn describe(report: &SolveReport) -> String {
 fn describe_moves(migration: &Migration) -> String {
     let Migration { experts_moved, experts_moved_per_layer: layers, lar_before, .. } = migration;
     format!("{experts_moved} experts of {} layers moved, rate without any move {lar_before:.4}, ", layers.len())
+}
+
+fn describe_nodes(figures: &NodeFigures) -> String {
+    let NodeFigures { nodes, node_local_rate, inter_node_activations_per_token: inter, cost_per_token, .. } = figures;
+    format!(
+        "{node_local_rate:.4} of the activations on the own one of {nodes} nodes, {inter:.3} activations on others and a cost \
+         of {cost_per_token:.3} per token and layer, "
+    )
 }
 
 fn describe_bound(report: &SolveReport) -> String {

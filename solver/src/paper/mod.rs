@@ -38,6 +38,7 @@ use crate::ranks::Traced;
 use crate::report::{Evidence, SolveReport};
 use crate::solve::{Solved, placement, problems};
 use crate::starts::{Best, SolveProgress, mix};
+use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
 
@@ -151,9 +152,10 @@ pub fn solve_paper(
         options.seed
     );
     let tables = builder.solver(name).finish()?;
+    let flat = Topology::flat(usize::from(options.groups));
     let traced = trace.map(|trace| Traced::new(trace, unit, profile));
     let evidence = Evidence::new(profile, None);
-    let report = SolveReport::new(unit, options, &problems, &best, &tables, evidence, traced.as_ref());
+    let report = SolveReport::new(unit, (options, flat), &problems, &best, &tables, evidence, traced.as_ref());
     Ok(Solved { tables, report })
 }
 
@@ -221,6 +223,7 @@ fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, lab
         iterations: 0,
         swap_passes: 0,
         slots: None,
+        topology: Topology::flat(usize::from(options.groups)),
     };
     let load_excess = load_excess(problem, &group_of, limits);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;

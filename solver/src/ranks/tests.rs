@@ -10,6 +10,7 @@ use super::{Clustering, RankProblem};
 use crate::alternate::Limits;
 use crate::problem::Problem;
 use crate::starts::run_starts;
+use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::mass_capacity;
 
@@ -66,7 +67,7 @@ fn all_routes(trace: &Trace) -> Vec<LayerRoutes> {
 }
 
 fn limits(groups: usize, max_over_mean: f64) -> Limits {
-    Limits { groups, max_over_mean, iterations: 60, swap_passes: 4, slots: None }
+    Limits { groups, max_over_mean, iterations: 60, swap_passes: 4, slots: None, topology: Topology::flat(groups) }
 }
 
 /// The best for activations, then for ranks: mean remote ranks of both.

@@ -1,0 +1,156 @@
+//! The balanced assignment of experts where gating groups stay whole: each lies in one cell of neighbouring groups.
+//!
+//! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. Where each of these lies
+//! in one cell (a node), what the router limits is what the network sees. Within a cell the best assignment of given
+//! gating groups is the transportation problem as ever; how they are dealt out to K cells is found exactly too, from the
+//! values of all sets of n/K gating groups in every cell:
+//!
+//! ```text
+//! best(c, S) = max over Q in S, |Q| = n/K of  best(c - 1, S \ Q) + value(c, Q)
+//! ```
+
+use crate::topology::Topology;
+use crate::transport::Transport;
+
+/// Sets of gating groups are tried one by one; published models have 8 gating groups.
+pub(crate) const MOST_GATING_GROUPS: u16 = 12;
+
+/// The best group of each expert for `profit` [N, G]: N/G experts a group, every gating group in one cell. The caller
+/// guarantees that the cells' number divides that of the gating groups, and this that of the experts.
+pub(crate) fn assign_gated(profit: &[i64], groups: usize, topology: &Topology) -> Vec<u16> {
+    let dealing = Dealing::new(profit, groups, topology);
+    let mut group_of = vec![0; dealing.experts];
+    for (cell, set) in dealing.best().into_iter().enumerate() {
+        for (expert, group) in dealing.experts_of(set).zip(dealing.assign(cell, set)) {
+            group_of[expert] = group;
+        }
+    }
+    group_of
+}
+
+struct Dealing<'a> {
+    profit: &'a [i64],
+    groups: usize,
+    experts: usize,
+    per_cell: usize,
+    gating_groups: usize,
+    /// Sets of as many gating groups as a cell takes, as bits.
+    sets: Vec<u32>,
+}
+
+impl<'a> Dealing<'a> {
+    fn new(profit: &'a [i64], groups: usize, topology: &Topology) -> Self {
+        let Topology { per_cell, gating_groups, .. } = *topology;
+        let each = gating_groups * per_cell / groups;
+        let sets = (0..1u32 << gating_groups).filter(|set| set.count_ones() as usize == each).collect();
+        Dealing { profit, groups, experts: profit.len() / groups, per_cell, gating_groups, sets }
+    }
+
+    fn experts_of(&self, set: u32) -> impl Iterator<Item = usize> {
+        let each = self.experts / self.gating_groups;
+        (0..self.experts).filter(move |expert| set & (1 << (expert / each)) != 0)
+    }
+
+    /// The set of every cell, at the greatest sum of values; of equals the one with the lowest sets in the last cells.
+    fn best(&self) -> Vec<u32> {
+        let cells = self.groups / self.per_cell;
+        let mut reached: Vec<Vec<Option<(i128, u32)>>> = Vec::with_capacity(cells);
+        for cell in 0..cells {
+            let value: Vec<i128> = self.sets.iter().map(|&set| self.value(cell, set)).collect();
+            let mut next: Vec<Option<(i128, u32)>> = vec![None; 1 << self.gating_groups];
+            for taken in 0..1u32 << self.gating_groups {
+                let so_far = match reached.last() {
+                    None => (taken == 0).then_some(0),
+                    Some(before) => before[taken as usize].map(|(value, _)| value),
+                };
+                let Some(so_far) = so_far else { continue };
+                for (&set, value) in self.sets.iter().zip(&value).filter(|(set, _)| **set & taken == 0) {
+                    let entry = &mut next[(taken | set) as usize];
+                    if entry.is_none_or(|(known, _)| so_far + value > known) {
+                        *entry = Some((so_far + value, set));
+                    }
+                }
+            }
+            reached.push(next);
+        }
+        let mut taken = (1u32 << self.gating_groups) - 1;
+        let mut chosen = Vec::with_capacity(cells);
+        for reached in reached.iter().rev() {
+            // The cells' sets add up to all gating groups, so that there is a way here.
+            let set = reached[taken as usize].map_or(0, |(_, set)| set);
+            chosen.push(set);
+            taken &= !set;
+        }
+        chosen.reverse();
+        chosen
+    }
+
+    fn value(&self, cell: usize, set: u32) -> i128 {
+        let of_expert =
+            |(expert, group): (usize, u16)| i128::from(self.profit[expert * self.groups + usize::from(group)]);
+        self.experts_of(set).zip(self.assign(cell, set)).map(of_expert).sum()
+    }
+
+    /// The groups of a set's experts in a cell, exactly.
+    fn assign(&self, cell: usize, set: u32) -> Vec<u16> {
+        let first = cell * self.per_cell;
+        let own =
+            |expert: usize| &self.profit[expert * self.groups + first..expert * self.groups + first + self.per_cell];
+        let profit: Vec<i64> = self.experts_of(set).flat_map(|expert| own(expert).iter().copied()).collect();
+        let mass = vec![1; profit.len() / self.per_cell];
+        let capacity = vec![(self.experts / self.groups) as u64; self.per_cell];
+        let label = Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None).label;
+        label.into_iter().map(|group| first as u16 + group).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The best value over all assignments, by exhaustion.
+    fn brute_force(profit: &[i64], groups: usize, topology: &Topology, placed: &mut Vec<u16>) -> Option<i64> {
+        let experts = profit.len() / groups;
+        let at = placed.len();
+        if at == experts {
+            return Some(placed.iter().enumerate().map(|(e, &g)| profit[e * groups + usize::from(g)]).sum());
+        }
+        let each = experts / topology.gating_groups;
+        let mut best = None;
+        for group in 0..groups as u16 {
+            let full = placed.iter().filter(|&&g| g == group).count() == experts / groups;
+            let cell = |group: u16| topology.cell(group.into());
+            let torn = at % each != 0 && cell(placed[at - 1]) != cell(group);
+            if !full && !torn {
+                placed.push(group);
+                best = best.max(brute_force(profit, groups, topology, placed));
+                placed.pop();
+            }
+        }
+        best
+    }
+
+    proptest! {
+        #[test]
+        fn equals_brute_force(
+            seed: u64,
+            (experts, groups, cells, gating_groups) in prop::sample::select(vec![
+                (8usize, 4usize, 2usize, 4usize), (8, 2, 2, 4), (8, 4, 4, 4), (8, 4, 2, 2), (6, 3, 3, 6), (9, 3, 3, 3), (8, 4, 2, 8), (6, 1, 1, 3),
+            ]),
+        ) {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let profit: Vec<i64> = (0..experts * groups).map(|_| random.i64(-50..100)).collect();
+            let topology = Topology { per_cell: groups / cells, near: 0.0, gating_groups };
+            let group_of = assign_gated(&profit, groups, &topology);
+            for group in 0..groups as u16 {
+                prop_assert_eq!(group_of.iter().filter(|&&g| g == group).count(), experts / groups);
+            }
+            for gating in group_of.chunks_exact(experts / gating_groups) {
+                prop_assert!(gating.iter().all(|&g| topology.cell(g.into()) == topology.cell(gating[0].into())));
+            }
+            let value: i64 = group_of.iter().enumerate().map(|(e, &g)| profit[e * groups + usize::from(g)]).sum();
+            prop_assert_eq!(Some(value), brute_force(&profit, groups, &topology, &mut Vec::new()));
+        }
+    }
+}
