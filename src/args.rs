@@ -268,7 +268,7 @@ pub(crate) struct SolveArgs {
     /// the most similarly spelt ones go, which matters most for traffic unlike the profile's.
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Expert-parallel groups (ranks); must divide the number of experts.
+    /// Expert-parallel groups (ranks); must divide the number of experts, or see --pad.
     ///
     /// More groups spread the experts over more memory, but fewer activations are local.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
@@ -295,6 +295,11 @@ pub(crate) struct SolveArgs {
     /// replicas there. Experts plus slots must be divisible by the groups. Attention dp.
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,
+    /// Where the groups do not divide the experts: give every group as many slots as the largest needs, and leave some empty.
+    ///
+    /// For engines that deal out experts unevenly. SGLang wants an expert in every slot: `tables export` refuses padding.
+    #[arg(long)]
+    pub(crate) pad: bool,
     /// Leave the experts where they are and solve T (and A, and prices) alone: `linear` (blocks of N/G experts), `round_robin`
     /// (expert e on group e mod G), or a file with a placement: tables, or the JSON that SGLang reads and `tables export` writes.
     ///

@@ -26,7 +26,9 @@ pub enum SolveError {
     )]
     RanksNeedTrace,
     /// The groups cannot hold equally many experts.
-    #[error("{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}")]
+    #[error(
+        "{groups} groups do not divide {experts} experts evenly, expected one of {divisors:?}, or padding for what is left"
+    )]
     GroupsDoNotDivide {
         /// G as asked for.
         groups: u16,
@@ -96,7 +98,7 @@ pub enum SolveError {
     /// Counts beyond what the exact arithmetic holds.
     #[error("the counts add up to {found} {what}, expected at most {limit}")]
     TooLarge {
-        /// "activations", "tokens" or "units".
+        /// "activations", "tokens", "units" or "slots".
         what: &'static str,
         /// Sum of the counts.
         found: u128,

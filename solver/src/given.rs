@@ -6,9 +6,10 @@ use std::sync::Arc;
 use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas};
 
 use crate::alternate::{Clustering, Limits, load_excess};
-use crate::error::{SolveError, check_groups};
+use crate::error::SolveError;
 use crate::held::Held;
 use crate::options::SolveOptions;
+use crate::padding::{once_each, padded_replicas, uneven};
 use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
@@ -19,7 +20,7 @@ use crate::unit_step::{mass_capacity, weighed_profits};
 /// Where the experts are, for an engine that accepts no other placement, or that runs one already.
 #[derive(Clone, Debug)]
 pub enum GivenPlacement {
-    /// Contiguous blocks of N/G experts, as engines place them by default.
+    /// Contiguous blocks of N/G experts, as engines place them by default; with padding the first N mod G groups have one more.
     Linear,
     /// Expert e on group e mod G.
     RoundRobin,
@@ -54,14 +55,16 @@ impl Given {
     pub(crate) fn new(given: &GivenPlacement, model: &ModelInfo, options: &SolveOptions) -> Result<Self, SolveError> {
         let (layers, experts, groups) = (model.layers(), model.num_experts, options.groups);
         let (placement, slots) = match given {
-            GivenPlacement::Linear => {
-                check_groups(groups, experts)?;
-                (Placement::contiguous(layers, experts, groups)?, None)
-            }
-            GivenPlacement::RoundRobin => {
-                check_groups(groups, experts)?;
-                let layer: Vec<u16> = (0..experts).map(|expert| expert % groups).collect();
-                (Placement::new(groups, vec![layer; layers])?, None)
+            GivenPlacement::Linear | GivenPlacement::RoundRobin => {
+                options.check_groups(experts)?;
+                let layer = uneven(experts, groups, matches!(given, GivenPlacement::RoundRobin));
+                match experts.is_multiple_of(groups) {
+                    true => (Placement::new(groups, vec![layer; layers])?, None),
+                    false => {
+                        let slots = padded_replicas(model, groups, std::iter::repeat_n(layer, layers))?;
+                        (slots.primary(), Some(slots))
+                    }
+                }
             }
             GivenPlacement::Experts(placement) => (Placement::clone(placement), None),
             GivenPlacement::Slots(slots) => (slots.primary(), Some(Replicas::clone(slots))),
@@ -73,7 +76,8 @@ impl Given {
             return Err(SolveError::OtherShape { what: "the given placement", found, expected: wanted });
         }
         // Padding alone leaves every expert in one group.
-        let held = slots.as_ref().map(|slots| held(slots, model)).filter(Held::has_replicas);
+        let replicated = slots.as_ref().filter(|slots| !once_each(slots, &placement));
+        let held = replicated.map(|slots| held(slots, model));
         if held.is_some() {
             let one = "a placement with replicas";
             if options.attention == Attention::Tp {

@@ -38,10 +38,6 @@ impl Held {
         self.holders.len()
     }
 
-    pub(crate) fn has_replicas(&self) -> bool {
-        self.holders.iter().any(|holders| holders.len() > 1)
-    }
-
     pub(crate) fn of(&self, column: usize) -> &[u16] {
         &self.holders[column]
     }

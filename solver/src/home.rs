@@ -7,6 +7,7 @@ use semmoe_tables::{LayerIdx, Profile, Tables};
 use crate::alternate::{Clustering, Limits};
 use crate::error::SolveError;
 use crate::options::{SolveOptions, within};
+use crate::padding::{once_each, with_empty_slots};
 use crate::problem::Problem;
 use crate::topology::Topology;
 use crate::transport::Transport;
@@ -34,9 +35,17 @@ impl WarmStart {
             let (found, expected) = (format!("{} groups", self.tables.groups()), options.groups.to_string());
             return Err(SolveError::OtherShape { what: "the warm start", found, expected });
         }
-        if self.tables.physical_to_logical().is_some() {
-            let why = "an expert's move is one from one group to another";
-            return Err(SolveError::Together { one: "a warm start", other: "tables with replicas", why });
+        let experts = self.tables.model().num_experts;
+        if let Some(slots) = self.tables.physical_to_logical() {
+            if !once_each(slots, self.tables.placement()) {
+                let why = "an expert's move is one from one group to another";
+                return Err(SolveError::Together { one: "a warm start", other: "tables with replicas", why });
+            }
+            if slots.slots() != options.slots(experts) {
+                let (found, expected) =
+                    (format!("{} slots a layer", slots.slots()), options.slots(experts).to_string());
+                return Err(SolveError::OtherShape { what: "the warm start", found, expected });
+            }
         }
         self.check_gating(options)
     }
@@ -61,9 +70,11 @@ impl WarmStart {
     pub(crate) fn homes(&self, problems: &[Problem]) -> Vec<Home> {
         let mut layers = (0..self.tables.model().layers()).map(|layer| LayerIdx::new(layer as u16));
         let home = |problem: &Problem| {
+            let (slots, placement) = (problem.experts, self.tables.placement());
             let layers = layers.by_ref().take(problem.layers);
-            let group_of = layers.flat_map(|layer| self.tables.placement().layer(layer).iter().copied()).collect();
-            Home::new(problem, group_of, self.migration_cost)
+            let of_layer = |layer| with_empty_slots(placement.layer(layer), (slots, placement.groups()));
+            let group_of = layers.flat_map(of_layer).collect();
+            Home::new(problem, group_of, (usize::from(placement.experts()), self.migration_cost))
         };
         problems.iter().map(home).collect()
     }
@@ -72,8 +83,11 @@ impl WarmStart {
 /// The group that each column of a problem is in, and what leaving it costs.
 #[derive(Clone, Debug)]
 pub(crate) struct Home {
+    /// S: N, and the empty slots with padding, which are nowhere at home.
+    slots: usize,
+    /// N
     experts: usize,
-    /// [L * N]
+    /// [L * S]
     group_of: Vec<u16>,
     /// [L] activations that a moved expert must gain: C times the layer's activations over N.
     cost: Vec<f64>,
@@ -82,11 +96,12 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    pub(crate) fn new(problem: &Problem, group_of: Vec<u16>, migration_cost: f64) -> Self {
-        let layers = problem.column_load.chunks_exact(problem.experts);
-        let cost = layers.map(|load| migration_cost * load.iter().sum::<u64>() as f64 / problem.experts as f64);
+    pub(crate) fn new(problem: &Problem, group_of: Vec<u16>, (experts, migration_cost): (usize, f64)) -> Self {
+        let slots = problem.experts;
+        let layers = problem.column_load.chunks_exact(slots);
+        let cost = layers.map(|load| migration_cost * load.iter().sum::<u64>() as f64 / experts as f64);
         let most = problem.total_activations() as f64;
-        Home { experts: problem.experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
+        Home { slots, experts, group_of, cost: cost.map(|cost| cost.min(most)).collect(), most }
     }
 
     /// The group of each column.
@@ -96,8 +111,11 @@ impl Home {
 
     /// Experts of each layer that are elsewhere: [L].
     pub(crate) fn moved(&self, group_of: &[u16]) -> Vec<u64> {
-        let layers = self.group_of.chunks_exact(self.experts).zip(group_of.chunks_exact(self.experts));
-        layers.map(|(home, now)| home.iter().zip(now).filter(|(home, now)| home != now).count() as u64).collect()
+        let layers = self.group_of.chunks_exact(self.slots).zip(group_of.chunks_exact(self.slots));
+        let differ = |(home, now): (&[u16], &[u16])| {
+            home.iter().zip(now).take(self.experts).filter(|(home, now)| home != now).count() as u64
+        };
+        layers.map(differ).collect()
     }
 
     /// What a placement costs, as a value of plans: fixed-point activations.
@@ -108,8 +126,11 @@ impl Home {
 
     /// What it costs, in activations, that a column goes from one group to another; negative on its way home.
     pub(crate) fn change(&self, column: usize, from: usize, to: usize) -> f64 {
+        if column % self.slots >= self.experts {
+            return 0.0;
+        }
         let home = usize::from(self.group_of[column]);
-        self.cost[column / self.experts] * f64::from(i8::from(to != home) - i8::from(from != home))
+        self.cost[column / self.slots] * f64::from(i8::from(to != home) - i8::from(from != home))
     }
 
     /// Takes the cost of leaving home off the gains [N, G] of a layer. It is never nothing, so that of two equal groups the
@@ -117,7 +138,7 @@ impl Home {
     pub(crate) fn charge(&self, layer: usize, gain: &mut [i64], (groups, fraction_bits): (usize, u32)) {
         let one = (1u64 << fraction_bits) as f64;
         let cost = (self.cost[layer].min(self.most) * one).round().max(1.0) as i64;
-        let homes = &self.group_of[layer * self.experts..(layer + 1) * self.experts];
+        let homes = &self.group_of[layer * self.slots..layer * self.slots + self.experts];
         for (row, &home) in gain.chunks_exact_mut(groups).zip(homes) {
             let others = row.iter_mut().enumerate().filter(|(group, _)| *group != usize::from(home));
             others.for_each(|(_, gain)| *gain -= cost);
@@ -129,8 +150,8 @@ impl Home {
     pub(crate) fn relabelled(&self, found: Clustering, limits: &Limits) -> Clustering {
         let groups = limits.groups;
         let mut stays = vec![0i64; groups * groups];
-        for (&now, &home) in found.group_of.iter().zip(&self.group_of) {
-            stays[usize::from(now) * groups + usize::from(home)] += 1;
+        for (column, (&now, &home)) in found.group_of.iter().zip(&self.group_of).enumerate() {
+            stays[usize::from(now) * groups + usize::from(home)] += i64::from(column % self.slots < self.experts);
         }
         self.priced(found.renamed(&cell_by_cell(&stays, groups, limits.topology.per_cell)))
     }

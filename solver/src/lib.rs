@@ -10,6 +10,7 @@
 //! | `transport`, `whole` | the exact transportation solver behind both steps; from its plans to whole units |
 //! | `unit_step`, `expert_step`, `load_limit` | the two halves of the alternation, and the limit on expert load |
 //! | `seeds`, `alternate`, `swaps`, `starts` | where a start begins, how it runs, and many of them over threads |
+//! | `padding` | groups that do not divide the experts: slots that stay empty |
 //! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
 //! | `home` | experts that are somewhere already, and what their moves cost |
 //! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
@@ -40,6 +41,7 @@ mod hosts;
 mod labels;
 mod load_limit;
 mod options;
+mod padding;
 mod paper;
 mod parallel;
 mod problem;

@@ -8,9 +8,10 @@ use semmoe_tables::{Attention, Provenance};
 use serde::Serialize;
 
 use crate::bounds::BoundOptions;
-use crate::error::SolveError;
+use crate::error::{SolveError, check_groups};
 use crate::given::GivenPlacement;
 use crate::home::WarmStart;
+use crate::padding::padded_slots;
 use crate::similar::{Similarity, TokenStrings};
 
 /// What T says of a token that was never seen, where no similar token was seen either.
@@ -85,6 +86,8 @@ pub struct SolveOptions {
     /// R: slots per layer beyond one for each expert, of all groups together, for replicas. Attention dp only;
     /// N + R must be divisible by G.
     pub redundant: u16,
+    /// Where G does not divide N: whether groups may have ceil(N/G) slots each, of which some stay empty.
+    pub pad: bool,
     /// Where the experts are, if that is not to be solved: only the units are assigned then.
     pub placement: Option<GivenPlacement>,
     /// Tables to start from besides the usual starts; what moves away from them has a cost.
@@ -123,6 +126,7 @@ impl SolveOptions {
             iterations: 60,
             swap_passes: 12,
             redundant: 0,
+            pad: false,
             placement: None,
             warm_start: None,
             nodes: None,
@@ -133,6 +137,19 @@ impl SolveOptions {
             similarity: Similarity::default(),
             unseen: UnseenTokens::default(),
             provenance,
+        }
+    }
+
+    /// Slots of a layer that are dealt out, for experts and empty ones: N, or more with padding.
+    pub(crate) fn slots(&self, experts: u16) -> usize {
+        if self.pad { padded_slots(experts, self.groups) } else { usize::from(experts) }
+    }
+
+    /// Checks that the groups divide the experts, or that what is left may be padded.
+    pub(crate) fn check_groups(&self, experts: u16) -> Result<(), SolveError> {
+        match self.pad && self.groups <= experts {
+            true => check_groups(self.groups.min(1), experts),
+            false => check_groups(self.groups, experts),
         }
     }
 
@@ -178,6 +195,17 @@ impl SolveOptions {
                 return refuse("a given placement", "a warm start", "its experts never move");
             }
         }
+        if self.pad {
+            if self.redundant > 0 {
+                return refuse("padding", "redundant slots", "slots either stay empty or hold replicas");
+            }
+            if self.objective == Objective::Ranks {
+                return refuse("padding", "the objective ranks", "its search deals out experts alone");
+            }
+            if self.gating_groups > 1 {
+                return refuse("padding", "gating groups", "those stay whole only in groups of equally many experts");
+            }
+        }
         if self.nodes.is_some() || self.gating_groups > 1 {
             let one = if self.nodes.is_some() { "a number of nodes" } else { "gating groups" };
             if self.redundant > 0 {
@@ -211,6 +239,7 @@ impl SolveOptions {
             SolveOptions { placement: Some(_), .. } => refuse("a given placement"),
             SolveOptions { warm_start: Some(_), .. } => refuse("a warm start"),
             SolveOptions { nodes: Some(_), .. } => refuse("a number of nodes"),
+            SolveOptions { pad: true, .. } => refuse("padding"),
             SolveOptions { gating_groups: 2.., .. } => refuse("gating groups"),
             _ => Ok(()),
         }

@@ -167,16 +167,27 @@ impl Rows {
                 return Err(SolveError::TooLarge { what, found, limit });
             }
         }
-        problem.column_load = vec![0; problem.layers * problem.experts];
-        for (&column, &count) in problem.column.iter().zip(&problem.count) {
-            problem.column_load[column as usize] += u64::from(count);
-        }
-        problem.transpose();
+        problem.index_columns();
         Ok(problem)
     }
 }
 
 impl Problem {
+    /// Gives each layer `experts` columns, and every column the number that `to` says: ascending as before.
+    pub(crate) fn move_columns(&mut self, experts: usize, to: impl Fn(usize) -> usize) {
+        self.experts = experts;
+        self.column.iter_mut().for_each(|column| *column = to(*column as usize) as u32);
+        self.index_columns();
+    }
+
+    fn index_columns(&mut self) {
+        self.column_load = vec![0; self.layers * self.experts];
+        for (&column, &count) in self.column.iter().zip(&self.count) {
+            self.column_load[column as usize] += u64::from(count);
+        }
+        self.transpose();
+    }
+
     fn transpose(&mut self) {
         let mut indptr = vec![0; self.column_load.len() + 1];
         for &column in &self.column {

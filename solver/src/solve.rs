@@ -4,16 +4,17 @@ use std::ops::ControlFlow;
 
 use half::f16;
 use semmoe_tables::{
-    Attention, Phase, Placement, Profile, ProfileBuilder, Replicas, Tables, TablesBuilder, TpParts, Trace,
+    Attention, ModelInfo, Phase, Placement, Profile, ProfileBuilder, Replicas, Tables, TablesBuilder, TpParts, Trace,
 };
 
 use crate::alternate::{Clustering, Limits};
-use crate::bounds::problem_bounds;
-use crate::error::{SolveError, check_groups};
+use crate::bounds::{Bounds, problem_bounds};
+use crate::error::SolveError;
 use crate::evidence::Shrinkage;
 use crate::given::Given;
 use crate::labels::tp_parts;
 use crate::options::{Nodes, Objective, SolveOptions};
+use crate::padding::padded_replicas;
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
@@ -41,30 +42,25 @@ pub struct Solved {
 ///
 /// # Errors
 /// [`SolveError`]: no known route in the input, groups that do not divide the experts (with those that do), an option
-/// out of range, options that exclude each other, a given placement of another shape, trace and profile of different models, counts beyond 2^50.
+/// out of range, options that exclude each other, a given placement of another shape, trace and profile of different
+/// models, counts beyond 2^50.
 pub fn solve(
     profile: &Profile,
     trace: Option<&Trace>,
     options: &SolveOptions,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
-    options.validate()?;
-    options.check_together()?;
-    let given = options.placement.as_ref().map(|given| Given::new(given, profile.model(), options)).transpose()?;
-    if given.is_none() {
-        check_groups(options.groups, profile.model().num_experts)?;
-    }
-    options.check_redundant(profile.model().num_experts)?;
-    let topology = Topology::new(options, profile.model().num_experts)?;
-    options.warm_start.iter().try_for_each(|warm| warm.check(profile, options))?;
-    if let Some(trace) = trace {
-        profile.model().check_compatible(trace.model())?;
-    }
+    let (given, topology) = checked(profile, trace, options)?;
     let neighbours = neighbours(profile, options)?;
     let shrinkage = Shrinkage::new(options, neighbours.as_ref());
     let counted = own_counts(trace, options)?;
     let counted = counted.as_ref().unwrap_or(profile);
-    let (unit, problems) = problems(counted, trace, options.attention)?;
+    let (unit, mut problems) = problems(counted, trace, options.attention)?;
+    let slots = options.slots(profile.model().num_experts);
+    let padded = given.is_none() && slots > usize::from(profile.model().num_experts);
+    if padded {
+        problems = problems.into_iter().map(|problem| problem.padded(slots)).collect::<Result<_, _>>()?;
+    }
     let traced = trace.map(|trace| Traced::new(trace, unit, counted));
     let limits = Limits {
         topology,
@@ -88,20 +84,66 @@ pub fn solve(
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
     }
-    let slots = given.and_then(|given| given.slots);
+    let slots = match padded {
+        true => Some(padded_placement(profile.model(), options, &problems, &best)?),
+        false => given.and_then(|given| given.slots),
+    };
     let builder = tables_builder((profile, trace), options, (&problems, &best), slots, &shrinkage)?;
     let tables = builder.solver(solver_name(unit, options)).finish()?;
     let evidence = Evidence::new(profile, neighbours.as_ref());
     let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, (limits, options)));
-    let bounds = match options.bounds {
-        Some(_) if best.stopped => Err("the solve was ended early".to_owned()),
-        Some(_) if tables.physical_to_logical().is_some() => Err("the bounds do not cover replicas".to_owned()),
-        Some(_) => Ok(problem_bounds(&problems, options)),
-        None => Err("not asked for".to_owned()),
-    };
+    let bounds = proof(&report, &problems, options);
     report.certify(bounds, options.nodes.is_some() || options.gating_groups > 1);
     Ok(Solved { tables, report })
+}
+
+/// What is wrong with the options, or what they say of the placement.
+fn checked(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+) -> Result<(Option<Given>, Topology), SolveError> {
+    options.validate()?;
+    options.check_together()?;
+    let (model, experts) = (profile.model(), profile.model().num_experts);
+    let given = options.placement.as_ref().map(|given| Given::new(given, model, options)).transpose()?;
+    if given.is_none() {
+        options.check_groups(experts)?;
+    }
+    options.check_redundant(experts)?;
+    let topology = Topology::new(options, experts)?;
+    options.warm_start.iter().try_for_each(|warm| warm.check(profile, options))?;
+    if let Some(trace) = trace {
+        model.check_compatible(trace.model())?;
+    }
+    Ok((given, topology))
+}
+
+/// The bounds over all placements, or why there are none.
+fn proof(report: &SolveReport, problems: &[Problem], options: &SolveOptions) -> Result<Bounds, String> {
+    let none = |why: &str| Err(why.to_owned());
+    match options.bounds {
+        Some(_) if report.stopped => none("the solve was ended early"),
+        Some(_) if report.redundant > 0 => none("the bounds do not cover replicas"),
+        Some(_) if report.padding > 0.0 && options.placement.is_some() => {
+            none("the bounds do not cover the padding of a given placement")
+        }
+        Some(_) => Ok(problem_bounds(problems, options)),
+        None => none("not asked for"),
+    }
+}
+
+/// The slots of a solve with padding.
+fn padded_placement(
+    model: &ModelInfo,
+    options: &SolveOptions,
+    problems: &[Problem],
+    best: &Best,
+) -> Result<Replicas, SolveError> {
+    let layers = problems.iter().zip(&best.clusterings);
+    let layers = layers.flat_map(|(problem, found)| found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec));
+    Ok(padded_replicas(model, options.groups, layers)?)
 }
 
 /// The parts of the tables. `slots` are those of a placement that was given with replicas or padding.

@@ -47,6 +47,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.warm_start = warm_start(args, &profile)?;
     options.nodes = args.nodes.map(|nodes| Nodes { nodes, inter_cost: args.inter_cost });
     options.gating_groups = args.gating_groups;
+    options.pad = args.pad;
     let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use semmoe_tables::{Attention, Tables};
+use semmoe_tables::{Attention, LayerIdx, Tables};
 
 use super::{export, permute, print};
 use crate::args::{TablesCommand, TablesFile};
@@ -52,8 +52,10 @@ fn describe(tables: &Tables) -> String {
     line("groups", &tables.groups().to_string());
     if let Some(replicas) = tables.physical_to_logical() {
         let (slots, groups) = (replicas.slots(), usize::from(tables.groups()));
-        let redundant = slots.saturating_sub(usize::from(model.num_experts));
-        line("slots", &format!("{slots} a layer, {} a group, {redundant} of them redundant", slots / groups.max(1)));
+        let empty = replicas.layer(LayerIdx::new(0)).iter().filter(|expert| **expert < 0).count();
+        let redundant = (slots - empty).saturating_sub(usize::from(model.num_experts));
+        let each = slots / groups.max(1);
+        line("slots", &format!("{slots} a layer, {each} a group, {redundant} of them redundant, {empty} empty"));
     }
     line("prices", &format!("{:?}", tables.price()));
     line("solver", tables.solver());
