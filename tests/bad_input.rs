@@ -189,9 +189,19 @@ fn placements_that_do_not_fit() {
         ("--groups 2 --warm-start @halves.tables --redundant 2", "does not go with redundant slots"),
         ("--groups 2 --warm-start @halves.tables --solver paper", "does not go with the paper's algorithm"),
         ("--groups 2 --warm-start @halves.tables --migration-cost nan", "migration_cost"),
+        ("--groups 4 --nodes 3", "3 nodes cannot be dealt evenly over 4 groups, expected one of [1, 2, 4]"),
+        ("--groups 4 --nodes 2 --inter-cost 0", "inter_cost"),
+        ("--groups 4 --nodes 2 --redundant 4", "does not go with redundant slots"),
+        ("--groups 4 --gating-groups 3", "3 gating groups cannot be dealt evenly"),
+        ("--groups 5", "do not divide 32 experts evenly, expected one of [1, 2, 4, 8, 16, 32], or padding"),
+        ("--groups 5 --pad --redundant 3", "padding does not go with redundant slots"),
+        ("--groups 33 --pad", "33 groups"),
     ] {
         folder.refused(&format!("{solve} {more}"), 2, &[named]);
     }
+    folder.runs("solve --profile @one.profile --groups 5 --pad --out @five.tables --time-limit 0.5");
+    folder.refused("tables export --tables @five.tables --format sglang", 2, &["no slots without one"]);
+    folder.refused("evaluate --tables @halves.tables --profile @one.profile --nodes 3", 2, &["3 nodes", "[1, 2]"]);
     // The file of two ranks is one of four as well: its slots divide by four.
     folder.runs("solve --profile @one.profile --groups 4 --placement @halves.json --out @quarters.tables");
     folder.runs("solve --profile @one.profile --groups 2 --placement @halves.json --out @again.tables");

@@ -121,7 +121,7 @@ mod tests {
         for group in 0..groups as u16 {
             let full = placed.iter().filter(|&&g| g == group).count() == experts / groups;
             let cell = |group: u16| topology.cell(group.into());
-            let torn = at % each != 0 && cell(placed[at - 1]) != cell(group);
+            let torn = !at.is_multiple_of(each) && cell(placed[at - 1]) != cell(group);
             if !full && !torn {
                 placed.push(group);
                 best = best.max(brute_force(profit, groups, topology, placed));

@@ -18,7 +18,8 @@ pub struct SolveProgress {
     pub starts_done: usize,
     /// Starts to be made.
     pub starts: usize,
-    /// Best local activation rate on the input so far, of the layers that have one; none before the first round.
+    /// Best local activation rate on the input so far (with nodes the value made best), of the layers that have one; none before
+    /// the first round.
     pub best_lar: Option<f64>,
 }
 
