@@ -249,7 +249,7 @@ pub(crate) fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
     layers
         .map(|(group_of, load)| {
-            let cap = crate::expert_step::load_cap(load.iter().sum(), limits.groups, limits.max_over_mean);
+            let cap = crate::expert_step::layer_cap(load, limits.groups, limits.max_over_mean);
             let loads = group_loads(group_of, load, limits.groups);
             loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
         })

@@ -45,6 +45,20 @@ pub(crate) fn load_cap(layer_load: u64, groups: usize, max_over_mean: f64) -> u6
     (layer_load as f64 * max_over_mean / groups as f64).floor() as u64
 }
 
+/// The least load that the group of the layer's hottest expert can have: the hottest with the coldest ones.
+pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
+    let mut sorted = load.to_vec();
+    sorted.sort_unstable();
+    let hottest = sorted.pop().unwrap_or(0);
+    hottest + sorted.iter().take((load.len() / groups).saturating_sub(1)).sum::<u64>()
+}
+
+/// What each group may attract in a layer without replicas: [`load_cap`], or what no placement can go below. Then the
+/// hottest expert's group is as light as can be, and the others may carry as much.
+pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 {
+    load_cap(load.iter().sum(), groups, max_over_mean).max(load_floor(load, groups))
+}
+
 /// The expert step: the group of every column, best for `plan` under the load limit. Where the limit cannot be met,
 /// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found. With `home` an
 /// expert elsewhere counts for less, by what its move costs.
@@ -66,7 +80,7 @@ pub(crate) fn expert_step(
         }
         let columns = layer * experts..(layer + 1) * experts;
         let load = &problem.column_load[columns.clone()];
-        let cap = load_cap(load.iter().sum(), groups, max_over_mean);
+        let cap = layer_cap(load, groups, max_over_mean);
         let layer = Layer { gain, load, groups, topology, fraction_bits, cap };
         group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));
     }

@@ -207,6 +207,25 @@ proptest! {
     }
 }
 
+proptest! {
+    /// The floor is the least greatest load where one expert outweighs the others, and never above it.
+    #[test]
+    fn no_placement_is_below_the_floor(groups in prop::sample::select(vec![2usize, 3, 4]), seed: u64, hottest in 1u64..3000) {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut load: Vec<u64> = (0..groups * 2).map(|_| random.u64(0..100)).collect();
+        load[seed as usize % (groups * 2)] = hottest;
+        let nothing = vec![0; load.len() * groups];
+        let floor = load_floor(&load, groups);
+        prop_assert_eq!(brute_force(&nothing, &load, groups, floor.saturating_sub(1)), None);
+        if hottest > 200 {
+            prop_assert!(brute_force(&nothing, &load, groups, floor).is_some());
+            let (cap, topology) = (layer_cap(&load, groups, 1.0), Topology::flat(groups));
+            let layer = Layer { gain: &nothing, load: &load, groups, topology, fraction_bits: 0, cap };
+            prop_assert_eq!(group_loads(&assign_within(&layer, None), &load, groups).into_iter().max(), Some(floor));
+        }
+    }
+}
+
 #[test]
 fn an_impossible_limit_is_approached() {
     // One expert alone is over the cap.

@@ -38,6 +38,7 @@ mod given;
 mod held;
 mod home;
 mod hosts;
+mod kick;
 mod labels;
 mod load_limit;
 mod options;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::alternate::{Clustering, Limits, local_rate, stay};
 use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
+use crate::expert_step::load_floor;
 use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::options::{Nodes, Objective, SolveOptions};
@@ -87,6 +88,9 @@ pub struct SolveReport {
     pub expert_load_imbalance_worst_layer: f64,
     /// Whether every layer meets the expert-load limit.
     pub expert_load_limit_met: bool,
+    /// No placement without replicas gets every layer below this: the hottest expert's group, with the coldest experts, over
+    /// the mean, in the layer where that is most. Above the limit it takes the limit's place in that layer. None with replicas.
+    pub expert_load_floor: Option<f64>,
     /// Units that fit into no group whole, and are counted by share.
     pub split_units: u64,
     /// R: slots for replicas, of all groups together, in each layer.
@@ -95,6 +99,8 @@ pub struct SolveReport {
     pub padding: f64,
     /// Starts of the alternation (of each layer with attention tp); fewer than asked for where the input is very large.
     pub starts: u32,
+    /// Further searches from the best so far after random exchanges of its experts (with replicas only).
+    pub kicks: u32,
     /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their experts
     /// lie in order.
     pub not_reached: u64,
@@ -171,7 +177,8 @@ impl Migration {
             let capacity = mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
             stay(problem, &capacity, (limits, home))
         });
-        let before = Best { clusterings: stay.collect(), iterations: 0, starts: 0, not_reached: 0, stopped: false };
+        let before =
+            Best { clusterings: stay.collect(), iterations: 0, starts: 0, kicks: 0, not_reached: 0, stopped: false };
         let local: f64 = parts(problems, &before, (options, limits.topology)).iter().map(|part| part.primal).sum();
         let moved = homes.iter().zip(&best.clusterings).flat_map(|(home, now)| home.moved(&now.group_of));
         let moved: Vec<u64> = moved.collect();
@@ -239,6 +246,8 @@ impl SolveReport {
         let activations: u64 = problems.iter().map(Problem::total_activations).sum();
         let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
         let (lar, lar_bound) = (rate(|part| part.primal), rate(|part| part.dual));
+        let replicated = best.clusterings.iter().any(|clustering| clustering.replicas.is_some());
+        let floor = (!replicated).then(|| worst_floor(problems, usize::from(options.groups)));
         let load: Vec<Spread> = parts.iter().flat_map(|part| part.load.iter().copied()).collect();
         let (redundant, padding) = spare_slots(tables);
         SolveReport {
@@ -265,11 +274,14 @@ impl SolveReport {
             token_imbalance: parts.iter().map(|part| part.token_imbalance).fold(0.0, f64::max),
             expert_load_imbalance: load.iter().map(|spread| spread.max_over_mean).sum::<f64>() / load.len() as f64,
             expert_load_imbalance_worst_layer: load.iter().map(|spread| spread.max_over_mean).fold(0.0, f64::max),
-            expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0),
+            expert_load_limit_met: best.clusterings.iter().all(|clustering| clustering.load_excess == 0)
+                && floor.is_none_or(|floor| floor <= options.expert_load_limit),
+            expert_load_floor: floor,
             split_units: parts.iter().map(|part| part.plan.splits.len() as u64).sum(),
             redundant,
             padding,
             starts: best.starts,
+            kicks: best.kicks,
             not_reached: best.not_reached as u64,
             iterations: best.iterations,
             stopped: best.stopped,
@@ -311,6 +323,14 @@ fn spare_slots(tables: &Tables) -> (u16, f64) {
     let padding = (0..layers).map(empty).sum::<usize>() as f64 / layers as f64;
     let redundant = slots.slots() as f64 - padding - f64::from(tables.model().num_experts);
     (redundant.round() as u16, padding)
+}
+
+/// The greatest [`load_floor`] over the mean of any layer.
+fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
+    let layers = problems.iter().flat_map(|problem| problem.column_load.chunks_exact(problem.experts));
+    let over_mean =
+        |load: &[u64]| load_floor(load, groups) as f64 * groups as f64 / load.iter().sum::<u64>().max(1) as f64;
+    layers.map(over_mean).fold(0.0, f64::max)
 }
 
 /// Each problem's part, over the threads allowed.

@@ -8,13 +8,13 @@ use std::sync::{Mutex, PoisonError};
 use crate::alternate::{Clustering, Limits, Watch, bring_home, improve, not_reached, run_from_home, run_start};
 use crate::home::Home;
 use crate::problem::Problem;
-use crate::replicate::{improve_replicas, replicate};
+use crate::replicate::{improve_replicas, kick_replicas, replicate};
 use crate::unit_step::mass_capacity;
 
 /// How far a solve has come; given to the caller's closure, which may end the solve with `ControlFlow::Break`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SolveProgress {
-    /// Starts ended, of `starts` (with attention tp those of all layers together).
+    /// Starts ended, of `starts` (with attention tp those of all layers together; with replicas also the kicks).
     pub starts_done: usize,
     /// Starts to be made.
     pub starts: usize,
@@ -30,10 +30,23 @@ pub(crate) struct Best {
     pub(crate) iterations: u64,
     /// Starts of each problem, at most.
     pub(crate) starts: u32,
+    /// Kicks of each problem, at most.
+    pub(crate) kicks: u32,
     /// Problems that no start had reached before the stop.
     pub(crate) not_reached: usize,
     /// Whether the caller ended it early.
     pub(crate) stopped: bool,
+}
+
+/// What the jobs of a phase do. A phase begins when the last has ended, so that what it goes on from does not depend on the
+/// threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Starts,
+    /// From the best of the last phase, its experts kicked.
+    Kicks,
+    /// Swaps of the best alone.
+    LastSwaps,
 }
 
 /// Shared by the threads. Jobs are ordered by start, then problem, so that every problem has a result early.
@@ -44,12 +57,14 @@ struct Shared<'a> {
     /// Where the experts of each problem are, if the solve starts from tables.
     homes: Option<&'a [Home]>,
     seed: u64,
-    /// Of each problem; jobs beyond them improve the best one.
-    starts: usize,
+    phase: Phase,
+    /// Of all phases so far.
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,
     best: Mutex<Vec<Option<(Clustering, usize)>>>,
+    /// The best of the phases before.
+    base: Vec<Option<Clustering>>,
     iterations: AtomicUsize,
 }
 
@@ -67,6 +82,13 @@ const MOST_STARTED: u64 = 800_000_000;
 /// Profits of units weigh as many counts, because the unit step keeps them in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
 
+/// With replicas, one of so many starts is made; the others become kicks, which are shorter.
+const STARTS_PER_START: u32 = 4;
+/// Kicks in place of a start that is not made.
+const KICKS_PER_START: u32 = 2;
+/// Kicks from the same clustering, of which the best is kept.
+const KICKS_AT_ONCE: u32 = 4;
+
 /// Counts of the problems times groups from which on only the best start's swaps are searched.
 const LARGE: u64 = 1 << 27;
 
@@ -78,6 +100,8 @@ const MOST_VALUES_SWAPPED: u64 = 1 << 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Schedule {
     starts: u32,
+    /// Rounds of [`KICKS_AT_ONCE`] kicks after them.
+    kick_rounds: u32,
     /// Swap passes of every start.
     passes: u32,
     /// Swap passes of the best start of each problem, afterwards.
@@ -85,15 +109,27 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn new((entries, units): (u64, u64), groups: usize, (starts, passes): (u32, u32)) -> Self {
+    /// The phases in order, with the jobs of each problem.
+    fn phases(self) -> Vec<(Phase, u32)> {
+        let mut phases = vec![(Phase::Starts, self.starts)];
+        phases.extend((0..self.kick_rounds).map(|_| (Phase::Kicks, KICKS_AT_ONCE)));
+        phases.extend((self.last_passes > 0).then_some((Phase::LastSwaps, 1)));
+        phases
+    }
+
+    fn new((entries, units): (u64, u64), groups: usize, (starts, passes): (u32, u32), replicas: bool) -> Self {
         let values = entries.max(1).saturating_mul(groups as u64);
         let work = entries.max(1) + units * groups as u64 * COUNTS_PER_PROFIT;
         let at_most =
             |asked: u32, budget: u64, each: u64| asked.min((budget / each).clamp(1, u64::from(u32::MAX)) as u32);
-        let starts = at_most(starts, MOST_STARTED, work);
+        let most = at_most(starts, MOST_STARTED, work);
+        let starts = if replicas { most.div_ceil(STARTS_PER_START) } else { most };
+        let kick_rounds = (most - starts) * KICKS_PER_START / KICKS_AT_ONCE;
         match values > LARGE {
-            true => Schedule { starts, passes: 0, last_passes: at_most(passes, MOST_VALUES_SWAPPED, values) },
-            false => Schedule { starts, passes, last_passes: 0 },
+            true => {
+                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MOST_VALUES_SWAPPED, values) }
+            }
+            false => Schedule { starts, kick_rounds, passes, last_passes: 0 },
         }
     }
 }
@@ -108,7 +144,7 @@ pub(crate) fn run_starts(
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
-    let schedule = Schedule::new((entries, units), limits.groups, (starts, limits.swap_passes));
+    let schedule = Schedule::new((entries, units), limits.groups, (starts, limits.swap_passes), limits.slots.is_some());
     let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, token_margin);
     let mut shared = Shared {
         problems,
@@ -116,22 +152,26 @@ pub(crate) fn run_starts(
         limits: Limits { swap_passes: schedule.passes, ..limits },
         homes,
         seed,
-        starts: schedule.starts as usize,
-        jobs: problems.len() * schedule.starts as usize,
+        phase: Phase::Starts,
+        jobs: 0,
         next_job: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         best: Mutex::new(vec![None; problems.len()]),
+        base: vec![None; problems.len()],
         iterations: AtomicUsize::new(0),
     };
-    let last_jobs = if schedule.last_passes > 0 { problems.len() } else { 0 };
-    let mut told = SolveProgress { starts_done: 0, starts: shared.jobs + last_jobs, best_lar: None };
+    let phases = schedule.phases();
+    let jobs = problems.len() * phases.iter().map(|&(_, each)| each as usize).sum::<usize>();
+    let mut told = SolveProgress { starts_done: 0, starts: jobs, best_lar: None };
     let mut reached = vec![None; problems.len()];
-    shared.run_jobs(threads, &mut reached, &mut told, progress);
-    shared.jobs += last_jobs;
-    shared.limits.swap_passes = schedule.last_passes;
-    shared.next_job.store(shared.jobs - last_jobs, Ordering::Relaxed);
-    shared.run_jobs(threads, &mut reached, &mut told, progress);
-    shared.into_best(limits)
+    for (phase, each) in phases {
+        shared.begin(phase, each as usize);
+        if phase == Phase::LastSwaps {
+            shared.limits.swap_passes = schedule.last_passes;
+        }
+        shared.run_jobs(threads, &mut reached, &mut told, progress);
+    }
+    shared.into_best(limits, schedule)
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
@@ -144,6 +184,15 @@ fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
 }
 
 impl Shared<'_> {
+    /// Begins a phase with this many jobs for each problem.
+    fn begin(&mut self, phase: Phase, each: usize) {
+        let best = self.best.get_mut().unwrap_or_else(PoisonError::into_inner);
+        self.base = best.iter().map(|best| best.as_ref().map(|(clustering, _)| clustering.clone())).collect();
+        self.phase = phase;
+        self.next_job = AtomicUsize::new(self.jobs);
+        self.jobs += each * self.problems.len();
+    }
+
     /// Runs what is left of the jobs on threads, and tells the caller what comes in.
     fn run_jobs(
         &self,
@@ -173,7 +222,7 @@ impl Shared<'_> {
         });
     }
 
-    fn into_best(self, limits: Limits) -> Best {
+    fn into_best(self, limits: Limits, schedule: Schedule) -> Best {
         let best = self.best.into_inner().unwrap_or_else(PoisonError::into_inner);
         let without = best.iter().filter(|best| best.is_none()).count();
         let of_problem = |(at, best): (usize, Option<(Clustering, usize)>)| {
@@ -185,7 +234,8 @@ impl Shared<'_> {
         Best {
             clusterings: clusterings.collect(),
             iterations: self.iterations.into_inner() as u64,
-            starts: self.starts as u32,
+            starts: schedule.starts,
+            kicks: schedule.kick_rounds * KICKS_AT_ONCE,
             not_reached: without,
             stopped: self.stop.into_inner(),
         }
@@ -220,23 +270,29 @@ impl Shared<'_> {
         {
             self.finish(problem, start, found);
         }
-        let found = if start < self.starts {
-            let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
-            let found = run_start(input, capacity, self.limits, &mut random, watch);
-            match self.limits.slots {
-                Some(slots) => found
-                    .and_then(|found| replicate(input, capacity, (self.limits, slots), &found, watch))
-                    .map(|found| improve_replicas(input, capacity, (self.limits, slots), found, watch)),
-                None => found.map(|found| match home {
+        let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
+        let base = self.base[problem].as_ref();
+        let found = match (self.phase, self.limits.slots) {
+            (Phase::Starts, None) => {
+                let found = run_start(input, capacity, self.limits, &mut random, watch);
+                found.map(|found| match home {
                     Some(home) => bring_home(input, capacity, (self.limits, home), found, watch),
                     None => found,
-                }),
+                })
             }
-        } else {
-            self.best_of(problem).map(|best| match self.limits.slots {
-                Some(slots) => improve_replicas(input, capacity, (self.limits, slots), best, watch),
-                None => improve(input, capacity, (self.limits, home), best, watch),
-            })
+            (Phase::Starts, Some(slots)) => run_start(input, capacity, self.limits, &mut random, watch)
+                .and_then(|found| replicate(input, capacity, (self.limits, slots), &found, watch))
+                .map(|found| improve_replicas(input, capacity, (self.limits, slots), found, watch)),
+            (Phase::Kicks, None) => None,
+            (Phase::Kicks, Some(slots)) => {
+                base.and_then(|base| kick_replicas(input, capacity, (self.limits, slots), base, (&mut random, watch)))
+            }
+            (Phase::LastSwaps, None) => {
+                base.map(|base| improve(input, capacity, (self.limits, home), base.clone(), watch))
+            }
+            (Phase::LastSwaps, Some(slots)) => {
+                base.map(|base| improve_replicas(input, capacity, (self.limits, slots), base.clone(), watch))
+            }
         };
         if let Some(found) = found {
             self.finish(problem, start, found);
@@ -247,11 +303,6 @@ impl Shared<'_> {
     fn finish(&self, problem: usize, start: usize, found: Clustering) {
         self.iterations.fetch_add(found.iterations as usize, Ordering::Relaxed);
         self.keep(problem, start, found);
-    }
-
-    fn best_of(&self, problem: usize) -> Option<Clustering> {
-        let best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
-        best[problem].as_ref().map(|(clustering, _)| clustering.clone())
     }
 
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
@@ -280,14 +331,25 @@ mod tests {
 
     #[test]
     fn large_problems_get_fewer_starts_and_late_swaps() {
-        let small = Schedule::new((600_000, 3000), 8, (32, 12));
-        assert_eq!(small, Schedule { starts: 32, passes: 12, last_passes: 0 });
-        let large = Schedule::new((50_000_000, 100_000), 8, (32, 12));
+        let schedule = |size, groups| Schedule::new(size, groups, (32, 12), false);
+        let small = schedule((600_000, 3000), 8);
+        assert_eq!(small, Schedule { starts: 32, kick_rounds: 0, passes: 12, last_passes: 0 });
+        let large = schedule((50_000_000, 100_000), 8);
         assert!(
             (2..32).contains(&large.starts) && large.passes == 0 && (1..12).contains(&large.last_passes),
             "{large:?}"
         );
-        let huge = Schedule::new((u64::MAX / 4096, 1 << 24), 64, (32, 12));
-        assert_eq!(huge, Schedule { starts: 1, passes: 0, last_passes: 1 });
+        let huge = schedule((u64::MAX / 4096, 1 << 24), 64);
+        assert_eq!(huge, Schedule { starts: 1, kick_rounds: 0, passes: 0, last_passes: 1 });
+    }
+
+    #[test]
+    fn with_replicas_most_starts_become_kicks() {
+        let phases = |size, starts| Schedule::new(size, 8, (starts, 12), true).phases();
+        let usual = phases((600_000, 3000), 32);
+        assert_eq!(usual[..2], [(Phase::Starts, 8), (Phase::Kicks, 4)]);
+        assert_eq!(usual.len(), 13);
+        assert_eq!(phases((600_000, 3000), 1), [(Phase::Starts, 1)]);
+        assert_eq!(phases((u64::MAX / 4096, 1 << 24), 32), [(Phase::Starts, 1), (Phase::LastSwaps, 1)]);
     }
 }

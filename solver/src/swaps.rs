@@ -6,7 +6,7 @@
 //! upper bound on what the swap gains, so that the caller solves the unit step again and keeps the better of both.
 
 use crate::alternate::Limits;
-use crate::expert_step::load_cap;
+use crate::expert_step::layer_cap;
 use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::problem::Problem;
@@ -68,7 +68,7 @@ pub(crate) fn passed(
         }
         let first = layer * problem.experts;
         let load = &problem.column_load[first..first + problem.experts];
-        let cap = load_cap(load.iter().sum(), search.groups, limits.max_over_mean);
+        let cap = layer_cap(load, search.groups, limits.max_over_mean);
         let mut loads = group_loads(&search.group_of[first..first + problem.experts], load, search.groups);
         let least = LEAST_GAIN * problem.total_activations() as f64;
         for (a, b) in pairs {

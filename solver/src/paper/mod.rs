@@ -172,6 +172,7 @@ fn run(
         clusterings: Vec::with_capacity(problems.len()),
         iterations: 0,
         starts: 1,
+        kicks: 0,
         not_reached: 0,
         stopped: false,
     };

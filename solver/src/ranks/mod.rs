@@ -17,7 +17,7 @@ mod traced;
 pub(crate) use traced::Traced;
 
 use crate::alternate::{Clustering, Limits, load_excess};
-use crate::expert_step::load_cap;
+use crate::expert_step::layer_cap;
 use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::transport::{Plan, Transport};
@@ -105,7 +105,7 @@ impl RankProblem<'_> {
             let load = &self.problem.column_load[columns.clone()];
             let routes = &self.routes[layer];
             let weight = weights(routes, &self.problem.mass, &from.plan, groups);
-            let cap = load_cap(load.iter().sum(), groups, max_over_mean);
+            let cap = layer_cap(load, groups, max_over_mean);
             let mut search = Search::new(routes, weight, groups, &from.group_of[columns]);
             search.run(load, cap);
             search.into_placement()
