@@ -14,6 +14,7 @@
 //! | `profile`, `profile_builder` | how often each token activated each expert |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
+//! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
@@ -23,6 +24,7 @@ compile_error!("the formats are little-endian and their slices are lent as they 
 
 mod attention;
 mod container;
+mod embeddings;
 mod error;
 pub mod export;
 mod ids;
@@ -40,6 +42,7 @@ mod trace;
 mod trace_builder;
 
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
+pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
 pub use ids::{ExpertId, GroupId, LayerIdx, RankId, TokenId};
 pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};

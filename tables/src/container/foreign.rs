@@ -23,7 +23,7 @@ pub(crate) struct Foreign {
 }
 
 /// A tensor of such a file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ForeignTensor {
     /// As the file spells it.
     pub(crate) dtype: String,
@@ -45,6 +45,11 @@ impl Foreign {
     /// Maps a file and checks its header. The sizes of tensors are checked for the element types that are known here.
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
         Self::from_storage(Storage::map(path)?).map_err(|error| error.in_file(path))
+    }
+
+    /// Takes the bytes of such a file.
+    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Self::from_storage(Storage::Owned(bytes))
     }
 
     fn from_storage(storage: Storage) -> Result<Self, FormatError> {

@@ -1,0 +1,238 @@
+//! The input embeddings of a checkpoint: what its model itself knows of each token of the vocabulary.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use half::{bf16, f16};
+use serde::Deserialize;
+
+use crate::container::{Foreign, ForeignTensor, Storage};
+use crate::model::short;
+use crate::{FormatError, TokenId};
+
+/// How the tensor is called in the checkpoints of language models, with or without a prefix.
+const USUAL_END: &str = "embed_tokens.weight";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// 62 layers of 256 experts have an index of 6 MB.
+const MAX_INDEX_BYTES: usize = 256 << 20;
+/// Far above the hidden size of any model.
+const MAX_WIDTH: u64 = 1 << 20;
+
+/// A tensor [V', H] of a mapped checkpoint, all its values finite.
+#[derive(Debug)]
+pub struct Embeddings {
+    file: Foreign,
+    path: PathBuf,
+    tensor: ForeignTensor,
+    element: Element,
+    rows: usize,
+    width: usize,
+}
+
+/// Why input embeddings could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmbeddingsError {
+    /// The file is no safetensors file, or cannot be read.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// The index of a checkpoint is not one.
+    #[error("{}: {problem}", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No tensor, or not one, can be the input embeddings.
+    #[error("{}: found {found}, expected {expected}", path.display())]
+    NoTensor {
+        /// The file looked into.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+        /// What was looked for.
+        expected: String,
+    },
+    /// The tensor is no matrix of finite numbers.
+    #[error("{}: the tensor `{tensor}` is {found}, expected {expected}", path.display())]
+    Tensor {
+        /// The file concerned.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What it is.
+        found: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Element {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Element {
+    fn size(self) -> usize {
+        if let Element::F32 = self { 4 } else { 2 }
+    }
+
+    fn read(self, bytes: &[u8]) -> f32 {
+        match (self, bytes) {
+            (Element::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            (Element::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+            (Element::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+            // Chunks have the size of the element.
+            _ => f32::NAN,
+        }
+    }
+}
+
+impl Embeddings {
+    /// Maps the embeddings of a checkpoint: of a safetensors file, of the index of several, or of a directory with either.
+    /// The tensor is `name`, else the one whose name ends with `embed_tokens.weight`. Every value is looked at.
+    ///
+    /// # Errors
+    /// [`EmbeddingsError`]: no such file, tensor or element type (BF16, F16 or F32), no matrix, values that are not finite.
+    pub fn open(path: &Path, name: Option<&str>) -> Result<Self, EmbeddingsError> {
+        let path = match path.is_dir() {
+            true if path.join(INDEX).exists() => path.join(INDEX),
+            true => path.join(SINGLE),
+            false => path.to_path_buf(),
+        };
+        let (path, name) = match path.extension() {
+            Some(extension) if extension == "json" => {
+                let map = weight_map(&path)?;
+                let name = choose(map.keys(), name, &path)?;
+                let file = map.get(&name).cloned().unwrap_or_default();
+                if !is_plain(&file) {
+                    let problem = format!("{name} is in {:?}, expected a file in the same directory", short(&file));
+                    return Err(EmbeddingsError::Index { path, problem });
+                }
+                (path.with_file_name(file), Some(name))
+            }
+            _ => (path, name.map(str::to_owned)),
+        };
+        let file = Foreign::open(&path)?;
+        let name = choose(file.tensors().keys(), name.as_deref(), &path)?;
+        Self::of_tensor(file, path, &name)
+    }
+
+    /// The same of the bytes of a safetensors file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_bytes(bytes: Vec<u8>, name: Option<&str>) -> Result<Self, EmbeddingsError> {
+        let (file, path) = (Foreign::from_bytes(bytes)?, PathBuf::from("(in memory)"));
+        let name = choose(file.tensors().keys(), name, &path)?;
+        Self::of_tensor(file, path, &name)
+    }
+
+    fn of_tensor(file: Foreign, path: PathBuf, name: &str) -> Result<Self, EmbeddingsError> {
+        let wrong = |found: String, expected| EmbeddingsError::Tensor {
+            path: path.clone(),
+            tensor: short(name),
+            found,
+            expected,
+        };
+        let Some(tensor) = file.tensors().get(name) else {
+            return Err(wrong("missing".into(), "a tensor of this file"));
+        };
+        let element = match tensor.dtype.as_str() {
+            "F32" => Element::F32,
+            "F16" => Element::F16,
+            "BF16" => Element::Bf16,
+            other => return Err(wrong(short(other), "BF16, F16 or F32")),
+        };
+        let [rows, width] = match tensor.shape[..] {
+            [rows, width @ 1..=MAX_WIDTH] if rows > 0 => [rows, width],
+            _ => return Err(wrong(format!("of shape {:?}", tensor.shape), "a matrix, tokens by hidden size")),
+        };
+        let all = file.bytes(tensor);
+        if let Some(at) = all.chunks_exact(element.size()).position(|value| !element.read(value).is_finite()) {
+            let found = format!("not finite at row {}, column {}", at as u64 / width, at as u64 % width);
+            return Err(wrong(found, "finite numbers"));
+        }
+        // Both fit: their product is the size of a mapped tensor.
+        let (rows, width) = (rows as usize, width as usize);
+        Ok(Embeddings { tensor: tensor.clone(), file, path, element, rows, width })
+    }
+
+    /// V': rows, one per token; a checkpoint may have more than its tokenizer has tokens.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// H: values of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The file with the tensor.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Fills `row`, of H values, with the embedding of a token below [`rows`](Self::rows).
+    ///
+    /// # Panics
+    /// If the token has no row.
+    pub fn read(&self, token: TokenId, row: &mut [f32]) {
+        let size = self.element.size();
+        let row_bytes = self.width * size;
+        let bytes = &self.file.bytes(&self.tensor)[token.index() * row_bytes..(token.index() + 1) * row_bytes];
+        row.iter_mut().zip(bytes.chunks_exact(size)).for_each(|(to, value)| *to = self.element.read(value));
+    }
+}
+
+/// The tensor of a name, or the only one called as usual.
+fn choose<'a>(
+    names: impl Iterator<Item = &'a String>,
+    name: Option<&str>,
+    path: &Path,
+) -> Result<String, EmbeddingsError> {
+    let fits = |other: &&String| match name {
+        Some(name) => *other == name,
+        None => other.ends_with(USUAL_END),
+    };
+    let found: Vec<&String> = names.filter(fits).take(3).collect();
+    if let [only] = found[..] {
+        return Ok(only.clone());
+    }
+    let expected = match name {
+        Some(name) => format!("the tensor `{}`", short(name)),
+        None => format!("one whose name ends with `{USUAL_END}`; another can be named"),
+    };
+    let found = match found[..] {
+        [first, second, ..] => format!("both `{}` and `{}`", short(first), short(second)),
+        _ => "no such tensor".to_owned(),
+    };
+    Err(EmbeddingsError::NoTensor { path: path.to_path_buf(), found, expected })
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The file of each tensor, by the index.
+fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, EmbeddingsError> {
+    let bytes = Storage::map(path)?;
+    let problem = |problem: String| EmbeddingsError::Index { path: path.to_path_buf(), problem };
+    if bytes.len() > MAX_INDEX_BYTES {
+        return Err(problem(format!("{} bytes, expected at most {MAX_INDEX_BYTES}", bytes.len())));
+    }
+    let index: Index =
+        serde_json::from_slice(&bytes).map_err(|error| problem(format!("not the index of a checkpoint: {error}")))?;
+    Ok(index.weight_map)
+}
+
+/// A name without directories.
+fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+}
