@@ -265,9 +265,16 @@ pub(crate) struct SolveArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// The model's `tokenizer.json`, or a directory with it: tokens that were seen rarely or never are then expected where
-    /// the most similarly spelt ones go, which matters most for traffic unlike the profile's.
+    /// similarly spelt ones go, which matters most for traffic unlike the profile's.
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
+    /// The model's weights, for the same purpose: tokens are expected where those with similar input embeddings go. A
+    /// safetensors file, the index of several, or a directory with either; both with --tokenizer is best.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) embeddings: Option<PathBuf>,
+    /// The tensor of the input embeddings, where its name does not end with `embed_tokens.weight`.
+    #[arg(long, value_name = "NAME", requires = "embeddings")]
+    pub(crate) embeddings_tensor: Option<String>,
     /// Expert-parallel groups (ranks); must divide the number of experts, or see --pad.
     ///
     /// More groups spread the experts over more memory, but fewer activations are local.

@@ -62,7 +62,7 @@ fn priors(base: &SolveOptions, strings: &Arc<TokenStrings>) -> Variants {
     vec![
         ("none".into(), base.clone()),
         ("layer".into(), SolveOptions { unseen: UnseenTokens::LayerShare, ..base.clone() }),
-        ("similar".into(), SolveOptions { token_strings: Some(Arc::clone(strings)), ..base.clone() }),
+        ("strings".into(), SolveOptions { token_strings: Some(Arc::clone(strings)), ..base.clone() }),
     ]
 }
 
@@ -75,21 +75,13 @@ fn grid_of(base: &SolveOptions, strings: &Arc<TokenStrings>) -> Variants {
         change(&mut options);
         grid.push((format!("{name} {value}"), options));
     };
-    for n in [10, 40, 80] {
-        add("neighbours", n as f64, &|o| o.similarity.neighbours = n);
+    for penalty in [1.0, 10.0] {
+        add("penalty", penalty, &|o| o.ridge.penalty = penalty);
     }
-    for power in [1.0, 2.0, 3.0, 6.0] {
-        for layer in [0.001, 0.01, 0.1, 1.0] {
-            add(&format!("layer {layer} power"), power, &|o| {
-                o.similarity.power = power;
-                o.similarity.layer_occurrences = layer;
-            });
-        }
+    for cap in [2.0, 16.0] {
+        add("cap", cap, &|o| o.ridge.occurrences_cap = cap);
     }
-    for cap in [8.0, 128.0] {
-        add("cap", cap, &|o| o.similarity.occurrences_cap = cap);
-    }
-    for m in [1.0, 4.0] {
+    for m in [1.0, 2.0, 10.0] {
         add("pseudo", m, &|o| o.prior_occurrences = m);
     }
     grid

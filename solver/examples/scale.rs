@@ -2,7 +2,8 @@
 //!
 //! * `scale make NAME FILE [TOKENS]` writes a profile as large as NAME's would be (`v2-lite`, `qwen3-30b`,
 //!   `qwen3-235b`, `deepseek-v3`) after TOKENS tokens (two million).
-//! * `scale solve FILE GROUPS dp|tp [STARTS]` solves it on two threads and prints seconds and peak memory.
+//! * `scale solve FILE GROUPS dp|tp [STARTS] [--tokenizer FILE] [--embeddings FILE]` solves it on two threads and prints
+//!   seconds and peak memory.
 //!
 //! Tokens follow Zipf's law. Each has a topic per layer, whose order of experts it perturbs, and draws its experts from the front of
 //! that order: about 20 different ones per token and layer, more than the 15 of recorded profiles of OLMoE, so that the figures
@@ -14,10 +15,12 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
-use semmoe_solver::{SolveOptions, solve};
-use semmoe_tables::{Attention, Profile, Provenance};
+use semmoe_solver::{SolveOptions, TokenStrings, solve};
+use semmoe_tables::{Attention, Embeddings, Profile, Provenance};
+use semmoe_text::Tokenizer;
 
 struct Shape {
     vocabulary: usize,
@@ -31,16 +34,32 @@ const MOST_DRAWN: u64 = 48;
 const TOPICS: usize = 24;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let priors =
+        Priors { tokenizer: flag(&mut arguments, "--tokenizer"), embeddings: flag(&mut arguments, "--embeddings") };
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["make", name, file] => make(&shape(name)?, Path::new(file), 2_000_000),
         ["make", name, file, tokens] => make(&shape(name)?, Path::new(file), tokens.parse()?),
-        ["solve", file, groups, attention] => measure(Path::new(file), groups.parse()?, attention.parse()?, None),
-        ["solve", file, groups, attention, starts] => {
-            measure(Path::new(file), groups.parse()?, attention.parse()?, Some(starts.parse()?))
+        ["solve", file, groups, attention] => {
+            measure(Path::new(file), groups.parse()?, attention.parse()?, None, &priors)
         }
-        _ => Err("usage: scale make NAME FILE [TOKENS] | scale solve FILE GROUPS dp|tp [STARTS]".into()),
+        ["solve", file, groups, attention, starts] => {
+            measure(Path::new(file), groups.parse()?, attention.parse()?, Some(starts.parse()?), &priors)
+        }
+        _ => Err("usage: scale make NAME FILE [TOKENS] | scale solve FILE GROUPS dp|tp [STARTS] [--tokenizer FILE] [--embeddings FILE]".into()),
     }
+}
+
+/// What T is to know besides counts.
+struct Priors {
+    tokenizer: Option<String>,
+    embeddings: Option<String>,
+}
+
+/// Takes `name VALUE` out of the arguments.
+fn flag(arguments: &mut Vec<String>, name: &str) -> Option<String> {
+    let at = arguments.iter().position(|argument| argument == name).filter(|at| at + 1 < arguments.len())?;
+    arguments.drain(at..at + 2).nth(1)
 }
 
 fn shape(name: &str) -> Result<Shape, Box<dyn Error>> {
@@ -54,7 +73,13 @@ fn shape(name: &str) -> Result<Shape, Box<dyn Error>> {
     Ok(Shape { vocabulary, layers, experts, top_k })
 }
 
-fn measure(file: &Path, groups: u16, attention: Attention, starts: Option<u32>) -> Result<(), Box<dyn Error>> {
+fn measure(
+    file: &Path,
+    groups: u16,
+    attention: Attention,
+    starts: Option<u32>,
+    priors: &Priors,
+) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let profile = Profile::open(file)?;
     let opened = begin.elapsed().as_secs_f64();
@@ -62,6 +87,13 @@ fn measure(file: &Path, groups: u16, attention: Attention, starts: Option<u32>) 
     // The bounds have a budget of their own.
     let mut options = SolveOptions { threads: 2, bounds: None, ..SolveOptions::new(groups, attention, provenance) };
     options.starts = starts.unwrap_or(options.starts);
+    if let Some(path) = &priors.tokenizer {
+        let tokenizer = Tokenizer::from_file(Path::new(path))?;
+        options.token_strings = Some(Arc::new(TokenStrings::new(tokenizer.pieces(), None)));
+    }
+    if let Some(path) = &priors.embeddings {
+        options.embeddings = Some(Arc::new(Embeddings::open(Path::new(path), None)?));
+    }
     let mut last = (0, begin.elapsed().as_secs_f64());
     let mut first_result = None;
     let solved = solve(&profile, None, &options, &mut |step| {

@@ -7,8 +7,7 @@ use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Profile, TokenId};
 use crate::error::SolveError;
 use crate::evidence::{LayerEvidence, Shrinkage};
 use crate::options::SolveOptions;
-use crate::similar::Neighbours;
-use crate::solve::neighbours;
+use crate::prior::TokenPrior;
 use crate::token_table::activation_evidence;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
@@ -44,11 +43,11 @@ impl TokenPlan {
 pub struct TokenAssigner<'a> {
     profile: &'a Profile,
     options: &'a SolveOptions,
-    neighbours: Option<Neighbours>,
+    prior: Option<TokenPrior>,
 }
 
 impl<'a> TokenAssigner<'a> {
-    /// Of `options` it uses `token_margin`, and what says how counts become shares; similar tokens are searched here,
+    /// Of `options` it uses `token_margin`, and what says how counts become shares; token strings are read here,
     /// once.
     ///
     /// # Errors
@@ -58,7 +57,7 @@ impl<'a> TokenAssigner<'a> {
         if profile.total_tokens() == 0 {
             return Err(SolveError::NoTokens { what: "profile" });
         }
-        Ok(TokenAssigner { profile, options, neighbours: neighbours(profile, options)? })
+        Ok(TokenAssigner { profile, options, prior: TokenPrior::new(profile, options)? })
     }
 
     /// The groups of all tokens, layer by layer: with `s[t,c]` the share of a token's activations expected on group c
@@ -113,10 +112,10 @@ impl<'a> TokenAssigner<'a> {
     }
 
     fn for_each_known(&self, evidence: &LayerEvidence, mut each: impl FnMut(usize, &[f64])) {
-        let shrinkage = Shrinkage::new(self.options, self.neighbours.as_ref());
+        let shrunk = Shrinkage::new(self.options, self.prior.as_ref()).fit(evidence);
         let mut shares = vec![0.0; evidence.groups];
         for token in 0..self.profile.token_counts().len() {
-            if shrinkage.shares(evidence, token, &mut shares) {
+            if shrunk.shares(token, &mut shares) {
                 each(token, &shares);
             }
         }

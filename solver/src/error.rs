@@ -1,5 +1,7 @@
 //! Why a problem cannot be solved or tables cannot be evaluated.
 
+use std::path::PathBuf;
+
 use semmoe_tables::FormatError;
 
 /// The errors of [`solve`](crate::solve) and [`evaluate`](crate::evaluate).
@@ -117,6 +119,16 @@ pub enum SolveError {
     #[error("the tokenizer has {found} tokens, expected at most the profile's {expected}")]
     TokenizerTooLarge {
         /// Strings given.
+        found: usize,
+        /// V of the profile.
+        expected: u32,
+    },
+    /// Embeddings of another model.
+    #[error("{} has embeddings of {found} tokens, expected at least the profile's {expected}", path.display())]
+    TooFewEmbeddings {
+        /// The file.
+        path: PathBuf,
+        /// V' of the checkpoint.
         found: usize,
         /// V of the profile.
         expected: u32,

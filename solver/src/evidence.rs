@@ -1,7 +1,7 @@
-//! What is known of the tokens in one layer: their own counts by group, and those of similar tokens.
+//! What is known of the tokens in one layer: their own counts by group, and what other tokens let expect.
 
 use crate::options::{SolveOptions, UnseenTokens};
-use crate::similar::Neighbours;
+use crate::prior::{Expected, TokenPrior};
 
 /// How much each token was seen in one layer, and on which groups.
 #[derive(Debug)]
@@ -9,7 +9,7 @@ pub(crate) struct LayerEvidence {
     pub(crate) groups: usize,
     /// [V, G] occurrences by group, fractional where an occurrence has experts on several.
     pub(crate) on_group: Vec<f64>,
-    /// [V] sums of the rows.
+    /// [V] sums of the rows; less where an activation counts on several groups.
     pub(crate) seen: Vec<f64>,
     /// [G] the layer's own shares.
     pub(crate) layer_share: Vec<f64>,
@@ -26,8 +26,21 @@ impl LayerEvidence {
         self.seen.iter().all(|&seen| seen == 0.0)
     }
 
-    fn row(&self, token: usize) -> &[f64] {
+    pub(crate) fn row(&self, token: usize) -> &[f64] {
         &self.on_group[token * self.groups..(token + 1) * self.groups]
+    }
+
+    /// [V, G] shares of the tokens seen, less the layer's; zero for the others.
+    fn residual(&self) -> Vec<f32> {
+        let mut residual = vec![0.0; self.on_group.len()];
+        for (token, to) in residual.chunks_exact_mut(self.groups).enumerate() {
+            let seen = self.seen[token];
+            if seen > 0.0 {
+                let shares = self.row(token).iter().zip(&self.layer_share);
+                to.iter_mut().zip(shares).for_each(|(to, (count, share))| *to = (count / seen - share) as f32);
+            }
+        }
+        residual
     }
 }
 
@@ -36,47 +49,80 @@ impl LayerEvidence {
 pub(crate) struct Shrinkage<'a> {
     options: &'a SolveOptions,
     /// `None`: the prior is the layer's own share.
-    neighbours: Option<&'a Neighbours>,
+    prior: Option<&'a TokenPrior>,
 }
 
 impl<'a> Shrinkage<'a> {
-    pub(crate) fn new(options: &'a SolveOptions, neighbours: Option<&'a Neighbours>) -> Self {
-        Shrinkage { options, neighbours }
+    pub(crate) fn new(options: &'a SolveOptions, prior: Option<&'a TokenPrior>) -> Self {
+        Shrinkage { options, prior }
     }
 
     pub(crate) fn prior_occurrences(&self) -> f64 {
         self.options.prior_occurrences
     }
 
+    /// Learns from a layer what to expect of its tokens.
+    pub(crate) fn fit<'e>(&self, evidence: &'e LayerEvidence) -> Shrunk<'e> {
+        let expected = match self.prior {
+            Some(prior) if !evidence.is_empty() => {
+                Some(prior.expect(&evidence.seen, evidence.residual(), self.options))
+            }
+            _ => None,
+        };
+        let assume_layer = self.options.unseen == UnseenTokens::LayerShare && !evidence.is_empty();
+        let sum: f64 = evidence.layer_share.iter().sum();
+        // With replicas an activation counts on several groups, for some tokens more often than for others.
+        let adds_up = ((sum - 1.0).abs() < 1e-6).then_some(sum);
+        Shrunk { evidence, expected, prior_occurrences: self.prior_occurrences(), assume_layer, adds_up }
+    }
+}
+
+/// The shares of a layer's tokens.
+#[derive(Debug)]
+pub(crate) struct Shrunk<'e> {
+    evidence: &'e LayerEvidence,
+    expected: Option<Expected>,
+    prior_occurrences: f64,
+    /// Whether the layer's shares stand for what is not known.
+    assume_layer: bool,
+    /// What the shares of every token add up to, if to the same.
+    adds_up: Option<f64>,
+}
+
+impl Shrunk<'_> {
     /// The expected shares of a token, `(c + m q) / (n + m)` with its prior q; false, and `shares` meaningless, where
-    /// nothing is known: neither the token nor a similar one was seen.
-    pub(crate) fn shares(&self, evidence: &LayerEvidence, token: usize, shares: &mut [f64]) -> bool {
-        let seen = evidence.seen[token];
-        let similar = self.prior(evidence, token, shares);
-        let m = self.options.prior_occurrences;
-        for (share, &own) in shares.iter_mut().zip(evidence.row(token)) {
+    /// nothing is known: neither the token nor one like it was seen.
+    pub(crate) fn shares(&self, token: usize, shares: &mut [f64]) -> bool {
+        let known = self.prior(token, shares);
+        let (seen, m) = (self.evidence.seen[token], self.prior_occurrences);
+        for (share, &own) in shares.iter_mut().zip(self.evidence.row(token)) {
             *share = (own + m * *share) / (seen + m);
         }
-        seen > 0.0 || similar > 0.0 || (self.options.unseen == UnseenTokens::LayerShare && !evidence.is_empty())
+        known
     }
 
-    /// The prior of a token, and the capped occurrences of similar tokens behind it: their shares, each token's by its
-    /// similarity and capped occurrences, and the layer's.
-    fn prior(&self, evidence: &LayerEvidence, token: usize, prior: &mut [f64]) -> f64 {
-        let settings = &self.options.similarity;
-        let base = settings.layer_occurrences;
-        prior.iter_mut().zip(&evidence.layer_share).for_each(|(prior, share)| *prior = base * share);
-        let mut weight = 0.0;
-        for (other, similarity) in self.neighbours.into_iter().flat_map(|neighbours| neighbours.of(token)) {
-            let seen = evidence.seen[other];
-            if seen > 0.0 {
-                let each = similarity * (settings.occurrences_cap / seen).min(1.0);
-                prior.iter_mut().zip(evidence.row(other)).for_each(|(prior, count)| *prior += each * count);
-                weight += each * seen;
-            }
+    /// The prior of a token, and whether anything is known of the token.
+    pub(crate) fn prior(&self, token: usize, prior: &mut [f64]) -> bool {
+        let groups = self.evidence.groups;
+        prior.copy_from_slice(&self.evidence.layer_share);
+        let mut known = self.evidence.seen[token] > 0.0 || self.assume_layer;
+        if let Some(expected) = &self.expected {
+            let residual = &expected.residual[token * groups..(token + 1) * groups];
+            prior.iter_mut().zip(residual).for_each(|(prior, &above)| *prior += f64::from(above));
+            clip(prior, self.adds_up);
+            known |= expected.known[token];
         }
-        prior.iter_mut().for_each(|prior| *prior /= base + weight);
-        weight
+        known
+    }
+}
+
+/// Takes negative shares away, and gives the others the sum that they should have: `adds_up`, else what all had.
+fn clip(shares: &mut [f64], adds_up: Option<f64>) {
+    let all = adds_up.unwrap_or_else(|| shares.iter().sum());
+    shares.iter_mut().for_each(|share| *share = share.max(0.0));
+    let positive: f64 = shares.iter().sum();
+    if positive > 0.0 && all > 0.0 {
+        shares.iter_mut().for_each(|share| *share = (*share * all / positive).min(1.0));
     }
 }
 

@@ -57,9 +57,10 @@ pub(crate) fn main_group(route: Route<'_>, group_of: &[u16], scratch: &mut [u32]
 }
 
 fn push_tokens(parts: &mut TpParts, evidence: &LayerEvidence, shrinkage: &Shrinkage<'_>) {
+    let shrunk = shrinkage.fit(evidence);
     let mut shares = vec![0.0; evidence.groups];
     for token in 0..evidence.seen.len() {
-        let known = shrinkage.shares(evidence, token, &mut shares);
+        let known = shrunk.shares(token, &mut shares);
         push_labels(&mut parts.token_group, &mut parts.token_prob, parts.labels, known.then_some(&shares));
     }
 }

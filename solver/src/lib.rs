@@ -14,7 +14,7 @@
 //! | `topology`, `gating` | groups in nodes, and gating groups that stay whole |
 //! | `home` | experts that are somewhere already, and what their moves cost |
 //! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
-//! | `similar`, `evidence` | which tokens are called alike, and what their counts say of one another |
+//! | `prior`, `evidence` | what is expected of rare and unseen tokens, and what their own counts say |
 //! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
 //! | `assign` | the exact token step alone, for a placement that is given |
 //! | `given` | placements that are given: the units' step alone, with tables and report |
@@ -41,10 +41,12 @@ mod hosts;
 mod kick;
 mod labels;
 mod load_limit;
+mod mean_evidence;
 mod options;
 mod padding;
 mod paper;
 mod parallel;
+mod prior;
 mod problem;
 mod ranks;
 mod replica_step;
@@ -53,7 +55,6 @@ mod replicate;
 mod report;
 mod score;
 mod seeds;
-mod similar;
 mod solve;
 mod starts;
 mod swaps;
@@ -73,7 +74,7 @@ pub use given::GivenPlacement;
 pub use home::WarmStart;
 pub use options::{EvalOptions, Nodes, Objective, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
+pub use prior::{RidgeOptions, TokenStrings};
 pub use report::{Evidence, Migration, NodeFigures, SolveReport, Unit};
-pub use similar::{Similarity, TokenStrings};
 pub use solve::{Solved, solve};
 pub use starts::SolveProgress;

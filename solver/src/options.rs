@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use semmoe_routing::Settings;
-use semmoe_tables::{Attention, Provenance};
+use semmoe_tables::{Attention, Embeddings, Provenance};
 use serde::Serialize;
 
 use crate::bounds::BoundOptions;
@@ -12,9 +12,9 @@ use crate::error::{SolveError, check_groups};
 use crate::given::GivenPlacement;
 use crate::home::WarmStart;
 use crate::padding::padded_slots;
-use crate::similar::{Similarity, TokenStrings};
+use crate::prior::{RidgeOptions, TokenStrings};
 
-/// What T says of a token that was never seen, where no similar token was seen either.
+/// What T says of a token that was never seen, where none like it was seen either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnseenTokens {
     /// Nothing: equal values, or no label.
@@ -97,14 +97,16 @@ pub struct SolveOptions {
     /// The router's `n_group`: whole gating groups of N / `n_group` neighbouring experts stay on one node, or without nodes
     /// where `tables permute` can keep them whole. 1 = experts are free.
     pub gating_groups: u16,
-    /// Pseudo-occurrences of the prior (similar tokens' shares and the layer's) that are added to every token's evidence in T.
+    /// Pseudo-occurrences of the prior (what similar tokens let expect, or the layer's shares) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
     pub bounds: Option<BoundOptions>,
-    /// What the tokens are called, so that similar ones are each other's prior in T; no longer than the vocabulary.
+    /// What the tokens are called, so that tokens spelt alike say what to expect of each other in T; no longer than the vocabulary.
     pub token_strings: Option<Arc<TokenStrings>>,
-    /// How similar tokens count.
-    pub similarity: Similarity,
+    /// The model's input embeddings, for the same purpose; at least one for every token of the vocabulary.
+    pub embeddings: Option<Arc<Embeddings>>,
+    /// How the regression over both weighs.
+    pub ridge: RidgeOptions,
     /// What T says where nothing is known of a token.
     pub unseen: UnseenTokens,
     /// Where the profile came from, and when the tables are made (RFC 3339).
@@ -134,10 +136,17 @@ impl SolveOptions {
             prior_occurrences: 2.0,
             bounds: Some(BoundOptions::default()),
             token_strings: None,
-            similarity: Similarity::default(),
+            embeddings: None,
+            ridge: RidgeOptions::default(),
             unseen: UnseenTokens::default(),
             provenance,
         }
+    }
+
+    /// What tells of tokens that are alike, by name.
+    pub(crate) fn priors(&self) -> Vec<&'static str> {
+        let embeddings = self.embeddings.as_ref().map(|_| "embeddings");
+        embeddings.into_iter().chain(self.token_strings.as_ref().map(|_| "strings")).collect()
     }
 
     /// Slots of a layer that are dealt out, for experts and empty ones: N, or more with padding.
@@ -252,10 +261,8 @@ impl SolveOptions {
         within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
         within("expert_load_limit", self.expert_load_limit, 1.0, 65535.0, "a number from 1 to 65535")?;
         within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")?;
-        let Similarity { power, occurrences_cap, layer_occurrences, .. } = self.similarity;
-        within("similarity.power", power, 0.0, 64.0, "a number from 0 to 64")?;
-        within("similarity.occurrences_cap", occurrences_cap, 1e-6, 1e9, "a number above 0, at most 1e9")?;
-        within("similarity.layer_occurrences", layer_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")
+        within("ridge.penalty", self.ridge.penalty, 1e-3, 1e9, "a number from 0.001 to 1e9")?;
+        within("ridge.occurrences_cap", self.ridge.occurrences_cap, 1e-6, 1e6, "a number above 0, at most 1e6")
     }
 }
 

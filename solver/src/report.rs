@@ -13,10 +13,10 @@ use crate::expert_step::load_floor;
 use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::options::{Nodes, Objective, SolveOptions};
+use crate::prior::TokenPrior;
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replicate::{clustering_profits, replica_loads};
-use crate::similar::Neighbours;
 use crate::starts::Best;
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
@@ -114,6 +114,8 @@ pub struct SolveReport {
     /// What was moved, for a solve that started from tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
+    /// What tells T of tokens that are alike: "embeddings", "strings", both in this order, or none.
+    pub priors: Vec<&'static str>,
     /// What T knows of the vocabulary.
     pub evidence: Evidence,
     /// The price of each rank, in units of share.
@@ -196,17 +198,19 @@ impl Migration {
 pub struct Evidence {
     /// Seen in the profile.
     pub tokens_seen: u64,
-    /// Never seen, but similar tokens were: T has their shares.
+    /// Never seen, but similar tokens were: T has the shares that these let expect.
     pub tokens_by_similar: u64,
     /// Neither: neutral in T.
     pub tokens_without_evidence: u64,
 }
 
 impl Evidence {
-    pub(crate) fn new(profile: &Profile, neighbours: Option<&Neighbours>) -> Self {
+    pub(crate) fn new(profile: &Profile, prior: Option<&TokenPrior>) -> Self {
         let mut evidence = Evidence { tokens_seen: 0, tokens_by_similar: 0, tokens_without_evidence: 0 };
+        let known =
+            prior.map(|prior| prior.known_by(|token| profile.token_counts()[token] > 0, profile.token_counts().len()));
         for (token, &count) in profile.token_counts().iter().enumerate() {
-            let known_by_others = || neighbours.is_some_and(|neighbours| neighbours.of(token).next().is_some());
+            let known_by_others = || known.as_ref().is_some_and(|known| known[token]);
             *match count {
                 1.. => &mut evidence.tokens_seen,
                 0 if known_by_others() => &mut evidence.tokens_by_similar,
@@ -289,6 +293,7 @@ impl SolveReport {
                 .nodes
                 .map(|nodes| NodeFigures::new(nodes, (lar, rate(|part| part.node_local)), tables.model().top_k)),
             migration: None,
+            priors: Vec::new(),
             evidence,
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),

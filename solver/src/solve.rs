@@ -15,11 +15,11 @@ use crate::given::Given;
 use crate::labels::tp_parts;
 use crate::options::{Nodes, Objective, SolveOptions};
 use crate::padding::padded_replicas;
+use crate::prior::TokenPrior;
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
 use crate::report::{Evidence, Migration, SolveReport, Unit};
-use crate::similar::{Neighbours, most_similar};
 use crate::starts::{Best, SolveProgress, run_starts};
 use crate::token_table::{dp_prices, token_shares};
 use crate::topology::Topology;
@@ -51,8 +51,8 @@ pub fn solve(
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
     let (given, topology) = checked(profile, trace, options)?;
-    let neighbours = neighbours(profile, options)?;
-    let shrinkage = Shrinkage::new(options, neighbours.as_ref());
+    let prior = TokenPrior::new(profile, options)?;
+    let shrinkage = Shrinkage::new(options, prior.as_ref());
     let counted = own_counts(trace, options)?;
     let counted = counted.as_ref().unwrap_or(profile);
     let (unit, mut problems) = problems(counted, trace, options.attention)?;
@@ -90,8 +90,9 @@ pub fn solve(
     };
     let builder = tables_builder((profile, trace), options, (&problems, &best), slots, &shrinkage)?;
     let tables = builder.solver(solver_name(unit, options)).finish()?;
-    let evidence = Evidence::new(profile, neighbours.as_ref());
+    let evidence = Evidence::new(profile, prior.as_ref());
     let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
+    report.priors = options.priors();
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, (limits, options)));
     let bounds = proof(&report, &problems, options);
     report.certify(bounds, options.nodes.is_some() || options.gating_groups > 1);
@@ -175,13 +176,6 @@ fn tables_builder(
         }
     };
     Ok(slots.into_iter().fold(builder, TablesBuilder::replicas))
-}
-
-/// The tokens called alike, where the tokenizer's strings were given.
-pub(crate) fn neighbours(profile: &Profile, options: &SolveOptions) -> Result<Option<Neighbours>, SolveError> {
-    let Some(strings) = &options.token_strings else { return Ok(None) };
-    strings.check(profile.model())?;
-    Ok(Some(most_similar(strings, profile.token_counts(), &options.similarity, options.threads)))
 }
 
 /// The counts that are clustered if not the profile's. Remote ranks are counted in the trace, so that with attention tp its
@@ -282,10 +276,7 @@ fn in_shares(price: &[i64], problem: &Problem) -> Vec<f32> {
 }
 
 fn solver_name(unit: Unit, options: &SolveOptions) -> String {
-    let similar = match &options.token_strings {
-        Some(_) => format!(" similar_tokens={}", options.similarity.neighbours),
-        None => String::new(),
-    };
+    let priors: String = options.priors().iter().map(|prior| format!(" prior={prior}")).collect();
     let placement = match &options.placement {
         Some(given) => format!(" placement={}", given.name()),
         None => String::new(),
@@ -300,7 +291,7 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
     };
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
-         prior_occurrences={}{similar}{placement}{warm}{nodes}",
+         prior_occurrences={}{priors}{placement}{warm}{nodes}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,

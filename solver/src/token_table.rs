@@ -4,13 +4,14 @@ use half::f16;
 use semmoe_tables::{LayerIdx, Placement, Profile, TokenId, Trace};
 
 use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::mean_evidence::MeanEvidence;
 use crate::score::mean_share;
 use crate::transport::Transport;
 use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 
 /// T f16 [V, G]: for each token the share of its activations that falls on each group, mean over layers.
 ///
-/// Each layer's shares are shrunk towards those of similar tokens, and of the layer. A token with neither counts nor
+/// Each layer's shares are shrunk towards the same prior, that of the means over layers. A token with neither counts nor
 /// a similar token has equal values.
 pub(crate) fn token_shares(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
     let evidence = |layer| activation_evidence(profile, layer, placement);
@@ -18,6 +19,9 @@ pub(crate) fn token_shares(profile: &Profile, placement: &Placement, shrinkage: 
 }
 
 /// T from the evidence of each layer.
+///
+/// With the counts c of n occurrences in a layer, m pseudo-occurrences and the prior q, it is the mean of
+/// `(c + m q) / (n + m)`. As the regression behind q is linear, one for the means over layers stands for one in each.
 pub(crate) fn shares_by(
     profile: &Profile,
     groups: usize,
@@ -26,22 +30,27 @@ pub(crate) fn shares_by(
 ) -> Vec<f16> {
     let layers = profile.model().layers();
     let vocabulary = profile.model().vocab_size as usize;
-    let mut sums = vec![0.0f64; vocabulary * groups];
-    let mut known = vec![false; vocabulary];
-    let mut shares = vec![0.0; groups];
+    let m = shrinkage.prior_occurrences();
+    let (mut own, mut pull) = (vec![0.0f64; vocabulary * groups], vec![0.0f64; vocabulary]);
+    let mut mean = MeanEvidence::new(vocabulary, groups);
     for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
         let evidence = evidence_of(layer);
-        for (token, sums) in sums.chunks_exact_mut(groups).enumerate() {
-            let some = shrinkage.shares(&evidence, token, &mut shares);
-            known[token] |= some;
-            let shares = if some { &shares } else { &evidence.layer_share };
-            sums.iter_mut().zip(shares).for_each(|(sum, share)| *sum += share);
+        for (token, own) in own.chunks_exact_mut(groups).enumerate() {
+            let all = evidence.seen[token] + m;
+            own.iter_mut().zip(evidence.row(token)).for_each(|(own, count)| *own += count / all);
+            pull[token] += m / all;
         }
+        mean.add(&evidence);
     }
+    let mean = mean.finish(layers);
+    let shrunk = shrinkage.fit(&mean);
     let neutral = f16::from_f64(1.0 / groups as f64);
-    let mut table = Vec::with_capacity(sums.len());
-    for (known, sums) in known.into_iter().zip(sums.chunks_exact(groups)) {
-        table.extend(sums.iter().map(|sum| if known { f16::from_f64(sum / layers as f64) } else { neutral }));
+    let mut prior = vec![0.0; groups];
+    let mut table = Vec::with_capacity(own.len());
+    for (token, own) in own.chunks_exact(groups).enumerate() {
+        let known = shrunk.prior(token, &mut prior);
+        let share = |(own, prior): (&f64, &f64)| f16::from_f64((own + pull[token] * prior) / layers as f64);
+        table.extend(own.iter().zip(&prior).map(|both| if known { share(both) } else { neutral }));
     }
     table
 }

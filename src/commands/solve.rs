@@ -10,7 +10,7 @@ use semmoe_solver::{
     GivenPlacement, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress,
     SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
-use semmoe_tables::{Attention, Profile, Provenance, Tables, Trace};
+use semmoe_tables::{Attention, Embeddings, Profile, Provenance, Tables, Trace};
 use semmoe_text::Tokenizer;
 
 use super::{check_apart, check_output, placement, print};
@@ -42,6 +42,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.seed = args.seed;
     options.threads = threads();
     options.token_strings = args.tokenizer.as_deref().map(token_strings).transpose()?;
+    options.embeddings = embeddings(args)?;
     options.redundant = args.redundant;
     options.placement = given(args, &profile)?;
     options.warm_start = warm_start(args, &profile)?;
@@ -84,7 +85,7 @@ fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, 
 /// Outputs that cannot be written are told before the work, not after it.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     let inputs = std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer);
-    let inputs = inputs.chain(&args.placement).chain(&args.warm_start);
+    let inputs = inputs.chain(&args.embeddings).chain(&args.placement).chain(&args.warm_start);
     let inputs: Vec<&Path> = inputs.map(|path| path.as_path()).collect();
     check_output(&args.out, &inputs)?;
     match &args.report {
@@ -100,6 +101,12 @@ pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> 
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
     let tokenizer = Tokenizer::from_file(&file).map_err(CliError::input)?;
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
+}
+
+fn embeddings(args: &SolveArgs) -> Result<Option<Arc<Embeddings>>, CliError> {
+    let Some(path) = &args.embeddings else { return Ok(None) };
+    let found = Embeddings::open(path, args.embeddings_tensor.as_deref()).map_err(CliError::input)?;
+    Ok(Some(Arc::new(found)))
 }
 
 /// When to end a solve early.

@@ -1,0 +1,173 @@
+//! What a token's string consists of, as a sparse row: character sequences, the whole word, and how it is written.
+
+use std::collections::HashMap;
+
+use super::strings::TokenStrings;
+
+/// Most characters of a token that are looked at; longer ones are runs of spaces and rules.
+const MOST_CHARS: usize = 48;
+/// Longest character sequence.
+const LONGEST: usize = 4;
+/// Most entries of all rows together; published vocabularies of 152,000 tokens have some 5e6. Beyond it the longest
+/// sequences are left out.
+const MOST_ENTRIES: usize = 16_000_000;
+/// Ends of a token. Vocabularies have these characters at most as tokens of one byte.
+const BEGIN: char = '\u{2}';
+const END: char = '\u{3}';
+/// What the keys of words and of marks begin with; those of sequences are below 2^85.
+const WORD: u128 = 1 << 127;
+const MARK: u128 = 1 << 126;
+
+/// Rows of unit length over the features that at least two tokens share, in compressed sparse rows.
+#[derive(Debug, Default)]
+pub(crate) struct Features {
+    /// [V + 1]
+    start: Vec<usize>,
+    /// Ascending in a row.
+    feature: Vec<u32>,
+    /// [V] what each feature of a row weighs: one over the root of their number.
+    scale: Vec<f32>,
+    /// [F] whether a feature is a piece of text of two characters or more: what makes tokens alike. A mark or a single
+    /// character is not enough.
+    textual: Vec<bool>,
+}
+
+impl Features {
+    /// Rows of `vocabulary` tokens, those without a string empty. All features of a token weigh the same.
+    pub(crate) fn new(strings: &TokenStrings, vocabulary: usize) -> Self {
+        Self::within(strings, vocabulary, MOST_ENTRIES)
+    }
+
+    pub(super) fn within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> Self {
+        let longest = longest_within(strings, vocabulary, most_entries);
+        let mut ids: HashMap<u128, u32> = HashMap::new();
+        let (mut start, mut feature, mut users) = (vec![0], Vec::new(), Vec::<u32>::new());
+        let (mut textual, mut keys) = (Vec::new(), Vec::new());
+        for token in 0..vocabulary {
+            keys_of(strings.get(token), longest, &mut keys);
+            for &key in &keys {
+                let id = *ids.entry(key).or_insert(users.len() as u32);
+                if id as usize == users.len() {
+                    users.push(0);
+                    textual.push(is_textual(key));
+                }
+                users[id as usize] += 1;
+                feature.push(id);
+            }
+            start.push(feature.len());
+        }
+        let mut features = Features { start, scale: Vec::new(), feature, textual };
+        features.settle(&users);
+        features
+    }
+
+    /// Features of a token.
+    pub(crate) fn row(&self, token: usize) -> &[u32] {
+        &self.feature[self.start[token]..self.start[token + 1]]
+    }
+
+    /// What each of them weighs.
+    pub(crate) fn scale(&self, token: usize) -> f32 {
+        self.scale[token]
+    }
+
+    /// F.
+    pub(crate) fn features(&self) -> usize {
+        self.textual.len()
+    }
+
+    /// [V] whether a token shares a piece of text with one of those for which `seen`.
+    pub(crate) fn known_by(&self, seen: impl Fn(usize) -> bool) -> Vec<bool> {
+        let tokens = 0..self.start.len() - 1;
+        let mut supported = vec![false; self.features()];
+        for token in tokens.clone().filter(|&token| seen(token)) {
+            self.row(token).iter().for_each(|&at| supported[at as usize] = self.textual[at as usize]);
+        }
+        tokens.map(|token| self.row(token).iter().any(|&at| supported[at as usize])).collect()
+    }
+
+    /// Drops what only one token has, numbers the rest in the order of its first use, and gives rows unit length.
+    fn settle(&mut self, users: &[u32]) {
+        let (mut renamed, mut kept) = (vec![None; users.len()], 0);
+        for (renamed, _) in renamed.iter_mut().zip(users).filter(|(_, users)| **users > 1) {
+            *renamed = Some(kept);
+            kept += 1;
+        }
+        self.textual = self.textual.iter().zip(users).filter(|(_, users)| **users > 1).map(|(&kind, _)| kind).collect();
+        let (mut start, mut feature) = (vec![0], Vec::with_capacity(self.feature.len()));
+        for span in self.start.windows(2) {
+            let begin = feature.len();
+            feature.extend(self.feature[span[0]..span[1]].iter().filter_map(|&id| renamed[id as usize]));
+            feature[begin..].sort_unstable();
+            self.scale.push((1.0 / (feature.len() - begin).max(1) as f64).sqrt() as f32);
+            start.push(feature.len());
+        }
+        (self.start, self.feature) = (start, feature);
+    }
+}
+
+/// The longest sequences with which all rows together stay within `most_entries`; zero where even the words are too many.
+fn longest_within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> usize {
+    let mut by_length = [0usize; LONGEST + 1];
+    for token in (0..vocabulary).map(|token| strings.get(token)).filter(|token| !token.is_empty()) {
+        let chars = token.chars().take(MOST_CHARS).count() + 2;
+        by_length[0] += 1 + MARKS;
+        (1..=LONGEST).for_each(|length| by_length[length] += (chars + 1).saturating_sub(length));
+    }
+    let fits = |&longest: &usize| by_length[..=longest].iter().sum::<usize>() <= most_entries;
+    (1..=LONGEST).rev().find(fits).unwrap_or(0)
+}
+
+fn is_textual(key: u128) -> bool {
+    key & WORD != 0 || (key & MARK == 0 && key >> 42 != 0)
+}
+
+/// Marks of a token.
+const MARKS: usize = 9;
+
+/// The features of a token, each once, each packed into one number.
+fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
+    keys.clear();
+    if token.is_empty() {
+        return;
+    }
+    let body: Vec<char> = token.strip_prefix('\u{2581}').unwrap_or(token).chars().take(MOST_CHARS).collect();
+    let mut chars = vec![BEGIN];
+    chars.extend(token.starts_with('\u{2581}').then_some('\u{2581}'));
+    chars.extend(body.iter().copied().flat_map(char::to_lowercase).take(MOST_CHARS));
+    chars.push(END);
+    for length in 1..=longest {
+        // A leading one tells sequences of different lengths apart.
+        let pack =
+            |chars: &[char]| chars.iter().fold(1u128, |packed, &char| packed << 21 | u128::from(u32::from(char)));
+        keys.extend(chars.windows(length).map(pack));
+    }
+    keys.push(WORD | hash(chars.iter().filter(|&&char| char != '\u{2581}')) >> 1);
+    let letters = |test: fn(char) -> bool| body.iter().all(|&char| test(char));
+    let space = u32::from(token.starts_with('\u{2581}'));
+    let capital = u32::from(body.first().is_some_and(|first| first.is_uppercase()));
+    let word = u32::from(letters(char::is_alphabetic));
+    let length = body.len().min(8) as u32;
+    let kind = space << 2 | capital << 1 | word;
+    let marks: [u32; MARKS] = [
+        space,
+        capital,
+        word,
+        u32::from(letters(char::is_numeric)),
+        u32::from(letters(|char| !char.is_lowercase()) && body.iter().any(|char| char.is_uppercase())),
+        u32::from(letters(|char| char.is_ascii())),
+        length,
+        kind,
+        kind << 4 | length,
+    ];
+    keys.extend((0u32..).zip(marks).map(|(mark, value)| MARK | u128::from(mark << 8 | value)));
+    keys.sort_unstable();
+    keys.dedup();
+}
+
+/// FNV-1a of 128 bits.
+fn hash<'a>(chars: impl Iterator<Item = &'a char>) -> u128 {
+    chars.fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &char| {
+        (hash ^ u128::from(u32::from(char))).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    })
+}

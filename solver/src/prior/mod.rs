@@ -1,0 +1,112 @@
+//! What is expected of tokens that were seen rarely or never: a ridge regression from what they are called, and from their
+//! embeddings, to the shares of the tokens that were seen.
+
+mod components;
+mod dense;
+mod features;
+mod ridge;
+mod strings;
+#[cfg(test)]
+mod tests;
+
+use semmoe_tables::Profile;
+
+pub use strings::TokenStrings;
+#[cfg(test)]
+pub(crate) use tests::test_options;
+
+use crate::error::SolveError;
+use crate::options::SolveOptions;
+use dense::DenseFeatures;
+use features::Features;
+
+/// How the regression weighs. How the defaults were chosen is in this crate's README.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RidgeOptions {
+    /// Penalty on the squared coefficients; rows have unit length, and a token seen once weighs one.
+    pub penalty: f64,
+    /// Occurrences of a token above this many add nothing to its weight.
+    pub occurrences_cap: f64,
+}
+
+impl Default for RidgeOptions {
+    fn default() -> Self {
+        RidgeOptions { penalty: 3.0, occurrences_cap: 2.0 }
+    }
+}
+
+/// What is known of the tokens of a vocabulary besides their counts.
+#[derive(Debug)]
+pub(crate) struct TokenPrior {
+    embeddings: Option<DenseFeatures>,
+    strings: Option<Features>,
+}
+
+/// What the seen tokens of a layer say of all tokens.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    /// [V, G] shares above those of the layer.
+    pub(crate) residual: Vec<f32>,
+    /// [V] whether that rests on any seen token.
+    pub(crate) known: Vec<bool>,
+}
+
+impl TokenPrior {
+    /// Of the token strings and embeddings in the options; `None` without any.
+    pub(crate) fn new(profile: &Profile, options: &SolveOptions) -> Result<Option<Self>, SolveError> {
+        let vocabulary = profile.model().vocab_size;
+        if let Some(strings) = &options.token_strings {
+            strings.check(profile.model())?;
+        }
+        if let Some(embeddings) = &options.embeddings
+            && embeddings.rows() < vocabulary as usize
+        {
+            let path = embeddings.path().to_path_buf();
+            return Err(SolveError::TooFewEmbeddings { path, found: embeddings.rows(), expected: vocabulary });
+        }
+        if options.token_strings.is_none() && options.embeddings.is_none() {
+            return Ok(None);
+        }
+        let dense = |embeddings| DenseFeatures::new(embeddings, vocabulary as usize, options.threads);
+        let sparse = |strings| Features::new(strings, vocabulary as usize);
+        let embeddings = options.embeddings.as_deref().map(dense);
+        Ok(Some(TokenPrior { embeddings, strings: options.token_strings.as_deref().map(sparse) }))
+    }
+
+    /// [V] whether a token is like one of those for which `seen`: shares a piece of text with one, or has an embedding
+    /// where one has.
+    pub(crate) fn known_by(&self, seen: impl Fn(usize) -> bool, vocabulary: usize) -> Vec<bool> {
+        let mut known = match &self.strings {
+            Some(strings) => strings.known_by(&seen),
+            None => vec![false; vocabulary],
+        };
+        if let Some(embeddings) = &self.embeddings
+            && (0..vocabulary).any(|token| seen(token) && embeddings.has(token))
+        {
+            known.iter_mut().enumerate().for_each(|(token, known)| *known |= embeddings.has(token));
+        }
+        known
+    }
+
+    /// Regresses from `seen` occurrences [V] and the `residual` shares [V, G] of tokens with any: on the embeddings, and
+    /// what these leave, on the strings.
+    pub(crate) fn expect(&self, seen: &[f64], mut residual: Vec<f32>, options: &SolveOptions) -> Expected {
+        let RidgeOptions { penalty, occurrences_cap } = options.ridge;
+        let weight: Vec<f32> = seen.iter().map(|seen| seen.min(occurrences_cap) as f32).collect();
+        let known = self.known_by(|token| weight[token] > 0.0, weight.len());
+        let mut expected = vec![0.0; residual.len()];
+        let mut take = |residual: &mut [f32], found: Vec<f32>| {
+            residual.iter_mut().zip(&found).for_each(|(left, found)| *left -= found);
+            expected.iter_mut().zip(&found).for_each(|(sum, found)| *sum += found);
+        };
+        if let Some(rows) = &self.embeddings {
+            let found = rows.predict(&weight, &residual, penalty, options.threads);
+            take(&mut residual, found);
+        }
+        if let Some(rows) = &self.strings {
+            let found = ridge::predict(rows, &weight, &residual, penalty, options.threads);
+            take(&mut residual, found);
+        }
+        Expected { residual: expected, known }
+    }
+}

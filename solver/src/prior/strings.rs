@@ -1,0 +1,38 @@
+//! What the tokens of a vocabulary are called.
+
+use semmoe_tables::ModelInfo;
+
+use crate::error::SolveError;
+
+/// One string per token of a vocabulary, by id: evidence of how a token is routed that was seen rarely or never.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenStrings {
+    strings: Vec<String>,
+    tokenizer_sha256: Option<String>,
+}
+
+impl TokenStrings {
+    /// Takes the visible string of each id, with U+2581 for a leading space (an empty one is like no other), and the
+    /// tokenizer's identity as [`ModelInfo`] has it.
+    pub fn new(strings: Vec<String>, tokenizer_sha256: Option<String>) -> Self {
+        TokenStrings { strings, tokenizer_sha256 }
+    }
+
+    /// Whether the tokenizer can be the model's: the same identity where both are known, and no more tokens. A model may
+    /// have more rows than its tokenizer has tokens.
+    pub(crate) fn check(&self, model: &ModelInfo) -> Result<(), SolveError> {
+        if let (Some(found), Some(expected)) = (&self.tokenizer_sha256, &model.tokenizer_sha256)
+            && found != expected
+        {
+            return Err(SolveError::OtherTokenizer { found: found.clone(), expected: expected.clone() });
+        }
+        if self.strings.len() > model.vocab_size as usize {
+            return Err(SolveError::TokenizerTooLarge { found: self.strings.len(), expected: model.vocab_size });
+        }
+        Ok(())
+    }
+
+    pub(super) fn get(&self, token: usize) -> &str {
+        self.strings.get(token).map_or("", String::as_str)
+    }
+}
