@@ -368,6 +368,9 @@ pub(crate) struct EvaluateArgs {
     /// Nodes that the groups are on, G/M neighbours each: tells what leaves its node [default: those that were solved for].
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
+    /// Believe that each rank's prefix cache holds this many blocks of 64 tokens, so that policies that look there do; 0: none.
+    #[arg(long, value_name = "B", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    pub(crate) prefix_blocks: u32,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

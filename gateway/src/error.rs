@@ -59,7 +59,7 @@ pub enum StartError {
         /// The model.
         model: String,
         /// What is wrong.
-        source: semmoe_routing::UnknownPolicy,
+        source: semmoe_routing::PolicyError,
     },
     /// A worker thread ended by a panic.
     #[error("loading stopped: {cause}")]

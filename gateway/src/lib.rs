@@ -5,11 +5,12 @@
 //! | [`config`] | TOML, raw and validated |
 //! | `load` | tokenizers, templates and tables from disk into the first snapshot |
 //! | `snapshot` | everything reloadable, swapped at once |
+//! | `plan` | which policy places a request: the model's, or the baseline of its canary |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `pins` | whether pins take effect, by the engine's loads |
 //! | `data` | a request's way to an engine and back |
-//! | `admin` | status, metrics, tables, backends |
+//! | `admin` | status, metrics, tables, backends, routing |
 //! | `server`, `gateway` | listeners; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
@@ -27,6 +28,7 @@ mod health;
 mod load;
 mod metrics;
 mod pins;
+mod plan;
 mod pool;
 mod server;
 mod snapshot;

@@ -13,10 +13,8 @@ use crate::compat;
 use crate::config::{BackendConfig, Config, ModelConfig};
 use crate::error::StartError;
 use crate::metrics::Metrics;
+use crate::plan::Plan;
 use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
-
-/// The policy for models whose backends ignore pins: it asks for nothing that pins decide.
-const FALLBACK: &str = "least_load";
 
 pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, StartError> {
     let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
@@ -24,10 +22,7 @@ pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, S
 }
 
 fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<Model, StartError> {
-    let settings = &all.routing.settings;
-    let policy = semmoe_routing::policy_with(&config.policy, settings)
-        .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
-    let fallback = semmoe_routing::policy_with(FALLBACK, settings)
+    let plan = Plan::new(&config.name, &config.policy, metrics)
         .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
     let text = load_text(config, all.routing.segment_cache_bytes)
         .map_err(|source| StartError::Text { model: config.name.clone(), source })?;
@@ -40,10 +35,9 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
     Ok(Model {
         name: config.name.clone(),
         aliases: config.aliases.clone(),
-        policy: policy.into(),
-        fallback: fallback.into(),
         text: text.map(Arc::new),
-        pool: new_pool(&members, settings, metrics),
+        pool: new_pool(&members, &plan, &all.routing, metrics),
+        plan: Arc::new(plan),
         members,
     })
 }

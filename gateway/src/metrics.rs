@@ -2,8 +2,11 @@
 //!
 //! `code` of a request is the status that was sent, except: 499, the client went away before the end; 502, the backend
 //! broke off after a 2xx head was relayed. `rank` is "any" where the engine chose. `semmoe_predicted_lar` is a
-//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence: its sum
-//! over its count is the predicted local activation rate.
+//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence, by the policy
+//! that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are set when
+//! they are asked for.
+
+mod shadow;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +17,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use prometheus_client::registry::Registry;
+use semmoe_routing::Report;
 use semmoe_text::SegmentCache;
+
+use shadow::ShadowMetrics;
 
 /// Labels of `semmoe_requests_total`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -23,6 +29,18 @@ pub(crate) struct RequestLabels {
     pub(crate) rank: String,
     pub(crate) policy: String,
     pub(crate) code: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PolicyLabels {
+    policy: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CanaryLabels {
+    model: String,
+    /// `canary` or `baseline`.
+    arm: &'static str,
 }
 
 /// One backend.
@@ -74,7 +92,9 @@ pub(crate) struct Metrics {
     request_seconds: Family<BackendLabels, Histogram, fn() -> Histogram>,
     overhead_seconds: Histogram,
     inflight: Family<RankLabels, Gauge>,
-    predicted_lar: Histogram,
+    predicted_lar: Family<PolicyLabels, Histogram, fn() -> Histogram>,
+    canary: Family<CanaryLabels, Counter>,
+    shadow: ShadowMetrics,
     tables_generation: Gauge<u64, AtomicU64>,
     table_reloads: Family<OutcomeLabels, Counter>,
     score_failures: Family<ReasonLabels, Counter>,
@@ -90,13 +110,16 @@ impl Metrics {
     pub(crate) fn new() -> Self {
         // Seconds: 1 ms to 1000 s, a factor of about 2; 1 us to 1 s, the same.
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 21));
+        let shares: fn() -> Histogram = || Histogram::new(linear_buckets(0.05, 0.05, 20));
         let mut metrics = Self {
             registry: Registry::with_prefix("semmoe"),
             requests: Family::default(),
             request_seconds: Family::new_with_constructor(seconds),
             overhead_seconds: Histogram::new(exponential_buckets(1e-6, 2.0, 21)),
             inflight: Family::default(),
-            predicted_lar: Histogram::new(linear_buckets(0.05, 0.05, 20)),
+            predicted_lar: Family::new_with_constructor(shares),
+            canary: Family::default(),
+            shadow: ShadowMetrics::default(),
             tables_generation: Gauge::default(),
             table_reloads: Family::default(),
             score_failures: Family::default(),
@@ -127,9 +150,11 @@ impl Metrics {
         registry.register("rank_inflight", "Requests in flight", self.inflight.clone());
         registry.register(
             "predicted_lar",
-            "Expected local share of each scored request on its rank",
+            "Expected local share of each scored request on its rank, by the policy that chose",
             self.predicted_lar.clone(),
         );
+        registry.register("canary_requests", "Requests of a model with a canary, by arm", self.canary.clone());
+        self.shadow.register(registry);
         registry.register(
             "tables_generation",
             "Generation of the reloadable state; grows with every swap",
@@ -184,8 +209,18 @@ impl Metrics {
         self.inflight.get_or_create_owned(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) })
     }
 
-    pub(crate) fn predicted_lar(&self, share: f64) {
-        self.predicted_lar.observe(share);
+    pub(crate) fn predicted_lar(&self, policy: &'static str, share: f64) {
+        self.predicted_lar.get_or_create(&PolicyLabels { policy }).observe(share);
+    }
+
+    /// Counts the requests of one arm of a canary.
+    pub(crate) fn canary(&self, model: &str, arm: &'static str) -> Counter {
+        self.canary.get_or_create_owned(&CanaryLabels { model: model.to_owned(), arm })
+    }
+
+    /// What the policy that a model's policy watches would have gained so far.
+    pub(crate) fn shadow(&self, model: &str, policies: (&'static str, &'static str), report: &Report) {
+        self.shadow.set(model, policies, report);
     }
 
     pub(crate) fn generation(&self, generation: u64) {
@@ -253,6 +288,8 @@ pub(crate) fn rank_label(rank: Option<u16>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use semmoe_routing::ReportSide;
+
     use super::*;
 
     #[test]
@@ -261,7 +298,12 @@ mod tests {
         let labels = RequestLabels { backend: "a".into(), rank: "1".into(), policy: "affinity".into(), code: 200 };
         metrics.request_done(&labels, Duration::from_millis(3));
         metrics.inflight("a", Some(1)).inc();
-        metrics.predicted_lar(0.4);
+        metrics.predicted_lar("affinity", 0.4);
+        metrics.canary("m", "baseline").inc();
+        let side = |share| ReportSide { local_share: Some(share), cached_share: None, tokens_max_over_mean: 1.5 };
+        let report =
+            Report { requests: 7, same_rank: 2, tokens: 70, scored_tokens: 70, acting: side(0.25), watched: side(0.5) };
+        metrics.shadow("m", ("least_load", "affinity"), &report);
         metrics.generation(2);
         metrics.table_reload("ok");
         metrics.score_failure("template");
@@ -271,7 +313,12 @@ mod tests {
             r#"semmoe_request_seconds_count{backend="a"} 1"#,
             "semmoe_gateway_overhead_seconds_count 0",
             r#"semmoe_rank_inflight{backend="a",rank="1"} 1"#,
-            "semmoe_predicted_lar_sum 0.4",
+            r#"semmoe_predicted_lar_sum{policy="affinity"} 0.4"#,
+            r#"semmoe_canary_requests_total{model="m",arm="baseline"} 1"#,
+            r#"semmoe_shadow_requests{model="m",policy="affinity"} 7"#,
+            r#"semmoe_shadow_local_share{model="m",policy="least_load"} 0.25"#,
+            r#"semmoe_shadow_local_share{model="m",policy="affinity"} 0.5"#,
+            r#"semmoe_shadow_tokens_max_over_mean{model="m",policy="affinity"} 1.5"#,
             "semmoe_tables_generation 2",
             r#"semmoe_table_reloads_total{outcome="ok"} 1"#,
             r#"semmoe_score_failures_total{reason="template"} 1"#,

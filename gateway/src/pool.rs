@@ -1,15 +1,30 @@
-//! The ranks of all backends of one model, their accounts, and the leases that keep the accounts true.
+//! The ranks of all backends of one model, what is known of them, and the leases that keep that true.
 //!
-//! One decision looks at every rank of every backend, so one set of accounts covers them all. The lock is held while a
-//! policy chooses and the choice is written down, a few hundred nanoseconds: two requests never see the same load.
+//! One decision looks at every rank of every backend, so one router covers them all. Reading and counting take no lock:
+//! a request may miss those that are being placed at the same moment, and no others, so a rank exceeds its cap by no more
+//! than these. Only the blocks of prompts are noted under a lock, after the decision.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod lease;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::metrics::gauge::Gauge;
-use semmoe_routing::{Accounts, Choice, Policy, RankLoad, Request, Settings};
+use semmoe_routing::{
+    Choice, Comparison, Decision, Policy, PrefixSettings, PrefixTable, Prompt, RankLoad, Report, Router, Scratch,
+    Settings,
+};
 use semmoe_tables::RankId;
 
 use crate::metrics::Metrics;
+pub(crate) use lease::Lease;
+use lease::{Counted, Ghost};
+
+thread_local! {
+    /// Room for decisions of this thread.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
 
 /// One rank of one backend.
 #[derive(Clone)]
@@ -23,17 +38,20 @@ pub(crate) struct Slot {
 /// All slots of one model.
 pub(crate) struct Pool {
     slots: Vec<Slot>,
-    state: Mutex<State>,
+    router: Router,
+    shadow: Option<Shadow>,
+    /// Counts decisions; policies break ties with it.
+    sequence: AtomicU64,
+    /// The same for requests that only need a backend.
+    unranked_sequence: AtomicU64,
+    /// Requests counted out so far, per slot.
+    finished: Vec<AtomicU64>,
 }
 
-struct State {
-    accounts: Accounts,
-    /// Counts decisions; policies break ties with it.
-    sequence: u64,
-    /// The same for requests that only need a backend.
-    unranked_sequence: u64,
-    /// Requests counted out so far, per slot.
-    finished: Vec<u64>,
+/// The same ranks, as they would be if the watched policy placed the requests.
+struct Shadow {
+    router: Router,
+    comparison: Comparison,
 }
 
 /// Which slots may be chosen; `None` is all that are available.
@@ -47,8 +65,16 @@ pub(crate) struct Member<'a> {
     pub(crate) available: bool,
 }
 
+/// What a pool is made with.
+pub(crate) struct PoolSettings<'a> {
+    pub(crate) routing: &'a Settings,
+    pub(crate) prefix: &'a PrefixSettings,
+    /// Whether the model's policy watches another one.
+    pub(crate) shadow: bool,
+}
+
 impl Pool {
-    pub(crate) fn new(members: &[Member<'_>], settings: &Settings, metrics: &Metrics) -> Self {
+    pub(crate) fn new(members: &[Member<'_>], settings: &PoolSettings<'_>, metrics: &Metrics) -> Self {
         let mut slots = Vec::new();
         let mut available = Vec::new();
         for (backend, member) in members.iter().enumerate() {
@@ -61,40 +87,59 @@ impl Pool {
         // The configuration bounds ranks per backend; more than 65535 in one model are cut off here.
         let count = u16::try_from(slots.len()).unwrap_or(u16::MAX);
         slots.truncate(usize::from(count));
-        let mut accounts = Accounts::new(count, &prices(members), settings);
-        for (slot, available) in (0..count).zip(available) {
-            accounts.set_available(slot, available);
+        let prices = prices(members);
+        let router = || {
+            let router = Router::new(count, &prices, settings.routing, settings.prefix);
+            for (slot, available) in (0..count).zip(&available) {
+                router.accounts().set_available(slot, *available);
+            }
+            router
+        };
+        Self {
+            router: router(),
+            shadow: settings.shadow.then(|| Shadow { router: router(), comparison: Comparison::new(count) }),
+            sequence: AtomicU64::new(0),
+            unranked_sequence: AtomicU64::new(0),
+            finished: slots.iter().map(|_| AtomicU64::new(0)).collect(),
+            slots,
         }
-        let finished = vec![0; slots.len()];
-        Self { slots, state: Mutex::new(State { accounts, sequence: 0, unranked_sequence: 0, finished }) }
     }
 
     pub(crate) fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Lets a policy choose a rank, and counts the request in on it.
+    /// Lets a policy choose a rank, and counts the request in on it. `remember` tells of a backend whether its ranks will
+    /// hold the prompt.
     pub(crate) fn choose(
         self: &Arc<Self>,
         policy: &dyn Policy,
-        request: &Request<'_>,
+        prompt: &Prompt<'_>,
         admit: Admit<'_>,
+        remember: impl Fn(usize) -> bool,
     ) -> Option<(Lease, Choice)> {
-        let mut state = self.lock();
-        let choice = self.pick(&state, policy, request, admit, state.sequence)?;
-        let slot = self.slots.get(usize::from(choice.rank))?;
-        state.sequence = state.sequence.wrapping_add(1);
-        state.accounts.assign(choice.rank, request.tokens);
-        drop(state);
+        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
+        let decision = self.decide(&self.router, policy, prompt, admit, sequence)?;
+        let slot = self.slots.get(usize::from(decision.choice.rank))?;
+        let watched = policy.watched().zip(self.shadow.as_ref()).and_then(|(watched, shadow)| {
+            let decision = self.decide(&shadow.router, watched, prompt, admit, sequence)?;
+            let slot = self.slots.get(usize::from(decision.choice.rank))?;
+            Some((shadow, decision, slot))
+        });
+        self.router.assign(&decision, prompt.blocks, remember(slot.backend));
+        if let Some((shadow, watched, slot)) = &watched {
+            shadow.router.assign(watched, prompt.blocks, remember(slot.backend));
+            shadow.comparison.add(&decision, watched);
+        }
         slot.inflight.inc();
-        let counted = Counted { pool: Arc::clone(self), slot: choice.rank, tokens: request.tokens };
-        let lease = Lease {
-            backend: slot.backend,
-            rank: Some(slot.rank),
-            inflight: slot.inflight.clone(),
-            counted: Some(counted),
+        let counted = Counted {
+            pool: Arc::clone(self),
+            slot: decision.choice.rank,
+            work: decision.work,
+            ghost: watched.map(|(_, watched, _)| Ghost { slot: watched.choice.rank, work: watched.work }),
         };
-        Some((lease, choice))
+        let lease = Lease::on_rank(slot, counted);
+        Some((lease, decision.choice))
     }
 
     /// Lets a policy choose a backend for a request whose rank the engine will choose; `inflight` gives the gauge of
@@ -102,69 +147,79 @@ impl Pool {
     pub(crate) fn choose_backend(
         &self,
         policy: &dyn Policy,
-        request: &Request<'_>,
+        prompt: &Prompt<'_>,
         admit: Admit<'_>,
         inflight: impl FnOnce(usize) -> Gauge,
     ) -> Option<Lease> {
-        let mut state = self.lock();
-        let choice = self.pick(&state, policy, request, admit, state.unranked_sequence)?;
-        state.unranked_sequence = state.unranked_sequence.wrapping_add(1);
-        drop(state);
-        let backend = self.slots.get(usize::from(choice.rank))?.backend;
-        let inflight = inflight(backend);
-        inflight.inc();
-        Some(Lease { backend, rank: None, inflight, counted: None })
+        let sequence = self.unranked_sequence.fetch_add(1, Ordering::Relaxed);
+        let decision = self.decide(&self.router, policy, prompt, admit, sequence)?;
+        let backend = self.slots.get(usize::from(decision.choice.rank))?.backend;
+        Some(Lease::on_backend(backend, inflight(backend)))
     }
 
-    fn pick(
+    fn decide(
         &self,
-        state: &State,
+        router: &Router,
         policy: &dyn Policy,
-        request: &Request<'_>,
+        prompt: &Prompt<'_>,
         admit: Admit<'_>,
         sequence: u64,
-    ) -> Option<Choice> {
-        let (loads, prices) = (state.accounts.loads(), state.accounts.prices());
-        let Some(admit) = admit else { return policy.choose(request, loads, prices, sequence) };
-        let mask = |(load, slot): (&RankLoad, &Slot)| RankLoad { available: load.available && admit(slot), ..*load };
-        let masked: Vec<RankLoad> = loads.iter().zip(&self.slots).map(mask).collect();
-        policy.choose(request, &masked, prices, sequence)
+    ) -> Option<Decision> {
+        let admits = |rank: u16| admit.is_none_or(|admit| self.slots.get(usize::from(rank)).is_some_and(admit));
+        let admits: Option<&dyn Fn(u16) -> bool> = if admit.is_some() { Some(&admits) } else { None };
+        SCRATCH.with_borrow_mut(|scratch| router.decide(policy, prompt, sequence, admits, scratch))
     }
 
-    /// Opens or closes all ranks of a backend.
+    /// The real router, and that of the shadow.
+    fn routers(&self) -> impl Iterator<Item = &Router> {
+        std::iter::once(&self.router).chain(self.shadow.as_ref().map(|shadow| &shadow.router))
+    }
+
+    /// Opens or closes all ranks of a backend. A closed one may be another process when it returns: its caches are
+    /// forgotten.
     pub(crate) fn set_available(&self, backend: usize, available: bool) {
-        let mut state = self.lock();
-        for (slot, index) in self.slots.iter().zip(0..) {
-            if slot.backend == backend {
-                state.accounts.set_available(index, available);
+        for router in self.routers() {
+            for (slot, index) in self.slots.iter().zip(0..) {
+                if slot.backend == backend {
+                    router.accounts().set_available(index, available);
+                    if let Some(prefixes) = router.prefixes().filter(|_| !available) {
+                        prefixes.forget(index);
+                    }
+                }
             }
         }
     }
 
     /// Starts again from the prices of newly loaded tables; loads stay.
     pub(crate) fn reset_prices(&self, members: &[Member<'_>]) {
-        self.lock().accounts.reset_prices(&prices(members));
+        let prices = prices(members);
+        self.routers().for_each(|router| router.accounts().reset_prices(&prices));
     }
 
-    /// Loads and prices, one per slot.
-    pub(crate) fn look(&self) -> (Vec<RankLoad>, Vec<f64>) {
-        let state = self.lock();
-        (state.accounts.loads().to_vec(), state.accounts.prices().to_vec())
+    /// What is counted on each slot, and its price.
+    pub(crate) fn look(&self) -> Vec<RankLoad> {
+        self.router.accounts().counted()
     }
 
-    /// Requests in flight on each rank of a backend, and how many were counted out there so far.
+    /// What the watched policy would have gained, where one is watched.
+    pub(crate) fn report(&self) -> Option<Report> {
+        self.shadow.as_ref().map(|shadow| shadow.comparison.report())
+    }
+
+    /// What the ranks are believed to have cached, where that is kept.
+    pub(crate) fn prefixes(&self) -> Option<&PrefixTable> {
+        self.router.prefixes()
+    }
+
+    /// Requests in flight on each rank of a backend, and how many were counted out there so far. A request that ends in
+    /// this moment counts as ended, or in both.
     pub(crate) fn turnover(&self, backend: usize) -> Vec<(u64, u64)> {
-        let state = self.lock();
-        let slots = self.slots.iter().zip(state.accounts.loads()).zip(&state.finished);
+        let finished: Vec<u64> = self.finished.iter().map(|count| count.load(Ordering::SeqCst)).collect();
+        let slots = self.slots.iter().zip(self.look()).zip(finished);
         slots
             .filter(|((slot, _), _)| slot.backend == backend)
-            .map(|((_, load), finished)| (u64::from(load.in_flight_requests), *finished))
+            .map(|((_, load), finished)| (u64::from(load.in_flight_requests), finished))
             .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A policy that panicked has changed nothing yet.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -173,35 +228,6 @@ fn prices(members: &[Member<'_>]) -> Vec<f32> {
         (0..usize::from(member.ranks)).map(|rank| member.prices.get(rank).copied().unwrap_or(0.0)).collect::<Vec<_>>()
     };
     members.iter().flat_map(of).collect()
-}
-
-/// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
-pub(crate) struct Lease {
-    /// Index of the backend in its model.
-    pub(crate) backend: usize,
-    /// The rank it was placed on; `None` where the engine chooses.
-    pub(crate) rank: Option<RankId>,
-    inflight: Gauge,
-    counted: Option<Counted>,
-}
-
-struct Counted {
-    pool: Arc<Pool>,
-    slot: u16,
-    tokens: u64,
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        if let Some(counted) = &self.counted {
-            let mut state = counted.pool.lock();
-            state.accounts.release(counted.slot, counted.tokens);
-            if let Some(finished) = state.finished.get_mut(usize::from(counted.slot)) {
-                *finished += 1;
-            }
-        }
-        self.inflight.dec();
-    }
 }
 
 #[cfg(test)]
@@ -213,36 +239,47 @@ mod tests {
             Member { name: "a", ranks: 2, prices: &[], available: true },
             Member { name: "b", ranks: 1, prices: &[], available },
         ];
-        Arc::new(Pool::new(&members, &Settings::default(), &Metrics::new()))
+        let (routing, prefix) = (Settings::default(), PrefixSettings::default());
+        let settings = PoolSettings { routing: &routing, prefix: &prefix, shadow: false };
+        Arc::new(Pool::new(&members, &settings, &Metrics::new()))
     }
 
     fn in_flight(pool: &Pool) -> Vec<u32> {
-        pool.look().0.iter().map(|load| load.in_flight_requests).collect()
+        pool.look().iter().map(|load| load.in_flight_requests).collect()
     }
 
     #[test]
     fn leases_count_in_and_out() {
         let pool = pool(true);
         let policy = semmoe_routing::policy("round_robin").unwrap();
-        let request = Request { tokens: 5, share: None };
-        let leases: Vec<Lease> = (0..6).map(|_| pool.choose(policy.as_ref(), &request, None).unwrap().0).collect();
+        let prompt = Prompt { tokens: 5, reports: true, ..Prompt::default() };
+        let choose = || pool.choose(policy.as_ref(), &prompt, None, |_| true).unwrap().0;
+        let mut leases: Vec<Lease> = (0..6).map(|_| choose()).collect();
         assert_eq!(in_flight(&pool), [2, 2, 2]);
+        let pending = |pool: &Pool| pool.look().iter().map(|load| load.pending_tokens).sum::<u64>();
+        assert_eq!(pending(&pool), 30);
+        leases[0].computed();
+        leases[0].computed();
+        assert_eq!(pending(&pool), 25);
         drop(leases);
         assert_eq!(in_flight(&pool), [0, 0, 0]);
-        assert!(pool.look().0.iter().all(|load| load.in_flight_tokens == 0));
+        assert!(pool.look().iter().all(|load| load.in_flight_tokens == 0 && load.pending_tokens == 0));
+        let finished: Vec<u64> = pool.turnover(0).iter().map(|(_, finished)| *finished).collect();
+        assert_eq!(finished, [2, 2]);
     }
 
     #[test]
     fn only_admitted_and_available_slots_are_chosen() {
         let pool = pool(false);
         let policy = semmoe_routing::policy("round_robin").unwrap();
-        let request = Request { tokens: 1, share: None };
+        let prompt = Prompt { tokens: 1, ..Prompt::default() };
+        let choose = |admit: Admit<'_>| pool.choose(policy.as_ref(), &prompt, admit, |_| true);
         for _ in 0..4 {
-            let (lease, _) = pool.choose(policy.as_ref(), &request, Some(&|slot| slot.rank.get() == 0)).unwrap();
+            let (lease, _) = choose(Some(&|slot| slot.rank.get() == 0)).unwrap();
             assert_eq!((lease.backend, lease.rank), (0, Some(RankId::new(0))));
         }
-        assert!(pool.choose(policy.as_ref(), &request, Some(&|slot| slot.backend == 1)).is_none());
+        assert!(choose(Some(&|slot| slot.backend == 1)).is_none());
         pool.set_available(1, true);
-        assert!(pool.choose(policy.as_ref(), &request, Some(&|slot| slot.backend == 1)).is_some());
+        assert!(choose(Some(&|slot| slot.backend == 1)).is_some());
     }
 }

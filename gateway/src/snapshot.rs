@@ -8,14 +8,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use semmoe_engines::Dialect;
-use semmoe_routing::{Policy, Settings};
 use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, Scorer, Tokenizer};
 
 use crate::backend::Backend;
+use crate::config::RoutingConfig;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
-use crate::pool::{Member as PoolMember, Pool};
+use crate::plan::Plan;
+use crate::pool::{Member as PoolMember, Pool, PoolSettings};
 
 /// All models, and which swap made this state.
 #[derive(Clone)]
@@ -32,9 +33,7 @@ pub(crate) struct Snapshot {
 pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) aliases: Vec<String>,
-    pub(crate) policy: Arc<dyn Policy>,
-    /// Routes when no backend honours pins.
-    pub(crate) fallback: Arc<dyn Policy>,
+    pub(crate) plan: Arc<Plan>,
     pub(crate) text: Option<Arc<Text>>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,
@@ -129,7 +128,7 @@ impl Snapshot {
         (model, member): (usize, usize),
         ranks: u16,
         dialect: Dialect,
-        settings: &Settings,
+        routing: &RoutingConfig,
         metrics: &Metrics,
     ) -> Self {
         let mut next = self.next();
@@ -137,7 +136,7 @@ impl Snapshot {
         model.members[member].dialect = dialect;
         if model.members[member].ranks != ranks {
             model.members[member].ranks = ranks;
-            model.pool = new_pool(&model.members, settings, metrics);
+            model.pool = new_pool(&model.members, &model.plan, routing, metrics);
         }
         next
     }
@@ -148,8 +147,10 @@ impl Snapshot {
 }
 
 /// A pool of all ranks of these backends.
-pub(crate) fn new_pool(members: &[Member], settings: &Settings, metrics: &Metrics) -> Arc<Pool> {
-    Arc::new(Pool::new(&pool_members(members), settings, metrics))
+pub(crate) fn new_pool(members: &[Member], plan: &Plan, routing: &RoutingConfig, metrics: &Metrics) -> Arc<Pool> {
+    let shadow = plan.policy().watched().is_some();
+    let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
+    Arc::new(Pool::new(&pool_members(members), &settings, metrics))
 }
 
 fn pool_members(members: &[Member]) -> Vec<PoolMember<'_>> {

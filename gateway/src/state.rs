@@ -100,7 +100,7 @@ impl Core {
         warn_of_routes_without_pins(&backend.name, &probe.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         if member.ranks != ranks || member.dialect != probe.dialect {
-            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.config.routing.settings, &self.metrics);
+            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.config.routing, &self.metrics);
             self.metrics.generation(next.generation);
             snapshot = Arc::new(next);
             self.snapshot.store(Arc::clone(&snapshot));

@@ -1,37 +1,77 @@
-//! Load accounts and online prices of the ranks of one engine.
+//! Load accounts and online prices of the ranks that one model runs on: counted without a lock.
 
-use crate::policy::{RankLoad, mean_request};
+mod cell;
+mod recent;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::policy::RankLoad;
 use crate::settings::Settings;
+use cell::Cell;
+use recent::{Recent, Window};
 
-/// Prices stay within this distance of zero: shares differ by at most one, so more has no effect.
+pub(crate) use recent::LONGEST as LONGEST_WINDOW;
+
+/// Prices stay within this distance of their start: shares differ by at most one, so more has no effect.
 const PRICE_LIMIT: f64 = 1.0;
 
-/// What the ranks of one engine have to do: tokens and requests in flight, recent tokens, prices.
+/// Requests that the mean request remembers.
+const MEAN_MEMORY: f64 = 1024.0;
+
+/// No prompt is longer; what is told to be is counted as this many tokens, so that no sum overflows.
+pub const MOST_TOKENS: u64 = (1 << 31) - 1;
+
+/// What one request adds to its rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Prompt tokens; zero counts as one.
+    pub tokens: u64,
+    /// Prompt tokens still to be computed, as long as that can be told; else zero.
+    pub pending: u64,
+}
+
+/// What the ranks have to do: tokens and requests in flight, recent tokens, prices.
 ///
-/// Deterministic and of fixed size: time is counted in assigned tokens, not read from a clock. With `m` the mean
-/// recent request and `n` available ranks, an assignment of `a` tokens to rank `c`
+/// Deterministic and of fixed size: time is counted in assigned requests, not read from a clock. Every count is an atomic
+/// number of its own and no operation takes a lock, so that readers and writers on other cores never wait; a reader may
+/// miss assignments that are being written while it looks, no others. With `n` available ranks:
 ///
-/// * multiplies every rank's recent tokens by `2^(-a / (half_life_requests * n * m))`, then adds `a` to rank `c`;
-/// * moves each available rank's price by `price_step * a/m * ([r = c] - 1/n)`: the online form of the dual step that
-///   balances the solver's transportation problem. A rank's price is its table price plus `price_step` times its
-///   surplus so far, counted in mean requests, so the surplus stays bounded whatever the traffic.
-#[derive(Clone, Debug)]
+/// * recent tokens of a rank are those among the last `memory` assignments for each rank, the latest ones those among the
+///   last `window` assignments, exactly;
+/// * a rank's price is its table price, plus `price_step` for each mean-sized request `m` that it got beyond its even share,
+///   plus `price_pull` for each time the mean that it is above the mean of the latest tokens:
+///
+/// ```text
+/// price[r] = table[r] + step * (assigned[r] - mean of assigned) / m + pull * (latest[r] / mean of latest - 1)
+/// ```
+///
+/// The second term is the online form of the dual step that balances the solver's transportation problem: it finds what the
+/// table price missed. The third keeps short stretches even, for which the second is too slow. Surplus beyond a price of 1
+/// is not remembered, so that every price can be unlearnt.
+#[derive(Debug)]
 pub struct Accounts {
-    loads: Vec<RankLoad>,
-    prices: Vec<f64>,
-    half_life_requests: f64,
+    cells: Box<[Cell]>,
+    memory: Window,
+    window: Window,
+    /// m, an f64: tokens of the mean request.
+    mean_request: AtomicU64,
+    requests: AtomicU64,
     price_step: f64,
+    price_pull: f64,
 }
 
 impl Accounts {
     /// Accounts of `ranks` idle, available ranks that start from the tables' prices (`price`, f32 \[dp_ranks\], in units
     /// of share; missing or non-finite ones count as zero).
     pub fn new(ranks: u16, table_prices: &[f32], settings: &Settings) -> Self {
-        let mut accounts = Accounts {
-            loads: vec![RankLoad::IDLE; usize::from(ranks)],
-            prices: vec![0.0; usize::from(ranks)],
-            half_life_requests: settings.half_life_requests,
+        let accounts = Accounts {
+            cells: (0..ranks).map(|_| Cell::default()).collect(),
+            memory: Window::new(settings.memory_of(ranks)),
+            window: Window::new(settings.window_of(ranks)),
+            mean_request: AtomicU64::new(0.0f64.to_bits()),
+            requests: AtomicU64::new(0),
             price_step: settings.price_step,
+            price_pull: settings.price_pull,
         };
         accounts.reset_prices(table_prices);
         accounts
@@ -39,92 +79,189 @@ impl Accounts {
 
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
-        self.loads.len()
+        self.cells.len()
     }
 
-    /// The loads, one per rank, as [`Policy::choose`](crate::Policy::choose) takes them.
-    pub fn loads(&self) -> &[RankLoad] {
-        &self.loads
+    /// Copies the state of every rank, as [`Policy::choose`](crate::Policy::choose) takes it: ranks that did not answer since
+    /// they came back count as loaded as the others. Allocates only where `loads`
+    /// has less room than there are ranks.
+    pub fn read(&self, loads: &mut Vec<RankLoad>) {
+        if !self.count(loads) {
+            believe_no_idleness(loads);
+        }
     }
 
-    /// The online prices, one per rank, in units of share.
-    pub fn prices(&self) -> &[f64] {
-        &self.prices
+    /// What is counted on every rank, believed or not: for people, and to compare with what engines count.
+    pub fn counted(&self) -> Vec<RankLoad> {
+        let mut loads = Vec::with_capacity(self.ranks());
+        self.count(&mut loads);
+        loads
+    }
+
+    /// Returns whether all of it is to be believed.
+    fn count(&self, loads: &mut Vec<RankLoad>) -> bool {
+        let (mut assigned, mut latest, mut ranks) = (0.0, 0.0, 0.0f64);
+        loads.clear();
+        loads.extend(self.cells.iter().map(|cell| {
+            let load = cell.load(cell.recent.read(&self.memory), cell.latest.read(&self.window));
+            if load.available {
+                assigned += load.price;
+                latest += load.latest_tokens;
+                ranks += 1.0;
+            }
+            load
+        }));
+        let ranks = ranks.max(1.0);
+        let (even, per_token) = (assigned / ranks, self.price_per_token());
+        let pull = if latest > 0.0 { self.price_pull * ranks / latest } else { 0.0 };
+        let unpulled = if latest > 0.0 { self.price_pull } else { 0.0 };
+        let mut known = true;
+        for (load, cell) in loads.iter_mut().zip(&self.cells) {
+            let surplus = (per_token * (load.price - even)).clamp(-PRICE_LIMIT, PRICE_LIMIT);
+            load.price = cell.table_price() + surplus + pull * load.latest_tokens - unpulled;
+            known &= load.known;
+        }
+        known
+    }
+
+    /// [`read`](Self::read) into a vector of its own.
+    pub fn loads(&self) -> Vec<RankLoad> {
+        let mut loads = Vec::with_capacity(self.ranks());
+        self.read(&mut loads);
+        loads
     }
 
     /// Starts again from the prices of newly loaded tables; loads stay.
-    pub fn reset_prices(&mut self, table_prices: &[f32]) {
-        for (rank, price) in self.prices.iter_mut().enumerate() {
+    pub fn reset_prices(&self, table_prices: &[f32]) {
+        let even = self.even_tokens();
+        for (rank, cell) in self.cells.iter().enumerate() {
             let start = table_prices.get(rank).map_or(0.0, |price| f64::from(*price));
-            *price = if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 };
+            cell.set_table_price(if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 });
+            cell.set_assigned(even);
         }
     }
 
-    /// Marks a rank as usable or not. A rank that comes back starts at the mean recent load of the others: it is
-    /// neither flooded nor spared for what happened while it was away. False if there is no such rank.
-    pub fn set_available(&mut self, rank: u16, available: bool) -> bool {
-        let Some(was) = self.loads.get(usize::from(rank)).map(|load| load.available) else { return false };
-        if available && !was {
-            let (mut tokens, mut requests, mut ranks) = (0.0, 0.0, 0.0);
-            let mut fewest = u64::MAX;
-            for load in self.loads.iter().filter(|load| load.available) {
-                tokens += load.recent_tokens;
-                requests += load.recent_requests;
-                ranks += 1.0;
-                fewest = fewest.min(load.assigned_requests);
-            }
-            if ranks > 0.0 {
-                let load = &mut self.loads[usize::from(rank)];
-                (load.recent_tokens, load.recent_requests) = (tokens / ranks, requests / ranks);
-                load.assigned_requests = fewest;
-            }
+    /// Marks a rank as usable or not. A rank that comes back starts at the mean recent load of the others, with the price
+    /// that it had: it is neither flooded nor spared for what happened while it was away. What is in flight on it is not
+    /// known until it [`answered`](Self::answered). False if there is no such rank.
+    pub fn set_available(&self, rank: u16, available: bool) -> bool {
+        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
+        if available == cell.is_available() {
+            return true;
         }
-        self.loads[usize::from(rank)].available = available;
+        let even = self.even_tokens();
+        if !available {
+            cell.leave(even);
+            return true;
+        }
+        let loads: Vec<RankLoad> = self.loads().into_iter().filter(|load| load.available).collect();
+        let ranks = loads.len().max(1) as f64;
+        let mean = |value: fn(&RankLoad) -> f64| loads.iter().map(value).sum::<f64>() / ranks;
+        cell.recent.come_back(&self.memory, (mean(|load| load.recent_tokens), mean(|load| load.recent_requests)));
+        cell.latest.come_back(&self.window, (mean(|load| load.latest_tokens), mean(|load| load.latest_requests)));
+        cell.come_back(even, loads.iter().map(|load| load.assigned_requests).min());
         true
     }
 
-    /// Counts a request of `tokens` prompt tokens in on `rank`. False, and nothing counted, if there is no such rank.
-    pub fn assign(&mut self, rank: u16, tokens: u64) -> bool {
-        let index = usize::from(rank);
-        if index >= self.loads.len() {
-            return false;
+    /// An answer came from a rank: what is counted as in flight there is to be believed from now on.
+    pub fn answered(&self, rank: u16) {
+        if let Some(cell) = self.cells.get(usize::from(rank)) {
+            cell.set_known();
         }
-        let counted = tokens.max(1) as f64;
-        let mean_request = mean_request(&self.loads).unwrap_or(counted);
-        let available = self.loads.iter().filter(|load| load.available).count().max(1) as f64;
-        let decay = (-counted / (self.half_life_requests * available * mean_request)).exp2();
+    }
 
-        for load in &mut self.loads {
-            load.recent_tokens *= decay;
-            load.recent_requests *= decay;
-        }
-        let load = &mut self.loads[index];
-        load.recent_tokens += counted;
-        load.recent_requests += 1.0;
-        load.assigned_requests = load.assigned_requests.saturating_add(1);
-        load.in_flight_tokens = load.in_flight_tokens.saturating_add(tokens.max(1));
-        load.in_flight_requests = load.in_flight_requests.saturating_add(1);
-        if load.available {
-            self.move_prices(index, self.price_step * counted / mean_request, available);
+    /// Counts a request in on `rank`. False, and nothing counted, if there is no such rank.
+    pub fn assign(&self, rank: u16, work: Work) -> bool {
+        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
+        let tokens = work.tokens.clamp(1, MOST_TOKENS);
+        self.note_mean(tokens as f64);
+        cell.count_in(tokens, work.pending.min(MOST_TOKENS));
+        self.note_in(rank, tokens, &self.memory, |cell| &cell.recent);
+        self.note_in(rank, tokens, &self.window, |cell| &cell.latest);
+        if cell.is_available() {
+            self.add_assigned(cell, tokens as f64);
         }
         true
     }
 
-    /// Counts a request out that [`assign`](Self::assign) counted in with the same `tokens`. False if there is no
-    /// such rank. More releases than assignments leave the counts at zero.
-    pub fn release(&mut self, rank: u16, tokens: u64) -> bool {
-        let Some(load) = self.loads.get_mut(usize::from(rank)) else { return false };
-        load.in_flight_tokens = load.in_flight_tokens.saturating_sub(tokens.max(1));
-        load.in_flight_requests = load.in_flight_requests.saturating_sub(1);
+    /// The prompt of a request that [`assign`](Self::assign) counted in has been computed: takes its `pending` tokens off.
+    /// False if there is no such rank.
+    pub fn computed(&self, rank: u16, work: &mut Work) -> bool {
+        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
+        cell.computed(std::mem::take(&mut work.pending).min(MOST_TOKENS));
         true
     }
 
-    fn move_prices(&mut self, chosen: usize, step: f64, available: f64) {
-        for (rank, (price, load)) in self.prices.iter_mut().zip(&self.loads).enumerate() {
-            if load.available {
-                let surplus = f64::from(u8::from(rank == chosen)) - 1.0 / available;
-                *price = (*price + step * surplus).clamp(-PRICE_LIMIT, PRICE_LIMIT);
+    /// Counts a request out that [`assign`](Self::assign) counted in with the same `work`. False if there is no such rank.
+    /// More releases than assignments leave the counts at zero.
+    pub fn release(&self, rank: u16, work: Work) -> bool {
+        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
+        cell.count_out(work.tokens.clamp(1, MOST_TOKENS), work.pending.min(MOST_TOKENS));
+        true
+    }
+
+    /// Mean tokens assigned to the available ranks.
+    fn even_tokens(&self) -> f64 {
+        let available = self.cells.iter().filter(|cell| cell.is_available());
+        let (sum, ranks) = available.fold((0.0, 0.0f64), |(sum, ranks), cell| (sum + cell.assigned(), ranks + 1.0));
+        sum / ranks.max(1.0)
+    }
+
+    fn note_in(&self, rank: u16, tokens: u64, window: &Window, of: fn(&Cell) -> &Recent) {
+        let note = |rank: u16, change: &dyn Fn(&Recent)| {
+            if let Some(cell) = self.cells.get(usize::from(rank)) {
+                change(of(cell));
             }
+        };
+        note(rank, &|recent| recent.add(tokens));
+        if let Some((left, tokens)) = window.push(rank, tokens) {
+            note(left, &|recent| recent.remove(tokens));
         }
+    }
+
+    fn price_per_token(&self) -> f64 {
+        self.price_step / f64::from_bits(self.mean_request.load(Relaxed)).max(1.0)
+    }
+
+    fn note_mean(&self, tokens: f64) {
+        let seen = self.requests.fetch_add(1, Relaxed) as f64;
+        let weight = 1.0 / (seen + 1.0).min(MEAN_MEMORY);
+        let moved = |mean: u64| {
+            let mean = f64::from_bits(mean);
+            Some((mean + weight * (tokens - mean)).to_bits())
+        };
+        // The closure never gives up.
+        let _ = self.mean_request.fetch_update(Relaxed, Relaxed, moved);
+    }
+
+    /// Adds to what the chosen rank got, and lets no rank's surplus, up or down, grow beyond what moves a price by
+    /// [`PRICE_LIMIT`].
+    fn add_assigned(&self, chosen: &Cell, tokens: f64) {
+        chosen.add_assigned(tokens);
+        let most = PRICE_LIMIT / self.price_per_token();
+        if !most.is_finite() {
+            return;
+        }
+        let even = self.even_tokens();
+        for cell in self.cells.iter().filter(|cell| cell.is_available()) {
+            cell.keep_within(even - most, even + most);
+        }
+    }
+}
+
+/// Raises the loads of ranks that are not known to the mean of those that are.
+fn believe_no_idleness(loads: &mut [RankLoad]) {
+    let (mut tokens, mut requests, mut pending, mut ranks) = (0u64, 0u64, 0u64, 0u64);
+    for load in loads.iter().filter(|load| load.known && load.available) {
+        tokens += load.in_flight_tokens;
+        requests += u64::from(load.in_flight_requests);
+        pending += load.pending_tokens;
+        ranks += 1;
+    }
+    let mean = |sum: u64| sum.checked_div(ranks).unwrap_or(0);
+    for load in loads.iter_mut().filter(|load| !load.known) {
+        load.in_flight_tokens = load.in_flight_tokens.max(mean(tokens));
+        load.in_flight_requests = load.in_flight_requests.max(u32::try_from(mean(requests)).unwrap_or(u32::MAX));
+        load.pending_tokens = load.pending_tokens.max(mean(pending));
     }
 }

@@ -1,48 +1,79 @@
-//! Routing policies, prices and load accounts: pure.
+//! Routing policies, prices, load accounts and believed prefix caches: pure.
 //!
 //! The crate decides on which attention-DP rank a request should run (paper section 3.3, Algorithm 2; see
 //! [`affinity`] for what differs and why). It holds no clock, no sockets and no randomness, so that the gateway, the
 //! offline evaluation and simulations share one implementation and one behaviour.
 //!
 //! * [`Policy`]: reads a [`Request`] and the [`RankLoad`]s, returns a [`Choice`]; choosing has no side effects.
+//! * [`cost`]: the one cost that `affinity` and `prefix` minimise.
 //! * [`Accounts`]: what changes when a choice is carried out: tokens in flight, recent tokens, online prices.
+//! * [`PrefixTable`]: which blocks of prompts each rank is believed to hold, and [`block_hashes`] that names them.
+//! * [`Router`]: the two together, for callers that go from a prompt to a rank.
 //! * [`policy`], [`policy_with`] and [`NAMES`]: the one registry of policies by name.
+//! * [`Comparison`] and [`Canary`]: how a policy is tried before it is trusted.
 //! * [`Settings`]: the few numbers that steer them, with their measured defaults.
 //!
 //! A caller loops over three calls:
 //!
 //! ```
-//! use semmoe_routing::{Accounts, Request, Settings, policy_with};
+//! use semmoe_routing::{PrefixSettings, Prompt, Router, Scratch, Settings, block_hashes, policy_with};
 //!
-//! let settings = Settings::default();
+//! let (settings, prefix) = (Settings::default(), PrefixSettings::default());
 //! let affinity = policy_with("affinity", &settings)?;
-//! let mut accounts = Accounts::new(4, &[], &settings);
+//! let router = Router::new(4, &[], &settings, &prefix);
+//! let mut scratch = Scratch::default();
 //!
-//! let share = [0.2, 0.5, 0.2, 0.1]; // mean of the prompt's rows of T
-//! let request = Request { tokens: 120, share: Some(&share) };
+//! let ids: Vec<u32> = (0..120).collect(); // the prompt
+//! let share = [0.2, 0.5, 0.2, 0.1]; // mean of its rows of T
+//! let mut blocks = Vec::new();
+//! block_hashes(&ids, prefix.block_tokens, &mut blocks);
+//! let prompt = Prompt { tokens: 120, share: Some(&share), blocks: &blocks, ..Prompt::default() };
 //! let sequence = 0; // counts the requests
-//! let choice = affinity.choose(&request, accounts.loads(), accounts.prices(), sequence).expect("a rank is available");
-//! accounts.assign(choice.rank, request.tokens);
+//! let decision = router.decide(affinity.as_ref(), &prompt, sequence, None, &mut scratch).expect("a rank is available");
+//! router.assign(&decision, &blocks, true);
 //! // ... the request runs ...
-//! accounts.release(choice.rank, request.tokens);
-//! assert_eq!(choice.rank, 1);
-//! # Ok::<(), semmoe_routing::UnknownPolicy>(())
+//! router.accounts().release(decision.choice.rank, decision.work);
+//! assert_eq!(decision.choice.rank, 1);
+//! # Ok::<(), semmoe_routing::PolicyError>(())
 //! ```
 
-mod accounts;
+pub mod accounts;
 pub mod affinity;
 pub mod affinity_paper;
+mod canary;
+mod comparison;
+pub mod cost;
+mod hash;
 pub mod load_only;
 mod policy;
+pub mod prefix;
+pub mod prefix_table;
 mod registry;
 mod round_robin;
+mod router;
 mod settings;
+pub mod shadow;
+pub mod sticky;
 
-pub use accounts::Accounts;
+pub use accounts::{Accounts, Work};
 pub use affinity::Affinity;
 pub use affinity_paper::AffinityPaper;
+pub use canary::Canary;
+pub use comparison::{Comparison, Report, ReportSide};
+pub use cost::{Cap, Cost, CostParts};
+pub use hash::hash_key;
 pub use load_only::{LeastLoad, PowerOfTwo, Random};
-pub use policy::{Choice, Policy, RankLoad, Request};
-pub use registry::{NAMES, UnknownPolicy, policy, policy_with};
+pub use policy::{Choice, Needs, Policy, RankLoad, Request};
+pub use prefix::Prefix;
+pub use prefix_table::{PrefixSettings, PrefixTable, block_hashes};
+pub use registry::{NAMES, PolicyError, policy, policy_with};
 pub use round_robin::RoundRobin;
+pub use router::{Decision, Prompt, Router, Scratch};
 pub use settings::{Settings, SettingsError};
+pub use shadow::Shadow;
+pub use sticky::Sticky;
+
+/// The operator's page; its worked example is run with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/routing.md")]
+pub struct OperatorsPage;

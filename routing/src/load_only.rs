@@ -3,7 +3,8 @@
 //! They are what an operator compares with, and what runs where no tables are loaded. Chance is a hash of the sequence
 //! number: the same stream gives the same choices.
 
-use crate::policy::{Choice, Policy, RankLoad, Request, turn};
+use crate::hash::scramble;
+use crate::policy::{Choice, Policy, RankLoad, Request, turn_start, turns_from};
 
 /// `random`: every available rank is as likely.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,14 +17,6 @@ pub struct PowerOfTwo;
 /// `least_load`: the rank with the fewest tokens in flight; equal ones in turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LeastLoad;
-
-/// SplitMix64: consecutive numbers to independent ones.
-fn scramble(sequence: u64) -> u64 {
-    let mut mixed = sequence.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
 
 /// Index of the `position`-th available rank.
 fn available_at(loads: &[RankLoad], position: u64) -> Option<usize> {
@@ -40,11 +33,7 @@ impl Policy for Random {
         "random"
     }
 
-    fn needs_share(&self) -> bool {
-        false
-    }
-
-    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let position = scramble(sequence).checked_rem(count_available(loads))?;
         Choice::at(available_at(loads, position)?, request, false)
     }
@@ -55,11 +44,7 @@ impl Policy for PowerOfTwo {
         "power_of_two"
     }
 
-    fn needs_share(&self) -> bool {
-        false
-    }
-
-    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let ranks = count_available(loads);
         let chance = scramble(sequence);
         let first = (chance >> 32).checked_rem(ranks)?;
@@ -76,13 +61,11 @@ impl Policy for LeastLoad {
         "least_load"
     }
 
-    fn needs_share(&self) -> bool {
-        false
-    }
-
-    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let available = loads.iter().enumerate().filter(|(_, load)| load.available);
-        let least = available.min_by_key(|(index, load)| (load.in_flight_tokens, turn(*index, loads.len(), sequence)));
+        let start = turn_start(loads.len(), sequence);
+        let least =
+            available.min_by_key(|(index, load)| (load.in_flight_tokens, turns_from(start, *index, loads.len())));
         Choice::at(least?.0, request, false)
     }
 }

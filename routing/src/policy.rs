@@ -3,30 +3,54 @@
 use serde::Serialize;
 
 /// One request to be placed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'a> {
     /// Prompt tokens. Zero counts as one.
     pub tokens: u64,
     /// Expected local share per rank: the mean over the prompt's tokens of their rows of T, in `0..=1`.
     /// `None`, a length other than the number of ranks, or a value that is not finite: no evidence.
     pub share: Option<&'a [f64]>,
+    /// Leading prompt tokens per rank that the rank need not compute again. `None`, or another length: none on any.
+    pub cached: Option<&'a [u64]>,
+    /// Hash of what the client wants kept together, for `sticky`.
+    pub key: Option<u64>,
 }
 
-/// Load of one rank at the moment of choosing.
+impl Request<'_> {
+    /// Prompt tokens that the rank would have to compute. The last token always is: it gives the first new one.
+    pub fn uncached(&self, rank: usize, ranks: usize) -> u64 {
+        let tokens = self.tokens.max(1);
+        let cached = self.cached.filter(|cached| cached.len() == ranks).map_or(0, |cached| cached[rank]);
+        tokens.saturating_sub(cached).max(1)
+    }
+}
+
+/// State of one rank at the moment of choosing.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankLoad {
     /// Prompt tokens of the requests in flight.
     pub in_flight_tokens: u64,
     /// Requests in flight.
     pub in_flight_requests: u32,
-    /// Tokens assigned lately, each halved for every half-life of tokens assigned after it.
+    /// Prompt tokens that are still to be computed, as far as is known: those of streaming requests that sent nothing yet.
+    pub pending_tokens: u64,
+    /// Tokens among the last requests assigned to any rank, [`Settings::memory`](crate::Settings::memory) for each rank.
     pub recent_tokens: f64,
-    /// Requests assigned lately, counted and halved alike; over all ranks they give the mean request.
+    /// Requests among them.
     pub recent_requests: f64,
+    /// Tokens among the last [`Settings::window`](crate::Settings::window) requests assigned to any rank.
+    pub latest_tokens: f64,
+    /// Requests among them.
+    pub latest_requests: f64,
     /// Requests assigned so far; a rank that was away comes back with the least count of the others.
     pub assigned_requests: u64,
+    /// In units of share: what the rank costs more than others for being wanted more.
+    pub price: f64,
     /// Whether the rank may be chosen.
     pub available: bool,
+    /// Whether the counts of what is in flight are to be believed. Where they are not, they are at least the mean of the
+    /// ranks whose are: an unknown load is not an idle one.
+    pub known: bool,
 }
 
 impl RankLoad {
@@ -34,10 +58,15 @@ impl RankLoad {
     pub const IDLE: RankLoad = RankLoad {
         in_flight_tokens: 0,
         in_flight_requests: 0,
+        pending_tokens: 0,
         recent_tokens: 0.0,
         recent_requests: 0.0,
+        latest_tokens: 0.0,
+        latest_requests: 0.0,
         assigned_requests: 0,
+        price: 0.0,
         available: true,
+        known: true,
     };
 
     /// Tokens that count against the rank when only load decides: recent ones, and again those still in flight.
@@ -65,30 +94,49 @@ impl Choice {
     }
 }
 
+/// What a policy looks at. A caller need not find out what nobody looks at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// [`Request::share`]: the prompt must be tokenized and scored.
+    pub share: bool,
+    /// [`Request::cached`]: the prompt must be tokenized and looked up.
+    pub cached: bool,
+    /// [`Request::key`].
+    pub key: bool,
+}
+
 /// Chooses a rank for a request. Implementations hold settings only: the same arguments give the same answer.
 pub trait Policy: Send + Sync {
     /// The name in the registry, in configuration files, metrics and response headers.
     fn name(&self) -> &'static str;
 
-    /// Whether [`Request::share`] is looked at; a caller need not score prompts for a policy that ignores it.
-    fn needs_share(&self) -> bool;
+    /// What it looks at; nothing but loads unless it says so.
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
 
     /// Picks among the available ranks; `None` if there is none.
     ///
-    /// `prices` are in units of share, one per rank; missing ones count as zero. `sequence` counts the requests and
-    /// decides ties, so that equal ranks are taken in turn.
-    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], prices: &[f64], sequence: u64) -> Option<Choice>;
+    /// `sequence` counts the requests and decides ties, so that equal ranks are taken in turn.
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice>;
+
+    /// Name of the policy that a request was really placed by: another one where this policy only watches.
+    fn acting_name(&self) -> &'static str {
+        self.name()
+    }
+
+    /// A policy whose choices are to be compared with this one's and not carried out.
+    fn watched(&self) -> Option<&dyn Policy> {
+        None
+    }
 }
 
-/// Tokens of the mean recent request; `None` before the first one.
-pub(crate) fn mean_request(loads: &[RankLoad]) -> Option<f64> {
-    let requests: f64 = loads.iter().map(|load| load.recent_requests).sum();
-    let tokens: f64 = loads.iter().map(|load| load.recent_tokens).sum();
-    (requests > 0.0).then(|| tokens / requests)
+/// The rank whose turn it is: the last word on ties.
+pub(crate) fn turn_start(ranks: usize, sequence: u64) -> usize {
+    sequence.checked_rem(ranks as u64).unwrap_or(0) as usize
 }
 
-/// Steps from the rotating start of `sequence` to `index` among `ranks`: the last word on ties.
-pub(crate) fn turn(index: usize, ranks: usize, sequence: u64) -> usize {
-    let start = (sequence % ranks as u64) as usize;
-    (index + ranks - start) % ranks
+/// Steps from `start` to `index` among `ranks`.
+pub(crate) fn turns_from(start: usize, index: usize, ranks: usize) -> usize {
+    if index >= start { index - start } else { index + ranks - start }
 }

@@ -4,20 +4,26 @@ use crate::affinity::Affinity;
 use crate::affinity_paper::AffinityPaper;
 use crate::load_only::{LeastLoad, PowerOfTwo, Random};
 use crate::policy::Policy;
+use crate::prefix::Prefix;
 use crate::round_robin::RoundRobin;
 use crate::settings::Settings;
+use crate::shadow::Shadow;
+use crate::sticky::Sticky;
 
 /// Makes a policy with the given settings.
-type Make = fn(&Settings) -> Box<dyn Policy>;
+type Make = fn(&Settings) -> Result<Box<dyn Policy>, PolicyError>;
 
 /// Every policy: its name and how it is made. A new policy is one line here.
-const POLICIES: [(&str, Make); 6] = [
-    ("affinity", |settings| Box::new(Affinity::new(settings))),
-    ("affinity_paper", |_| Box::new(AffinityPaper)),
-    ("round_robin", |_| Box::new(RoundRobin)),
-    ("random", |_| Box::new(Random)),
-    ("power_of_two", |_| Box::new(PowerOfTwo)),
-    ("least_load", |_| Box::new(LeastLoad)),
+const POLICIES: [(&str, Make); 9] = [
+    ("affinity", |settings| Ok(Box::new(Affinity::new(settings)))),
+    ("affinity_paper", |_| Ok(Box::new(AffinityPaper))),
+    ("round_robin", |_| Ok(Box::new(RoundRobin))),
+    ("random", |_| Ok(Box::new(Random))),
+    ("power_of_two", |_| Ok(Box::new(PowerOfTwo))),
+    ("least_load", |_| Ok(Box::new(LeastLoad))),
+    ("prefix", |settings| Ok(Box::new(Prefix::new(settings)))),
+    ("sticky", |settings| Ok(Box::new(Sticky::new(settings)))),
+    ("shadow", |settings| Ok(Box::new(Shadow::new(settings)?))),
 ];
 
 /// The names that [`policy`] and [`policy_with`] know, the default one first.
@@ -31,24 +37,36 @@ pub const NAMES: [&str; POLICIES.len()] = {
     names
 };
 
-/// A policy name that is not in the registry.
+/// A policy that cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy `{name}`, expected one of: {}", NAMES.join(", "))]
-pub struct UnknownPolicy {
-    /// The name as given.
-    pub name: String,
+pub enum PolicyError {
+    /// Not in the registry.
+    #[error("unknown policy `{name}`, expected one of: {}", NAMES.join(", "))]
+    Unknown {
+        /// The name as given.
+        name: String,
+    },
+    /// A shadow needs another policy to route by.
+    #[error("`baseline` of policy `shadow` is `shadow`, expected a policy that routes")]
+    ShadowOfItself,
 }
 
 /// The policy of that name with the default settings.
-pub fn policy(name: &str) -> Result<Box<dyn Policy>, UnknownPolicy> {
+///
+/// # Errors
+/// [`PolicyError`]: there is no such policy.
+pub fn policy(name: &str) -> Result<Box<dyn Policy>, PolicyError> {
     policy_with(name, &Settings::default())
 }
 
 /// The policy of that name with the given settings.
-pub fn policy_with(name: &str, settings: &Settings) -> Result<Box<dyn Policy>, UnknownPolicy> {
-    let (_, make) =
-        POLICIES.iter().find(|(known, _)| *known == name).ok_or_else(|| UnknownPolicy { name: name.to_owned() })?;
-    Ok(make(settings))
+///
+/// # Errors
+/// [`PolicyError`]: there is no such policy, or no such baseline.
+pub fn policy_with(name: &str, settings: &Settings) -> Result<Box<dyn Policy>, PolicyError> {
+    let known = POLICIES.iter().find(|(known, _)| *known == name);
+    let (_, make) = known.ok_or_else(|| PolicyError::Unknown { name: name.to_owned() })?;
+    make(settings)
 }
 
 #[cfg(test)]
@@ -67,7 +85,13 @@ mod tests {
         let error = policy("Affinity").err().unwrap();
         assert_eq!(
             error.to_string(),
-            "unknown policy `Affinity`, expected one of: affinity, affinity_paper, round_robin, random, power_of_two, least_load"
+            "unknown policy `Affinity`, expected one of: affinity, affinity_paper, round_robin, random, power_of_two, \
+             least_load, prefix, sticky, shadow"
         );
+        let settings = |baseline: &str| Settings { baseline: baseline.to_owned(), ..Settings::default() };
+        let error = |baseline| policy_with("shadow", &settings(baseline)).err().unwrap();
+        assert_eq!(error("shadow"), PolicyError::ShadowOfItself);
+        assert_eq!(error("x"), PolicyError::Unknown { name: "x".to_owned() });
+        assert_eq!(policy_with("shadow", &settings("random")).unwrap().acting_name(), "random");
     }
 }

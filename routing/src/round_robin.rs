@@ -11,11 +11,7 @@ impl Policy for RoundRobin {
         "round_robin"
     }
 
-    fn needs_share(&self) -> bool {
-        false
-    }
-
-    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], _prices: &[f64], sequence: u64) -> Option<Choice> {
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let available = loads.iter().filter(|load| load.available).count() as u64;
         let position = sequence.checked_rem(available)?;
         let (index, _) = loads.iter().enumerate().filter(|(_, load)| load.available).nth(position as usize)?;

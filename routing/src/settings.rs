@@ -2,36 +2,58 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::LONGEST_WINDOW as LONGEST;
+
 /// Settings of the policies and of [`Accounts`](crate::Accounts). The defaults were chosen on recorded routing of the
 /// bundled model, on the profiling half only (solver/README.md has the table and its command).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Share that a rank loses in the comparison for each mean-sized request in flight on it.
-    pub backlog_weight: f64,
-    /// Hard cap: a rank whose recent tokens exceed the mean of the available ranks by more than this fraction of it and
-    /// `load_slack` is not taken, unless every rank is over it.
+    /// gamma: what a token costs more if all of its activations are remote, over the work of computing it. That is the share
+    /// of communication in the time of a prefill step, over the share of remote activations in that step.
+    pub communication: f64,
+    /// What a prompt token in flight whose computation is over, or not known to be pending, costs a new request, over the
+    /// work of computing it: it decodes, and so makes every step longer.
+    pub in_flight_weight: f64,
+    /// Hard cap: a rank whose recent or latest tokens exceed the mean of the available ranks by more than this fraction of it
+    /// and the slack below is not taken, unless every rank is over it.
     pub load_margin: f64,
-    /// Room above the hard cap for chance, in mean-sized requests times the square root of the recent requests per rank
-    /// (what an even but random split would miss by).
+    /// Room above the cap on recent tokens for chance, in mean-sized requests times the square root of the recent requests
+    /// per rank (what an even but random split would miss by).
     pub load_slack: f64,
-    /// Memory of "recent": tokens count half after this many mean-sized requests per available rank.
-    pub half_life_requests: f64,
+    /// The same for the latest tokens.
+    pub burst_slack: f64,
+    /// What "recent" is: so many requests for each rank.
+    pub memory: u32,
+    /// What "latest" is: so many requests of all ranks together, or 8 for each rank where that is more.
+    pub window: u32,
     /// How far a price moves, in units of share, for one mean-sized request above or below the even split.
     pub price_step: f64,
+    /// How much higher a price is, in units of share, on a rank with twice the mean of the latest tokens.
+    pub price_pull: f64,
+    /// Name of the policy that `shadow` routes by.
+    pub baseline: String,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            backlog_weight: 0.001,
+            communication: 0.5,
+            in_flight_weight: 0.0001,
             load_margin: 0.05,
-            load_slack: 0.6,
-            half_life_requests: 128.0,
-            price_step: 0.003,
+            load_slack: 1.0,
+            burst_slack: 3.0,
+            memory: 128,
+            window: 64,
+            price_step: 0.002,
+            price_pull: 0.03,
+            baseline: "least_load".to_owned(),
         }
     }
 }
+
+/// Requests for each rank that a window has at least: with fewer, no split of whole requests is even.
+const LEAST_WINDOW_PER_RANK: u32 = 8;
 
 /// A setting outside its range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -48,14 +70,18 @@ pub struct SettingsError {
 }
 
 impl Settings {
-    /// Checks every field against its range.
+    /// Checks every number against its range; names are checked where the policies are made.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let fields = [
-            ("backlog_weight", self.backlog_weight, 0.0, 1.0),
+            ("communication", self.communication, 0.0, 1e3),
+            ("in_flight_weight", self.in_flight_weight, 0.0, 1e3),
             ("load_margin", self.load_margin, 0.0, 10.0),
             ("load_slack", self.load_slack, 0.0, 1e3),
-            ("half_life_requests", self.half_life_requests, 1.0, 1e9),
+            ("burst_slack", self.burst_slack, 0.0, 1e3),
+            ("memory", f64::from(self.memory), 1.0, f64::from(LONGEST)),
+            ("window", f64::from(self.window), 1.0, f64::from(LONGEST)),
             ("price_step", self.price_step, 0.0, 1.0),
+            ("price_pull", self.price_pull, 0.0, 1.0),
         ];
         for (name, value, least, most) in fields {
             if !(least..=most).contains(&value) {
@@ -63,6 +89,16 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Requests that count as recent with this many ranks; 65,535 at most.
+    pub fn memory_of(&self, ranks: u16) -> u32 {
+        self.memory.saturating_mul(u32::from(ranks)).min(LONGEST)
+    }
+
+    /// Requests that count as latest with this many ranks; 65,535 at most.
+    pub fn window_of(&self, ranks: u16) -> u32 {
+        self.window.max(LEAST_WINDOW_PER_RANK * u32::from(ranks)).min(LONGEST)
     }
 }
 
@@ -75,7 +111,7 @@ mod tests {
         Settings::default().validate().unwrap();
         let wrong = Settings { price_step: f64::NAN, ..Settings::default() };
         assert_eq!(wrong.validate().unwrap_err().name, "price_step");
-        let wrong = Settings { half_life_requests: 0.0, ..Settings::default() };
-        assert!(wrong.validate().unwrap_err().to_string().contains("`half_life_requests` is 0"));
+        let wrong = Settings { window: 0, ..Settings::default() };
+        assert!(wrong.validate().unwrap_err().to_string().contains("`window` is 0"));
     }
 }

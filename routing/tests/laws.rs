@@ -3,24 +3,30 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;
-use semmoe_routing::{Accounts, Affinity, Choice, NAMES, Policy, RankLoad, Request, RoundRobin, Settings, policy};
+use semmoe_routing::{
+    Accounts, Affinity, Choice, NAMES, Policy, RankLoad, Request, RoundRobin, Settings, Work, policy,
+};
+
+fn work(tokens: u64) -> Work {
+    Work { tokens, pending: 0 }
+}
 
 /// Runs `requests` through a policy with `concurrency` of them in flight; returns the tokens that each rank got.
-fn run(policy: &dyn Policy, accounts: &mut Accounts, requests: &[(u64, Vec<f64>)], concurrency: usize) -> Vec<u64> {
+fn run(policy: &dyn Policy, accounts: &Accounts, requests: &[(u64, Vec<f64>)], concurrency: usize) -> Vec<u64> {
     let mut tokens_per_rank = vec![0; accounts.ranks()];
     let mut placed: Vec<(u16, u64)> = Vec::new();
     for (sequence, (tokens, share)) in requests.iter().enumerate() {
         if let Some(&(rank, tokens)) = sequence.checked_sub(concurrency).and_then(|done| placed.get(done)) {
-            assert!(accounts.release(rank, tokens));
+            assert!(accounts.release(rank, work(tokens)));
         }
-        let request = Request { tokens: *tokens, share: Some(share) };
-        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence as u64).unwrap();
-        assert!(accounts.assign(choice.rank, *tokens));
+        let request = Request { tokens: *tokens, share: Some(share), ..Request::default() };
+        let choice = policy.choose(&request, &accounts.loads(), sequence as u64).unwrap();
+        assert!(accounts.assign(choice.rank, work(*tokens)));
         placed.push((choice.rank, *tokens));
         tokens_per_rank[usize::from(choice.rank)] += tokens;
     }
     for &(rank, tokens) in placed.iter().rev().take(concurrency) {
-        assert!(accounts.release(rank, tokens));
+        assert!(accounts.release(rank, work(tokens)));
     }
     tokens_per_rank
 }
@@ -70,8 +76,8 @@ fn adversarial_scores_stay_within_a_fifth_of_even() {
         for ranks in [2, 4, 8, 16, 64] {
             for concurrency in [1, 32, 400] {
                 let requests = stream(adversary, ranks, 150 * ranks, 7);
-                let mut accounts = Accounts::new(ranks as u16, &[], &Settings::default());
-                let tokens = run(&affinity(), &mut accounts, &requests, concurrency);
+                let accounts = Accounts::new(ranks as u16, &[], &Settings::default());
+                let tokens = run(&affinity(), &accounts, &requests, concurrency);
                 let imbalance = max_over_mean(&tokens);
                 assert!(imbalance <= 1.2, "{adversary:?}, {ranks} ranks, {concurrency} in flight: {imbalance}");
             }
@@ -85,8 +91,8 @@ fn no_rank_starves() {
     for adversary in [Adversary::AlwaysFirst, Adversary::AllButLast] {
         for ranks in [2, 8, 64] {
             let requests = stream(adversary, ranks, 1000 * ranks, 11);
-            let mut accounts = Accounts::new(ranks as u16, &[], &Settings::default());
-            let tokens = run(&affinity(), &mut accounts, &requests, 16 * ranks);
+            let accounts = Accounts::new(ranks as u16, &[], &Settings::default());
+            let tokens = run(&affinity(), &accounts, &requests, 16 * ranks);
             let least = *tokens.iter().min().unwrap() as f64 * ranks as f64 / tokens.iter().sum::<u64>() as f64;
             assert!(least >= 0.5, "{adversary:?}, {ranks} ranks: the least loaded got {least} of the mean");
         }
@@ -96,8 +102,8 @@ fn no_rank_starves() {
 #[test]
 fn wrong_table_prices_are_unlearnt() {
     for start in [[1.0f32, 0.0, 0.0, 0.0], [-1.0, 0.0, 0.0, 0.5], [f32::NAN, f32::INFINITY, 9.0, 0.0]] {
-        let mut accounts = Accounts::new(4, &start, &Settings::default());
-        let tokens = run(&affinity(), &mut accounts, &stream(Adversary::Random, 4, 2000, 3), 32);
+        let accounts = Accounts::new(4, &start, &Settings::default());
+        let tokens = run(&affinity(), &accounts, &stream(Adversary::Random, 4, 2000, 3), 32);
         assert!(max_over_mean(&tokens) <= 1.2, "{start:?}: {tokens:?}");
     }
 }
@@ -107,16 +113,16 @@ fn ties_go_round() {
     let accounts = Accounts::new(4, &[], &Settings::default());
     let idle: Vec<u16> = (0..8)
         .map(|sequence| {
-            let request = Request { tokens: 5, share: None };
-            affinity().choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap().rank
+            let request = Request { tokens: 5, ..Request::default() };
+            affinity().choose(&request, &accounts.loads(), sequence).unwrap().rank
         })
         .collect();
     assert_eq!(idle, [0, 1, 2, 3, 0, 1, 2, 3]);
     let share = [0.25, 0.3, 0.3, 0.15];
     let picks: Vec<u16> = (0..4)
         .map(|sequence| {
-            let request = Request { tokens: 5, share: Some(&share) };
-            affinity().choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap().rank
+            let request = Request { tokens: 5, share: Some(&share), ..Request::default() };
+            affinity().choose(&request, &accounts.loads(), sequence).unwrap().rank
         })
         .collect();
     assert_eq!(picks, [1, 1, 2, 1]);
@@ -124,41 +130,43 @@ fn ties_go_round() {
 
 #[test]
 fn without_evidence_the_lighter_rank_is_taken() {
-    let mut accounts = Accounts::new(3, &[0.0, -0.9, 0.9], &Settings::default());
-    accounts.assign(0, 100);
-    accounts.assign(1, 100);
+    let accounts = Accounts::new(3, &[0.0, -0.9, 0.9], &Settings::default());
+    accounts.assign(0, work(100));
+    accounts.assign(1, work(100));
     for share in [None, Some([0.5; 3]), Some([f64::NAN, 0.9, 0.1])] {
-        let request = Request { tokens: 10, share: share.as_ref().map(|share| &share[..]) };
-        assert_eq!(affinity().choose(&request, accounts.loads(), accounts.prices(), 0).unwrap().rank, 2);
+        let request = Request { tokens: 10, share: share.as_ref().map(|share| &share[..]), ..Request::default() };
+        assert_eq!(affinity().choose(&request, &accounts.loads(), 0).unwrap().rank, 2);
     }
-    let short = Request { tokens: 10, share: Some(&[0.9, 0.1]) };
-    assert_eq!(affinity().choose(&short, accounts.loads(), accounts.prices(), 0).unwrap().rank, 2);
+    let short = Request { tokens: 10, share: Some(&[0.9, 0.1]), ..Request::default() };
+    assert_eq!(affinity().choose(&short, &accounts.loads(), 0).unwrap().rank, 2);
 }
 
 #[test]
 fn unavailable_ranks_are_never_taken_and_come_back_unflooded() {
-    let mut accounts = Accounts::new(4, &[], &Settings::default());
+    let accounts = Accounts::new(4, &[], &Settings::default());
     let shares = vec![0.9, 0.1, 0.1, 0.1];
     assert!(accounts.set_available(0, false));
     let policies: [&dyn Policy; 2] = [&affinity(), &RoundRobin];
     for policy in policies {
         for sequence in 0..64 {
-            let request = Request { tokens: 10, share: Some(&shares) };
-            let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap();
+            let request = Request { tokens: 10, share: Some(&shares), ..Request::default() };
+            let choice = policy.choose(&request, &accounts.loads(), sequence).unwrap();
             assert_ne!(choice.rank, 0);
-            accounts.assign(choice.rank, 10);
+            accounts.assign(choice.rank, work(10));
         }
     }
     assert!(accounts.set_available(0, true));
-    let recent: Vec<f64> = accounts.loads().iter().map(|load| load.recent_tokens).collect();
-    assert!((recent[0] - (recent[1] + recent[2] + recent[3]) / 3.0).abs() < 1e-9, "{recent:?}");
+    for value in [|load: &RankLoad| load.recent_tokens, |load: &RankLoad| load.latest_tokens] {
+        let of: Vec<f64> = accounts.loads().iter().map(value).collect();
+        assert!((of[0] - (of[1] + of[2] + of[3]) / 3.0).abs() < 1e-9, "{of:?}");
+    }
     for rank in 0..4 {
         accounts.set_available(rank, false);
     }
     for policy in policies {
-        let request = Request { tokens: 10, share: Some(&shares) };
-        assert_eq!(policy.choose(&request, accounts.loads(), accounts.prices(), 0), None);
-        assert_eq!(policy.choose(&request, &[], &[], 0), None);
+        let request = Request { tokens: 10, share: Some(&shares), ..Request::default() };
+        assert_eq!(policy.choose(&request, &accounts.loads(), 0), None);
+        assert_eq!(policy.choose(&request, &[], 0), None);
     }
 }
 
@@ -167,42 +175,42 @@ fn round_robin_is_strictly_cyclic() {
     let mut loads = [RankLoad::IDLE; 5];
     loads[2].available = false;
     let picks: Vec<u16> = (0..8)
-        .map(|sequence| RoundRobin.choose(&Request { tokens: 1, share: None }, &loads, &[], sequence).unwrap().rank)
+        .map(|sequence| RoundRobin.choose(&Request { tokens: 1, ..Request::default() }, &loads, sequence).unwrap().rank)
         .collect();
     assert_eq!(picks, [0, 1, 3, 4, 0, 1, 3, 4]);
 }
 
 #[test]
 fn no_such_rank_counts_nothing() {
-    let mut accounts = Accounts::new(2, &[], &Settings::default());
-    assert!(!accounts.assign(2, 10));
-    assert!(!accounts.release(9, 10));
+    let accounts = Accounts::new(2, &[], &Settings::default());
+    assert!(!accounts.assign(2, work(10)));
+    assert!(!accounts.release(9, work(10)));
     assert!(!accounts.set_available(2, false));
     assert_eq!(accounts.loads(), [RankLoad::IDLE; 2]);
 }
 
 #[test]
 fn huge_counts_do_not_overflow() {
-    let mut accounts = Accounts::new(2, &[], &Settings::default());
+    let accounts = Accounts::new(2, &[], &Settings::default());
     for _ in 0..4 {
-        accounts.assign(0, u64::MAX);
+        accounts.assign(0, work(u64::MAX));
     }
     assert!(accounts.loads().iter().all(|load| load.recent_tokens.is_finite()));
-    assert!(accounts.prices().iter().all(|price| price.is_finite()));
-    let request = Request { tokens: u64::MAX, share: None };
-    assert_eq!(affinity().choose(&request, accounts.loads(), accounts.prices(), 0).unwrap().rank, 1);
+    assert!(accounts.loads().iter().all(|load| load.price.is_finite()));
+    let request = Request { tokens: u64::MAX, ..Request::default() };
+    assert_eq!(affinity().choose(&request, &accounts.loads(), 0).unwrap().rank, 1);
 }
 
 #[test]
 fn the_paper_serves_every_rank_once_a_round_and_the_best_first() {
     let policy = policy("affinity_paper").unwrap();
-    let mut accounts = Accounts::new(4, &[], &Settings::default());
+    let accounts = Accounts::new(4, &[], &Settings::default());
     let share = [0.1, 0.4, 0.3, 0.2];
-    let request = Request { tokens: 9, share: Some(&share) };
+    let request = Request { tokens: 9, share: Some(&share), ..Request::default() };
     let mut chosen = Vec::new();
     for sequence in 0..8 {
-        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap();
-        accounts.assign(choice.rank, request.tokens);
+        let choice = policy.choose(&request, &accounts.loads(), sequence).unwrap();
+        accounts.assign(choice.rank, work(request.tokens));
         chosen.push((choice.rank, choice.capped));
     }
     let round = [(1, false), (2, true), (3, true), (0, true)];
@@ -212,17 +220,17 @@ fn the_paper_serves_every_rank_once_a_round_and_the_best_first() {
 #[test]
 fn a_rank_that_comes_back_joins_the_paper_s_round() {
     let policy = policy("affinity_paper").unwrap();
-    let mut accounts = Accounts::new(3, &[], &Settings::default());
+    let accounts = Accounts::new(3, &[], &Settings::default());
     accounts.set_available(2, false);
-    let request = Request { tokens: 1, share: None };
-    let next = |accounts: &mut Accounts, sequence| {
-        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence).unwrap();
-        accounts.assign(choice.rank, 1);
+    let request = Request { tokens: 1, ..Request::default() };
+    let next = |accounts: &Accounts, sequence| {
+        let choice = policy.choose(&request, &accounts.loads(), sequence).unwrap();
+        accounts.assign(choice.rank, work(1));
         choice.rank
     };
-    (0..10).for_each(|sequence| assert_ne!(next(&mut accounts, sequence), 2));
+    (0..10).for_each(|sequence| assert_ne!(next(&accounts, sequence), 2));
     accounts.set_available(2, true);
-    let mut round: Vec<u16> = (10..13).map(|sequence| next(&mut accounts, sequence)).collect();
+    let mut round: Vec<u16> = (10..13).map(|sequence| next(&accounts, sequence)).collect();
     round.sort_unstable();
     assert_eq!(round, [0, 1, 2]);
 }
@@ -231,8 +239,8 @@ fn a_rank_that_comes_back_joins_the_paper_s_round() {
 fn random_is_even_and_two_choices_are_evener() {
     let requests: Vec<(u64, Vec<f64>)> = (0..4000).map(|_| (100, Vec::new())).collect();
     let imbalance = |name| {
-        let mut accounts = Accounts::new(8, &[], &Settings::default());
-        max_over_mean(&run(policy(name).unwrap().as_ref(), &mut accounts, &requests, 400))
+        let accounts = Accounts::new(8, &[], &Settings::default());
+        max_over_mean(&run(policy(name).unwrap().as_ref(), &accounts, &requests, 400))
     };
     let (random, two) = (imbalance("random"), imbalance("power_of_two"));
     assert!(random < 1.15, "{random}");
@@ -244,10 +252,15 @@ fn loads() -> impl Strategy<Value = Vec<RankLoad>> {
         |(in_flight_tokens, in_flight_requests, recent_tokens, available)| RankLoad {
             in_flight_tokens,
             in_flight_requests,
+            pending_tokens: in_flight_tokens / 3,
             recent_tokens,
             recent_requests: recent_tokens / 100.0,
+            latest_tokens: recent_tokens / 4.0,
+            latest_requests: recent_tokens / 400.0,
             assigned_requests: u64::from(in_flight_requests / 10),
+            price: recent_tokens / 2e6 - 0.25,
             available,
+            known: true,
         },
     );
     prop::collection::vec(load, 1..12)
@@ -261,11 +274,11 @@ proptest! {
         let settings = Settings::default();
         let mut random = fastrand::Rng::with_seed(seed);
         let share: Vec<f64> = loads.iter().map(|_| random.f64()).collect();
-        let prices: Vec<f64> = loads.iter().map(|_| random.f64() - 0.5).collect();
-        let request = Request { tokens, share: scored.then_some(&share[..]) };
+        let cached: Vec<u64> = loads.iter().map(|_| random.u64(0..=tokens)).collect();
+        let request = Request { tokens, share: scored.then_some(&share[..]), cached: Some(&cached), key: Some(seed) };
         for policy in NAMES.map(|name| policy(name).unwrap()) {
-            let choice = policy.choose(&request, &loads, &prices, sequence);
-            prop_assert_eq!(choice, policy.choose(&request, &loads.clone(), &prices, sequence));
+            let choice = policy.choose(&request, &loads, sequence);
+            prop_assert_eq!(choice, policy.choose(&request, &loads.clone(), sequence));
             let available: Vec<&RankLoad> = loads.iter().filter(|load| load.available).collect();
             let Some(Choice { rank, expected_share, capped }) = choice else {
                 prop_assert!(available.is_empty());
@@ -274,12 +287,18 @@ proptest! {
             let chosen = loads[usize::from(rank)];
             prop_assert!(chosen.available);
             prop_assert_eq!(expected_share, scored.then(|| share[usize::from(rank)]));
-            if policy.name() == "affinity" {
-                let total: f64 = available.iter().map(|load| load.recent_tokens).sum();
-                let mean = (total + tokens.max(1) as f64) / available.len() as f64;
-                let requests: f64 = available.iter().map(|load| load.recent_requests).sum();
-                let slack = settings.load_slack * 100.0 * (requests / available.len() as f64).sqrt();
-                prop_assert!(chosen.recent_tokens <= ((1.0 + settings.load_margin) * mean + slack) * (1.0 + 1e-12));
+            if matches!(policy.name(), "affinity" | "prefix" | "sticky") {
+                let ranks = available.len() as f64;
+                let below = |value: fn(&RankLoad) -> f64, slack: f64| {
+                    let total: f64 = available.iter().map(|load| value(load)).sum();
+                    let mean = (total + tokens.max(1) as f64) / ranks;
+                    let room = slack * 100.0 * (total / 100.0 / ranks).sqrt();
+                    value(&chosen) <= ((1.0 + settings.load_margin) * mean + room) * (1.0 + 1e-12)
+                };
+                let capped = below(|load| load.recent_tokens, settings.load_slack);
+                let burst = below(|load| load.latest_tokens, settings.burst_slack);
+                let least = available.iter().all(|load| chosen.recent_tokens <= load.recent_tokens);
+                prop_assert!(capped && (burst || least));
             } else if policy.name() == "affinity_paper" {
                 let round = available.iter().map(|load| load.assigned_requests).min();
                 prop_assert_eq!(Some(chosen.assigned_requests), round);
@@ -295,8 +314,8 @@ proptest! {
     #[test]
     fn counts_return_to_zero(seed: u64, ranks in 1usize..9, requests in 1usize..200, concurrency in 1usize..64) {
         let requests = stream(Adversary::Random, ranks, requests, seed);
-        let mut accounts = Accounts::new(ranks as u16, &[], &Settings::default());
-        let total: u64 = run(&affinity(), &mut accounts, &requests, concurrency).iter().sum();
+        let accounts = Accounts::new(ranks as u16, &[], &Settings::default());
+        let total: u64 = run(&affinity(), &accounts, &requests, concurrency).iter().sum();
         prop_assert_eq!(total, requests.iter().map(|(tokens, _)| tokens).sum::<u64>());
         for load in accounts.loads() {
             prop_assert_eq!((load.in_flight_tokens, load.in_flight_requests), (0, 0));

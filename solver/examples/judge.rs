@@ -8,6 +8,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Instant;
 
+use semmoe_routing::PrefixSettings;
 use semmoe_solver::{
     EvalInput, EvalOptions, Evaluation, GivenPlacement, Nodes, Objective, RequestFigures, SolveOptions, evaluate, solve,
 };
@@ -21,10 +22,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let redundant = flag(&mut arguments, "--redundant")?.unwrap_or(0);
     let placement = placement(&mut arguments)?;
     let (nodes, judge_nodes) = nodes(&mut arguments)?;
+    let prefix = PrefixSettings {
+        blocks_per_rank: flag(&mut arguments, "--blocks-per-rank")?.unwrap_or(0),
+        ..PrefixSettings::default()
+    };
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
             "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
-             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin] [--nodes M] [--inter-cost X] [--judge-nodes M]"
+             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin] [--nodes M] [--inter-cost X] [--judge-nodes M] [--blocks-per-rank B]"
                 .into(),
         );
     };
@@ -73,7 +78,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let judged = evaluate(
                 &solved.tables,
                 EvalInput::Trace(&other),
-                &EvalOptions { token_margin, nodes: judge_nodes, ..EvalOptions::default() },
+                &EvalOptions { token_margin, prefix, nodes: judge_nodes, ..EvalOptions::default() },
             )?;
             print_judged(&judged);
         }
@@ -104,8 +109,19 @@ fn print_judged(judged: &Evaluation) {
     ];
     let policies = judged.policies.iter().flatten().map(|(name, figures)| (name.as_str(), Some(*figures)));
     for (name, figures) in policies.chain(references) {
-        if let Some(RequestFigures { request_lar, request_imbalance }) = figures {
-            print(&format!("    out: {name} {request_lar:.4} imbalance {request_imbalance:.3}"));
+        if let Some(RequestFigures {
+            request_lar,
+            request_imbalance,
+            burst_imbalance,
+            burst_imbalance_mean,
+            cached_share,
+        }) = figures
+        {
+            let cached = cached_share.map_or_else(String::new, |cached| format!(" cached {cached:.4}"));
+            print(&format!(
+                "    out: {name} {request_lar:.4} imbalance {request_imbalance:.3} in 64 requests: worst {burst_imbalance:.3} \
+                 mean {burst_imbalance_mean:.3}{cached}"
+            ));
         }
     }
 }

@@ -144,9 +144,9 @@ pub enum SolveError {
     /// The inputs are about different models, or a file cannot be built.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A routing policy that is not in the registry.
+    /// A routing policy that cannot be made.
     #[error(transparent)]
-    Policy(#[from] semmoe_routing::UnknownPolicy),
+    Policy(#[from] semmoe_routing::PolicyError),
 }
 
 /// Checks that `groups` divides `experts`.

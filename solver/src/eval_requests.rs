@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use semmoe_routing::{Accounts, Policy, Request, policy_with};
+use semmoe_routing::{Policy, Prompt, Router, Scratch, block_hashes, policy_with};
 use semmoe_tables::{LayerIdx, Tables, Trace, TraceRequest};
 
 use crate::balance::spread;
@@ -23,6 +23,9 @@ const HEADLINE: &str = "affinity";
 /// Requests that [`Evaluation::windowed`](crate::Evaluation::windowed) assigns together.
 pub const WINDOW: usize = 32;
 
+/// Consecutive requests within which [`RequestFigures::burst_imbalance`] looks at the load.
+pub const BURST: usize = 64;
+
 /// One request with everything that the simulation needs.
 struct Job {
     /// Prompt tokens: what a policy is told.
@@ -31,6 +34,8 @@ struct Job {
     tokens: u64,
     /// Tokens with a known route.
     known_tokens: u64,
+    /// Names of the prompt's whole blocks.
+    blocks: Vec<u64>,
     /// Expected local share per rank; `None` without evidence.
     share: Option<Vec<f64>>,
     /// [ranks] activations that are local on each.
@@ -45,13 +50,15 @@ pub(crate) fn judge(
     trace: &Trace,
     options: &EvalOptions,
 ) -> Result<Judged, SolveError> {
-    let jobs: Vec<Job> = trace.iter().map(|request| job(tables, hosts, request)).collect();
+    let jobs: Vec<Job> = trace.iter().map(|request| job(tables, hosts, request, options)).collect();
     let mut policies = BTreeMap::new();
     for name in &options.policies {
-        let ranks = simulate(tables, &jobs, policy_with(name, &options.routing)?.as_ref(), options);
-        policies.insert(name.clone(), figures(&jobs, &ranks, hosts.places));
+        let (ranks, cached) = simulate(tables, &jobs, policy_with(name, &options.routing)?.as_ref(), options);
+        let tokens: u64 = jobs.iter().map(|job| job.prompt_tokens).sum();
+        let cached_share = (options.prefix.blocks_per_rank > 0).then(|| cached as f64 / tokens.max(1) as f64);
+        policies.insert(name.clone(), RequestFigures { cached_share, ..figures(&jobs, &ranks, hosts.places) });
     }
-    let ranks = simulate(tables, &jobs, policy_with(HEADLINE, &options.routing)?.as_ref(), options);
+    let (ranks, _) = simulate(tables, &jobs, policy_with(HEADLINE, &options.routing)?.as_ref(), options);
     let mut tally = Tally::new(hosts);
     for (request, &rank) in trace.iter().zip(&ranks) {
         add_request(&mut tally, hosts, request, rank);
@@ -73,17 +80,19 @@ pub(crate) fn judge(
     })
 }
 
-fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>) -> Job {
+fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &EvalOptions) -> Job {
     let tokens = request.token_ids();
     let prompt = &tokens[..request.prompt_len()];
     let mut job = Job {
         prompt_tokens: prompt.len() as u64,
         tokens: tokens.len() as u64,
         known_tokens: 0,
+        blocks: Vec::new(),
         share: mean_share(prompt, hosts.places, |token| tables.token_row(token)),
         local: vec![0; hosts.places],
         activations: 0,
     };
+    block_hashes(prompt, options.prefix.block_tokens, &mut job.blocks);
     for position in 0..tokens.len() {
         let mut known = false;
         for layer in 0..hosts.layers {
@@ -111,22 +120,31 @@ fn add_request(tally: &mut Tally, hosts: &Hosts, request: TraceRequest<'_>, rank
     }
 }
 
-/// The rank of each request under a policy, in the order of the trace.
-fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOptions) -> Vec<usize> {
-    let mut accounts = Accounts::new(tables.dp_ranks(), tables.price(), &options.routing);
-    let mut ranks: Vec<u16> = Vec::with_capacity(jobs.len());
+/// The rank of each request under a policy, in the order of the trace, and the prompt tokens that were cached there. A
+/// trace has no clock, so prompts count as computed at once.
+fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOptions) -> (Vec<usize>, u64) {
+    let router = Router::new(tables.dp_ranks(), tables.price(), &options.routing, &options.prefix);
+    let mut scratch = Scratch::default();
+    let mut held = vec![0; usize::from(tables.dp_ranks())];
+    let mut placed = Vec::with_capacity(jobs.len());
+    let mut cached = 0;
     for (sequence, job) in jobs.iter().enumerate() {
-        if let Some(done) = sequence.checked_sub(options.concurrency) {
-            accounts.release(ranks[done], jobs[done].prompt_tokens);
+        if let Some((rank, work)) = sequence.checked_sub(options.concurrency).and_then(|done| placed.get(done)) {
+            router.accounts().release(*rank, *work);
         }
-        let request = Request { tokens: job.prompt_tokens, share: job.share.as_deref() };
-        let choice = policy.choose(&request, accounts.loads(), accounts.prices(), sequence as u64);
+        let prompt =
+            Prompt { tokens: job.prompt_tokens, share: job.share.as_deref(), blocks: &job.blocks, ..Prompt::default() };
         // All ranks are available here, so that there is a choice.
-        let rank = choice.map_or(0, |choice| choice.rank);
-        accounts.assign(rank, job.prompt_tokens);
-        ranks.push(rank);
+        let Some(decision) = router.decide(policy, &prompt, sequence as u64, None, &mut scratch) else { continue };
+        let rank = decision.choice.rank;
+        if let Some(prefixes) = router.prefixes() {
+            prefixes.cached(&job.blocks, &mut held);
+            cached += held[usize::from(rank)];
+        }
+        router.assign(&decision, &job.blocks, true);
+        placed.push((rank, decision.work));
     }
-    ranks.into_iter().map(usize::from).collect()
+    (placed.into_iter().map(|(rank, _)| usize::from(rank)).collect(), cached)
 }
 
 /// The rank of each request's greatest share; requests without evidence in turn.
@@ -177,7 +195,34 @@ fn figures(jobs: &[Job], ranks: &[usize], places: usize) -> RequestFigures {
         local += job.local[rank];
         activations += job.activations;
     }
-    RequestFigures { request_lar: local as f64 / activations as f64, request_imbalance: max_over_mean(&loads) }
+    let tokens: Vec<u64> = jobs.iter().map(|job| job.tokens).collect();
+    of_loads(local as f64 / activations as f64, &loads, ranks, &tokens)
+}
+
+fn of_loads(request_lar: f64, loads: &[u64], ranks: &[usize], tokens: &[u64]) -> RequestFigures {
+    let (burst_imbalance, burst_imbalance_mean) = bursts(ranks, tokens, loads.len());
+    let request_imbalance = max_over_mean(loads);
+    RequestFigures { request_lar, request_imbalance, burst_imbalance, burst_imbalance_mean, cached_share: None }
+}
+
+/// Greatest tokens of a rank over the mean in every [`BURST`] consecutive requests (in all, if there are fewer): the
+/// greatest of these figures and their mean.
+fn bursts(ranks: &[usize], tokens: &[u64], places: usize) -> (f64, f64) {
+    let mut loads = vec![0; places];
+    let (mut most, mut sum, mut count) = (1.0f64, 0.0, 0u32);
+    for (at, (&rank, &of_request)) in ranks.iter().zip(tokens).enumerate() {
+        loads[rank] += of_request;
+        if let Some(left) = at.checked_sub(BURST) {
+            loads[ranks[left]] -= tokens[left];
+        }
+        if at + 1 >= BURST.min(ranks.len()) {
+            let imbalance = max_over_mean(&loads);
+            most = most.max(imbalance);
+            sum += imbalance;
+            count += 1;
+        }
+    }
+    (most, if count > 0 { sum / f64::from(count) } else { 1.0 })
 }
 
 fn max_over_mean(loads: &[u64]) -> f64 {
@@ -199,8 +244,24 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
     let plan = whole(&problem, &problem.solve(None), MOST_ROUNDS);
     let local: u64 = known.iter().zip(&plan.label).map(|(job, &rank)| job.local[usize::from(rank)]).sum();
     let activations: u64 = known.iter().map(|job| job.activations).sum();
-    RequestFigures {
-        request_lar: local as f64 / activations as f64,
-        request_imbalance: max_over_mean(&plan.loads(&mass, places)),
+    let ranks: Vec<usize> = plan.label.iter().map(|&rank| usize::from(rank)).collect();
+    of_loads(local as f64 / activations as f64, &plan.loads(&mass, places), &ranks, &mass)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_burst_counts() {
+        // Rank 1 gets nothing for BURST requests, then everything.
+        let ranks: Vec<usize> = (0..2 * BURST).map(|at| usize::from(at >= BURST)).collect();
+        let (most, mean) = bursts(&ranks, &vec![3; 2 * BURST], 2);
+        assert_eq!(most, 2.0);
+        let of = |at: usize| 2.0 * at.max(BURST - at) as f64 / BURST as f64;
+        let expected = (0..=BURST).map(of).sum::<f64>() / (BURST + 1) as f64;
+        assert!((mean - expected).abs() < 1e-12, "{mean} {expected}");
+        assert_eq!(bursts(&[0, 1, 1], &[4, 1, 1], 2), (4.0 / 3.0, 4.0 / 3.0));
+        assert_eq!(bursts(&[], &[], 2), (1.0, 1.0));
     }
 }

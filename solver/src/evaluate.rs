@@ -80,6 +80,13 @@ pub struct RequestFigures {
     pub request_lar: f64,
     /// Greatest tokens of a rank over the mean.
     pub request_imbalance: f64,
+    /// The same within any [`BURST`](crate::BURST) consecutive requests, the greatest of all.
+    pub burst_imbalance: f64,
+    /// Mean of that figure.
+    pub burst_imbalance_mean: f64,
+    /// Prompt tokens that their rank is believed to hold in its prefix cache already, over all; null where nobody looked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_share: Option<f64>,
 }
 
 /// What the two ways of judging have in common.

@@ -68,7 +68,7 @@ mod whole;
 pub use assign::{TokenAssigner, TokenPlan};
 pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
 pub use error::SolveError;
-pub use eval_requests::WINDOW;
+pub use eval_requests::{BURST, WINDOW};
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
 pub use given::GivenPlacement;
 pub use home::WarmStart;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use semmoe_routing::Settings;
+use semmoe_routing::{PrefixSettings, Settings};
 use semmoe_tables::{Attention, Embeddings, Provenance};
 use serde::Serialize;
 
@@ -277,6 +277,8 @@ pub struct EvalOptions {
     pub routing: Settings,
     /// M: groups are in nodes of G/M neighbours; `None` = as the tables were solved for, if their solver says so.
     pub nodes: Option<u16>,
+    /// Prefix caches that the ranks are believed to have; none by default, so that only experts and loads decide.
+    pub prefix: PrefixSettings,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
 }
@@ -285,12 +287,20 @@ impl Default for EvalOptions {
     fn default() -> Self {
         EvalOptions {
             concurrency: 64,
-            policies: semmoe_routing::NAMES.map(str::to_owned).to_vec(),
+            policies: simulated().map(str::to_owned).collect(),
             routing: Settings::default(),
             nodes: None,
+            prefix: PrefixSettings { blocks_per_rank: 0, ..PrefixSettings::default() },
             token_margin: 0.02,
         }
     }
+}
+
+/// The policies that a trace tells apart: those that route by themselves, and by nothing that clients would have to send.
+fn simulated() -> impl Iterator<Item = &'static str> {
+    let simulated =
+        |name: &str| semmoe_routing::policy(name).is_ok_and(|policy| !policy.needs().key && policy.watched().is_none());
+    semmoe_routing::NAMES.into_iter().filter(move |name| simulated(name))
 }
 
 impl EvalOptions {

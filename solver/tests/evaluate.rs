@@ -92,7 +92,8 @@ fn the_document_has_the_names_of_the_design() {
     ] {
         assert!(json.get(name).is_some(), "{name} is missing in {json}");
     }
-    for policy in semmoe_routing::NAMES {
+    for policy in EvalOptions::default().policies {
+        let policy = policy.as_str();
         assert!(
             json["policies"][policy]["request_lar"].is_f64() && json["policies"][policy]["request_imbalance"].is_f64()
         );

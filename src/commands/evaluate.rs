@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use semmoe_solver::{EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, evaluate};
+use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, evaluate};
 use semmoe_tables::{FormatError, Profile, Tables, Trace};
 
 use super::{print, print_json};
@@ -18,9 +18,14 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         (None, Some(profile)) => EvalInput::Profile(profile),
         (None, None) => return Err(CliError::input("evaluate needs --trace or --profile")),
     };
-    let evaluation = evaluate(&tables, input, &EvalOptions { nodes: args.nodes, ..EvalOptions::default() })
-        .map_err(|error| failure(args, error))?;
+    let evaluation = evaluate(&tables, input, &options(args)).map_err(|error| failure(args, error))?;
     if args.json { print_json(&evaluation) } else { print(describe(&evaluation).trim_end()) }
+}
+
+fn options(args: &EvaluateArgs) -> EvalOptions {
+    let mut options = EvalOptions { nodes: args.nodes, ..EvalOptions::default() };
+    options.prefix.blocks_per_rank = args.prefix_blocks;
+    options
 }
 
 /// Two files that are about different models are both named: the tables are "here", the traffic "there".
@@ -54,7 +59,12 @@ fn describe(evaluation: &Evaluation) -> String {
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));
     let figures = |figures: &RequestFigures| {
-        format!("rate {:.4}, token load max over mean {:.3}", figures.request_lar, figures.request_imbalance)
+        let RequestFigures { request_lar, request_imbalance, burst_imbalance, .. } = figures;
+        let cached = figures.cached_share.map_or_else(String::new, |cached| format!(", cached {:.1}%", 100.0 * cached));
+        format!(
+            "rate {request_lar:.4}, token load max over mean {request_imbalance:.3}, worst of {BURST} requests \
+             {burst_imbalance:.3}{cached}"
+        )
     };
     for (policy, of_policy) in evaluation.policies.iter().flatten() {
         line(&format!("requests by {policy}"), figures(of_policy));

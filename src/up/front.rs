@@ -46,6 +46,8 @@ pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, Cli
                 rank_base: None,
             }],
             aliases: Vec::new(),
+            baseline: None,
+            canary: None,
             chat_template: None,
         }],
         ..RawConfig::default()

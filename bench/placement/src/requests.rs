@@ -98,7 +98,13 @@ fn solved(counts: &Profile, trace: &Trace, setting: &Setting) -> Result<Vec<(Str
 
 fn optimum(found: &Evaluation) -> RequestFigures {
     // Every trace judged with attention dp has one.
-    found.batch_optimum.unwrap_or(RequestFigures { request_lar: found.lar, request_imbalance: 1.0 })
+    found.batch_optimum.unwrap_or(RequestFigures {
+        request_lar: found.lar,
+        request_imbalance: 1.0,
+        burst_imbalance: 1.0,
+        burst_imbalance_mean: 1.0,
+        cached_share: None,
+    })
 }
 
 fn judge(tables: &Tables, trace: &Trace, setting: &Setting) -> Result<Evaluation, BenchError> {

@@ -52,6 +52,10 @@ struct Rank {
     available: bool,
     in_flight_requests: u32,
     in_flight_tokens: u64,
+    /// Prompt tokens of streaming requests that sent nothing yet, less what is believed to be cached.
+    pending_tokens: u64,
+    /// Whether the rank answered since it was opened; until then it counts as loaded as the others.
+    known: bool,
     recent_tokens: f64,
     /// In units of share.
     price: f64,
@@ -64,18 +68,20 @@ pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Backends> {
 }
 
 fn describe(model: &Model) -> Vec<Backend> {
-    let (loads, prices) = model.pool.look();
+    let loads = model.pool.look();
     let ranks = |member: usize| {
-        let slots = model.pool.slots().iter().zip(loads.iter().zip(&prices));
+        let slots = model.pool.slots().iter().zip(&loads);
         slots
             .filter(|(slot, _)| slot.backend == member)
-            .map(|(slot, (load, price))| Rank {
+            .map(|(slot, load)| Rank {
                 rank: slot.rank.get(),
                 available: load.available,
                 in_flight_requests: load.in_flight_requests,
                 in_flight_tokens: load.in_flight_tokens,
                 recent_tokens: load.recent_tokens,
-                price: *price,
+                pending_tokens: load.pending_tokens,
+                known: load.known,
+                price: load.price,
             })
             .collect()
     };
@@ -85,7 +91,7 @@ fn describe(model: &Model) -> Vec<Backend> {
         let probe = backend.last_probe();
         Backend {
             model: model.name.clone(),
-            policy: model.policy.name(),
+            policy: model.plan.policy().name(),
             name: backend.name.clone(),
             engine: backend.engine.name(),
             url: backend.urls.first().map(ToString::to_string).unwrap_or_default(),

@@ -8,12 +8,14 @@
 //! | `GET /admin/tables` | the tables in use, per backend |
 //! | `POST /admin/tables` | load a file below `server.tables_root`, or an upload, and swap it in |
 //! | `GET /admin/backends` | every backend with its health and its ranks' loads and prices |
+//! | `GET /admin/routing` | every model's policy, its canary's counts and its shadow's report |
 //! | `GET /` | this list |
 //!
 //! The metrics listener has the first three only.
 
 mod backends;
 mod guard;
+mod routing;
 mod status;
 mod tables;
 
@@ -39,6 +41,7 @@ pub(crate) fn router(core: Arc<Core>, guard: Guard) -> Router {
         .route("/", get(index))
         .route("/admin/tables", get(tables::list).post(tables::load))
         .route("/admin/backends", get(backends::list))
+        .route("/admin/routing", get(routing::list))
         .fallback(no_route)
         .layer(middleware::from_fn_with_state(Arc::new(guard), guard::check))
         .with_state(core)
@@ -54,6 +57,7 @@ async fn index() -> Json<Value> {
             "GET /admin/tables": "the tables in use, per backend",
             "POST /admin/tables": "JSON {backend, path}, or ?backend= and the file as the body",
             "GET /admin/backends": "health, loads and prices",
+            "GET /admin/routing": "policies, canaries, and what a shadow's policy would have gained",
         },
     }))
 }

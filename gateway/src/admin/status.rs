@@ -43,6 +43,10 @@ async fn metrics(State(core): State<Arc<Core>>) -> Response {
         if let Some(text) = &model.text {
             core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache());
         }
+        let policy = model.plan.policy();
+        if let Some((report, watched)) = model.pool.report().zip(policy.watched()) {
+            core.metrics.shadow(&model.name, (policy.acting_name(), watched.name()), &report);
+        }
     }
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], core.metrics.encode()).into_response()

@@ -1,6 +1,7 @@
 //! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
 
 mod error;
+mod policy;
 mod raw;
 mod validate;
 
@@ -80,8 +81,16 @@ pub(crate) struct ModelConfig {
     pub(crate) aliases: Vec<String>,
     pub(crate) tokenizer: Option<PathBuf>,
     pub(crate) chat_template: Option<PathBuf>,
-    pub(crate) policy: String,
+    pub(crate) policy: PolicyConfig,
     pub(crate) backends: Vec<BackendConfig>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PolicyConfig {
+    pub(crate) name: String,
+    /// With the model's own baseline.
+    pub(crate) settings: semmoe_routing::Settings,
+    pub(crate) canary: Option<semmoe_routing::Canary>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -126,5 +135,7 @@ pub(crate) struct RoutingConfig {
     pub(crate) trust_client_pins: bool,
     pub(crate) offload_bytes: usize,
     pub(crate) segment_cache_bytes: usize,
+    pub(crate) sticky_header: http::HeaderName,
+    pub(crate) prefix: semmoe_routing::PrefixSettings,
     pub(crate) settings: semmoe_routing::Settings,
 }

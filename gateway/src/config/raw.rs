@@ -76,6 +76,13 @@ pub struct RawModel {
     /// Name of the routing policy.
     #[serde(default = "default_policy")]
     pub policy: String,
+    /// The policy that requests go by with policy `shadow`, and the rest of them with `canary`; absent: that of
+    /// `[routing.settings]`.
+    #[serde(default)]
+    pub baseline: Option<String>,
+    /// Percent of the requests that go by `policy`, the rest by `baseline`; absent: all by `policy`.
+    #[serde(default)]
+    pub canary: Option<u64>,
     /// Engines that serve it, at least one.
     #[serde(default)]
     pub backends: Vec<RawBackend>,
@@ -189,6 +196,10 @@ pub struct RawRouting {
     pub offload_bytes: usize,
     /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
     pub segment_cache_bytes: usize,
+    /// Header of requests that policy `sticky` keeps together by its value.
+    pub sticky_header: String,
+    /// The engines' prefix caches, as policies believe them to be.
+    pub prefix: semmoe_routing::PrefixSettings,
     /// The policies' own numbers.
     pub settings: semmoe_routing::Settings,
 }
@@ -199,6 +210,8 @@ impl Default for RawRouting {
             trust_client_pins: false,
             offload_bytes: 8 << 10,
             segment_cache_bytes: 32 << 20,
+            sticky_header: "x-semmoe-session".to_owned(),
+            prefix: semmoe_routing::PrefixSettings::default(),
             settings: semmoe_routing::Settings::default(),
         }
     }

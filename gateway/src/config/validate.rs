@@ -99,14 +99,14 @@ fn token_digest(hex: &str) -> Result<[u8; 32]> {
 }
 
 fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: &mut Names) -> Result<ModelConfig> {
-    let policy = semmoe_routing::policy_with(&raw.policy, &routing.settings)
-        .map_err(|error| ConfigError::value(format!("{key}.policy"), error))?;
+    let (policy, needs) = super::policy::policies(key, &raw, routing)?;
     for (at, name) in std::iter::once(&raw.name).chain(&raw.aliases).enumerate() {
         let key = if at == 0 { format!("{key}.name") } else { format!("{key}.aliases[{}]", at - 1) };
         unique(&key, name, &mut names.models)?;
     }
-    if policy.needs_share() && raw.tokenizer.is_none() {
-        let cause = format!("must be set, as policy '{}' scores prompts", raw.policy);
+    if (needs.share || needs.cached) && raw.tokenizer.is_none() {
+        let reads = if needs.share { "scores prompts" } else { "reads prompts" };
+        let cause = format!("must be set, as policy '{}' {reads}", raw.policy);
         return Err(ConfigError::value(format!("{key}.tokenizer"), cause));
     }
     if raw.backends.is_empty() {
@@ -114,7 +114,9 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     }
     let backends = raw.backends.into_iter().enumerate();
     let backends = backends
-        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, policy.as_ref(), names))
+        .map(|(index, raw)| {
+            backend(&format!("{key}.backends[{index}]"), raw, base, Scores(needs.share, &policy.name), names)
+        })
         .collect::<Result<_>>()?;
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
     Ok(ModelConfig {
@@ -122,10 +124,14 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
         aliases: raw.aliases,
         tokenizer: below(raw.tokenizer),
         chat_template: below(raw.chat_template),
-        policy: raw.policy,
+        policy,
         backends,
     })
 }
+
+/// Whether prompts are scored, and the policy that wants it.
+#[derive(Clone, Copy)]
+struct Scores<'a>(bool, &'a str);
 
 fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
     if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
@@ -141,7 +147,7 @@ fn backend(
     key: &str,
     raw: RawBackend,
     base: &Path,
-    policy: &dyn semmoe_routing::Policy,
+    Scores(scores, policy): Scores<'_>,
     names: &mut Names,
 ) -> Result<BackendConfig> {
     unique(&format!("{key}.name"), &raw.name, &mut names.backends)?;
@@ -151,17 +157,16 @@ fn backend(
     }
     let engine: Engine = raw.engine.parse().map_err(|error| ConfigError::value(format!("{key}.engine"), error))?;
     let urls = urls(key, engine, &raw)?;
-    if policy.needs_share() {
-        let name = policy.name();
+    if scores {
         if engine == Engine::Openai && urls.len() == 1 {
             let cause = format!(
-                "a request to an openai engine with one URL cannot be pinned, so policy '{name}' cannot be used; \
+                "a request to an openai engine with one URL cannot be pinned, so policy '{policy}' cannot be used; \
                  set `urls`, one for each rank"
             );
             return Err(ConfigError::value(format!("{key}.engine"), cause));
         }
         if raw.tables.is_none() {
-            let cause = format!("must be set, as policy '{name}' scores prompts with them");
+            let cause = format!("must be set, as policy '{policy}' scores prompts with them");
             return Err(ConfigError::value(format!("{key}.tables"), cause));
         }
     }
@@ -269,10 +274,16 @@ fn health(raw: &RawHealth) -> Result<HealthConfig> {
 
 fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
     raw.settings.validate().map_err(|error| ConfigError::value("routing.settings", error))?;
+    raw.prefix.validate().map_err(|error| ConfigError::value("routing.prefix", error))?;
+    let sticky_header = raw.sticky_header.parse().map_err(|_| {
+        ConfigError::value("routing.sticky_header", format!("{:?} is not the name of a header", raw.sticky_header))
+    })?;
     Ok(RoutingConfig {
         trust_client_pins: raw.trust_client_pins,
         offload_bytes: raw.offload_bytes,
         segment_cache_bytes: raw.segment_cache_bytes,
+        sticky_header,
+        prefix: raw.prefix,
         settings: raw.settings.clone(),
     })
 }

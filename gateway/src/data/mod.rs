@@ -62,7 +62,7 @@ async fn exchange(
     let body = body::read(core, &head.headers, body).await?;
     let arrived = Instant::now();
     let job = read::read(core, route, &head.headers, body).await?;
-    ticket.policy(job.model.policy.name());
+    ticket.policy(job.policy.acting_name());
     relay::relay(core, route, &head, &job, ticket, arrived).await
 }
 

@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 
-use semmoe_engines::Route;
-use semmoe_routing::{Policy, Request};
+use semmoe_engines::{Engine, Route};
+use semmoe_routing::{Needs, Policy, Prompt};
 
 use crate::backend::Health;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::pool::{Lease, Slot};
-use crate::snapshot::{Member, Model};
+use crate::snapshot::Member;
 
 use super::read::Job;
 
@@ -29,35 +29,43 @@ pub(crate) fn place(job: &Job, route: Route, except: Option<usize>, metrics: &Me
     let admit = |slot: &Slot| Some(slot.backend) != except && job.client_pin.is_none_or(|pin| pin == slot.rank);
     let narrowed = except.is_some() || job.client_pin.is_some();
     let admit: Option<&dyn Fn(&Slot) -> bool> = if narrowed { Some(&admit) } else { None };
-    let (policy, share) = believed(model, job.share.as_deref());
-    let request = Request { tokens: job.tokens, share: share.as_deref() };
+    let (policy, share) = believed(job);
+    let prompt = Prompt {
+        tokens: job.tokens,
+        share: share.as_deref(),
+        blocks: &job.blocks,
+        key: job.key,
+        // The first piece of a stream tells that the prompt has been computed; nothing does where all comes at once.
+        reports: job.streams,
+    };
     let lease = if model.members.iter().all(|member| can_pin(member, route)) {
-        model.pool.choose(policy, &request, admit).map(|(lease, choice)| {
+        let remember = |backend: usize| keeps_prefixes(&model.members[backend]);
+        model.pool.choose(policy, &prompt, admit, remember).map(|(lease, choice)| {
             if let Some(share) = choice.expected_share {
-                metrics.predicted_lar(share);
+                metrics.predicted_lar(policy.acting_name(), share);
             }
             lease
         })
     } else {
         let gauge = |backend: usize| metrics.inflight(&model.members[backend].backend.name, None);
-        model.pool.choose_backend(policy, &request, admit, gauge)
+        model.pool.choose_backend(policy, &prompt, admit, gauge)
     };
     let lease =
         lease.ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
-    Ok(Placed { lease, policy: policy.name() })
+    Ok(Placed { lease, policy: policy.acting_name() })
 }
 
 /// The policy, and the shares that it may believe. Where a backend ignores pins, any of its ranks may run a request, so
-/// each has the mean of its ranks' shares; where all do, a policy that scores prompts has nothing to choose by, and the
+/// each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to choose by, and the
 /// fallback takes its place by name.
-fn believed<'a>(model: &'a Model, share: Option<&'a [f64]>) -> (&'a dyn Policy, Option<Cow<'a, [f64]>>) {
-    let policy = model.policy.as_ref();
+fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
+    let (model, policy, share) = (&job.model, job.policy.as_ref(), job.share.as_deref());
     if !model.members.iter().any(|member| member.backend.ignores_pins()) {
         return (policy, share.map(Cow::Borrowed));
     }
     let mut serving = model.members.iter().filter(|member| member.backend.health().is_healthy());
-    if policy.needs_share() && serving.all(|member| member.backend.ignores_pins()) {
-        return (model.fallback.as_ref(), None);
+    if policy.needs() != Needs::default() && serving.all(|member| member.backend.ignores_pins()) {
+        return (model.plan.fallback.as_ref(), None);
     }
     let mut share = share.map(<[f64]>::to_vec);
     let mut rest = share.as_deref_mut().unwrap_or_default();
@@ -75,6 +83,11 @@ fn believed<'a>(model: &'a Model, share: Option<&'a [f64]>) -> (&'a dyn Policy, 
 /// Whether a request on this route ends up on the rank that was chosen: by a pin, or as there is only one.
 fn can_pin(member: &Member, route: Route) -> bool {
     (member.ranks <= 1 && route.runs_model()) || member.dialect.carrier(route).is_ok()
+}
+
+/// Whether a prompt will be in the prefix cache of the rank that it is sent to. semmoe's worker has none.
+fn keeps_prefixes(member: &Member) -> bool {
+    member.backend.engine != Engine::Semmoe && !member.backend.ignores_pins()
 }
 
 /// Every backend of the model with what is wrong with it.

@@ -12,6 +12,7 @@ use http::HeaderMap;
 use semmoe_engines::Route;
 use semmoe_engines::json;
 use semmoe_engines::pin::{self, Stripped};
+use semmoe_routing::{Needs, Policy, block_hashes};
 use semmoe_tables::RankId;
 use semmoe_text::{Limits, Prompt, TextError};
 use serde::de::IgnoredAny;
@@ -40,6 +41,14 @@ pub(crate) struct Job {
     pub(crate) counted: Option<u64>,
     /// Expected local share per slot of the model's pool; `None` without evidence.
     pub(crate) share: Option<Vec<f64>>,
+    /// Names of the prompt's whole blocks, where the model's policies want them.
+    pub(crate) blocks: Vec<u64>,
+    /// Hash of what the client wants kept together.
+    pub(crate) key: Option<u64>,
+    /// Whether the answer comes piece by piece.
+    pub(crate) streams: bool,
+    /// What this request is placed by, now and when it is tried again.
+    pub(crate) policy: Arc<dyn Policy>,
     /// A pin of the client, where clients are trusted.
     pub(crate) client_pin: Option<RankId>,
 }
@@ -57,12 +66,13 @@ struct Scored {
     tokens: u64,
     counted: Option<u64>,
     share: Option<Vec<f64>>,
+    blocks: Vec<u64>,
 }
 
 impl Scored {
     /// Of a prompt that was not tokenized.
     fn unseen(body: &[u8]) -> Self {
-        Self { tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(1), counted: None, share: None }
+        Self { tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(1), counted: None, share: None, blocks: Vec::new() }
     }
 }
 
@@ -102,7 +112,8 @@ fn read_now(
     let model = snapshot.model(model_name(route, headers, body)?.as_deref())?;
     let client_pin =
         if core.config.routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
-    let Scored { tokens, counted, share } = match score(model, route, body) {
+    let block_tokens = core.config.routing.prefix.block_tokens;
+    let Scored { tokens, counted, share, blocks } = match score(model, route, body, block_tokens) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(error),
         Err(Unscored::Open { reason, cause }) => {
@@ -111,7 +122,20 @@ fn read_now(
             Scored::unseen(body)
         }
     };
-    Ok(Job { model: Arc::clone(model), body: stripped, tokens, counted, share, client_pin })
+    let key = headers.get(&core.config.routing.sticky_header).filter(|_| model.plan.needs().key);
+    Ok(Job {
+        tokens,
+        counted,
+        share,
+        blocks,
+        client_pin,
+        key: key.map(|value| semmoe_routing::hash_key(value.as_bytes())),
+        // The body was seen to be JSON.
+        streams: matches!(json::top_level(body, "stream"), Ok(Some(b"true"))),
+        policy: model.plan.next(),
+        model: Arc::clone(model),
+        body: stripped,
+    })
 }
 
 /// The name in the body, or else in the header.
@@ -138,19 +162,20 @@ fn trusted_pin(model: &Model, route: Route, headers: &HeaderMap, body: &[u8]) ->
     Ok(None)
 }
 
-/// Tokens, and the expected share per slot. A body that no policy wants scored is only checked to be JSON.
-fn score(model: &Model, route: Route, body: &[u8]) -> Result<Scored, Unscored> {
+/// Tokens, the expected share per slot, and blocks. A body that no policy wants read is only checked to be JSON.
+fn score(model: &Model, route: Route, body: &[u8], block_tokens: u32) -> Result<Scored, Unscored> {
     let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
     // Values that are skipped are not looked at closely enough by the parser to see that they are no text.
     let body = std::str::from_utf8(body).map_err(|error| not_json(error.to_string()))?;
-    let text = model.text.as_deref().filter(|_| model.policy.needs_share());
+    let Needs { share, cached, .. } = model.plan.needs();
+    let text = model.text.as_deref().filter(|_| share || cached);
     let (Some(text), Some(route)) = (text, text_route(route)) else {
         let checked = serde_json::from_str::<IgnoredAny>(body);
         return checked.map(|_| Scored::unseen(body.as_bytes())).map_err(|error| not_json(error.to_string()));
     };
     let value: Value = serde_json::from_str(body).map_err(|error| not_json(error.to_string()))?;
     // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
-    let scored = catch_unwind(AssertUnwindSafe(|| score_prompt(model, text, route, &value)));
+    let scored = catch_unwind(AssertUnwindSafe(|| score_prompt(model, text, route, &value, block_tokens)));
     match scored {
         Ok(Ok(scored)) => Ok(scored),
         Ok(Err(error)) => Err(unscored(error, &value)),
@@ -167,7 +192,13 @@ fn text_route(route: Route) -> Option<semmoe_text::Route> {
     }
 }
 
-fn score_prompt(model: &Model, text: &Text, route: semmoe_text::Route, body: &Value) -> Result<Scored, TextError> {
+fn score_prompt(
+    model: &Model,
+    text: &Text,
+    route: semmoe_text::Route,
+    body: &Value,
+    block_tokens: u32,
+) -> Result<Scored, TextError> {
     let prompt = Prompt::from_json(route, body)?;
     let prompts = semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_ref(), Limits::default())?;
     // Several prompts of one request run on one rank: they are scored as one.
@@ -175,7 +206,13 @@ fn score_prompt(model: &Model, text: &Text, route: semmoe_text::Route, body: &Va
     let tokens = ids.len() as u64;
     // Engines count the prompt once for each of several answers, and images by a rule of their own.
     let counted = Some(tokens).filter(|_| prompts.len() == 1 && prompt.is_text_only());
-    Ok(Scored { tokens: tokens.max(1), counted, share: shares(model, &ids) })
+    let Needs { share, cached, .. } = model.plan.needs();
+    let mut blocks = Vec::new();
+    if cached {
+        block_hashes(&ids, block_tokens, &mut blocks);
+    }
+    let share = if share { shares(model, &ids) } else { None };
+    Ok(Scored { tokens: tokens.max(1), counted, share, blocks })
 }
 
 /// One share per slot, backend after backend; backends that run the same tables are scored once.

@@ -82,6 +82,9 @@ pub(crate) async fn relay(
         }
         match core.client.send_within(request, core.config.timeouts.first_byte).await {
             Ok(response) => {
+                if response.status().is_success() {
+                    ticket.answered();
+                }
                 let rank = echo(core, backend, &response, expected);
                 let counted = job.counted.filter(|_| response.status().is_success());
                 let watch = Watch { backend: Arc::clone(backend), rank, counted };

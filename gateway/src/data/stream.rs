@@ -65,6 +65,7 @@ impl RelayBody {
     }
 
     fn data(&mut self, data: Bytes) -> Option<Frame<Bytes>> {
+        self.ticket.computed();
         self.watch.look(self.ticket.core(), &data);
         let now = match &mut self.events {
             None => data,

@@ -39,6 +39,20 @@ impl Ticket {
         self.lease = Some(lease);
     }
 
+    /// The rank answered.
+    pub(crate) fn answered(&self) {
+        if let Some(lease) = &self.lease {
+            lease.answered();
+        }
+    }
+
+    /// The first piece of the answer is there.
+    pub(crate) fn computed(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.computed();
+        }
+    }
+
     /// The attempt failed, and the request may be placed again.
     pub(crate) fn unplace(&mut self) {
         self.lease = None;

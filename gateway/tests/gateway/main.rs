@@ -7,6 +7,7 @@ mod counts;
 mod dialects;
 mod pins;
 mod placement;
+mod policies;
 mod reload;
 mod start;
 mod streams;

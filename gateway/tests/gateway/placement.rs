@@ -34,8 +34,8 @@ async fn affinity_takes_the_rank_that_the_tables_name() {
             }
         }
     }
-    assert_eq!(metric(&gateway, "semmoe_predicted_lar_count").await, 60.0);
-    let mean = metric(&gateway, "semmoe_predicted_lar_sum").await / 60.0;
+    assert_eq!(metric(&gateway, "semmoe_predicted_lar_count{policy=\"affinity\"}").await, 60.0);
+    let mean = metric(&gateway, "semmoe_predicted_lar_sum{policy=\"affinity\"}").await / 60.0;
     assert!((0.3..=0.91).contains(&mean), "{mean}");
     assert_eq!(metric(&gateway, "semmoe_gateway_overhead_seconds_count").await, 60.0);
     settled(&gateway).await;

@@ -74,6 +74,51 @@ fn configuration_errors_name_the_key() {
     assert!(error.starts_with("cannot read the configuration /no/such.toml: "), "{error}");
 }
 
+/// Policies, their baseline and canary, and what they go by.
+#[test]
+fn configuration_errors_of_policies_name_the_key() {
+    let with = |head: &str| format!("{head}\n{MODEL}{BACKEND}");
+    for (text, says) in [
+        (with("[routing]\nsticky_header = \"a b\""), "routing.sticky_header: \"a b\" is not the name of a header"),
+        (with("[routing.prefix]\nblock_tokens = 0"), "routing.prefix: routing setting `block_tokens` is 0"),
+        (with("[routing.prefix]\nblocks = 1"), "line 2: unknown field `blocks`"),
+        (format!("{MODEL}canary = 101\n{BACKEND}"), "models[0].canary: 101, expected 0 to 100 percent"),
+        (format!("{MODEL}canary = -1\n{BACKEND}"), "line 4: "),
+        (
+            format!("{MODEL}canary = 10\nbaseline = \"round_robin\"\n{BACKEND}"),
+            "models[0].canary: policy and baseline are both 'round_robin'",
+        ),
+        (
+            format!("{MODEL}canary = 10\nbaseline = \"shadow\"\n{BACKEND}"),
+            "models[0].baseline: `baseline` of policy `shadow` is `shadow`",
+        ),
+        (
+            format!("{MODEL}canary = 10\nbaseline = \"leastload\"\n{BACKEND}"),
+            "models[0].baseline: unknown policy `leastload`, expected one of: affinity, ",
+        ),
+        (
+            format!("{}canary = 10\n{BACKEND}", MODEL.replace("round_robin", "shadow")),
+            "models[0].canary: policy 'shadow' places no requests itself",
+        ),
+        (format!("{MODEL}baseline = \"random\"\n{BACKEND}"), "models[0].baseline: 'random' would never be used"),
+        (format!("{}{BACKEND}", MODEL.replace("round_robin", "shadow")), "models[0].tokenizer: must be set"),
+        (
+            format!("{}baseline = \"shadow\"\n{BACKEND}", MODEL.replace("round_robin", "shadow")),
+            "models[0].policy: `baseline` of policy `shadow` is `shadow`",
+        ),
+        (
+            format!("{}{BACKEND}", MODEL.replace("round_robin", "prefix")),
+            "models[0].tokenizer: must be set, as policy 'prefix' reads prompts",
+        ),
+    ] {
+        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
+        assert!(error.contains(says), "expected '{says}' in '{error}' for\n{text}");
+    }
+    for more in ["canary = 0\n", "canary = 100\nbaseline = \"power_of_two\"\n"] {
+        Config::from_toml(&format!("{MODEL}{more}{BACKEND}"), Path::new("")).unwrap();
+    }
+}
+
 /// Several URLs, and what only an operator knows about a backend.
 #[test]
 fn configuration_errors_of_backends_name_the_key() {

@@ -85,7 +85,10 @@ impl Fixture {
 
     /// One model with affinity over one backend, with so much room for load that only the tables decide.
     pub(crate) fn affinity(&self, url: &str, tables: &Path) -> String {
-        format!("[routing.settings]\nload_margin = 10.0\nprice_step = 0.0\n{}", self.balanced(url, tables))
+        format!(
+            "[routing.settings]\nload_margin = 10.0\nprice_step = 0.0\nprice_pull = 0.0\n{}",
+            self.balanced(url, tables)
+        )
     }
 
     /// The same with the default settings.

@@ -1,0 +1,65 @@
+//! Gauges of what a watched policy would have gained.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use semmoe_routing::{Report, ReportSide};
+
+/// One side of a comparison.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ShadowLabels {
+    model: String,
+    policy: &'static str,
+}
+
+type Shares = Family<ShadowLabels, Gauge<f64, AtomicU64>>;
+
+#[derive(Default)]
+pub(super) struct ShadowMetrics {
+    requests: Family<ShadowLabels, Gauge<u64, AtomicU64>>,
+    local_share: Shares,
+    cached_share: Shares,
+    imbalance: Shares,
+}
+
+impl ShadowMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "shadow_requests",
+            "Requests that both the acting and the watched policy placed",
+            self.requests.clone(),
+        );
+        registry.register(
+            "shadow_local_share",
+            "Expected local share of the scored tokens, by policy",
+            self.local_share.clone(),
+        );
+        registry.register(
+            "shadow_cached_share",
+            "Prompt tokens believed to be cached where they go, by policy",
+            self.cached_share.clone(),
+        );
+        registry.register(
+            "shadow_tokens_max_over_mean",
+            "Greatest tokens of a rank over the mean, by policy",
+            self.imbalance.clone(),
+        );
+    }
+
+    pub(super) fn set(&self, model: &str, (acting, watched): (&'static str, &'static str), report: &Report) {
+        for (policy, side) in [(acting, report.acting), (watched, report.watched)] {
+            let labels = ShadowLabels { model: model.to_owned(), policy };
+            self.requests.get_or_create(&labels).set(report.requests);
+            let ReportSide { local_share, cached_share, tokens_max_over_mean } = side;
+            self.imbalance.get_or_create(&labels).set(tokens_max_over_mean);
+            for (family, share) in [(&self.local_share, local_share), (&self.cached_share, cached_share)] {
+                if let Some(share) = share {
+                    family.get_or_create(&labels).set(share);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a request holds while it runs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use prometheus_client::metrics::gauge::Gauge;
+use semmoe_routing::Work;
+use semmoe_tables::RankId;
+
+use super::{Pool, Slot};
+
+/// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
+pub(crate) struct Lease {
+    /// Index of the backend in its model.
+    pub(crate) backend: usize,
+    /// The rank it was placed on; `None` where the engine chooses.
+    pub(crate) rank: Option<RankId>,
+    inflight: Gauge,
+    counted: Option<Counted>,
+}
+
+pub(super) struct Counted {
+    pub(super) pool: Arc<Pool>,
+    pub(super) slot: u16,
+    pub(super) work: Work,
+    /// Where a watched policy would have it.
+    pub(super) ghost: Option<Ghost>,
+}
+
+pub(super) struct Ghost {
+    pub(super) slot: u16,
+    pub(super) work: Work,
+}
+
+impl Lease {
+    pub(super) fn on_rank(slot: &Slot, counted: Counted) -> Self {
+        Self { backend: slot.backend, rank: Some(slot.rank), inflight: slot.inflight.clone(), counted: Some(counted) }
+    }
+
+    pub(super) fn on_backend(backend: usize, inflight: Gauge) -> Self {
+        inflight.inc();
+        Self { backend, rank: None, inflight, counted: None }
+    }
+
+    /// The rank answered: what is counted there is to be believed.
+    pub(crate) fn answered(&self) {
+        if let Some(Counted { pool, slot, ghost, .. }) = &self.counted {
+            pool.router.accounts().answered(*slot);
+            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
+                shadow.router.accounts().answered(ghost.slot);
+            }
+        }
+    }
+
+    /// The first piece of an answer is there, so the prompt has been computed.
+    pub(crate) fn computed(&mut self) {
+        if let Some(Counted { pool, slot, work, ghost }) = &mut self.counted {
+            pool.router.accounts().computed(*slot, work);
+            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_mut()) {
+                shadow.router.accounts().computed(ghost.slot, &mut ghost.work);
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(Counted { pool, slot, work, ghost }) = &self.counted {
+            pool.router.accounts().release(*slot, *work);
+            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
+                shadow.router.accounts().release(ghost.slot, ghost.work);
+            }
+            if let Some(finished) = pool.finished.get(usize::from(*slot)) {
+                finished.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        self.inflight.dec();
+    }
+}

@@ -1,0 +1,135 @@
+//! The counts of one rank.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use super::recent::Recent;
+use crate::policy::RankLoad;
+
+/// One rank, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Cell {
+    in_flight_tokens: AtomicU64,
+    in_flight_requests: AtomicU64,
+    pending: AtomicU64,
+    /// Among the last assignments, over the long and the short window.
+    pub(super) recent: Recent,
+    pub(super) latest: Recent,
+    assigned_requests: AtomicU64,
+    /// An f64: tokens assigned while available, relative to the other ranks'. While away: the surplus when it left.
+    assigned_tokens: AtomicU64,
+    /// An f64.
+    table_price: AtomicU64,
+    away: AtomicBool,
+    unknown: AtomicBool,
+}
+
+pub(super) fn get(number: &AtomicU64) -> f64 {
+    f64::from_bits(number.load(Relaxed))
+}
+
+pub(super) fn set(number: &AtomicU64, value: f64) {
+    number.store(value.to_bits(), Relaxed);
+}
+
+/// Never below zero.
+fn take(number: &AtomicU64, amount: u64) {
+    // The closure never gives up.
+    let _ = number.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(amount)));
+}
+
+impl Cell {
+    /// With the tokens assigned in place of the price, which depends on the other ranks.
+    pub(super) fn load(&self, recent: (f64, f64), latest: (f64, f64)) -> RankLoad {
+        RankLoad {
+            in_flight_tokens: self.in_flight_tokens.load(Relaxed),
+            in_flight_requests: u32::try_from(self.in_flight_requests.load(Relaxed)).unwrap_or(u32::MAX),
+            pending_tokens: self.pending.load(Relaxed),
+            recent_tokens: recent.0,
+            recent_requests: recent.1,
+            latest_tokens: latest.0,
+            latest_requests: latest.1,
+            assigned_requests: self.assigned_requests.load(Relaxed),
+            price: self.assigned(),
+            available: self.is_available(),
+            known: !self.unknown.load(Relaxed),
+        }
+    }
+
+    pub(super) fn count_in(&self, tokens: u64, pending: u64) {
+        self.in_flight_tokens.fetch_add(tokens, Relaxed);
+        self.in_flight_requests.fetch_add(1, Relaxed);
+        self.assigned_requests.fetch_add(1, Relaxed);
+        if pending > 0 {
+            self.pending.fetch_add(pending, Relaxed);
+        }
+    }
+
+    pub(super) fn computed(&self, pending: u64) {
+        if pending > 0 {
+            take(&self.pending, pending);
+        }
+    }
+
+    pub(super) fn count_out(&self, tokens: u64, pending: u64) {
+        take(&self.in_flight_tokens, tokens);
+        take(&self.in_flight_requests, 1);
+        self.computed(pending);
+    }
+
+    pub(super) fn is_available(&self) -> bool {
+        !self.away.load(Relaxed)
+    }
+
+    pub(super) fn set_known(&self) {
+        // Most calls change nothing, and then leave the cache line where it is.
+        if self.unknown.load(Relaxed) {
+            self.unknown.store(false, Relaxed);
+        }
+    }
+
+    /// Remembers the surplus in place of the count.
+    pub(super) fn leave(&self, even: f64) {
+        self.away.store(true, Relaxed);
+        set(&self.assigned_tokens, self.assigned() - even);
+    }
+
+    pub(super) fn come_back(&self, even: f64, fewest: Option<u64>) {
+        if let Some(fewest) = fewest {
+            self.assigned_requests.store(fewest, Relaxed);
+        }
+        set(&self.assigned_tokens, self.assigned() + even);
+        self.unknown.store(true, Relaxed);
+        self.away.store(false, Relaxed);
+    }
+
+    pub(super) fn table_price(&self) -> f64 {
+        get(&self.table_price)
+    }
+
+    pub(super) fn set_table_price(&self, price: f64) {
+        set(&self.table_price, price);
+    }
+
+    pub(super) fn assigned(&self) -> f64 {
+        get(&self.assigned_tokens)
+    }
+
+    pub(super) fn set_assigned(&self, tokens: f64) {
+        set(&self.assigned_tokens, tokens);
+    }
+
+    pub(super) fn add_assigned(&self, tokens: f64) {
+        let more = |count: u64| Some((f64::from_bits(count) + tokens).to_bits());
+        let _ = self.assigned_tokens.fetch_update(Relaxed, Relaxed, more);
+    }
+
+    /// Writes only where it must.
+    pub(super) fn keep_within(&self, least: f64, most: f64) {
+        let kept = |count: u64| {
+            let count = f64::from_bits(count);
+            (count < least || count > most).then(|| count.clamp(least, most).to_bits())
+        };
+        let _ = self.assigned_tokens.fetch_update(Relaxed, Relaxed, kept);
+    }
+}

@@ -1,0 +1,86 @@
+//! The last assignments: a ring over all ranks, and what each rank has in it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::cell::{get, set};
+
+/// Longest window: the requests in it are counted with 16 bits.
+pub(crate) const LONGEST: u32 = u16::MAX as u32;
+
+/// Tokens and requests share one number, so that they change together: requests are in the low bits.
+const REQUEST_BITS: u32 = 16;
+
+/// The last so many assignments of all ranks.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// Rank in the upper half, tokens in the lower; 0 is an empty place, as no assignment has 0 tokens.
+    places: Box<[AtomicU64]>,
+    /// Assignments so far.
+    count: AtomicU64,
+}
+
+impl Window {
+    pub(super) fn new(requests: u32) -> Self {
+        let places = requests.clamp(1, LONGEST);
+        Window { places: (0..places).map(|_| AtomicU64::new(0)).collect(), count: AtomicU64::new(0) }
+    }
+
+    /// Notes an assignment (`tokens` from 1 to 2^31), and returns the one that left for it: rank and tokens.
+    pub(super) fn push(&self, rank: u16, tokens: u64) -> Option<(u16, u64)> {
+        let at = self.count.fetch_add(1, Relaxed) % self.places.len() as u64;
+        let old = self.places[at as usize].swap((u64::from(rank) << 32) | tokens, Relaxed);
+        (old != 0).then_some(((old >> 32) as u16, old & 0xffff_ffff))
+    }
+
+    /// Assignments so far.
+    pub(super) fn now(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+}
+
+/// What one rank has in a window.
+#[derive(Debug, Default)]
+pub(super) struct Recent {
+    packed: AtomicU64,
+    /// Assignments when the rank came back, plus one; 0 if it was never away.
+    since: AtomicU64,
+    /// f64s: tokens and requests that the rank came back with. They fade while the window passes.
+    given_tokens: AtomicU64,
+    given_requests: AtomicU64,
+}
+
+impl Recent {
+    /// Before the assignment enters the window, so that nothing runs below zero when it leaves.
+    pub(super) fn add(&self, tokens: u64) {
+        self.packed.fetch_add((tokens << REQUEST_BITS) | 1, Relaxed);
+    }
+
+    pub(super) fn remove(&self, tokens: u64) {
+        self.packed.fetch_sub((tokens << REQUEST_BITS) | 1, Relaxed);
+    }
+
+    fn own(&self) -> (f64, f64) {
+        let packed = self.packed.load(Relaxed);
+        ((packed >> REQUEST_BITS) as f64, (packed & ((1 << REQUEST_BITS) - 1)) as f64)
+    }
+
+    /// Tokens and requests.
+    pub(super) fn read(&self, window: &Window) -> (f64, f64) {
+        let (tokens, requests) = self.own();
+        let since = self.since.load(Relaxed);
+        if since == 0 {
+            return (tokens, requests);
+        }
+        let passed = window.now().saturating_sub(since - 1) as f64 / window.places.len() as f64;
+        let left = (1.0 - passed).max(0.0);
+        (tokens + left * get(&self.given_tokens), requests + left * get(&self.given_requests))
+    }
+
+    /// Comes back with at least these.
+    pub(super) fn come_back(&self, window: &Window, (tokens, requests): (f64, f64)) {
+        let own = self.own();
+        set(&self.given_tokens, (tokens - own.0).max(0.0));
+        set(&self.given_requests, (requests - own.1).max(0.0));
+        self.since.store(window.now().saturating_add(1), Relaxed);
+    }
+}

@@ -1,0 +1,51 @@
+//! `canary = 10`: which requests go by the policy on trial.
+
+use crate::hash::scramble;
+
+/// A share of the requests, in percent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Canary {
+    percent: u8,
+}
+
+/// Steps through a hundred places without a pattern that traffic could share; it has no divisor in common with 100.
+const STRIDE: u64 = 37;
+
+impl Canary {
+    /// A canary of 0 to 100 percent; `None` beyond.
+    pub fn new(percent: u8) -> Option<Self> {
+        (percent <= 100).then_some(Canary { percent })
+    }
+
+    /// Percent of the requests.
+    pub fn percent(self) -> u8 {
+        self.percent
+    }
+
+    /// Whether request number `number` is one of them. Of every hundred from a multiple of 100 on exactly `percent` are, at
+    /// places that differ from hundred to hundred.
+    pub fn takes(self, number: u64) -> bool {
+        let place = (number % 100 * STRIDE + scramble(number / 100) % 100) % 100;
+        place < u64::from(self.percent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_every_hundred_exactly_so_many_at_changing_places() {
+        assert_eq!(Canary::new(101), None);
+        for percent in [0, 1, 10, 50, 99, 100] {
+            let canary = Canary::new(percent).unwrap();
+            let places = |hundred: u64| (0..100).filter(move |at| canary.takes(hundred * 100 + at)).collect::<Vec<_>>();
+            for hundred in [0, 1, 2, 77, u64::MAX / 100 - 1] {
+                assert_eq!(places(hundred).len(), usize::from(percent), "hundred {hundred}");
+            }
+            if percent == 10 {
+                assert_ne!(places(0), places(1));
+            }
+        }
+    }
+}

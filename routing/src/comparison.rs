@@ -1,0 +1,134 @@
+//! What `shadow` reports: one policy's choices beside another's, on the same requests.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::Serialize;
+
+use crate::router::Decision;
+
+/// Shares are summed in millionths, so that sums are exact whatever their order.
+const UNIT: f64 = 1e6;
+
+/// Sums of one of the two policies.
+#[derive(Debug)]
+struct Side {
+    /// Sum over scored tokens of the expected local share, in millionths.
+    share: AtomicU64,
+    cached: AtomicU64,
+    /// [ranks] tokens.
+    tokens: Box<[AtomicU64]>,
+}
+
+/// Accumulates pairs of decisions. Counts without a lock.
+#[derive(Debug)]
+pub struct Comparison {
+    requests: AtomicU64,
+    same: AtomicU64,
+    tokens: AtomicU64,
+    scored: AtomicU64,
+    looked_up: AtomicU64,
+    acting: Side,
+    watched: Side,
+}
+
+/// One policy's side of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ReportSide {
+    /// Expected local share of the prompts' tokens on the ranks chosen, over the requests that were scored with evidence.
+    /// This is the local activation rate to expect.
+    pub local_share: Option<f64>,
+    /// Prompt tokens that the ranks chosen are believed to hold already, over the requests that were looked up.
+    pub cached_share: Option<f64>,
+    /// Greatest tokens of a rank over the mean.
+    pub tokens_max_over_mean: f64,
+}
+
+/// What is known so far.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Requests compared.
+    pub requests: u64,
+    /// Requests for which both chose the same rank.
+    pub same_rank: u64,
+    /// Their prompt tokens.
+    pub tokens: u64,
+    /// Prompt tokens of the requests that were scored with evidence.
+    pub scored_tokens: u64,
+    /// The policy that routes.
+    pub acting: ReportSide,
+    /// The policy that only watches, on loads and caches as they would be had it routed all of these requests.
+    pub watched: ReportSide,
+}
+
+impl Side {
+    fn new(ranks: u16) -> Self {
+        let zero = AtomicU64::default;
+        Side { share: zero(), cached: zero(), tokens: (0..ranks).map(|_| zero()).collect() }
+    }
+
+    fn add(&self, decision: &Decision, tokens: u64) {
+        if let Some(share) = decision.choice.expected_share {
+            self.share.fetch_add((share.clamp(0.0, 1.0) * tokens as f64 * UNIT).round() as u64, Relaxed);
+        }
+        self.cached.fetch_add(decision.cached.unwrap_or(0), Relaxed);
+        if let Some(count) = self.tokens.get(usize::from(decision.choice.rank)) {
+            count.fetch_add(tokens, Relaxed);
+        }
+    }
+
+    fn report(&self, scored: u64, looked_up: u64) -> ReportSide {
+        let over = |sum: f64, tokens: u64| (tokens > 0).then(|| sum / tokens as f64);
+        let tokens: Vec<u64> = self.tokens.iter().map(|count| count.load(Relaxed)).collect();
+        let (most, sum) = (tokens.iter().max().copied().unwrap_or(0), tokens.iter().sum::<u64>());
+        ReportSide {
+            local_share: over(self.share.load(Relaxed) as f64 / UNIT, scored),
+            cached_share: over(self.cached.load(Relaxed) as f64, looked_up),
+            tokens_max_over_mean: over(most as f64 * tokens.len() as f64, sum).unwrap_or(1.0),
+        }
+    }
+}
+
+impl Comparison {
+    /// Nothing compared yet.
+    pub fn new(ranks: u16) -> Self {
+        let zero = AtomicU64::default;
+        Comparison {
+            requests: zero(),
+            same: zero(),
+            tokens: zero(),
+            scored: zero(),
+            looked_up: zero(),
+            acting: Side::new(ranks),
+            watched: Side::new(ranks),
+        }
+    }
+
+    /// Adds what both policies did with one request.
+    pub fn add(&self, acting: &Decision, watched: &Decision) {
+        let tokens = acting.work.tokens.clamp(1, crate::accounts::MOST_TOKENS);
+        self.requests.fetch_add(1, Relaxed);
+        self.tokens.fetch_add(tokens, Relaxed);
+        self.same.fetch_add(u64::from(acting.choice.rank == watched.choice.rank), Relaxed);
+        if watched.choice.expected_share.is_some() {
+            self.scored.fetch_add(tokens, Relaxed);
+        }
+        if watched.cached.is_some() {
+            self.looked_up.fetch_add(tokens, Relaxed);
+        }
+        self.acting.add(acting, tokens);
+        self.watched.add(watched, tokens);
+    }
+
+    /// What is known so far. Taken while others add, it may be off by their requests.
+    pub fn report(&self) -> Report {
+        let (scored, looked_up) = (self.scored.load(Relaxed), self.looked_up.load(Relaxed));
+        Report {
+            requests: self.requests.load(Relaxed),
+            same_rank: self.same.load(Relaxed),
+            tokens: self.tokens.load(Relaxed),
+            scored_tokens: scored,
+            acting: self.acting.report(scored, looked_up),
+            watched: self.watched.report(scored, looked_up),
+        }
+    }
+}

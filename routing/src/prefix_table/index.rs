@@ -1,0 +1,101 @@
+//! Which ranks hold a block: a hash table of bit sets that is read without a lock.
+//!
+//! A bucket has eight places; each is a block and one bit for every rank, all bits clear meaning free. A block lives in its
+//! bucket or nowhere, so nothing is ever moved, and a reader needs no more than to look at eight numbers. There are twice
+//! as many places as blocks can be held; a block that finds its bucket full (less than one in a hundred when every rank
+//! is full of blocks that no other has) is simply not found later.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::hash::scramble;
+
+const PLACES: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct Index {
+    /// [buckets, 1 + words, PLACES]: the blocks of a bucket, then their bits, 64 ranks to a word.
+    cells: Box<[AtomicU64]>,
+    buckets: u64,
+    words: usize,
+}
+
+impl Index {
+    /// Room for `blocks` blocks that one rank each holds.
+    pub(super) fn new(ranks: u16, blocks: u64) -> Self {
+        let buckets = (2 * blocks).div_ceil(PLACES as u64).max(1);
+        let words = usize::from(ranks).div_ceil(64);
+        let cells = buckets as usize * (1 + words) * PLACES;
+        Index { cells: (0..cells).map(|_| AtomicU64::new(0)).collect(), buckets, words }
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.cells.len() * size_of::<AtomicU64>()
+    }
+
+    fn bucket(&self, block: u64) -> &[AtomicU64] {
+        let stride = (1 + self.words) * PLACES;
+        let bucket = (u128::from(scramble(block)) * u128::from(self.buckets)) >> 64;
+        &self.cells[bucket as usize * stride..][..stride]
+    }
+
+    fn place(bucket: &[AtomicU64], block: u64) -> Option<usize> {
+        bucket[..PLACES].iter().position(|held| held.load(Ordering::Relaxed) == block)
+    }
+
+    /// The bits of up to 64 ranks, from `word * 64` on, that hold a block.
+    fn holders(&self, block: u64, word: usize) -> u64 {
+        let bucket = self.bucket(block);
+        Self::place(bucket, block).map_or(0, |place| bucket[(1 + word) * PLACES + place].load(Ordering::Relaxed))
+    }
+
+    /// Leading blocks of the chain that each rank holds.
+    pub(super) fn held_blocks(&self, chain: &[u64], held: &mut [u64]) {
+        held.fill(0);
+        for (word, held) in held.chunks_mut(64).enumerate().take(self.words) {
+            let mut holding = if held.len() == 64 { u64::MAX } else { (1 << held.len()) - 1 };
+            for (depth, &block) in chain.iter().enumerate() {
+                let now = holding & self.holders(block, word);
+                mark(held, holding & !now, depth as u64);
+                holding = now;
+                if holding == 0 {
+                    break;
+                }
+            }
+            mark(held, holding, chain.len() as u64);
+        }
+    }
+
+    /// Notes a holder. Called with the table's lock held, as is [`remove`](Self::remove).
+    pub(super) fn insert(&self, block: u64, rank: u16) {
+        let bucket = self.bucket(block);
+        let free = |place: &usize| (0..self.words).all(|word| self.bits(bucket, word, *place) == 0);
+        let Some(place) = Self::place(bucket, block).or_else(|| (0..PLACES).find(free)) else { return };
+        bucket[place].store(block, Ordering::Relaxed);
+        let (word, bit) = word_and_bit(rank);
+        // Whoever sees the bit sees the block that it is about.
+        bucket[(1 + word) * PLACES + place].fetch_or(bit, Ordering::Release);
+    }
+
+    pub(super) fn remove(&self, block: u64, rank: u16) {
+        let bucket = self.bucket(block);
+        let Some(place) = Self::place(bucket, block) else { return };
+        let (word, bit) = word_and_bit(rank);
+        bucket[(1 + word) * PLACES + place].fetch_and(!bit, Ordering::Relaxed);
+    }
+
+    fn bits(&self, bucket: &[AtomicU64], word: usize, place: usize) -> u64 {
+        bucket[(1 + word) * PLACES + place].load(Ordering::Relaxed)
+    }
+}
+
+fn word_and_bit(rank: u16) -> (usize, u64) {
+    (usize::from(rank / 64), 1 << (rank % 64))
+}
+
+/// Writes `depth` for every rank whose bit is set.
+fn mark(held: &mut [u64], mut ranks: u64, depth: u64) {
+    while ranks != 0 {
+        held[ranks.trailing_zeros() as usize] = depth;
+        ranks &= ranks - 1;
+    }
+}

@@ -1,0 +1,148 @@
+//! What each rank's prefix cache is believed to hold: a bounded table of chained block hashes per rank.
+//!
+//! An engine keeps the keys and values of prompt blocks and does not compute a prompt's longest known prefix again. The
+//! table repeats that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank that it was sent to,
+//! and forgets the blocks that this rank used least recently once it holds `blocks_per_rank`; [`PrefixTable::cached`] tells
+//! for every rank how many leading blocks of a prompt it holds. A block is named by a hash of itself and everything before
+//! it ([`chain`]), so equal prefixes have equal names and a lookup never compares tokens.
+//!
+//! Reading takes no lock and allocates nothing: one probe per block finds the bit set of the ranks that hold it
+//! ([`index`]). Writing takes the table's one lock and keeps the exact order of use of each rank ([`lru`]). A reader that
+//! meets a writer may see a block too many or too few: the answer is a hint about a cache that nobody sees.
+//!
+//! Memory, at most: `blocks_per_rank x ranks x (100 + 16 x ceil(ranks / 64))` bytes for powers of two
+//! ([`PrefixTable::memory_bytes`]): 7 MiB for 8 ranks, 58 MiB for 64 ranks of the default 8,192 blocks each.
+
+mod chain;
+mod index;
+mod lru;
+
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use crate::settings::SettingsError;
+pub use chain::block_hashes;
+use index::Index;
+use lru::{Lru, Touched};
+
+/// How prompts are cut into blocks, and how many blocks a rank is believed to keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefixSettings {
+    /// Tokens of a block; only whole blocks are shared. Best a multiple of the engine's own page size.
+    pub block_tokens: u32,
+    /// Blocks that a rank keeps: its cache in tokens over `block_tokens`. Zero: engines are believed to cache nothing.
+    pub blocks_per_rank: u32,
+}
+
+impl Default for PrefixSettings {
+    fn default() -> Self {
+        PrefixSettings { block_tokens: 64, blocks_per_rank: 8192 }
+    }
+}
+
+/// Most numbers in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`; bounds its memory to
+/// 1 GiB.
+const MOST_NUMBERS: u64 = 1 << 26;
+
+impl PrefixSettings {
+    /// Checks both fields against their ranges.
+    ///
+    /// # Errors
+    /// [`SettingsError`], with the field's name.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        let fields =
+            [("block_tokens", self.block_tokens, 1, 65_536), ("blocks_per_rank", self.blocks_per_rank, 0, 1 << 20)];
+        for (name, value, least, most) in fields {
+            if !(least..=most).contains(&value) {
+                return Err(SettingsError { name, value: value.into(), least: least.into(), most: most.into() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The blocks of all ranks; see the module's text.
+#[derive(Debug)]
+pub struct PrefixTable {
+    index: Index,
+    /// One per rank, made when the rank first gets a request.
+    ranks: Mutex<Vec<Option<Lru>>>,
+    block_tokens: u32,
+    blocks_per_rank: u32,
+}
+
+impl PrefixTable {
+    /// An empty table. `None` if the settings keep no blocks or there are no ranks. Where there are so many ranks that the
+    /// index would exceed 1 GiB, each keeps fewer blocks ([`blocks_per_rank`](Self::blocks_per_rank) tells), from 65,472
+    /// ranks on none.
+    pub fn new(ranks: u16, settings: &PrefixSettings) -> Option<Self> {
+        let numbers = u64::from(ranks) * (1 + u64::from(ranks.div_ceil(64)));
+        let even_part = MOST_NUMBERS.checked_div(numbers)?;
+        let blocks_per_rank = settings.blocks_per_rank.min(even_part as u32);
+        if blocks_per_rank == 0 {
+            return None;
+        }
+        Some(PrefixTable {
+            index: Index::new(ranks, u64::from(blocks_per_rank) * u64::from(ranks)),
+            ranks: Mutex::new((0..ranks).map(|_| None).collect()),
+            block_tokens: settings.block_tokens.max(1),
+            blocks_per_rank,
+        })
+    }
+
+    /// Tokens of a block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Blocks that a rank keeps.
+    pub fn blocks_per_rank(&self) -> u32 {
+        self.blocks_per_rank
+    }
+
+    /// Bytes that the table takes when every rank is full.
+    pub fn memory_bytes(&self) -> usize {
+        let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).len();
+        self.index.memory_bytes() + ranks * Lru::memory_bytes(self.blocks_per_rank)
+    }
+
+    /// Leading tokens of the prompt with these blocks that each rank holds, into `cached` (one per rank; further ones get
+    /// zero). `chain` comes from [`block_hashes`], or from a trace that names its blocks.
+    pub fn cached(&self, chain: &[u64], cached: &mut [u64]) {
+        self.index.held_blocks(chain, cached);
+        for tokens in cached {
+            *tokens *= u64::from(self.block_tokens);
+        }
+    }
+
+    /// Notes that a request with these blocks goes to `rank`. Blocks beyond the rank's room are left out, from the end. False
+    /// if there is no such rank.
+    pub fn record(&self, rank: u16, chain: &[u64]) -> bool {
+        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
+        let lru = slot.get_or_insert_with(|| Lru::new(self.blocks_per_rank));
+        let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
+        // The last block first, so that it is also the first to be forgotten: what remains is still a prefix.
+        for &block in kept.iter().rev() {
+            if let Touched::New { forgotten } = lru.touch(block) {
+                if let Some(forgotten) = forgotten {
+                    self.index.remove(forgotten, rank);
+                }
+                self.index.insert(block, rank);
+            }
+        }
+        true
+    }
+
+    /// Forgets everything about a rank: its engine may have started again. False if there is no such rank.
+    pub fn forget(&self, rank: u16) -> bool {
+        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
+        for block in slot.take().iter().flat_map(Lru::blocks) {
+            self.index.remove(block, rank);
+        }
+        true
+    }
+}

@@ -1,0 +1,103 @@
+//! Accounts and prefix table together: one decision from a prompt to a rank, and back.
+
+use crate::accounts::{Accounts, Work};
+use crate::policy::{Choice, Policy, RankLoad, Request};
+use crate::prefix_table::{PrefixSettings, PrefixTable};
+use crate::settings::Settings;
+
+/// What is known of a prompt.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prompt<'a> {
+    /// Its tokens. Zero counts as one.
+    pub tokens: u64,
+    /// Expected local share per rank, as in [`Request::share`].
+    pub share: Option<&'a [f64]>,
+    /// Names of its whole blocks, as [`block_hashes`](crate::block_hashes) gives them; empty where they are not known.
+    pub blocks: &'a [u64],
+    /// Hash of what the client wants kept together.
+    pub key: Option<u64>,
+    /// Whether the caller will tell when the prompt has been computed ([`Accounts::computed`]), so that it can count as
+    /// backlog until then. Otherwise it never does.
+    pub reports: bool,
+}
+
+/// Room for one decision, reused from one to the next.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    loads: Vec<RankLoad>,
+    cached: Vec<u64>,
+}
+
+/// A rank, why, and what the request adds to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// The policy's answer.
+    pub choice: Choice,
+    /// What it will count as on that rank.
+    pub work: Work,
+    /// Leading tokens that the rank is believed to hold; `None` where nobody looked.
+    pub cached: Option<u64>,
+}
+
+/// The ranks of one model: decides, and keeps what decisions read. Shared between threads as it is.
+#[derive(Debug)]
+pub struct Router {
+    accounts: Accounts,
+    prefixes: Option<PrefixTable>,
+}
+
+impl Router {
+    /// Idle ranks; see [`Accounts::new`] and [`PrefixTable::new`].
+    pub fn new(ranks: u16, table_prices: &[f32], settings: &Settings, prefix: &PrefixSettings) -> Self {
+        Router { accounts: Accounts::new(ranks, table_prices, settings), prefixes: PrefixTable::new(ranks, prefix) }
+    }
+
+    /// Loads and prices.
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    /// The believed prefix caches; `None` where none are kept.
+    pub fn prefixes(&self) -> Option<&PrefixTable> {
+        self.prefixes.as_ref()
+    }
+
+    /// Lets a policy choose among the available ranks that `admit` lets pass. Takes no lock, and allocates nothing once
+    /// `scratch` has room for all ranks.
+    pub fn decide(
+        &self,
+        policy: &dyn Policy,
+        prompt: &Prompt<'_>,
+        sequence: u64,
+        admit: Option<&dyn Fn(u16) -> bool>,
+        scratch: &mut Scratch,
+    ) -> Option<Decision> {
+        self.accounts.read(&mut scratch.loads);
+        if let Some(admit) = admit {
+            for (rank, load) in (0..).zip(&mut scratch.loads) {
+                load.available &= admit(rank);
+            }
+        }
+        let looked_up = policy.needs().cached && !prompt.blocks.is_empty();
+        let cached = self.prefixes.as_ref().filter(|_| looked_up).map(|prefixes| {
+            scratch.cached.resize(self.accounts.ranks(), 0);
+            prefixes.cached(prompt.blocks, &mut scratch.cached);
+            &scratch.cached[..]
+        });
+        let request = Request { tokens: prompt.tokens, share: prompt.share, cached, key: prompt.key };
+        let choice = policy.choose(&request, &scratch.loads, sequence)?;
+        let rank = usize::from(choice.rank);
+        let pending = if prompt.reports { request.uncached(rank, scratch.loads.len()) } else { 0 };
+        let cached = cached.map(|cached| cached[rank].min(prompt.tokens.saturating_sub(1)));
+        Some(Decision { choice, work: Work { tokens: prompt.tokens, pending }, cached })
+    }
+
+    /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine keeps
+    /// no prefixes.
+    pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) {
+        self.accounts.assign(decision.choice.rank, decision.work);
+        if let Some(prefixes) = self.prefixes.as_ref().filter(|_| remember && !blocks.is_empty()) {
+            prefixes.record(decision.choice.rank, blocks);
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! `sticky`: requests with the same key go to the same rank, as long as that one is under the load cap.
+//!
+//! Rendezvous hashing: every rank has a number for every key, and the available rank with the greatest one is the key's.
+//! A rank that goes away moves its own keys and no others, and gets them back when it returns. A rank above the cap of
+//! [`cost`](crate::cost) passes its requests on to the key's next rank. A request without a key is placed as `least_load`
+//! does.
+
+use crate::cost::{Cap, cheapest};
+use crate::hash::scramble;
+use crate::load_only::LeastLoad;
+use crate::policy::{Choice, Needs, Policy, RankLoad, Request};
+use crate::settings::Settings;
+
+/// The policy; see the module's text.
+#[derive(Clone, Copy, Debug)]
+pub struct Sticky {
+    cap: Cap,
+}
+
+impl Sticky {
+    /// The policy with these settings.
+    pub fn new(settings: &Settings) -> Self {
+        Sticky { cap: Cap::new(settings) }
+    }
+}
+
+impl Policy for Sticky {
+    fn name(&self) -> &'static str {
+        "sticky"
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { key: true, ..Needs::default() }
+    }
+
+    fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
+        let Some(key) = request.key else { return LeastLoad.choose(request, loads, sequence) };
+        // The upper bits alone: a float holds 53.
+        let cost = |index: usize, _: &RankLoad| -((scramble(key ^ scramble(index as u64)) >> 11) as f64);
+        let (index, capped) = cheapest(loads, sequence, self.cap.most(loads, request.tokens), cost)?;
+        Choice::at(index, request, capped)
+    }
+}
