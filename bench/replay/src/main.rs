@@ -48,7 +48,7 @@ struct Cli {
     communication: Vec<f64>,
     /// How fast requests arrive: their work, nothing cached and placed at random, over what the ranks could do if steps had
     /// no fixed part and ranks did not wait for each other.
-    #[arg(long, value_delimiter = ',', default_value = "0.2,0.3,0.4,0.5")]
+    #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.15,0.2,0.25,0.3,0.4,0.5")]
     load: Vec<f64>,
     /// Only the first so many requests.
     #[arg(long, default_value_t = u32::MAX)]
@@ -94,13 +94,15 @@ fn replay(cli: &Cli) -> Result<(), ReplayError> {
         cache_blocks: cli.cache_tokens / BLOCK_TOKENS,
     };
     for &communication in &cli.communication {
+        let time = StepTime::new(communication, corpus.ranks);
+        let mut loads = Vec::new();
         for &load in &cli.load {
-            let time = StepTime::new(communication, corpus.ranks);
             let speed = load * f64::from(corpus.ranks) / work_per_second(&arrivals, &time, corpus.ranks);
             let setup = Setup { jobs: &jobs, ranks: corpus.ranks, prices: &prices, limits, time, speed };
             let title = format!("{} ranks, communication {communication}, load {load}", corpus.ranks);
-            table(&title, &cli.policies, setup)?;
+            loads.push(table(&title, &cli.policies, setup)?);
         }
+        summary(&format!("{} ranks, communication {communication}, all loads", corpus.ranks), &cli.policies, &loads)?;
     }
     Ok(())
 }
@@ -132,7 +134,8 @@ fn work_per_second(arrivals: &[Arrival], time: &StepTime, ranks: u16) -> f64 {
     work / last.max(1e-3)
 }
 
-fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<(), ReplayError> {
+/// Prints the figures of each policy, and returns them.
+fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<Vec<Figures>, ReplayError> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n### {title}\n")?;
     writeln!(
@@ -151,23 +154,21 @@ fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<(), Repla
             per_token_p99 * 1e3
         )?;
         out.flush()?;
-        all.push((policy.as_str(), figures));
+        all.push(figures);
     }
-    compare(&mut out, &all)
+    Ok(all)
 }
 
-/// What the bars are about: `affinity` over the policies that look at loads, and at caches.
-fn compare(out: &mut impl Write, all: &[(&str, Figures)]) -> Result<(), ReplayError> {
-    let of = |name: &str| all.iter().find(|(policy, _)| *policy == name).map(|(_, figures)| figures);
-    let Some(affinity) = of("affinity") else { return Ok(()) };
-    for name in ["least_load", "prefix"] {
-        let Some(other) = of(name) else { continue };
-        let goodput = affinity.goodput / other.goodput.max(1e-9);
-        write!(out, "\n`affinity` over `{name}`: goodput {goodput:.3}")?;
-        if name == "prefix" && other.cached > 0.0 {
-            write!(out, ", prefix hits {:.3}", affinity.cached / other.cached)?;
+/// The greatest goodput of each policy over all loads, and what the policies with caches find in them at that load.
+fn summary(title: &str, policies: &[String], loads: &[Vec<Figures>]) -> Result<(), ReplayError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n### {title}\n")?;
+    writeln!(out, "| policy | greatest goodput, requests/s | LAR there | prefix hits there |\n|---|---|---|---|")?;
+    for (index, policy) in policies.iter().enumerate() {
+        let best = loads.iter().map(|figures| &figures[index]).max_by(|a, b| a.goodput.total_cmp(&b.goodput));
+        if let Some(Figures { goodput, lar, cached, .. }) = best {
+            writeln!(out, "| `{policy}` | {goodput:.3} | {lar:.4} | {cached:.4} |")?;
         }
-        writeln!(out)?;
     }
-    Ok(())
+    Ok(out.flush()?)
 }
