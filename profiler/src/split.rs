@@ -14,19 +14,14 @@ pub fn split(trace: &Trace, hold_out: f64) -> Result<(Trace, Trace), ProfilerErr
         let (found, expected) = (hold_out.to_string(), "a share between 0 and 1");
         return Err(ProfilerError::Option { option: "hold_out", found, expected });
     }
-    let held = |request: TraceRequest<'_>| position(&request.token_ids()[..request.prompt_len()]) < hold_out;
+    let held = |request: TraceRequest<'_>| position(request) < hold_out;
     let solve = TraceBuilder::select(trace, |_, request| !held(request))?;
     let judge = TraceBuilder::select(trace, |_, request| held(request))?;
     Ok((solve, judge))
 }
 
-/// A number in 0..1, evenly spread, that depends on every token (FNV-1a, then the finaliser of SplitMix64).
-fn position(tokens: &[u32]) -> f64 {
-    let bytes = tokens.iter().flat_map(|token| token.to_le_bytes());
-    let fnv = bytes
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-    let mixed = (fnv ^ (fnv >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+/// A number in 0..1, evenly spread, that depends on the prompt.
+fn position(request: TraceRequest<'_>) -> f64 {
     // The upper 53 bits are exact in an f64.
-    ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    (request.prompt_hash(0) >> 11) as f64 / (1u64 << 53) as f64
 }

@@ -11,12 +11,13 @@
 //! | `model` | which model a file is about, and where its data came from |
 //! | `container` | safetensors header, aligned storage, digest, atomic write |
 //! | `trace`, `trace_builder` | requests with the experts of each token |
-//! | `profile`, `profile_builder` | how often each token activated each expert |
+//! | `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
+//! | `likely` | the group to put a token on, by T and A: one rule for workers, the solver and `evaluate` |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
@@ -28,11 +29,13 @@ mod embeddings;
 mod error;
 pub mod export;
 mod ids;
+mod likely;
 mod model;
 pub mod permute;
 mod placement;
 mod profile;
 mod profile_builder;
+mod profile_without;
 mod replicas;
 mod score;
 mod slots;
@@ -45,6 +48,7 @@ pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
 pub use ids::{ExpertId, GroupId, LayerIdx, RankId, TokenId};
+pub use likely::{LikelyGroup, likeliest_group};
 pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};
 pub use placement::Placement;
 pub use profile::{Phase, Profile, ProfileRow};

@@ -110,7 +110,7 @@ impl ProfileBuilder {
     /// [`FormatError::Io`] names the path.
     pub fn write(&self, path: &Path) -> Result<String, FormatError> {
         let columns = self.columns().map_err(|e| e.in_file(path))?;
-        self.layout(&columns).write(path)
+        columns.layout(&self.model, &self.provenance, self.phase).write(path)
     }
 
     /// The file's bytes.
@@ -118,7 +118,7 @@ impl ProfileBuilder {
     /// # Errors
     /// When all tokens together overflow 48 bits, or the header would be longer than a reader accepts.
     pub fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
-        self.layout(&self.columns()?).to_bytes()
+        self.columns()?.layout(&self.model, &self.provenance, self.phase).to_bytes()
     }
 
     /// The profile itself, in memory.
@@ -150,22 +150,6 @@ impl ProfileBuilder {
         }
         Ok(columns)
     }
-
-    fn layout<'a>(&self, columns: &'a Columns) -> Layout<'a> {
-        let mut metadata = Layout::metadata(FORMAT);
-        self.model.to_metadata(&mut metadata);
-        self.provenance.to_metadata(&mut metadata);
-        metadata.insert("phase".into(), self.phase.to_string());
-        let vocabulary = self.model.vocab_size as usize;
-        let entries = columns.expert.len();
-        let tensors = vec![
-            LayoutTensor::new("token_count", &[vocabulary], &columns.token_count),
-            LayoutTensor::new("indptr", &[self.model.layers(), vocabulary + 1], &columns.indptr),
-            LayoutTensor::new("expert", &[entries], &columns.expert),
-            LayoutTensor::new("count", &[entries], &columns.count),
-        ];
-        Layout { metadata, tensors }
-    }
 }
 
 impl TokenEvidence {
@@ -194,16 +178,32 @@ impl TokenEvidence {
 
 /// The tensors of the file.
 #[derive(Debug, Default)]
-struct Columns {
-    token_count: Vec<u64>,
-    indptr: Vec<u64>,
-    expert: Vec<u16>,
-    count: Vec<u32>,
+pub(crate) struct Columns {
+    pub(crate) token_count: Vec<u64>,
+    pub(crate) indptr: Vec<u64>,
+    pub(crate) expert: Vec<u16>,
+    pub(crate) count: Vec<u32>,
 }
 
 impl Columns {
     /// All rows up to this index of `indptr` start where the entries end now.
-    fn start_rows_up_to(&mut self, index: usize) {
+    pub(crate) fn start_rows_up_to(&mut self, index: usize) {
         self.indptr.resize(index + 1, self.expert.len() as u64);
+    }
+
+    pub(crate) fn layout(&self, model: &ModelInfo, provenance: &Provenance, phase: Phase) -> Layout<'_> {
+        let mut metadata = Layout::metadata(FORMAT);
+        model.to_metadata(&mut metadata);
+        provenance.to_metadata(&mut metadata);
+        metadata.insert("phase".into(), phase.to_string());
+        let vocabulary = model.vocab_size as usize;
+        let entries = self.expert.len();
+        let tensors = vec![
+            LayoutTensor::new("token_count", &[vocabulary], &self.token_count),
+            LayoutTensor::new("indptr", &[model.layers(), vocabulary + 1], &self.indptr),
+            LayoutTensor::new("expert", &[entries], &self.expert),
+            LayoutTensor::new("count", &[entries], &self.count),
+        ];
+        Layout { metadata, tensors }
     }
 }

@@ -27,6 +27,61 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn what_was_merged_can_be_taken_out_again(model in any_model(), seeds: [u64; 2]) {
+        let [a, b] = seeds.map(|seed| profile(&model, seed));
+        let both = merged(&model, [&a, &b]);
+        prop_assert_eq!(both.without(&b).unwrap().unwrap().digest(), a.digest());
+        prop_assert_eq!(a.without(&a).unwrap().unwrap().total_tokens(), 0);
+        // What is no part is found out, or nothing is wrong with the rest.
+        match a.without(&b).unwrap() {
+            Some(rest) => prop_assert_eq!(merged(&model, [&rest, &b]).digest(), a.digest()),
+            None => prop_assert!(b.total_tokens() > 0),
+        }
+        if a.total_tokens() > 0 {
+            prop_assert!(a.without(&both).unwrap().is_none() || b.total_tokens() == 0);
+        }
+    }
+}
+
+#[test]
+fn only_what_can_be_the_counts_of_tokens_is_left() {
+    let tiny = model(4, 2, 3, &[0]);
+    let counted = |routes: &[(u32, [u16; 2])]| {
+        let mut builder = TraceBuilder::new(tiny.clone(), provenance()).unwrap();
+        routes.iter().for_each(|(token, experts)| builder.push(&[*token], 1, experts, None).unwrap());
+        let mut profile = profile_builder(&tiny, Phase::All);
+        profile.add_trace(&builder.finish().unwrap()).unwrap();
+        profile.finish().unwrap()
+    };
+    let whole = counted(&[(1, [0, 1]), (1, [2, 3]), (2, [0, 1])]);
+    let cases = [
+        (&[(1, [2, 3])][..], true),
+        (&[], true),
+        // More than there is of a token, of an expert of it, of an expert that it never had.
+        (&[(0, [0, 1])], false),
+        (&[(2, [0, 1]), (2, [0, 1])], false),
+        (&[(2, [0, 3])], false),
+    ];
+    for (part, is_part) in cases {
+        assert_eq!(whole.without(&counted(part)).unwrap().is_some(), is_part, "{part:?}");
+    }
+    // Every count would stay above zero, but one occurrence cannot have one expert twice.
+    let whole = counted(&[(1, [0, 1]), (1, [0, 2]), (1, [0, 3])]);
+    assert!(whole.without(&counted(&[(1, [1, 2]), (1, [0, 3])])).unwrap().is_none());
+}
+
+#[test]
+fn parts_of_other_models_and_phases_are_errors() {
+    let tiny = model(4, 2, 5, &[0]);
+    let decode = profile_builder(&tiny, Phase::Decode).finish().unwrap();
+    let error = profile(&tiny, 1).without(&decode).unwrap_err().to_string();
+    assert_eq!(error, "the profile's phase is decode, expected all");
+    let error = profile(&tiny, 1).without(&profile(&model(4, 2, 6, &[0]), 1)).unwrap_err().to_string();
+    assert!(error.contains("vocab_size"), "{error}");
+}
+
 #[test]
 fn a_count_that_overflows_is_an_error() {
     let model = model(2, 1, 1, &[0]);
