@@ -10,7 +10,8 @@ use std::time::Instant;
 
 use semmoe_routing::PrefixSettings;
 use semmoe_solver::{
-    EvalInput, EvalOptions, Evaluation, GivenPlacement, Nodes, Objective, RequestFigures, SolveOptions, evaluate, solve,
+    EvalInput, EvalOptions, Evaluation, GivenPlacement, Nodes, Objective, ReliabilityBin, RequestFigures, SolveOptions,
+    SolveReport, evaluate, solve,
 };
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Trace};
 
@@ -19,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let token_margin = flag(&mut arguments, "--token-margin")?.unwrap_or(0.02);
     let objective = objective(&mut arguments)?;
     let expert_load_limit = flag(&mut arguments, "--expert-load-limit")?.unwrap_or(1.10);
+    let hold_out = flag(&mut arguments, "--hold-out")?.unwrap_or(0.0);
     let redundant = flag(&mut arguments, "--redundant")?.unwrap_or(0);
     let placement = placement(&mut arguments)?;
     let (nodes, judge_nodes) = nodes(&mut arguments)?;
@@ -29,7 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [solve_on, judge_on, groups @ ..] = &arguments[..] else {
         return Err(
             "usage: judge SOLVE.trace JUDGE.trace [GROUPS...] [--objective activations|ranks] [--token-margin X] \
-             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin] [--nodes M] [--inter-cost X] [--judge-nodes M] [--blocks-per-rank B]"
+             [--expert-load-limit X] [--redundant R] [--placement linear|round_robin] [--nodes M] [--inter-cost X] [--judge-nodes M] \
+             [--blocks-per-rank B] [--hold-out X]"
                 .into(),
         );
     };
@@ -55,6 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 redundant,
                 placement: placement.clone(),
                 nodes,
+                hold_out,
                 token_margin,
                 expert_load_limit,
                 ..SolveOptions::new(groups, attention, provenance.clone())
@@ -62,19 +66,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let begin = Instant::now();
             let solved = solve(&profile, trace, &options, &mut |_| ControlFlow::Continue(()))?;
             let seconds = begin.elapsed().as_secs_f64();
-            let report = &solved.report;
-            print(&format!(
-                "G={groups} {attention} unit={} | {seconds:.1} s, {} unit steps | in: lar {:.4} gap {:.1e} remote ranks {:.3} tokens {:.3} experts {:.3} (worst {:.3}) split {}",
-                report.unit,
-                report.iterations,
-                report.lar,
-                report.dual_gap,
-                report.remote_ranks_per_token.unwrap_or(f64::NAN),
-                report.token_imbalance,
-                report.expert_load_imbalance,
-                report.expert_load_imbalance_worst_layer,
-                report.split_units
-            ));
+            print(&format!("G={groups} {attention} | {seconds:.1} s"));
+            print_report(&solved.report);
             let judged = evaluate(
                 &solved.tables,
                 EvalInput::Trace(&other),
@@ -84,6 +77,29 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+fn print_report(report: &SolveReport) {
+    print(&format!(
+        "    unit={}, {} unit steps | in: lar {:.4} gap {:.1e} remote ranks {:.3} tokens {:.3} experts {:.3} (worst {:.3}) split {}",
+        report.unit,
+        report.iterations,
+        report.lar,
+        report.dual_gap,
+        report.remote_ranks_per_token.unwrap_or(f64::NAN),
+        report.token_imbalance,
+        report.expert_load_imbalance,
+        report.expert_load_imbalance_worst_layer,
+        report.split_units
+    ));
+    let held_out = &report.held_out;
+    print(&format!("    {}", held_out.note));
+    if let Some(prior) = held_out.prior {
+        print(&format!("    {prior:?}"));
+    }
+    for layer in &held_out.transitions {
+        print(&format!("    {layer:?}"));
+    }
 }
 
 fn print_judged(judged: &Evaluation) {
@@ -99,6 +115,19 @@ fn print_judged(judged: &Evaluation) {
     if let (Some(rate), Some(inter)) = (judged.node_local_rate, judged.inter_node_activations_per_token) {
         print(&format!(
             "    out: on the own node {rate:.4}, on other nodes {inter:.3} activations per token and layer"
+        ));
+    }
+    if let Some(lar) = judged.lar_t_only {
+        print(&format!("    out: by T alone {lar:.4}"));
+    }
+    let curves = [("tokens", &judged.calibration.tokens), ("requests", &judged.calibration.requests)];
+    for (what, curve) in curves.iter().filter_map(|(what, curve)| Some((what, curve.as_ref()?))) {
+        let bin = |bin: &ReliabilityBin| format!("{} x {:.3} was {:.3}", bin.count, bin.predicted, bin.observed);
+        let bins: Vec<String> = curve.bins.iter().map(bin).collect();
+        print(&format!(
+            "    out: calibration error of {what} {:.4}: {}",
+            curve.expected_calibration_error,
+            bins.join(", ")
         ));
     }
     let references = [

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use semmoe_routing::{Policy, Prompt, Router, Scratch, block_hashes, policy_with};
-use semmoe_tables::{LayerIdx, Tables, Trace, TraceRequest};
+use semmoe_tables::{Attention, LayerIdx, Tables, Trace, TraceRequest};
 
 use crate::balance::spread;
+use crate::calibration::{Reliability, ReliabilitySum};
 use crate::error::SolveError;
 use crate::evaluate::{Judged, RequestFigures};
 use crate::hosts::Hosts;
@@ -68,6 +69,7 @@ pub(crate) fn judge(
         tally,
         token_imbalance: figures(&jobs, &ranks, hosts.places).request_imbalance,
         tokens: jobs.iter().map(|job| job.known_tokens).sum(),
+        lar_t_only: None,
         policies: Some(policies),
         argmax: Some(figures(&jobs, &argmax(&jobs), hosts.places)),
         windowed: Some(figures(&jobs, &windowed(&jobs, hosts.places, options.token_margin), hosts.places)),
@@ -78,6 +80,27 @@ pub(crate) fn judge(
             Some(job.local[rank] as f64 / job.known_tokens as f64)
         })),
     })
+}
+
+/// How the mean share of a prompt on its likeliest rank compares with what of the request is local there. Requests that T
+/// says nothing of make no prediction. `None` without any, and with attention tp, where T has no shares of ranks.
+pub(crate) fn request_reliability(
+    tables: &Tables,
+    hosts: &Hosts,
+    trace: &Trace,
+    options: &EvalOptions,
+) -> Option<Reliability> {
+    if tables.attention() == Attention::Tp {
+        return None;
+    }
+    let mut sum = ReliabilitySum::default();
+    for job in trace.iter().map(|request| job(tables, hosts, request, options)).filter(|job| job.activations > 0) {
+        if let Some(share) = &job.share {
+            let best = best_of(share);
+            sum.add(share[best], job.local[best] as f64 / job.activations as f64, 1);
+        }
+    }
+    sum.finish()
 }
 
 fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &EvalOptions) -> Job {
@@ -149,11 +172,13 @@ fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOp
 
 /// The rank of each request's greatest share; requests without evidence in turn.
 fn argmax(jobs: &[Job]) -> Vec<usize> {
-    let best =
-        |share: &[f64]| (1..share.len()).fold(0, |best, rank| if share[rank] > share[best] { rank } else { best });
     let places = |job: &Job| job.local.len();
-    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), best);
+    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), best_of);
     jobs.iter().enumerate().map(of_job).collect()
+}
+
+fn best_of(share: &[f64]) -> usize {
+    (1..share.len()).fold(0, |best, rank| if share[rank] > share[best] { rank } else { best })
 }
 
 /// Windows of requests, each assigned exactly by share into what the ranks have left of (1 + margin) of the mean.

@@ -1,17 +1,22 @@
 //! Evaluation with tokens as units: each token on the best place that T knows.
 
-use semmoe_tables::{Attention, LayerIdx, Profile, Tables, TokenId, Trace};
+use semmoe_tables::{Attention, GroupId, LayerIdx, Profile, Tables, TokenId, Trace};
 
 use crate::balance::spread_of;
 use crate::evaluate::Judged;
 use crate::hosts::Hosts;
+use crate::labels::MainGroups;
 use crate::report::Unit;
 use crate::tally::Tally;
 
-/// The place of a token in a layer; `None` where T has no evidence.
-fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId) -> Option<usize> {
+/// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are given; `None`
+/// where neither has evidence.
+fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(u16, u16)>) -> Option<usize> {
     match tables.attention() {
-        Attention::Tp => tables.token_groups(layer, token).map(|labels| usize::from(labels.groups[0])),
+        Attention::Tp => {
+            let before = before.map(|(older, newer)| (GroupId::new(older), GroupId::new(newer)));
+            tables.likeliest_group(layer, token, before).map(|likely| likely.group.index())
+        }
         Attention::Dp => {
             let row = tables.token_row(token)?;
             let best = (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best });
@@ -47,29 +52,41 @@ impl TokenLoads {
     }
 }
 
-/// Every token of a trace, layer by layer.
+/// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones: when a
+/// token is placed their routers have run.
 pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judged {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);
-    let mut tokens = 0;
+    let (mut tokens, mut local_t_only) = (0, 0.0);
+    let mut main = MainGroups::new(tables.placement());
     for request in trace.iter() {
         for (position, &token) in request.token_ids().iter().enumerate() {
             let mut known = false;
+            main.set(tables.placement(), request, position);
             for layer in 0..hosts.layers {
                 let id = LayerIdx::new(layer as u16);
                 let Some(route) = request.route(position, id) else { continue };
-                let place = place_of(tables, id, TokenId::new(token));
-                tally.add_route(hosts, layer, route.experts().map(|expert| expert.index()), place);
+                let by_t = place_of(tables, id, TokenId::new(token), None);
+                let place = match main.before(layer) {
+                    Some(before) => place_of(tables, id, TokenId::new(token), Some(before)),
+                    None => by_t,
+                };
+                let experts = || route.experts().map(|expert| expert.index());
+                local_t_only +=
+                    experts().map(|expert| hosts.local_share(hosts.column(layer, expert), by_t)).sum::<f64>();
+                tally.add_route(hosts, layer, experts(), place);
                 loads.add(layer, place, 1);
                 known = true;
             }
             tokens += u64::from(known);
         }
     }
-    judged(tally, &loads, tokens)
+    let activations: u64 = tally.activations.iter().sum();
+    let lar_t_only = (tables.attention() == Attention::Tp).then(|| local_t_only / activations as f64);
+    Judged { lar_t_only, ..judged(tally, &loads, tokens) }
 }
 
-/// Every token of a profile, by its counts.
+/// Every token of a profile, by its counts; these do not say what a token's groups were in the layers before.
 pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Judged {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);
@@ -77,7 +94,7 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
         let token = TokenId::new(token);
         for layer in 0..hosts.layers {
             let id = LayerIdx::new(layer as u16);
-            let place = place_of(tables, id, token);
+            let place = place_of(tables, id, token, None);
             let row = profile.row(id, token);
             for (&expert, &activations) in row.experts.iter().zip(row.counts) {
                 tally.add(hosts, (layer, usize::from(expert)), u64::from(activations), place);
@@ -85,7 +102,8 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
             loads.add(layer, place, count);
         }
     }
-    judged(tally, &loads, profile.total_tokens())
+    let lar_t_only = (tables.attention() == Attention::Tp).then(|| tally.lar());
+    Judged { lar_t_only, ..judged(tally, &loads, profile.total_tokens()) }
 }
 
 fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
@@ -95,6 +113,7 @@ fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
         tally,
         token_imbalance,
         tokens,
+        lar_t_only: None,
         policies: None,
         argmax: None,
         windowed: None,

@@ -6,6 +6,7 @@ use semmoe_tables::{Attention, Profile, Tables, Trace};
 use serde::Serialize;
 
 use crate::balance::Spread;
+use crate::calibration::{Calibration, profile_reliability, trace_reliability};
 use crate::error::SolveError;
 use crate::hosts::Hosts;
 use crate::options::EvalOptions;
@@ -31,7 +32,11 @@ pub struct Evaluation {
     pub unit: Unit,
     /// Local activation rate over all tokens and layers.
     pub lar: f64,
-    /// The same for each MoE layer; null for a layer without known routes.
+    /// With attention tp the same by T alone; `lar` itself is by T and A, where the tables have A and the groups in the two layers
+    /// before are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lar_t_only: Option<f64>,
+    /// `lar` for each MoE layer; null for a layer without known routes.
     pub lar_per_layer: Vec<Option<f64>>,
     /// The same with every token or request on a random rank: the expected value.
     pub lar_random: f64,
@@ -54,6 +59,8 @@ pub struct Evaluation {
     pub tokens: u64,
     /// Activations judged.
     pub activations: u64,
+    /// Whether T's shares come true.
+    pub calibration: Calibration,
     /// Each routing policy, simulated request by request; for a trace and attention dp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policies: Option<BTreeMap<String, RequestFigures>>,
@@ -95,6 +102,7 @@ pub(crate) struct Judged {
     pub(crate) tally: Tally,
     pub(crate) token_imbalance: f64,
     pub(crate) tokens: u64,
+    pub(crate) lar_t_only: Option<f64>,
     pub(crate) policies: Option<BTreeMap<String, RequestFigures>>,
     pub(crate) argmax: Option<RequestFigures>,
     pub(crate) windowed: Option<RequestFigures>,
@@ -139,6 +147,7 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     Ok(Evaluation {
         unit: judged.unit,
         lar: judged.tally.lar(),
+        lar_t_only: judged.lar_t_only,
         lar_per_layer: judged.tally.lar_per_layer(),
         lar_random: judged.tally.lar_random(&hosts),
         node_local_rate: judged.tally.node_local_rate(),
@@ -152,10 +161,23 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         token_imbalance: judged.token_imbalance,
         tokens: judged.tokens,
         activations,
+        calibration: calibration(tables, &hosts, input, options),
         policies: judged.policies,
         argmax: judged.argmax,
         windowed: judged.windowed,
         batch_predicted: judged.batch_predicted,
         batch_optimum: judged.batch_optimum,
     })
+}
+
+fn calibration(tables: &Tables, hosts: &Hosts, input: EvalInput<'_>, options: &EvalOptions) -> Calibration {
+    match input {
+        EvalInput::Profile(profile) => {
+            Calibration { tokens: profile_reliability(tables, hosts, profile), requests: None }
+        }
+        EvalInput::Trace(trace) => Calibration {
+            tokens: trace_reliability(tables, hosts, trace),
+            requests: eval_requests::request_reliability(tables, hosts, trace, options),
+        },
+    }
 }

@@ -118,6 +118,15 @@ impl Hosts {
         })
     }
 
+    /// Local share of an activation of this column by a token at `place`; `None` = on a random one.
+    pub(crate) fn local_share(&self, column: usize, place: Option<usize>) -> f64 {
+        match place {
+            Some(place) if self.is_local(column, place) => 1.0,
+            Some(_) => 0.0,
+            None => self.random_share(column),
+        }
+    }
+
     /// The groups that share an activation of this column by a token at `place` evenly: those of its place that hold
     /// the expert, as static dispatch takes the nearest replica, else all that do.
     pub(crate) fn computed_on(&self, column: usize, place: Option<usize>) -> &[u16] {

@@ -15,18 +15,20 @@
 //! | `home` | experts that are somewhere already, and what their moves cost |
 //! | `held`, `replica_step`, `replicate`, `replica_table` | replicas: who holds what, their exact step, the alternation around them, T |
 //! | `prior`, `evidence` | what is expected of rare and unseen tokens, and what their own counts say |
-//! | `token_table`, `labels`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
+//! | `token_table`, `labels`, `transitions`, `score` | T and prices for attention dp, T and A for tp, the score of a prompt |
+//! | `split`, `hold_out`, `prior_fit` | requests not solved on: to choose the prior and A with, and to judge on |
 //! | `assign` | the exact token step alone, for a placement that is given |
 //! | `given` | placements that are given: the units' step alone, with tables and report |
 //! | `paper` | the paper's Algorithm 1, as a baseline |
 //! | `ranks` | the objective of remote ranks: its unit step and its local search |
 //! | `bounds` | what no placement can exceed, so that the gap of a solution is a figure |
-//! | `hosts`, `tally`, `eval_tokens`, `eval_requests` | evaluation |
+//! | `hosts`, `tally`, `eval_tokens`, `eval_requests`, `calibration` | evaluation |
 
 mod alternate;
 mod assign;
 mod balance;
 mod bounds;
+mod calibration;
 mod error;
 mod eval_requests;
 mod eval_tokens;
@@ -36,6 +38,7 @@ mod expert_step;
 mod gating;
 mod given;
 mod held;
+mod hold_out;
 mod home;
 mod hosts;
 mod kick;
@@ -47,6 +50,7 @@ mod padding;
 mod paper;
 mod parallel;
 mod prior;
+mod prior_fit;
 mod problem;
 mod ranks;
 mod replica_step;
@@ -56,25 +60,32 @@ mod report;
 mod score;
 mod seeds;
 mod solve;
+mod split;
 mod starts;
 mod swaps;
 mod tally;
 mod token_table;
 mod topology;
+mod transitions;
 mod transport;
 mod unit_step;
 mod whole;
 
 pub use assign::{TokenAssigner, TokenPlan};
 pub use bounds::{BoundOptions, BoundScope, Bounds, LayerBounds, bounds};
+pub use calibration::{Calibration, Reliability, ReliabilityBin};
 pub use error::SolveError;
 pub use eval_requests::{BURST, WINDOW};
 pub use evaluate::{EvalInput, Evaluation, RequestFigures, evaluate};
 pub use given::GivenPlacement;
+pub use hold_out::HeldOut;
 pub use home::WarmStart;
 pub use options::{EvalOptions, Nodes, Objective, SolveOptions, UnseenTokens};
 pub use paper::{PaperCap, PaperOptions, solve_paper};
 pub use prior::{RidgeOptions, TokenStrings};
+pub use prior_fit::PriorFit;
 pub use report::{Evidence, Migration, NodeFigures, SolveReport, Unit};
 pub use solve::{Solved, solve};
+pub use split::ProfilePart;
 pub use starts::SolveProgress;
+pub use transitions::LayerTransitions;

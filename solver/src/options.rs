@@ -99,6 +99,9 @@ pub struct SolveOptions {
     pub gating_groups: u16,
     /// Pseudo-occurrences of the prior (what similar tokens let expect, or the layer's shares) that are added to every token's evidence in T.
     pub prior_occurrences: f64,
+    /// Share of the trace's requests that are not solved on, 0 to 0.5: half of them to choose the strength of the prior and the
+    /// layers of A with, half to judge the result on. 0 = all are solved on, the prior stays as it is, and there is no A.
+    pub hold_out: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
     pub bounds: Option<BoundOptions>,
     /// What the tokens are called, so that tokens spelt alike say what to expect of each other in T; no longer than the vocabulary.
@@ -134,6 +137,7 @@ impl SolveOptions {
             nodes: None,
             gating_groups: 1,
             prior_occurrences: 2.0,
+            hold_out: 0.0,
             bounds: Some(BoundOptions::default()),
             token_strings: None,
             embeddings: None,
@@ -261,6 +265,7 @@ impl SolveOptions {
         within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")?;
         within("expert_load_limit", self.expert_load_limit, 1.0, 65535.0, "a number from 1 to 65535")?;
         within("prior_occurrences", self.prior_occurrences, 1e-6, 1e9, "a number above 0, at most 1e9")?;
+        within("hold_out", self.hold_out, 0.0, 0.5, "a share from 0 to 0.5")?;
         within("ridge.penalty", self.ridge.penalty, 1e-3, 1e9, "a number from 0.001 to 1e9")?;
         within("ridge.occurrences_cap", self.ridge.occurrences_cap, 1e-6, 1e6, "a number above 0, at most 1e6")
     }

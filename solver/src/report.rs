@@ -10,6 +10,7 @@ use crate::alternate::{Clustering, Limits, local_rate, stay};
 use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
 use crate::expert_step::load_floor;
+use crate::hold_out::HeldOut;
 use crate::home::Home;
 use crate::load_limit::group_loads;
 use crate::options::{Nodes, Objective, SolveOptions};
@@ -45,7 +46,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Quality of a solve, measured on its own input; judge tables on other data with [`evaluate`](crate::evaluate).
+/// Quality of a solve, measured on its own input but for `held_out`; judge tables on other data with [`evaluate`](crate::evaluate).
 #[derive(Clone, Debug, Serialize)]
 pub struct SolveReport {
     /// "dp" or "tp".
@@ -116,6 +117,8 @@ pub struct SolveReport {
     pub migration: Option<Migration>,
     /// What tells T of tokens that are alike: "embeddings", "strings", both in this order, or none.
     pub priors: Vec<&'static str>,
+    /// What the tables are worth on requests that were not solved on.
+    pub held_out: HeldOut,
     /// What T knows of the vocabulary.
     pub evidence: Evidence,
     /// The price of each rank, in units of share.
@@ -294,6 +297,7 @@ impl SolveReport {
                 .map(|nodes| NodeFigures::new(nodes, (lar, rate(|part| part.node_local)), tables.model().top_k)),
             migration: None,
             priors: Vec::new(),
+            held_out: HeldOut::default(),
             evidence,
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),

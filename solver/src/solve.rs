@@ -12,17 +12,21 @@ use crate::bounds::{Bounds, problem_bounds};
 use crate::error::SolveError;
 use crate::evidence::Shrinkage;
 use crate::given::Given;
+use crate::hold_out::{HeldOut, with_hold_out};
 use crate::labels::tp_parts;
 use crate::options::{Nodes, Objective, SolveOptions};
 use crate::padding::padded_replicas;
 use crate::prior::TokenPrior;
+use crate::prior_fit::{TokenInput, fit_prior};
 use crate::problem::Problem;
 use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
 use crate::report::{Evidence, Migration, SolveReport, Unit};
+use crate::split::Split;
 use crate::starts::{Best, SolveProgress, run_starts};
 use crate::token_table::{dp_prices, token_shares};
 use crate::topology::Topology;
+use crate::transitions::keep_transitions;
 use crate::unit_step::PROFIT_ONE;
 
 /// The result of [`solve`].
@@ -38,7 +42,8 @@ pub struct Solved {
 ///
 /// With attention dp the units are the requests of `trace`, or the profile's tokens without one; with attention tp the
 /// profile's tokens, layer by layer. `progress` is called about every second at the latest, also in long steps; when it
-/// breaks, the best so far is returned (what no start has reached yet has its experts in order).
+/// breaks, the best so far is returned (what no start has reached yet has its experts in order). Requests that
+/// [`SolveOptions::hold_out`] keeps back are solved on nowhere; the report has what the tables are worth on them.
 ///
 /// # Errors
 /// [`SolveError`]: no known route in the input, groups that do not divide the experts (with those that do), an option
@@ -50,9 +55,20 @@ pub fn solve(
     options: &SolveOptions,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
-    let (given, topology) = checked(profile, trace, options)?;
+    let placed = checked(profile, trace, options)?;
+    with_hold_out(profile, trace, options, |profile, trace, split| {
+        solve_part((profile, trace), (split, placed), options, progress)
+    })
+}
+
+/// Solves on what is given; the choices left open are made with the requests held out.
+fn solve_part(
+    (profile, trace): (&Profile, Option<&Trace>),
+    (split, (given, topology)): (Option<&Split>, (Option<Given>, Topology)),
+    options: &SolveOptions,
+    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+) -> Result<Solved, SolveError> {
     let prior = TokenPrior::new(profile, options)?;
-    let shrinkage = Shrinkage::new(options, prior.as_ref());
     let counted = own_counts(trace, options)?;
     let counted = counted.as_ref().unwrap_or(profile);
     let (unit, mut problems) = problems(counted, trace, options.attention)?;
@@ -88,14 +104,15 @@ pub fn solve(
         true => Some(padded_placement(profile.model(), options, &problems, &best)?),
         false => given.and_then(|given| given.slots),
     };
-    let builder = tables_builder((profile, trace), options, (&problems, &best), slots, &shrinkage)?;
-    let tables = builder.solver(solver_name(unit, options)).finish()?;
+    let solved = (unit, &problems[..], &best);
+    let (tables, held_out) = build_tables((profile, trace), split, options, prior.as_ref(), (solved, slots))?;
     let evidence = Evidence::new(profile, prior.as_ref());
     let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
     report.priors = options.priors();
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, (limits, options)));
     let bounds = proof(&report, &problems, options);
     report.certify(bounds, options.nodes.is_some() || options.gating_groups > 1);
+    report.held_out = held_out;
     Ok(Solved { tables, report })
 }
 
@@ -147,35 +164,48 @@ fn padded_placement(
     Ok(padded_replicas(model, options.groups, layers)?)
 }
 
-/// The parts of the tables. `slots` are those of a placement that was given with replicas or padding.
-fn tables_builder(
+/// T, A and E from the best clusterings, and what was chosen on the way with the requests held out. `slots` are those of a
+/// placement that was given with replicas or padding.
+fn build_tables(
     (profile, trace): (&Profile, Option<&Trace>),
+    split: Option<&Split>,
     options: &SolveOptions,
-    (problems, best): (&[Problem], &Best),
-    slots: Option<Replicas>,
-    shrinkage: &Shrinkage<'_>,
-) -> Result<TablesBuilder, SolveError> {
+    prior: Option<&TokenPrior>,
+    ((unit, problems, best), slots): ((Unit, &[Problem], &Best), Option<Replicas>),
+) -> Result<(Tables, HeldOut), SolveError> {
+    let mut held_out = HeldOut::default();
     let first = &best.clusterings[0];
     if let Some(held) = &first.replicas {
+        // The shares of a token do not add up to one here, so that its prior has no likelihood to be fitted by.
         let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
         let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
-        return Ok(replica_tables(profile, options, (held, slots, shrinkage), price));
+        let builder = replica_tables(profile, options, (held, slots, &Shrinkage::new(options, prior)), price);
+        return Ok((builder.solver(solver_name(unit, options)).finish()?, held_out));
     }
     let placement = match &slots {
         Some(slots) => slots.primary(),
         None => placement(options.groups, problems, &best.clusterings)?,
     };
+    let input = TokenInput { profile, placement: &placement, prior, options };
+    held_out.prior = split.and_then(|split| fit_prior(input, &split.choose_counts, &split.judge_counts));
+    let options = &held_out.prior.map_or_else(|| options.clone(), |prior| prior.applied(options));
+    let shrinkage = Shrinkage::new(options, prior);
     let builder = match options.attention {
         Attention::Dp => {
-            let shares = token_shares(profile, &placement, shrinkage);
+            let shares = token_shares(profile, &placement, &shrinkage);
             dp_tables(profile, trace, options, (&problems[0], first), placement, shares)
         }
         Attention::Tp => {
-            let parts = tp_parts(profile, trace, &placement, shrinkage);
+            let mut parts = tp_parts(profile, &placement, &shrinkage);
+            if let Some((trace, split)) = trace.zip(split) {
+                let prior = options.prior_occurrences;
+                held_out.transitions = keep_transitions(&mut parts, trace, &placement, prior, split.traces());
+            }
             tp_tables(profile, options, (problems, best), placement, parts)
         }
     };
-    Ok(slots.into_iter().fold(builder, TablesBuilder::replicas))
+    let builder = slots.into_iter().fold(builder, TablesBuilder::replicas);
+    Ok((builder.solver(solver_name(unit, options)).finish()?, held_out))
 }
 
 /// The counts that are clustered if not the profile's. Remote ranks are counted in the trace, so that with attention tp its
@@ -291,7 +321,7 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
     };
     format!(
         "semmoe-solver {} unit={unit} objective={} seed={} starts={} token_margin={} expert_load_limit={} redundant={} \
-         prior_occurrences={}{priors}{placement}{warm}{nodes}",
+         prior_occurrences={} hold_out={}{priors}{placement}{warm}{nodes}",
         env!("CARGO_PKG_VERSION"),
         options.objective,
         options.seed,
@@ -300,5 +330,6 @@ fn solver_name(unit: Unit, options: &SolveOptions) -> String {
         options.expert_load_limit,
         options.redundant,
         options.prior_occurrences,
+        options.hold_out,
     )
 }

@@ -49,11 +49,7 @@ impl Tally {
         if let (Some(sum), Some(share)) = (&mut self.node_local, hosts.node_share(column, place)) {
             *sum += share * count as f64;
         }
-        self.local[layer] += match place {
-            Some(place) if hosts.is_local(column, place) => count as f64,
-            Some(_) => 0.0,
-            None => count as f64 * hosts.random_share(column),
-        };
+        self.local[layer] += count as f64 * hosts.local_share(column, place);
     }
 
     /// Adds the route of one token at `place`: its activations, and the places that it must be sent to. An expert

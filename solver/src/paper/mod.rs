@@ -30,6 +30,7 @@ use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 use crate::alternate::{Clustering, Limits, load_excess};
 use crate::error::{SolveError, check_groups};
 use crate::evidence::Shrinkage;
+use crate::hold_out::with_hold_out;
 use crate::labels::tp_parts;
 use crate::load_limit::group_loads;
 use crate::options::{Objective, SolveOptions, at_least_one, within};
@@ -104,7 +105,7 @@ impl PaperOptions {
 /// Algorithm 1 in place of [`solve`](crate::solve), with the same inputs and the same kind of result.
 ///
 /// Of `options` it uses groups, attention, seed, provenance, and what describes the result (the limits on tokens and
-/// expert load are reported on, but the algorithm does not know them). One thread. `progress` is called after every
+/// expert load are reported on, but the algorithm does not know them), and what is held out to judge on; there is no A. One thread. `progress` is called after every
 /// round; when it breaks, the best so far is returned.
 ///
 /// # Errors
@@ -128,6 +129,15 @@ pub fn solve_paper(
     if let Some(trace) = trace {
         profile.model().check_compatible(trace.model())?;
     }
+    with_hold_out(profile, trace, options, |profile, trace, _| paper_part((profile, trace), options, paper, progress))
+}
+
+fn paper_part(
+    (profile, trace): (&Profile, Option<&Trace>),
+    options: &SolveOptions,
+    paper: &PaperOptions,
+    progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
+) -> Result<Solved, SolveError> {
     let (unit, problems) = problems(profile, trace, options.attention)?;
     let best = run(&problems, options, paper, progress);
     let placement = placement(options.groups, &problems, &best.clusterings)?;
@@ -140,7 +150,7 @@ pub fn solve_paper(
             TablesBuilder::dp(model, provenance, placement, shares, price)
         }
         Attention::Tp => {
-            let mut parts = tp_parts(profile, trace, &placement, &Shrinkage::new(options, None));
+            let mut parts = tp_parts(profile, &placement, &Shrinkage::new(options, None));
             let labels = best.clusterings.iter().map(|clustering| &clustering.plan.label[..]);
             tokens::set_labels(&mut parts, profile, &placement, labels);
             TablesBuilder::tp(model, provenance, placement, parts, price)

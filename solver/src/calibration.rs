@@ -1,0 +1,142 @@
+//! Whether the shares that T expects are those that come true: reliability curves.
+
+use semmoe_tables::{Attention, ExpertId, LayerIdx, Profile, Tables, TokenId, Trace};
+use serde::Serialize;
+
+use crate::hosts::Hosts;
+
+/// Bins of a reliability curve, evenly over 0 to 1.
+const BINS: usize = 10;
+
+/// Whether T's shares come true, as reliability curves.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Calibration {
+    /// Of tokens: the share of activations expected on the likeliest rank (attention dp) or group of each layer (tp), and the
+    /// share that was there.
+    pub tokens: Option<Reliability>,
+    /// Of requests, for a trace and attention dp: the mean share of the prompt on its likeliest rank, and the share of the
+    /// whole request that was local there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub requests: Option<Reliability>,
+}
+
+/// How expected shares compare with those that came true.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reliability {
+    /// Predictions compared: occurrences of tokens (in every layer with attention tp), or requests.
+    pub count: u64,
+    /// The mean of |predicted - observed| over the bins, by count.
+    pub expected_calibration_error: f64,
+    /// Ten bins of predicted share, those without a prediction left out.
+    pub bins: Vec<ReliabilityBin>,
+}
+
+/// Predictions of about the same share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReliabilityBin {
+    /// Least share of the bin; the greatest is 0.1 more.
+    pub from: f64,
+    /// Predictions in it.
+    pub count: u64,
+    /// Their mean.
+    pub predicted: f64,
+    /// The mean share that came true.
+    pub observed: f64,
+}
+
+/// Adds up predictions.
+#[derive(Debug, Default)]
+pub(crate) struct ReliabilitySum {
+    /// Count, sum of predicted, sum of observed.
+    bins: [(u64, f64, f64); BINS],
+}
+
+impl ReliabilitySum {
+    /// Adds `count` predictions of one share.
+    pub(crate) fn add(&mut self, predicted: f64, observed: f64, count: u64) {
+        let bin = &mut self.bins[((predicted * BINS as f64) as usize).min(BINS - 1)];
+        bin.0 += count;
+        bin.1 += predicted * count as f64;
+        bin.2 += observed * count as f64;
+    }
+
+    /// `None` without predictions.
+    pub(crate) fn finish(&self) -> Option<Reliability> {
+        let count: u64 = self.bins.iter().map(|bin| bin.0).sum();
+        let error: f64 = self.bins.iter().map(|bin| (bin.1 - bin.2).abs()).sum();
+        let bins = self.bins.iter().enumerate().filter(|(_, bin)| bin.0 > 0).map(|(at, bin)| ReliabilityBin {
+            from: at as f64 / BINS as f64,
+            count: bin.0,
+            predicted: bin.1 / bin.0 as f64,
+            observed: bin.2 / bin.0 as f64,
+        });
+        (count > 0).then(|| Reliability {
+            count,
+            expected_calibration_error: error / count as f64,
+            bins: bins.collect(),
+        })
+    }
+}
+
+/// How T's share of a token's likeliest rank, or group of each layer, compares with a trace. Tokens that T prefers nowhere make no
+/// prediction.
+pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
+    let mut sum = ReliabilitySum::default();
+    for request in trace.iter() {
+        for (position, &token) in request.token_ids().iter().enumerate() {
+            sum.add_token(tables, hosts.layers, (TokenId::new(token), 1), |layer, place| {
+                let experts = || request.route(position, layer).into_iter().flat_map(|route| route.experts());
+                let is_local = |expert: ExpertId| hosts.is_local(hosts.column(layer.index(), expert.index()), place);
+                (experts().filter(|&expert| is_local(expert)).count() as u64, experts().count() as u64)
+            });
+        }
+    }
+    sum.finish()
+}
+
+/// The same with counts.
+pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
+    let mut sum = ReliabilitySum::default();
+    let seen = (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0);
+    for (token, &count) in seen.map(|(token, count)| (TokenId::new(token), count)) {
+        sum.add_token(tables, hosts.layers, (token, count), |layer, place| {
+            let row = profile.row(layer, token);
+            let is_local = |expert: u16| hosts.is_local(hosts.column(layer.index(), usize::from(expert)), place);
+            let counts = row.experts.iter().zip(row.counts).filter(|(expert, _)| is_local(**expert));
+            (counts.map(|(_, &count)| u64::from(count)).sum(), row.activations())
+        });
+    }
+    sum.finish()
+}
+
+impl ReliabilitySum {
+    /// Adds `count` occurrences of a token; `local` tells how many of its activations in a layer are local at a place, and how
+    /// many there are.
+    fn add_token(
+        &mut self,
+        tables: &Tables,
+        layers: usize,
+        (token, count): (TokenId, u64),
+        local: impl Fn(LayerIdx, usize) -> (u64, u64),
+    ) {
+        let layers = (0..layers).map(|layer| LayerIdx::new(layer as u16));
+        let top_k = u64::from(tables.model().top_k);
+        if tables.attention() == Attention::Tp {
+            for layer in layers {
+                let Some(labels) = tables.token_groups(layer, token) else { continue };
+                let (local, all) = local(layer, usize::from(labels.groups[0]));
+                if all > 0 {
+                    self.add(labels.probs[0].to_f64(), local as f64 / all as f64, all / top_k);
+                }
+            }
+            return;
+        }
+        let Some(row) = tables.token_row(token) else { return };
+        let best = (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best });
+        let (local, all) =
+            layers.map(|layer| local(layer, best)).fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
+        if all > 0 && row.iter().any(|share| *share != row[best]) {
+            self.add(row[best].to_f64(), local as f64 / all as f64, count);
+        }
+    }
+}

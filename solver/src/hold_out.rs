@@ -1,0 +1,79 @@
+//! What a solve says about requests that it did not see.
+
+use semmoe_tables::{Profile, Tables, Trace};
+use serde::Serialize;
+
+use crate::error::SolveError;
+use crate::evaluate::{EvalInput, Evaluation, evaluate};
+use crate::options::{EvalOptions, SolveOptions};
+use crate::prior_fit::PriorFit;
+use crate::solve::Solved;
+use crate::split::{ProfilePart, Split};
+use crate::transitions::LayerTransitions;
+
+/// The requests held out, and what the tables are worth on them.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct HeldOut {
+    /// What was held out, or why nothing was; one sentence.
+    pub note: String,
+    /// Share of the requests that was asked for.
+    pub share: f64,
+    /// Requests solved on; zero where nothing was held out, and the same for the two that follow.
+    pub requests_solved: u64,
+    /// Requests that the prior and A were chosen with.
+    pub requests_choosing: u64,
+    /// Requests that the figures below are of.
+    pub requests_judged: u64,
+    /// What became of the counts of the last two in the profile.
+    pub profile: Option<ProfilePart>,
+    /// The tables as they are, on the requests judged.
+    pub figures: Option<Evaluation>,
+    /// The strength of T's prior; none with replicas, where the shares of a token do not add up to one.
+    pub prior: Option<PriorFit>,
+    /// Attention tp: layer by layer what A adds.
+    pub transitions: Vec<LayerTransitions>,
+}
+
+impl HeldOut {
+    fn judge(&mut self, split: &Split, tables: &Tables, options: &SolveOptions) -> Result<(), SolveError> {
+        let [solved, choosing, judged] = [&split.solve, &split.choose, &split.judge].map(|part| part.requests() as u64);
+        (self.requests_solved, self.requests_choosing, self.requests_judged) = (solved, choosing, judged);
+        let (profile, what) = match split.profile {
+            Some(_) => (ProfilePart::TakenOut, "their counts were taken out of the profile"),
+            None => (ProfilePart::NotPart, "the profile does not contain their counts, so nothing was taken out of it"),
+        };
+        self.profile = Some(profile);
+        self.note = format!(
+            "of {} requests {} were held out, {choosing} to choose with and {judged} to judge on; {what}",
+            solved + choosing + judged,
+            choosing + judged
+        );
+        let eval = EvalOptions { token_margin: options.token_margin, ..EvalOptions::default() };
+        self.figures = Some(evaluate(tables, EvalInput::Trace(&split.judge), &eval)?);
+        Ok(())
+    }
+}
+
+/// Runs `solve` on what is left when the requests that the options ask for are held out, and judges its tables on these.
+/// `solve` gets the split, if there is one, to choose with; its tables are the ones judged.
+pub(crate) fn with_hold_out(
+    profile: &Profile,
+    trace: Option<&Trace>,
+    options: &SolveOptions,
+    solve: impl FnOnce(&Profile, Option<&Trace>, Option<&Split>) -> Result<Solved, SolveError>,
+) -> Result<Solved, SolveError> {
+    let mut solved = match Split::new(profile, trace, options.hold_out)? {
+        Ok(split) => {
+            let mut solved = solve(split.profile.as_ref().unwrap_or(profile), Some(&split.solve), Some(&split))?;
+            solved.report.held_out.judge(&split, &solved.tables, options)?;
+            solved
+        }
+        Err(note) => {
+            let mut solved = solve(profile, trace, None)?;
+            solved.report.held_out.note = note;
+            solved
+        }
+    };
+    solved.report.held_out.share = options.hold_out;
+    Ok(solved)
+}

@@ -1,0 +1,155 @@
+//! How strong T's prior should be: by the log loss of T's shares on counts that it was not built from.
+
+use semmoe_tables::{Attention, LayerIdx, Placement, Profile, TokenId};
+use serde::Serialize;
+
+use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::mean_evidence::MeanEvidence;
+use crate::options::SolveOptions;
+use crate::prior::TokenPrior;
+use crate::token_table::{activation_evidence, count_groups};
+
+/// Pseudo-occurrences of the prior that are tried.
+const PRIORS: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+
+/// What a share counts for at least: the least normal f16.
+const LEAST_SHARE: f64 = 6.103_515_625e-5;
+
+/// Tokens times groups that the prior is fitted on, at most.
+const MOST_FITTED: usize = 1 << 18;
+
+/// The prior's strength that fits requests best that were not solved on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PriorFit {
+    /// Pseudo-occurrences as the options had them.
+    pub before: f64,
+    /// Pseudo-occurrences of the least log loss on the requests to choose with.
+    pub best: f64,
+    /// On the requests judged: mean of -log(expected share) over activations, with `before`.
+    pub log_loss_before: f64,
+    /// The same with `best`.
+    pub log_loss_best: f64,
+    /// Whether T has `best`: it has the lower log loss on both.
+    pub kept: bool,
+}
+
+impl PriorFit {
+    /// The options with the prior that T gets.
+    pub(crate) fn applied(&self, options: &SolveOptions) -> SolveOptions {
+        let prior_occurrences = if self.kept { self.best } else { self.before };
+        SolveOptions { prior_occurrences, ..options.clone() }
+    }
+}
+
+/// What T is built from.
+#[derive(Clone, Copy)]
+pub(crate) struct TokenInput<'a> {
+    pub(crate) profile: &'a Profile,
+    pub(crate) placement: &'a Placement,
+    pub(crate) prior: Option<&'a TokenPrior>,
+    pub(crate) options: &'a SolveOptions,
+}
+
+/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the counts `choose`, kept if it is lower on the counts
+/// `judge` too. `None` if one of them has no count of a token that T knows.
+pub(crate) fn fit_prior(input: TokenInput<'_>, choose: &Profile, judge: &Profile) -> Option<PriorFit> {
+    let before = input.options.prior_occurrences;
+    let mut tried = vec![before];
+    tried.extend(PRIORS.iter().filter(|&&prior| prior != before));
+    let [on_choose, on_judge] = log_losses(input, [choose, judge], &tried);
+    let best = (1..tried.len()).fold(0, |best, at| if on_choose.sum[at] < on_choose.sum[best] { at } else { best });
+    (on_choose.activations > 0.0 && on_judge.activations > 0.0).then(|| PriorFit {
+        before,
+        best: tried[best],
+        log_loss_before: on_judge.sum[0] / on_judge.activations,
+        log_loss_best: on_judge.sum[best] / on_judge.activations,
+        kept: best > 0 && on_judge.sum[best] < on_judge.sum[0],
+    })
+}
+
+/// Sums of -log(expected share) over the activations of a profile, by pseudo-occurrences.
+#[derive(Debug)]
+struct LogLosses {
+    activations: f64,
+    sum: Vec<f64>,
+}
+
+fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [LogLosses; 2] {
+    let (groups, layers) = (usize::from(input.placement.groups()), input.profile.model().layers());
+    let vocabulary = input.profile.model().vocab_size;
+    let mut tokens: Vec<TokenId> = (0..vocabulary).map(TokenId::new).collect();
+    tokens.retain(|&token| held.iter().any(|profile| profile.token_count(token) > 0));
+    let step = (tokens.len() * groups).div_ceil(MOST_FITTED).max(1);
+    let tokens: Vec<TokenId> = tokens.into_iter().step_by(step).collect();
+    // What is expected of a token does not depend on the weight of that.
+    let shrinkage = Shrinkage::new(input.options, input.prior);
+    let mut losses = [(); 2].map(|()| LogLosses { activations: 0.0, sum: vec![0.0; tried.len()] });
+    let new_rows = || vec![Row::new(groups, tried.len()); tokens.len()];
+    let (mut rows, mut counts) = (new_rows(), vec![0; groups]);
+    let mut add_rows = |rows: &[Row], evidence: &LayerEvidence| {
+        let shrunk = shrinkage.fit(evidence);
+        let mut expected = vec![0.0; groups];
+        for (&token, row) in tokens.iter().zip(rows) {
+            if shrunk.prior(token.index(), &mut expected) {
+                row.add_to(&mut losses, &expected);
+            }
+        }
+    };
+    let mut mean = (input.options.attention == Attention::Dp).then(|| MeanEvidence::new(vocabulary as usize, groups));
+    for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
+        let evidence = activation_evidence(input.profile, layer, input.placement);
+        for (&token, row) in tokens.iter().zip(&mut rows) {
+            for (profile, sums) in held.iter().zip(row.counts.chunks_exact_mut(groups)) {
+                count_groups(profile, layer, token, input.placement.layer(layer), &mut counts);
+                sums.iter_mut().zip(&counts).for_each(|(sum, &count)| *sum += count as f64);
+            }
+            row.add_own(tried, evidence.row(token.index()), evidence.seen[token.index()]);
+        }
+        match &mut mean {
+            Some(mean) => mean.add(&evidence),
+            None => add_rows(&std::mem::replace(&mut rows, new_rows()), &evidence),
+        }
+    }
+    // With attention dp a row of T is the mean over layers.
+    if let Some(mean) = mean {
+        add_rows(&rows, &mean.finish(layers));
+    }
+    losses
+}
+
+/// One row of T, for every number m of pseudo-occurrences, and what came true. Sums over layers with attention dp.
+#[derive(Clone, Debug)]
+struct Row {
+    /// [2, G]
+    counts: Vec<f64>,
+    /// [tried, G] the token's own part, `c / (n + m)`.
+    own: Vec<f64>,
+    /// [tried] the weight of what is expected, `m / (n + m)`.
+    pull: Vec<f64>,
+}
+
+impl Row {
+    fn new(groups: usize, tried: usize) -> Self {
+        Row { counts: vec![0.0; 2 * groups], own: vec![0.0; tried * groups], pull: vec![0.0; tried] }
+    }
+
+    fn add_own(&mut self, tried: &[f64], own: &[f64], seen: f64) {
+        for ((m, sums), pull) in tried.iter().zip(self.own.chunks_exact_mut(own.len())).zip(&mut self.pull) {
+            sums.iter_mut().zip(own).for_each(|(sum, count)| *sum += count / (seen + m));
+            *pull += m / (seen + m);
+        }
+    }
+
+    fn add_to(&self, losses: &mut [LogLosses; 2], expected: &[f64]) {
+        let groups = expected.len();
+        for (losses, counts) in losses.iter_mut().zip(self.counts.chunks_exact(groups)) {
+            losses.activations += counts.iter().sum::<f64>();
+            for ((sum, own), pull) in losses.sum.iter_mut().zip(self.own.chunks_exact(groups)).zip(&self.pull) {
+                let shares = || own.iter().zip(expected).map(|(own, expected)| own + pull * expected);
+                let all: f64 = shares().sum();
+                let each = counts.iter().zip(shares());
+                *sum -= each.map(|(count, share)| count * (share / all).max(LEAST_SHARE).ln()).sum::<f64>();
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Requests of a trace that are not solved on, and the profile without them.
+
+use semmoe_tables::{FormatError, LayerIdx, Profile, ProfileBuilder, Trace, TraceBuilder, TraceRequest};
+use serde::Serialize;
+
+use crate::transitions::HeldTraces;
+
+/// Fewest requests of each part.
+const FEWEST: usize = 4;
+
+/// Decorrelates the split from others by prompt: of what one of those left, every request would else be on one side here.
+const SALT: u64 = 0x05ee_d0f7_4e5b_1175;
+
+/// What became of the held-out requests' counts in the profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProfilePart {
+    /// They were taken out.
+    TakenOut,
+    /// The profile does not contain them; nothing was taken out.
+    NotPart,
+}
+
+/// A trace in three parts, by prompt: equal prompts lie in one.
+#[derive(Debug)]
+pub(crate) struct Split {
+    /// What is solved on.
+    pub(crate) solve: Trace,
+    /// What choices are made with.
+    pub(crate) choose: Trace,
+    /// What the result is judged on.
+    pub(crate) judge: Trace,
+    /// Counts of `choose` and `judge`, of the profile's phase.
+    pub(crate) choose_counts: Profile,
+    pub(crate) judge_counts: Profile,
+    /// The profile without them; `None` if they are not part of it.
+    pub(crate) profile: Option<Profile>,
+}
+
+impl Split {
+    /// Holds out about `share` of the requests; the reason if nothing can be.
+    pub(crate) fn new(
+        profile: &Profile,
+        trace: Option<&Trace>,
+        share: f64,
+    ) -> Result<Result<Self, String>, FormatError> {
+        if share <= 0.0 {
+            return Ok(Err("no requests were held out".to_owned()));
+        }
+        let Some(trace) = trace else {
+            return Ok(Err("nothing was held out: a profile without a trace has no requests".to_owned()));
+        };
+        let parts = parts(trace, share);
+        // Requests without a known route say nothing.
+        let routed: Vec<bool> = trace.iter().map(|request| has_route(request, trace.model().layers())).collect();
+        let [solved, chosen, judged] = [Part::Solve, Part::Choose, Part::Judge]
+            .map(|part| parts.iter().zip(&routed).filter(|(of, routed)| **of == part && **routed).count());
+        if solved.min(chosen).min(judged) < FEWEST {
+            return Ok(Err(format!(
+                "nothing was held out: of {} requests with a known route {solved} would be left to solve on, {chosen} to choose with and \
+                 {judged} to judge on, expected at least {FEWEST} each",
+                routed.iter().filter(|routed| **routed).count()
+            )));
+        }
+        let of = |part: Part| TraceBuilder::select(trace, |number, _| parts[number] == part);
+        let (choose, judge) = (of(Part::Choose)?, of(Part::Judge)?);
+        let (choose_counts, judge_counts) = (counts(profile, &choose)?, counts(profile, &judge)?);
+        let mut both = ProfileBuilder::new(profile.model().clone(), profile.provenance().clone(), profile.phase())?;
+        both.add_profile(&choose_counts)?;
+        both.add_profile(&judge_counts)?;
+        let rest = profile.without(&both.finish()?)?;
+        if rest.as_ref().is_some_and(|rest| silenced(profile, rest)) {
+            return Ok(Err("nothing was held out: a layer would have no counts left".to_owned()));
+        }
+        Ok(Ok(Split { solve: of(Part::Solve)?, choose, judge, choose_counts, judge_counts, profile: rest }))
+    }
+
+    pub(crate) fn traces(&self) -> HeldTraces<'_> {
+        HeldTraces { choose: &self.choose, judge: &self.judge }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Solve,
+    Choose,
+    Judge,
+}
+
+/// The part of every request.
+fn parts(trace: &Trace, share: f64) -> Vec<Part> {
+    let part = |request: TraceRequest<'_>| {
+        // The upper 53 bits are exact in an f64.
+        let position = (request.prompt_hash(SALT) >> 11) as f64 / (1u64 << 53) as f64;
+        match position {
+            _ if position >= share => Part::Solve,
+            _ if position >= share / 2.0 => Part::Judge,
+            _ => Part::Choose,
+        }
+    };
+    trace.iter().map(part).collect()
+}
+
+fn has_route(request: TraceRequest<'_>, layers: usize) -> bool {
+    let layers = || (0..layers).map(|layer| LayerIdx::new(layer as u16));
+    (0..request.token_ids().len()).any(|position| layers().any(|layer| request.route(position, layer).is_some()))
+}
+
+fn counts(profile: &Profile, trace: &Trace) -> Result<Profile, FormatError> {
+    let mut builder = ProfileBuilder::new(profile.model().clone(), profile.provenance().clone(), profile.phase())?;
+    builder.add_trace(trace)?;
+    builder.finish()
+}
+
+/// Whether a layer lost all its counts.
+fn silenced(before: &Profile, after: &Profile) -> bool {
+    let mut layers = (0..before.model().layers()).map(|layer| LayerIdx::new(layer as u16));
+    layers.any(|layer| before.entries(layer) > 0 && after.entries(layer) == 0)
+}
+
+#[cfg(test)]
+#[path = "split_tests.rs"]
+mod tests;

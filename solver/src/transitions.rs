@@ -1,0 +1,184 @@
+//! A for attention tp: which groups follow on the groups of the two layers before, kept where that helps.
+//!
+//! T already knows much of what a token's earlier groups tell, since the token chose them. Taken at face value A counts that
+//! twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
+
+use half::f16;
+use semmoe_tables::{LayerIdx, Placement, TpParts, Trace, likeliest_group};
+use serde::Serialize;
+
+use crate::labels::{MainGroups, labels_of, push_labels};
+
+/// Weights that are tried; the last takes A at face value.
+const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
+
+/// What A is worth in one layer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayerTransitions {
+    /// The model's layer number.
+    pub layer: u16,
+    /// Local activation rate on the requests judged, every token on its likeliest group by T alone; none for a layer without
+    /// known routes.
+    pub lar_t: Option<f64>,
+    /// The same by T and A.
+    pub lar_t_and_a: Option<f64>,
+    /// The same with A at face value, a weight of 1.
+    pub lar_t_and_a_untempered: Option<f64>,
+    /// The weight of A, chosen on other requests; none in the first two layers, which have no A.
+    pub weight: Option<f64>,
+    /// Whether A is in the tables: better than T alone on the requests chosen with and on those judged.
+    pub kept: bool,
+}
+
+/// Requests that were not solved on: to choose with, and to judge the choice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldTraces<'a> {
+    pub(crate) choose: &'a Trace,
+    pub(crate) judge: &'a Trace,
+}
+
+/// Counts A in `trace`, and puts it into `parts`, which has T, for the layers where it beats T alone.
+pub(crate) fn keep_transitions(
+    parts: &mut TpParts,
+    trace: &Trace,
+    placement: &Placement,
+    prior_occurrences: f64,
+    held: HeldTraces<'_>,
+) -> Vec<LayerTransitions> {
+    let counts = Counts::of(trace, placement);
+    let tables: Vec<Labels> =
+        WEIGHTS.iter().map(|&weight| counts.labels(parts.labels, prior_occurrences, weight)).collect();
+    let chosen_on = local_by(held.choose, placement, parts, &tables);
+    let judged_on = local_by(held.judge, placement, parts, &tables);
+    let size = counts.groups * counts.groups * parts.labels;
+    let mut layers = Vec::with_capacity(placement.layers());
+    for (layer, (chosen, judged)) in chosen_on.iter().zip(&judged_on).enumerate() {
+        // Of equals the smallest weight.
+        let best = (1..WEIGHTS.len()).fold(0, |best, at| if chosen.by[at] > chosen.by[best] { at } else { best });
+        let kept = chosen.by[best] > chosen.alone && judged.by[best] > judged.alone;
+        if kept {
+            let rows = layer * size..(layer + 1) * size;
+            parts.transition_group[rows.clone()].copy_from_slice(&tables[best].group[rows.clone()]);
+            parts.transition_prob[rows.clone()].copy_from_slice(&tables[best].prob[rows]);
+        }
+        let rate = |local: u64| (judged.activations > 0).then(|| local as f64 / judged.activations as f64);
+        layers.push(LayerTransitions {
+            layer: trace.model().layer_ids[layer],
+            lar_t: rate(judged.alone),
+            lar_t_and_a: rate(judged.by[best]).filter(|_| layer >= 2),
+            lar_t_and_a_untempered: rate(judged.by[WEIGHTS.len() - 1]).filter(|_| layer >= 2),
+            weight: (layer >= 2).then_some(WEIGHTS[best]),
+            kept,
+        });
+    }
+    layers
+}
+
+/// Activations by group of a token and its groups in the two layers before.
+struct Counts {
+    groups: usize,
+    top_k: f64,
+    /// [L, G, G, G], the two before older first.
+    after: Vec<u64>,
+    /// [L, G] all activations.
+    all: Vec<u64>,
+}
+
+impl Counts {
+    fn of(trace: &Trace, placement: &Placement) -> Self {
+        let (layers, groups) = (placement.layers(), usize::from(placement.groups()));
+        let (mut after, mut all) = (vec![0; layers * groups * groups * groups], vec![0; layers * groups]);
+        let mut main = MainGroups::new(placement);
+        for request in trace.iter() {
+            for position in 0..request.token_ids().len() {
+                main.set(placement, request, position);
+                for layer in 0..layers {
+                    let id = LayerIdx::new(layer as u16);
+                    let Some(route) = request.route(position, id) else { continue };
+                    let row = main.before(layer).map(|before| row_of(layer, before, groups));
+                    for expert in route.experts() {
+                        let group = usize::from(placement.layer(id)[expert.index()]);
+                        all[layer * groups + group] += 1;
+                        if let Some(row) = row {
+                            after[row * groups + group] += 1;
+                        }
+                    }
+                }
+            }
+        }
+        Counts { groups, top_k: f64::from(trace.model().top_k), after, all }
+    }
+
+    /// The labels of every row: its shares, shrunk to the layer's, over the layer's, to the power of the weight. No label
+    /// where the two groups were never seen.
+    fn labels(&self, labels: usize, prior_occurrences: f64, weight: f64) -> Labels {
+        let mut table = Labels { group: Vec::new(), prob: Vec::new() };
+        let mut shares = vec![0.0; self.groups];
+        for (row, counts) in self.after.chunks_exact(self.groups).enumerate() {
+            let layer = row / (self.groups * self.groups);
+            let all = &self.all[layer * self.groups..(layer + 1) * self.groups];
+            let total = all.iter().sum::<u64>() as f64;
+            let seen = counts.iter().sum::<u64>() as f64 / self.top_k;
+            for ((share, &count), &all) in shares.iter_mut().zip(counts).zip(all) {
+                let prior = all as f64 / total;
+                let shrunk = (count as f64 / self.top_k + prior_occurrences * prior) / (seen + prior_occurrences);
+                *share = if all == 0 { 0.0 } else { (shrunk / prior).powf(weight) };
+            }
+            let sum: f64 = shares.iter().sum();
+            shares.iter_mut().for_each(|share| *share /= sum);
+            push_labels(&mut table.group, &mut table.prob, labels, (seen > 0.0).then_some(&shares));
+        }
+        table
+    }
+}
+
+/// [L, G, G, m] labels.
+struct Labels {
+    group: Vec<u16>,
+    prob: Vec<f16>,
+}
+
+fn row_of(layer: usize, (older, newer): (u16, u16), groups: usize) -> usize {
+    (layer * groups + usize::from(older)) * groups + usize::from(newer)
+}
+
+/// Activations of a layer, and those that stay local.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Local {
+    activations: u64,
+    /// By T alone. A token of which nothing is known counts as nowhere, here and below.
+    alone: u64,
+    /// With each table of A.
+    by: [u64; WEIGHTS.len()],
+}
+
+fn local_by(trace: &Trace, placement: &Placement, parts: &TpParts, tables: &[Labels]) -> Vec<Local> {
+    let (layers, groups) = (placement.layers(), placement.groups());
+    let vocabulary = trace.model().vocab_size as usize;
+    let mut local = vec![Local::default(); layers];
+    let mut on_group = vec![0u64; usize::from(groups)];
+    let mut main = MainGroups::new(placement);
+    for request in trace.iter() {
+        for (position, &token) in request.token_ids().iter().enumerate() {
+            main.set(placement, request, position);
+            for (layer, local) in local.iter_mut().enumerate() {
+                let id = LayerIdx::new(layer as u16);
+                let Some(route) = request.route(position, id) else { continue };
+                on_group.fill(0);
+                for expert in route.experts() {
+                    on_group[usize::from(placement.layer(id)[expert.index()])] += 1;
+                    local.activations += 1;
+                }
+                let row = layer * vocabulary + token as usize;
+                let t = labels_of(&parts.token_group, &parts.token_prob, parts.labels, row);
+                let stays = |a| likeliest_group(t, a, groups).map_or(0, |likely| on_group[likely.group.index()]);
+                local.alone += stays(None);
+                let before = main.before(layer).map(|before| row_of(layer, before, usize::from(groups)));
+                for (by, table) in local.by.iter_mut().zip(tables) {
+                    *by += stays(before.and_then(|row| labels_of(&table.group, &table.prob, parts.labels, row)));
+                }
+            }
+        }
+    }
+    local
+}
