@@ -5,6 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod tables;
+
+pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
+
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
 #[derive(Debug, Parser)]
 #[command(name = "semmoe", version, about, propagate_version = true, max_term_width = 100)]
@@ -240,11 +244,11 @@ So experts that the same tokens activate are put on one rank, and requests with 
 
   E   the group (rank) of every expert: engines load it, see `tables export` and `tables permute`
   T   how much of a token's activations is local on each rank: the gateway scores requests with it
-  A   which group follows on the groups of the two layers before (attention tp, with --trace)
+  A   which group follows on the groups of the two layers before (attention tp, with --trace; where it helps)
 
 The figure of merit is the local activation rate (LAR): the share of activations on the rank where the token is. With G groups \
 and no placement at all it is about 1/G. Groups get equally many experts, and loads stay even: the report prints how even. \
-LAR on the solving data flatters; judge with `semmoe evaluate` on traffic that was not used to solve.
+LAR on the solving data flatters: with --trace a part of its requests is held out, and the tables are judged on these. On other traffic judge with `semmoe evaluate`.
 
 From nothing to tables in three commands:
   semmoe profile record --engine sglang --url http://127.0.0.1:30000 --prompts prompts.jsonl --out run.trace.safetensors
@@ -295,6 +299,13 @@ pub(crate) struct SolveArgs {
     /// Also write the solver's report (JSON).
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// Share of the trace's requests that are not solved on, 0 to 0.5: half of them to choose the strength of T's prior and the
+    /// layers of A with, half to judge the tables on. 0 = none; then the prior is not fitted and there is no A.
+    ///
+    /// Their counts are taken out of the profile where it contains them. Which requests these are depends on their prompts alone, so
+    /// that equal prompts stay together, and runs with other options are judged on the same ones.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1, value_parser = hold_out_share)]
+    pub(crate) hold_out: f64,
     /// Seed: the same seed and input give the same tables.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -342,9 +353,16 @@ pub(crate) struct SolveArgs {
     #[arg(long, value_name = "N_GROUP", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) gating_groups: u16,
     /// Stop after this many seconds with the best found so far, as Ctrl-C does; what is written then depends on the
-    /// machine's speed.
+    /// machine's speed. Both end with exit code 0, as the tables are valid; a second Ctrl-C writes nothing and ends with 130.
     #[arg(long, value_name = "SECONDS", value_parser = positive_seconds)]
     pub(crate) time_limit: Option<f64>,
+}
+
+fn hold_out_share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if (0.0..=0.5).contains(&share) => Ok(share),
+        _ => Err("expected a share from 0 to 0.5".to_owned()),
+    }
 }
 
 fn positive_seconds(text: &str) -> Result<f64, String> {
@@ -374,108 +392,4 @@ pub(crate) struct EvaluateArgs {
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum TablesCommand {
-    /// Describe tables.
-    Show(TablesFile),
-    /// Check tables in full; exit code 2 when they are wrong.
-    Verify(TablesFile),
-    /// Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
-    #[command(long_about = EXPORT_ABOUT)]
-    Export(ExportArgs),
-    /// Rewrite a checkpoint so that contiguous placement is E, for engines that take no placement.
-    #[command(long_about = PERMUTE_ABOUT)]
-    Permute(PermuteArgs),
-}
-
-/// What `tables export --help` begins with.
-const EXPORT_ABOUT: &str = "\
-Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
-
-Every form lists, layer by layer, which expert is in each physical slot; slot p is on rank p / (slots / groups). \
-Experts that the tables replicate fill the extra slots.
-
-  sglang  --init-expert-location of an unmodified SGLang; a row for each of the model's layers, dense ones included
-  eplb    phy2log, log2phy and logcnt of DeepSeek's EPLB; safetensors when --out ends in .safetensors, else JSON
-  vllm    the file that an open pull request (49572) reads: no release of vLLM does, hence only with --experimental
-
-Without --out the text goes to standard output and the arguments to standard error. An engine that takes no placement \
-at all can be given a checkpoint in which contiguous placement is E: see `semmoe tables permute`.
-
-Example:
-  semmoe tables export --tables qwen3.tables.safetensors --format sglang --out experts.json";
-
-/// Readers of an exported placement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ExportFormat {
-    Sglang,
-    Eplb,
-    Vllm,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExportArgs {
-    /// The tables to export.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tables: PathBuf,
-    /// Who reads it.
-    #[arg(long, value_enum)]
-    pub(crate) format: ExportFormat,
-    /// The file to write [default: standard output].
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: Option<PathBuf>,
-    /// Allow forms that no released engine reads.
-    #[arg(long)]
-    pub(crate) experimental: bool,
-}
-
-/// What `tables permute --help` begins with.
-const PERMUTE_ABOUT: &str = "\
-Rewrite a checkpoint so that contiguous placement is E, for engines that take no placement.
-
-Engines without a placement option put experts 0 .. N/G-1 on the first rank, the next N/G on the second, and so on. This \
-renumbers the experts of every MoE layer (their tensors, their rows of the router and of its bias), so that this contiguous \
-placement puts them where the tables want them. The model computes what it did before; no weight is changed.
-
-It proves itself: everything written is read again and compared byte by byte, and layers of both checkpoints are computed on \
-random hidden states and must agree in every bit. config.json comes last: a directory without it is not whole. A run that was \
-interrupted is continued by the same command. Files are mapped, so memory stays small; the disk must hold a second checkpoint.
-
-Families: DeepSeek-V2 and -V3, Qwen3-MoE, OLMoE, Mixtral, GPT-OSS, quantised or not. Refused are tables with replicas (a \
-checkpoint holds each expert once: use `tables export`), and with group-limited gating (n_group > 1) a placement that tears \
-gating groups apart.
-
-The tables that were permuted do not fit the new checkpoint, whose experts have other numbers: --out-tables writes those that \
-do, for the gateway.
-
-Example:
-  semmoe tables permute --tables old.tables.safetensors --checkpoint Qwen3-30B-A3B \\
-    --out Qwen3-30B-A3B-ep8 --out-tables new.tables.safetensors";
-
-#[derive(Debug, Args)]
-pub(crate) struct PermuteArgs {
-    /// The tables whose placement the new checkpoint has.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) tables: PathBuf,
-    /// The Hugging Face checkpoint directory to read; nothing in it is changed.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) checkpoint: PathBuf,
-    /// The directory to write: new, empty, or left by an interrupted run of the same.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-    /// Also write the tables of the new checkpoint: T and prices as before, E contiguous.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out_tables: Option<PathBuf>,
-    /// Print the report as one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct TablesFile {
-    /// The tables.
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
 }

@@ -245,6 +245,28 @@ fn files_about_different_models() {
 }
 
 #[test]
+fn tokenizers_of_other_models() {
+    let folder = Folder::new();
+    // The bundled model's tokenizer has another digest, and more tokens than a vocabulary of 100.
+    write_some(&folder, "other", 1, 1, |_| {});
+    write_some(&folder, "small", 1, 1, |model| {
+        model.tokenizer_sha256 = None;
+        model.vocab_size = 1 + reference().iter().next().expect("a request").token_ids()[0];
+    });
+    std::fs::write(folder.path("broken.json"), "{}").expect("written");
+    let tokenizer = support::model_dir().join("tokenizer.json");
+    let bundled = tokenizer.to_str().expect("UTF-8");
+    let solve = "solve --groups 4 --out @t --report @r --tokenizer";
+    for more in ["", " --attention tp", " --trace @other.trace"] {
+        let other = ["the tokenizer has SHA-256", "bbbb"];
+        folder.refused(&format!("{solve} {bundled} --profile @other.profile{more}"), 2, &other);
+    }
+    folder.refused(&format!("{solve} {bundled} --profile @small.profile"), 2, &["the tokenizer has", "at most"]);
+    folder.refused(&format!("{solve} @broken.json --profile @other.profile"), 2, &["broken.json"]);
+    folder.refused(&format!("{solve} @none --profile @other.profile"), 2, &["none"]);
+}
+
+#[test]
 fn outputs_that_cannot_be_written() {
     let folder = Folder::new();
     write_some(&folder, "one", 1, 1, |_| {});

@@ -47,6 +47,9 @@ fn describe(evaluation: &Evaluation) -> String {
     line("tokens judged", evaluation.tokens.to_string());
     line("local activation rate", format!("{:.4}", evaluation.lar));
     line("  with random ranks", format!("{:.4}", evaluation.lar_random));
+    if let Some(lar) = evaluation.lar_t_only {
+        line("  by T alone, without A", format!("{lar:.4}"));
+    }
     let layers = evaluation.lar_per_layer.iter().map(|lar| lar.map_or("-".to_owned(), |lar| format!("{lar:.3}")));
     line("  by layer", layers.collect::<Vec<_>>().join(" "));
     if let (Some(rate), Some(inter)) = (evaluation.node_local_rate, evaluation.inter_node_activations_per_token) {
@@ -58,6 +61,11 @@ fn describe(evaluation: &Evaluation) -> String {
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));
+    for (of, curve) in [("tokens", &evaluation.calibration.tokens), ("requests", &evaluation.calibration.requests)] {
+        if let Some(curve) = curve {
+            line(&format!("calibration error of T, {of}"), format!("{:.4}", curve.expected_calibration_error));
+        }
+    }
     let figures = |figures: &RequestFigures| {
         let RequestFigures { request_lar, request_imbalance, burst_imbalance, .. } = figures;
         let cached = figures.cached_share.map_or_else(String::new, |cached| format!(", cached {:.1}%", 100.0 * cached));

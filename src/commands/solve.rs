@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use semmoe_solver::{
-    GivenPlacement, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions, SolveProgress,
-    SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
+    GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions,
+    SolveProgress, SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Attention, Embeddings, Profile, Provenance, Tables, Trace};
-use semmoe_text::Tokenizer;
+use semmoe_text::{TextError, Tokenizer};
 
 use super::{check_apart, check_output, placement, print};
 use crate::args::{AttentionArg, ObjectiveArg, SolveArgs, SolverArg};
@@ -49,6 +49,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     options.nodes = args.nodes.map(|nodes| Nodes { nodes, inter_cost: args.inter_cost });
     options.gating_groups = args.gating_groups;
     options.pad = args.pad;
+    options.hold_out = args.hold_out;
     let stop = Stop::new(args.time_limit, Some(stop_flag()?));
     let solved = match args.solver {
         SolverArg::Exact => solve_with_progress(&profile, trace.as_ref(), &options, &stop)?,
@@ -64,7 +65,8 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     if let Some(path) = &args.report {
         write_report(path, &solved.report)?;
     }
-    print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))
+    print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))?;
+    print(&describe_held_out(&solved.report.held_out))
 }
 
 /// The placement that is given, if there is one.
@@ -99,7 +101,11 @@ fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
 /// What the tokens of a tokenizer are called; `path` is a `tokenizer.json`, or a directory with it.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
-    let tokenizer = Tokenizer::from_file(&file).map_err(CliError::input)?;
+    let tokenizer = Tokenizer::from_file(&file).map_err(|error| match error {
+        TextError::Tokenizer { .. } => CliError::input(format!("{}: {error}", file.display())),
+        // The others name the file.
+        error => CliError::input(error),
+    })?;
     Ok(Arc::new(TokenStrings::new(tokenizer.pieces(), Some(tokenizer.sha256().to_owned()))))
 }
 
@@ -190,6 +196,32 @@ fn describe_nodes(figures: &NodeFigures) -> String {
         "{node_local_rate:.4} of the activations on the own one of {nodes} nodes, {inter:.3} activations on others and a cost \
          of {cost_per_token:.3} per token and layer, "
     )
+}
+
+/// One line: what was held out, and the figures on it.
+fn describe_held_out(held_out: &HeldOut) -> String {
+    let Some(judged) = &held_out.figures else { return format!("held out: {}", held_out.note) };
+    let mut line = format!("held out: {}; on these the local activation rate is {:.4}", held_out.note, judged.lar);
+    let mut add = |text: String| line.push_str(&text);
+    if let (Some(by_t), Some(by_routing)) = (judged.batch_predicted, judged.batch_optimum) {
+        let (by_t, by_routing) = (by_t.request_lar, by_routing.request_lar);
+        add(format!(" online, {by_t:.4} all at once by T, {by_routing:.4} by true routing"));
+    }
+    if let Some(by_t) = judged.lar_t_only {
+        let kept: Vec<String> =
+            held_out.transitions.iter().filter(|layer| layer.kept).map(|layer| layer.layer.to_string()).collect();
+        let layers = if kept.is_empty() { "no layer".to_owned() } else { format!("layers {}", kept.join(", ")) };
+        add(format!(", {by_t:.4} by T alone (A is kept in {layers})"));
+    }
+    let (tokens, experts) = (judged.token_imbalance, judged.expert_load_imbalance);
+    add(format!(", token load max/mean {tokens:.3}, expert load max/mean {experts:.3}"));
+    if let Some(curve) = &judged.calibration.tokens {
+        add(format!(", T's shares miss by {:.4} in the mean", curve.expected_calibration_error));
+    }
+    if let Some(prior) = held_out.prior.filter(|prior| prior.kept) {
+        add(format!(" (with a prior of {} in place of {} occurrences)", prior.best, prior.before));
+    }
+    line
 }
 
 fn describe_bound(report: &SolveReport) -> String {

@@ -1,0 +1,176 @@
+//! `solve` as an operator runs it: requests held out, and solves that end early.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::Stdio;
+
+use semmoe_tables::{Phase, ProfileBuilder, Tables, Trace, TraceBuilder};
+use serde_json::Value;
+use support::{describe, json_of, repository, run, semmoe, signal};
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("UTF-8").to_owned()
+}
+
+fn reference() -> String {
+    text(&repository("tests/data/reference.trace.safetensors"))
+}
+
+/// Solves in four groups; gives what was printed, and the report.
+fn solve(folder: &Path, profile: &str, more: &[&str]) -> (String, Value) {
+    let (tables, report) = (text(&folder.join("t.tables")), text(&folder.join("r.json")));
+    let outputs = ["solve", "--groups", "4", "--profile", profile, "--out", &tables, "--report", &report];
+    let output = run(&[&outputs, more].concat());
+    assert!(output.status.success(), "{}", describe(&output));
+    let report = serde_json::from_slice(&std::fs::read(report).expect("a report")).expect("JSON");
+    (String::from_utf8(output.stdout).expect("UTF-8"), report)
+}
+
+#[test]
+fn requests_are_held_out_and_judged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let profile = text(&folder.path().join("p.profile"));
+    assert!(run(&["profile", "build", &reference(), "--out", &profile]).status.success());
+    for attention in ["dp", "tp"] {
+        let with = ["--trace", &reference(), "--attention", attention, "--hold-out", "0.3"];
+        let (said, report) = solve(folder.path(), &profile, &with);
+        let held_out = &report["held_out"];
+        let requests = |part: &str| held_out[part].as_u64().expect("a number");
+        let (choosing, judged) = (requests("requests_choosing"), requests("requests_judged"));
+        assert_eq!(requests("requests_solved") + choosing + judged, 96, "{held_out}");
+        let line = format!("held out: of 96 requests {} were held out", choosing + judged);
+        assert!(
+            said.lines().any(|said| said.starts_with(&line) && said.contains("taken out of the profile")),
+            "{said}"
+        );
+        assert_eq!(held_out["profile"], "taken_out", "{held_out}");
+        assert!(held_out["figures"]["lar"].as_f64() > held_out["figures"]["lar_random"].as_f64(), "{held_out}");
+        let curve = &held_out["figures"]["calibration"]["tokens"];
+        assert!(curve["expected_calibration_error"].is_number() && curve["bins"][0]["count"].is_number(), "{curve}");
+        assert!(held_out["prior"]["log_loss_before"].is_number(), "{held_out}");
+        let tables = text(&folder.path().join("t.tables"));
+        let judged = json_of(&run(&["evaluate", "--tables", &tables, "--trace", &reference(), "--json"]));
+        if attention == "tp" {
+            assert_eq!(held_out["transitions"].as_array().expect("layers").len(), 7, "{held_out}");
+            assert!(held_out["transitions"][2]["lar_t"].is_number() && judged["lar_t_only"].is_number(), "{held_out}");
+            assert!(said.contains("by T alone"), "{said}");
+        } else {
+            assert!(held_out["figures"]["batch_optimum"]["request_lar"].is_number(), "{held_out}");
+            assert!(judged["lar_t_only"].is_null() && said.contains("all at once by T"), "{said}");
+        }
+        assert!(judged["calibration"]["tokens"]["count"].as_u64() > Some(9000), "{judged}");
+    }
+}
+
+#[test]
+fn what_is_not_held_out_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let trace = Trace::open(Path::new(&reference())).expect("a valid trace");
+    let profile_of = |name: &str, trace: &Trace| {
+        let path = folder.path().join(name);
+        let mut builder =
+            ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).expect("a model");
+        builder.add_trace(trace).expect("counts");
+        builder.write(&path).expect("written");
+        text(&path)
+    };
+    let some = TraceBuilder::select(&trace, |number, _| number < 10).expect("a trace");
+    let few = text(&folder.path().join("few.trace"));
+    some.write(Path::new(&few)).expect("written");
+    let (all, part) = (profile_of("all", &trace), profile_of("part", &some));
+    for (profile, more, line) in [
+        (&all, &["--trace", &reference(), "--hold-out", "0"][..], "held out: no requests were held out"),
+        (&all, &[], "held out: nothing was held out: a profile without a trace has no requests"),
+        (&all, &["--trace", &few], "held out: nothing was held out: of 10 requests"),
+    ] {
+        let (said, report) = solve(folder.path(), profile, more);
+        assert!(said.lines().any(|said| said.starts_with(line)), "{said}");
+        assert!(report["held_out"]["figures"].is_null() && report["held_out"]["requests_judged"] == 0, "{report}");
+    }
+    let (said, report) = solve(folder.path(), &part, &["--trace", &reference(), "--hold-out", "0.5"]);
+    assert!(said.contains("the profile does not contain their counts, so nothing was taken out"), "{said}");
+    assert_eq!(report["held_out"]["profile"], "not_part");
+    for wrong in ["0.6", "-0.1", "all"] {
+        let output =
+            run(&["solve", "--profile", &all, "--groups", "4", "--out", "/nowhere/t", &format!("--hold-out={wrong}")]);
+        assert_eq!(output.status.code(), Some(2), "{}", describe(&output));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("--hold-out"), "{}", describe(&output));
+    }
+}
+
+/// A profile without any structure, on which all starts together take minutes; its path, and that of its trace.
+fn shapeless(folder: &Path) -> (String, String) {
+    let reference = Trace::open(Path::new(&reference())).expect("a valid trace");
+    let model = reference.model().clone();
+    let mut random = 1u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % below
+    };
+    let mut trace = TraceBuilder::new(model.clone(), reference.provenance().clone()).expect("a model");
+    for _ in 0..600 {
+        let ids: Vec<u32> = (0..60).map(|_| next(model.vocab_size as usize) as u32).collect();
+        let first: Vec<usize> = (0..60 * model.layers()).map(|_| next(32)).collect();
+        let experts: Vec<u16> =
+            first.iter().flat_map(|first| (0..4).map(move |e| ((first + 7 * e) % 32) as u16)).collect();
+        trace.push(&ids, 60, &experts, None).expect("a request");
+    }
+    let (trace_path, profile) = (folder.join("shapeless.trace"), folder.join("shapeless.profile"));
+    trace.write(&trace_path).expect("written");
+    let built = run(&["profile", "build", &text(&trace_path), "--out", &text(&profile)]);
+    assert!(built.status.success(), "{}", describe(&built));
+    (text(&profile), text(&trace_path))
+}
+
+#[test]
+fn a_time_limit_writes_the_best_so_far() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (profile, trace) = shapeless(folder.path());
+    for attention in ["dp", "tp"] {
+        let more = ["--trace", &trace, "--attention", attention, "--time-limit", "0.1"];
+        let (said, report) = solve(folder.path(), &profile, &more);
+        assert_eq!(report["stopped"], true, "{report}");
+        assert!(said.contains("ended early") && report["held_out"]["figures"]["lar"].is_number(), "{said} {report}");
+        let tables = Tables::open(&folder.path().join("t.tables")).expect("valid tables");
+        assert_eq!((tables.groups(), tables.attention().to_string().as_str()), (4, attention));
+    }
+    for wrong in ["0", "-1", "soon", "nan"] {
+        let output = run(&[
+            "solve",
+            "--profile",
+            &profile,
+            "--groups",
+            "4",
+            "--out",
+            "/nowhere/t",
+            &format!("--time-limit={wrong}"),
+        ]);
+        assert_eq!(output.status.code(), Some(2), "{}", describe(&output));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("seconds"), "{}", describe(&output));
+    }
+}
+
+#[test]
+fn ctrl_c_writes_the_best_so_far() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (profile, _) = shapeless(folder.path());
+    let tables = folder.path().join("t.tables");
+    let arguments = ["solve", "--groups", "8", "--attention", "tp", "--profile", &profile, "--out", &text(&tables)];
+    let mut child =
+        semmoe(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    let mut said = String::new();
+    // It watches for signals before it says that it solves.
+    while !said.contains("solving ...") {
+        assert!(stderr.read_line(&mut said).expect("UTF-8") > 0, "it ended: {said}");
+    }
+    signal("-INT", child.id());
+    stderr.read_to_string(&mut said).expect("UTF-8");
+    let status = child.wait().expect("a child of ours");
+    assert_eq!(status.code(), Some(0), "as the help says: {said}");
+    assert!(said.contains("stopped early, the best so far is written"), "{said}");
+    assert_eq!(Tables::open(&tables).expect("valid tables").groups(), 8);
+    assert!(run(&["tables", "verify", &text(&tables)]).status.success());
+}
