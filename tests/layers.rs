@@ -11,7 +11,7 @@ const LAYERS: &[(u8, &[&str])] = &[
     (2, &["semmoe-solver", "semmoe-engines"]),
     (3, &["semmoe-profiler"]),
     (4, &["semmoe-gateway", "semmoe-worker"]),
-    (5, &["semmoe", "semmoe-bench-placement"]),
+    (5, &["semmoe", "semmoe-bench-placement", "semmoe-bench-replay"]),
 ];
 
 const PURE: &[&str] =

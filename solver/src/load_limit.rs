@@ -12,6 +12,9 @@ use crate::transport::Transport;
 /// Rounds of the relaxation; later ones rarely change the result.
 const PRICE_ROUNDS: u32 = 24;
 
+/// Rounds of the relaxation for each that also deals gating groups out to cells, which is slow.
+const ROUNDS_PER_DEALING: u32 = 6;
+
 /// One layer: `gain` [N, G] fixed-point activations kept local, `load` [N] activations, `cap` per group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layer<'a> {
@@ -44,7 +47,7 @@ struct Candidate {
 
 /// The best assignment found for the layer; at least as good as `current`.
 pub(crate) fn assign_within(layer: &Layer<'_>, current: Option<&[u16]>) -> Vec<u16> {
-    let free = layer.candidate(layer.assign(&vec![0; layer.groups]));
+    let free = layer.candidate(layer.assign(&vec![0; layer.groups], None));
     if free.value.excess == 0 {
         return free.group_of;
     }
@@ -66,15 +69,15 @@ pub(crate) fn group_loads(group_of: &[u16], load: &[u64], groups: usize) -> Vec<
 }
 
 impl Layer<'_> {
-    /// Exact balanced assignment with a price per activation on each group.
-    fn assign(&self, price: &[i64]) -> Vec<u16> {
+    /// Exact balanced assignment with a price per activation on each group. With `dealt` gating groups stay in their cells.
+    fn assign(&self, price: &[i64], dealt: Option<&[u16]>) -> Vec<u16> {
         let experts = self.load.len();
         let profit: Vec<i64> = (0..experts)
             .flat_map(|expert| (0..self.groups).map(move |group| (expert, group)))
             .map(|(expert, group)| self.gain_of(expert, group) - price[group] * self.load[expert] as i64)
             .collect();
         if self.topology.gating_groups > 1 {
-            return assign_gated(&profit, self.groups, &self.topology);
+            return assign_gated(&profit, self.groups, &self.topology, dealt);
         }
         let (mass, capacity) = (vec![1; experts], vec![(experts / self.groups) as u64; self.groups]);
         Transport { mass: &mass, profit: &profit, capacity: &capacity }.solve(None).label
@@ -108,7 +111,8 @@ impl Layer<'_> {
                 *price = (*price + step * (load as f64 - self.cap as f64) / mean).max(0.0);
             }
             let rounded: Vec<i64> = price.iter().map(|price| price.round() as i64).collect();
-            let candidate = self.candidate(self.assign(&rounded));
+            let dealt = (!round.is_multiple_of(ROUNDS_PER_DEALING)).then_some(&last[..]);
+            let candidate = self.candidate(self.assign(&rounded, dealt));
             last.clone_from(&candidate.group_of);
             if candidate.value.beats(&best.value) {
                 best = candidate;

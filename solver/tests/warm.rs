@@ -54,11 +54,14 @@ fn dearer_moves_are_fewer() {
         let before = planted(4, 160, 0.75, seed);
         let after = drifted(&before, 0.6, seed);
         let tables = Arc::new(solve_trace(&before, &roomy(attention)).unwrap().tables);
+        let stay = GivenPlacement::Experts(Arc::new(tables.placement().clone()));
+        let stay = solve_trace(&after, &SolveOptions { placement: Some(stay), ..roomy(attention) }).unwrap();
         let mut moved = Vec::new();
         for cost in [0.0, 0.02, 0.1, 0.3, 1.0, 1e9] {
             let solved = solve_trace(&after, &warm(&roomy(attention), &tables, cost)).unwrap();
             let migration = solved.report.migration.clone().unwrap();
             assert_eq!(migration.experts_moved, migration.experts_moved_per_layer.iter().sum::<u64>());
+            assert!((migration.lar_before - stay.report.lar).abs() < 1e-12, "{migration:?} {:?}", stay.report);
             let differ = |layer: usize| {
                 let (old, new) = (tables.placement(), solved.tables.placement());
                 let layer = semmoe_tables::LayerIdx::new(layer as u16);

@@ -71,6 +71,11 @@ impl Features {
         self.scale[token]
     }
 
+    /// Of all rows together.
+    pub(crate) fn entries(&self) -> usize {
+        self.feature.len()
+    }
+
     /// F.
     pub(crate) fn features(&self) -> usize {
         self.textual.len()

@@ -9,7 +9,7 @@ mod strings;
 #[cfg(test)]
 mod tests;
 
-use semmoe_tables::Profile;
+use semmoe_tables::{Attention, Profile};
 
 pub use strings::TokenStrings;
 #[cfg(test)]
@@ -19,6 +19,7 @@ use crate::error::SolveError;
 use crate::options::SolveOptions;
 use dense::DenseFeatures;
 use features::Features;
+use ridge::{Ridge, steps_for};
 
 /// How the regression weighs. How the defaults were chosen is in this crate's README.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +41,8 @@ impl Default for RidgeOptions {
 pub(crate) struct TokenPrior {
     embeddings: Option<DenseFeatures>,
     strings: Option<Features>,
+    /// Regressions of a solve: one a layer, or one for all.
+    regressions: usize,
 }
 
 /// What the seen tokens of a layer say of all tokens.
@@ -70,7 +73,11 @@ impl TokenPrior {
         let dense = |embeddings| DenseFeatures::new(embeddings, vocabulary as usize, options.threads);
         let sparse = |strings| Features::new(strings, vocabulary as usize);
         let embeddings = options.embeddings.as_deref().map(dense);
-        Ok(Some(TokenPrior { embeddings, strings: options.token_strings.as_deref().map(sparse) }))
+        let regressions = match options.attention {
+            Attention::Tp => profile.model().layers(),
+            Attention::Dp => 1,
+        };
+        Ok(Some(TokenPrior { embeddings, strings: options.token_strings.as_deref().map(sparse), regressions }))
     }
 
     /// [V] whether a token is like one of those for which `seen`: shares a piece of text with one, or has an embedding
@@ -104,7 +111,9 @@ impl TokenPrior {
             take(&mut residual, found);
         }
         if let Some(rows) = &self.strings {
-            let found = ridge::predict(rows, &weight, &residual, penalty, options.threads);
+            let groups = residual.len() / weight.len().max(1);
+            let ridge = Ridge { penalty, steps: steps_for(rows, groups * self.regressions) };
+            let found = ridge::predict(rows, &weight, &residual, ridge, options.threads);
             take(&mut residual, found);
         }
         Expected { residual: expected, known }

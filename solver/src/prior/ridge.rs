@@ -6,19 +6,37 @@ use crate::parallel::in_parallel;
 /// Relative residual at which a target is done. The figures do not move any more from 0.03 on.
 const TOLERANCE: f64 = 0.01;
 /// Most steps; 12 are usual.
-const MOST_STEPS: usize = 30;
+pub(super) const MOST_STEPS: usize = 30;
+/// Fewest; five lose 0.1 points of LAR.
+const LEAST_STEPS: usize = 5;
+/// Products of a feature with a target, in all regressions of a solve, from which there are fewer steps than needed: about a
+/// minute of one core.
+const MOST_PRODUCTS: u64 = 30_000_000_000;
+
+/// How a regression is made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ridge {
+    pub(crate) penalty: f64,
+    pub(crate) steps: usize,
+}
+
+/// Most steps where `targets` are regressed on `features`, all layers together.
+pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
+    let products = (features.entries() as u64).saturating_mul(targets as u64).max(1);
+    usize::try_from(MOST_PRODUCTS / products).unwrap_or(MOST_STEPS).clamp(LEAST_STEPS, MOST_STEPS)
+}
 
 /// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and gives `x[t] b` for
 /// all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
 ///
 /// Targets are independent of each other, and each is summed in the order of the tokens: neither `threads` nor the other
 /// targets change a bit.
-pub(crate) fn predict(features: &Features, weight: &[f32], target: &[f32], penalty: f64, threads: usize) -> Vec<f32> {
+pub(crate) fn predict(features: &Features, weight: &[f32], target: &[f32], ridge: Ridge, threads: usize) -> Vec<f32> {
     let columns = target.len() / weight.len().max(1);
     if columns <= 4 {
-        in_blocks::<4>(features, weight, target, penalty, threads)
+        in_blocks::<4>(features, weight, target, ridge, threads)
     } else {
-        in_blocks::<8>(features, weight, target, penalty, threads)
+        in_blocks::<8>(features, weight, target, ridge, threads)
     }
 }
 
@@ -27,7 +45,7 @@ fn in_blocks<const WIDTH: usize>(
     features: &Features,
     weight: &[f32],
     target: &[f32],
-    penalty: f64,
+    ridge: Ridge,
     threads: usize,
 ) -> Vec<f32> {
     let columns = target.len() / weight.len().max(1);
@@ -38,7 +56,7 @@ fn in_blocks<const WIDTH: usize>(
         for (to, from) in rows.iter_mut().zip(target.chunks_exact(columns)) {
             to[..width].copy_from_slice(&from[first..first + width]);
         }
-        let coefficients = Fit { features, weight, penalty: penalty as f32 }.coefficients(&rows);
+        let coefficients = Fit { features, weight, ridge }.coefficients(&rows);
         rows.iter_mut().enumerate().for_each(|(token, row)| *row = product(features, token, &coefficients));
         rows
     });
@@ -64,7 +82,7 @@ fn product<const WIDTH: usize>(features: &Features, token: usize, b: &[[f32; WID
 struct Fit<'a> {
     features: &'a Features,
     weight: &'a [f32],
-    penalty: f32,
+    ridge: Ridge,
 }
 
 impl Fit<'_> {
@@ -79,7 +97,7 @@ impl Fit<'_> {
         let mut image = vec![[0.0; WIDTH]; residual.len()];
         let mut square = squares(&residual);
         let done = square.map(|square| square * TOLERANCE * TOLERANCE);
-        for _ in 0..MOST_STEPS {
+        for _ in 0..self.ridge.steps {
             let curvature = self.apply(&direction, &mut image);
             let going: [bool; WIDTH] = std::array::from_fn(|c| square[c] > done[c] && curvature[c] > 0.0);
             if !going.contains(&true) {
@@ -105,9 +123,9 @@ impl Fit<'_> {
 
     /// `image = (X' W X + penalty I) direction`; gives `direction' image`.
     fn apply<const WIDTH: usize>(&self, direction: &[[f32; WIDTH]], image: &mut [[f32; WIDTH]]) -> [f64; WIDTH] {
-        let mut curvature = squares(direction).map(|square| square * f64::from(self.penalty));
+        let mut curvature = squares(direction).map(|square| square * self.ridge.penalty);
         for (image, direction) in image.iter_mut().zip(direction) {
-            *image = direction.map(|value| value * self.penalty);
+            *image = direction.map(|value| value * self.ridge.penalty as f32);
         }
         for token in self.tokens() {
             let along = product(self.features, token, direction);

@@ -20,13 +20,18 @@ pub(crate) fn test_options() -> SolveOptions {
 impl TokenPrior {
     /// Of strings alone.
     pub(crate) fn of_strings(words: &[&str]) -> Self {
-        TokenPrior { embeddings: None, strings: Some(features(words)) }
+        TokenPrior { embeddings: None, strings: Some(features(words)), regressions: 1 }
     }
 }
 
 fn features(words: &[&str]) -> Features {
     let strings = words.iter().map(|&word| word.to_owned()).collect();
     Features::new(&TokenStrings::new(strings, None), words.len())
+}
+
+/// To the end.
+fn fully(penalty: f64) -> ridge::Ridge {
+    ridge::Ridge { penalty, steps: ridge::MOST_STEPS }
 }
 
 /// Rows as dense vectors.
@@ -74,7 +79,7 @@ proptest! {
         let weight: Vec<f32> = vocabulary.iter().map(|token| f32::from(token.1)).collect();
         let target: Vec<f32> = vocabulary.iter().map(|token| token.2).collect();
         let features = features(&words);
-        let found = ridge::predict(&features, &weight, &target, penalty, 1);
+        let found = ridge::predict(&features, &weight, &target, fully(penalty), 1);
         if features.features() > 0 {
             let expected = by_elimination(&dense(&features, words.len()), &weight, &target, penalty);
             for (found, expected) in found.iter().zip(expected) {
@@ -95,10 +100,10 @@ proptest! {
         let mut random = fastrand::Rng::with_seed(seed);
         let weight: Vec<f32> = words.iter().map(|_| f32::from(random.u8(0..3))).collect();
         let target: Vec<f32> = (0..words.len() * 19).map(|_| random.f32() - 0.5).collect();
-        let all = ridge::predict(&features, &weight, &target, 3.0, 1);
-        prop_assert_eq!(&all, &ridge::predict(&features, &weight, &target, 3.0, 3));
+        let all = ridge::predict(&features, &weight, &target, fully(3.0), 1);
+        prop_assert_eq!(&all, &ridge::predict(&features, &weight, &target, fully(3.0), 3));
         let some: Vec<f32> = target.chunks_exact(19).flat_map(|row| [row[18], row[3], row[7]]).collect();
-        let found = ridge::predict(&features, &weight, &some, 3.0, 2);
+        let found = ridge::predict(&features, &weight, &some, fully(3.0), 2);
         for (row, all) in found.chunks_exact(3).zip(all.chunks_exact(19)) {
             prop_assert_eq!(row, [all[18], all[3], all[7]]);
         }
@@ -125,7 +130,7 @@ fn a_linear_truth_is_found_again() {
     // Every word is kept back once.
     for kept in 0..36 {
         let weight: Vec<f32> = (0..36).map(|at| if at == kept { 0.0 } else { 1.0 }).collect();
-        let found = f64::from(ridge::predict(&features(&words), &weight, &target, 0.01, 1)[kept]);
+        let found = f64::from(ridge::predict(&features(&words), &weight, &target, fully(0.01), 1)[kept]);
         assert!((found - truth(kept)).abs() < 0.16, "{}: {found}, not {}", words[kept], truth(kept));
     }
 }
@@ -162,6 +167,15 @@ fn a_vocabulary_made_to_be_large_loses_the_longest_sequences_only() {
     let strings = TokenStrings::new(words, None);
     let sizes = [usize::MAX, 9_000, 6_000, 100].map(|most| Features::within(&strings, 300, most).features());
     assert!(sizes.windows(2).all(|pair| pair[0] > pair[1]) && sizes[3] > 0, "{sizes:?}");
+}
+
+#[test]
+fn large_regressions_take_fewer_steps() {
+    let features = features(&["walk", "walks", "walked"]);
+    let steps = |targets| ridge::steps_for(&features, targets);
+    assert_eq!((steps(0), steps(16), steps(usize::MAX)), (30, 30, 5));
+    let between = 30_000_000_000 / features.entries() / 9;
+    assert_eq!(steps(between), 9);
 }
 
 #[test]

@@ -106,6 +106,29 @@ mod tests {
         assert!(replicas.to_placement().is_none());
     }
 
+    proptest::proptest! {
+        /// Whatever a row holds: an error, or slots that hold every expert, each at most once on a rank.
+        #[test]
+        fn any_row_is_read_or_told(
+            mut row in proptest::sample::subsequence(vec![0, 1, 2, 3, 3, -1], 4..6),
+            more in proptest::collection::vec(0i32..4, 0..4),
+            turn in 0usize..4,
+            groups in 0u16..4,
+        ) {
+            row.extend(more);
+            row.rotate_left(turn);
+            let row = serde_json::to_string(&row).unwrap();
+            let text = format!(r#"{{"physical_to_logical_map": [{row},{row},{row},{row}]}}"#);
+            if let Ok(replicas) = read_sglang(&text, &model(), groups) {
+                let slots = replicas.layer(LayerIdx::new(1));
+                proptest::prop_assert!((0..4).all(|expert| slots.contains(&expert)), "{:?}", slots);
+                for rank in slots.chunks_exact(slots.len() / usize::from(groups)) {
+                    proptest::prop_assert!(rank.is_sorted_by(|a, b| a < b), "{:?}", rank);
+                }
+            }
+        }
+    }
+
     #[test]
     fn wrong_files_are_told() {
         let rows = |row: &str| format!(r#"{{"physical_to_logical_map": [{row},{row},{row},{row}]}}"#);

@@ -1,0 +1,174 @@
+//! Routing policies replayed on recorded arrivals: the routing code of the gateway, real prompts with recorded routing, and
+//! simulated ranks. Every figure is one of a simulation; README.md has the tables, their commands and what is assumed.
+
+mod arrivals;
+mod corpus;
+mod error;
+mod model;
+mod run;
+mod unit;
+mod workload;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use semmoe_tables::Tables;
+
+use crate::arrivals::{Arrival, BLOCK_TOKENS};
+use crate::corpus::Corpus;
+use crate::error::ReplayError;
+use crate::model::StepTime;
+use crate::run::{Figures, Setup, run};
+use crate::unit::Limits;
+
+/// Replays arrivals on simulated ranks under every policy and prints Markdown tables.
+#[derive(Debug, Parser)]
+#[command(name = "semmoe-bench-replay")]
+struct Cli {
+    /// Tables for attention dp; their ranks are the unit's.
+    #[arg(long, value_name = "FILE")]
+    tables: PathBuf,
+    /// Recorded routing that the tables were not solved on: the text of the prompts.
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// The trace's requests, one JSON object with "domain" a line: then a conversation is of one kind.
+    #[arg(long, value_name = "FILE")]
+    requests: Option<PathBuf>,
+    /// Policies to compare.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "round_robin,power_of_two,least_load,prefix,affinity_paper,affinity"
+    )]
+    policies: Vec<String>,
+    /// Communication's shares of a prefill step when tokens are placed at random.
+    #[arg(long, value_delimiter = ',', default_value = "0.2,0.4,0.6")]
+    communication: Vec<f64>,
+    /// How fast requests arrive: their work, nothing cached and placed at random, over what the ranks could do if steps had
+    /// no fixed part and ranks did not wait for each other.
+    #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.15,0.2,0.25,0.3,0.4,0.5")]
+    load: Vec<f64>,
+    /// Only the first so many requests.
+    #[arg(long, default_value_t = u32::MAX)]
+    limit: u32,
+    /// Tokens of a rank's prefix cache.
+    #[arg(long, default_value_t = 524_288)]
+    cache_tokens: u32,
+    /// Tokens that a rank computes in one step.
+    #[arg(long, default_value_t = 1024)]
+    step_tokens: u32,
+    /// Sequences that a rank decodes at once.
+    #[arg(long, default_value_t = 256)]
+    sequences: u32,
+    /// Seed of which text stands in which prompt.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Mooncake's trace (.jsonl) or Azure's (.csv).
+    #[arg(value_name = "ARRIVALS")]
+    arrivals: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match replay(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing is left to be told if standard error is gone.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn replay(cli: &Cli) -> Result<(), ReplayError> {
+    check(cli)?;
+    let mut arrivals = arrivals::read(&cli.arrivals)?;
+    arrivals.truncate(cli.limit as usize);
+    let corpus = Corpus::open(&cli.tables, &cli.trace, cli.requests.as_deref())?;
+    let prices = Tables::open(&cli.tables)?.price().to_vec();
+    let jobs = workload::jobs(&arrivals, &corpus, cli.seed);
+    let limits = Limits {
+        step_tokens: cli.step_tokens,
+        sequences: cli.sequences as usize,
+        cache_blocks: cli.cache_tokens / BLOCK_TOKENS,
+    };
+    for &communication in &cli.communication {
+        let time = StepTime::new(communication, corpus.ranks);
+        let mut loads = Vec::new();
+        for &load in &cli.load {
+            let speed = load * f64::from(corpus.ranks) / work_per_second(&arrivals, &time, corpus.ranks);
+            let setup = Setup { jobs: &jobs, ranks: corpus.ranks, prices: &prices, limits, time, speed };
+            let title = format!("{} ranks, communication {communication}, load {load}", corpus.ranks);
+            loads.push(table(&title, &cli.policies, setup)?);
+        }
+        summary(&format!("{} ranks, communication {communication}, all loads", corpus.ranks), &cli.policies, &loads)?;
+    }
+    Ok(())
+}
+
+fn check(cli: &Cli) -> Result<(), ReplayError> {
+    let wrong = |found: String, expected| Err(ReplayError::Input { found, expected });
+    if let Some(share) = cli.communication.iter().find(|share| !(0.0..0.99).contains(*share)) {
+        return wrong(format!("--communication {share}"), "a share from 0 to 0.98");
+    }
+    if let Some(load) = cli.load.iter().find(|load| !(0.001..100.0).contains(*load)) {
+        return wrong(format!("--load {load}"), "0.001 to 100");
+    }
+    if cli.step_tokens <= cli.sequences || cli.sequences == 0 {
+        return wrong(
+            format!("--step-tokens {} --sequences {}", cli.step_tokens, cli.sequences),
+            "more tokens than sequences, at least one",
+        );
+    }
+    if cli.limit == 0 {
+        return wrong("--limit 0".to_owned(), "at least 1");
+    }
+    Ok(())
+}
+
+/// Seconds of one rank's work that arrive in a second, as recorded.
+fn work_per_second(arrivals: &[Arrival], time: &StepTime, ranks: u16) -> f64 {
+    let work: f64 = arrivals.iter().map(|a| time.work(a.prompt_tokens, a.output_tokens, ranks)).sum();
+    let last = arrivals.last().map_or(0.0, |arrival| arrival.at);
+    work / last.max(1e-3)
+}
+
+/// Prints the figures of each policy, and returns them.
+fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<Vec<Figures>, ReplayError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n### {title}\n")?;
+    writeln!(
+        out,
+        "| policy | within SLO | goodput, requests/s | TTFT median, s | TTFT p99, s | per token p99, ms | LAR | prefix hits | tokens, max/mean |"
+    )?;
+    writeln!(out, "|{}", "---|".repeat(9))?;
+    let mut all = Vec::new();
+    for policy in policies {
+        let figures = run(policy, setup)?;
+        let Figures { lar, cached, good, goodput, ttft_median, ttft_p99, per_token_p99, tokens_max_over_mean } =
+            figures;
+        writeln!(
+            out,
+            "| `{policy}` | {good:.4} | {goodput:.3} | {ttft_median:.3} | {ttft_p99:.2} | {:.1} | {lar:.4} | {cached:.4} | {tokens_max_over_mean:.3} |",
+            per_token_p99 * 1e3
+        )?;
+        out.flush()?;
+        all.push(figures);
+    }
+    Ok(all)
+}
+
+/// The greatest goodput of each policy over all loads, and what the policies with caches find in them at that load.
+fn summary(title: &str, policies: &[String], loads: &[Vec<Figures>]) -> Result<(), ReplayError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n### {title}\n")?;
+    writeln!(out, "| policy | greatest goodput, requests/s | LAR there | prefix hits there |\n|---|---|---|---|")?;
+    for (index, policy) in policies.iter().enumerate() {
+        let best = loads.iter().map(|figures| &figures[index]).max_by(|a, b| a.goodput.total_cmp(&b.goodput));
+        if let Some(Figures { goodput, lar, cached, .. }) = best {
+            writeln!(out, "| `{policy}` | {goodput:.3} | {lar:.4} | {cached:.4} |")?;
+        }
+    }
+    Ok(out.flush()?)
+}

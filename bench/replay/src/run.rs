@@ -1,0 +1,172 @@
+//! One policy over one workload: arrivals are routed by the real code, and the simulated unit computes them.
+
+use semmoe_routing::{Decision, Policy, PrefixSettings, Prompt, Router, Scratch, Settings, policy_with};
+
+use crate::arrivals::BLOCK_TOKENS;
+use crate::error::ReplayError;
+use crate::model::StepTime;
+use crate::unit::{Limits, Unit};
+use crate::workload::Job;
+
+/// Latencies may be this many times those on an idle unit.
+const SLO: f64 = 5.0;
+
+/// What a run is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup<'a> {
+    pub(crate) jobs: &'a [Job],
+    pub(crate) ranks: u16,
+    pub(crate) prices: &'a [f32],
+    pub(crate) limits: Limits,
+    pub(crate) time: StepTime,
+    /// Arrivals come this many times as fast as recorded.
+    pub(crate) speed: f64,
+}
+
+/// What came out.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Figures {
+    /// Local activation rate of all tokens computed.
+    pub(crate) lar: f64,
+    /// Share of the prompts' tokens found in the ranks' caches.
+    pub(crate) cached: f64,
+    /// Requests within the limits on both latencies, of all.
+    pub(crate) good: f64,
+    /// The same per second, from the first arrival to the last token.
+    pub(crate) goodput: f64,
+    /// Seconds to the first token.
+    pub(crate) ttft_median: f64,
+    pub(crate) ttft_p99: f64,
+    /// Seconds per token after it, mean of a request; 99th percentile of requests.
+    pub(crate) per_token_p99: f64,
+    /// Prompt tokens assigned to a rank, greatest over mean.
+    pub(crate) tokens_max_over_mean: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Times {
+    arrived: f64,
+    first: f64,
+    done: f64,
+}
+
+struct Run<'a> {
+    setup: Setup<'a>,
+    policy: Box<dyn Policy>,
+    router: Router,
+    scratch: Scratch,
+    unit: Unit<'a>,
+    times: Vec<Times>,
+    decisions: Vec<Option<Decision>>,
+    assigned: Vec<u64>,
+}
+
+/// Runs `policy` to the last token of the last request.
+pub(crate) fn run(policy: &str, setup: Setup<'_>) -> Result<Figures, ReplayError> {
+    let settings = Settings { communication: setup.time.gamma(), ..Settings::default() };
+    let prefix = PrefixSettings { block_tokens: BLOCK_TOKENS, blocks_per_rank: setup.limits.cache_blocks };
+    let nothing = Times { arrived: 0.0, first: 0.0, done: 0.0 };
+    let mut run = Run {
+        policy: policy_with(policy, &settings)?,
+        router: Router::new(setup.ranks, setup.prices, &settings, &prefix),
+        scratch: Scratch::default(),
+        unit: Unit::new(setup.jobs, setup.ranks, setup.limits, setup.time),
+        times: vec![nothing; setup.jobs.len()],
+        decisions: vec![None; setup.jobs.len()],
+        assigned: vec![0; usize::from(setup.ranks)],
+        setup,
+    };
+    run.play();
+    Ok(run.figures())
+}
+
+impl Run<'_> {
+    fn play(&mut self) {
+        let (mut now, mut next) = (0.0, 0);
+        loop {
+            while next < self.setup.jobs.len() && self.arrival(next) <= now {
+                self.arrive(next);
+                next += 1;
+            }
+            if self.unit.is_idle() {
+                if next == self.setup.jobs.len() {
+                    return;
+                }
+                now = self.arrival(next);
+                continue;
+            }
+            let step = self.unit.step();
+            now += step.seconds;
+            for job in step.first {
+                self.times[job].first = now;
+                if let Some(decision) = &mut self.decisions[job] {
+                    self.router.accounts().computed(decision.choice.rank, &mut decision.work);
+                }
+            }
+            for job in step.done {
+                self.times[job].done = now;
+                if let Some(decision) = self.decisions[job].take() {
+                    self.router.accounts().release(decision.choice.rank, decision.work);
+                }
+            }
+        }
+    }
+
+    fn arrival(&self, job: usize) -> f64 {
+        self.setup.jobs[job].at / self.setup.speed
+    }
+
+    fn arrive(&mut self, index: usize) {
+        let job = &self.setup.jobs[index];
+        self.times[index].arrived = self.arrival(index);
+        let prompt = Prompt {
+            tokens: job.prompt_tokens.into(),
+            share: Some(&job.expected),
+            blocks: &job.blocks,
+            reports: true,
+            ..Prompt::default()
+        };
+        let policy = self.policy.as_ref();
+        // Every rank is available, so there is a decision.
+        let Some(decision) = self.router.decide(policy, &prompt, index as u64, None, &mut self.scratch) else { return };
+        self.router.assign(&decision, &job.blocks, true);
+        let rank = usize::from(decision.choice.rank);
+        self.assigned[rank] += u64::from(job.prompt_tokens);
+        self.decisions[index] = Some(decision);
+        self.unit.submit(index, rank);
+    }
+
+    fn figures(&self) -> Figures {
+        let Setup { jobs, time, limits, ranks, .. } = self.setup;
+        let mut good = 0;
+        let (mut ttft, mut per_token, mut end) = (Vec::new(), Vec::new(), 0.0f64);
+        for (job, times) in jobs.iter().zip(&self.times) {
+            let (alone_first, alone_token) = time.alone(job.prompt_tokens, limits.step_tokens, ranks);
+            let first = times.first - times.arrived;
+            let token = (times.done - times.first) / f64::from((job.output_tokens - 1).max(1));
+            good += u32::from(first <= SLO * alone_first && token <= SLO * alone_token);
+            ttft.push(first);
+            per_token.push(token);
+            end = end.max(times.done);
+        }
+        ttft.sort_by(f64::total_cmp);
+        per_token.sort_by(f64::total_cmp);
+        let at = |values: &[f64], share: f64| values[((values.len() - 1) as f64 * share) as usize];
+        let prompts: u64 = jobs.iter().map(|job| u64::from(job.prompt_tokens)).sum();
+        let mean = self.assigned.iter().sum::<u64>() as f64 / self.assigned.len() as f64;
+        Figures {
+            lar: self.unit.local / self.unit.computed,
+            cached: self.unit.cached_tokens as f64 / prompts as f64,
+            good: f64::from(good) / jobs.len() as f64,
+            goodput: f64::from(good) / end,
+            ttft_median: at(&ttft, 0.5),
+            ttft_p99: at(&ttft, 0.99),
+            per_token_p99: at(&per_token, 0.99),
+            tokens_max_over_mean: self.assigned.iter().copied().max().unwrap_or(0) as f64 / mean,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

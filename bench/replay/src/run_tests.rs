@@ -1,0 +1,59 @@
+use super::*;
+fn plain_job(at: f64, prompt_tokens: u32, output_tokens: u32, local: &[f64]) -> Job {
+    Job { at, prompt_tokens, output_tokens, blocks: Vec::new(), expected: local.to_vec(), local: local.to_vec() }
+}
+
+const LIMITS: Limits = Limits { step_tokens: 1000, sequences: 4, cache_blocks: 64 };
+
+fn setup(jobs: &[Job], ranks: u16, communication: f64) -> Setup<'_> {
+    Setup { jobs, ranks, prices: &[], limits: LIMITS, time: StepTime::new(communication, ranks), speed: 1.0 }
+}
+
+#[test]
+fn one_request_alone_takes_its_own_time() {
+    let jobs = [plain_job(0.0, 2500, 11, &[0.5, 0.5])];
+    let setup = setup(&jobs, 2, 0.5);
+    let StepTime { fixed, prefill, decode, transfer } = setup.time;
+    let figures = run("round_robin", setup).unwrap();
+    // Three chunks; then ten tokens one by one.
+    let first = 3.0 * fixed + 2500.0 * (prefill + transfer / 2.0);
+    let token = fixed + decode + transfer / 2.0;
+    assert!((figures.ttft_median - first).abs() < 1e-9 && (figures.per_token_p99 - token).abs() < 1e-9, "{figures:?}");
+    assert!((figures.goodput - 1.0 / (first + 10.0 * token)).abs() < 1e-9, "{figures:?}");
+    assert_eq!((figures.good, figures.cached, figures.tokens_max_over_mean), (1.0, 0.0, 2.0));
+    assert!((figures.lar - 0.5).abs() < 1e-12);
+    let alone = setup.time.alone(2500, 1000, 2);
+    assert!((alone.0 - first).abs() < 1e-9 && (alone.1 - token).abs() < 1e-9);
+}
+
+#[test]
+fn a_prompt_that_comes_again_is_not_computed_again() {
+    let mut jobs: Vec<Job> = (0..4).map(|at| plain_job(f64::from(at) * 10.0, 1100, 2, &[1.0])).collect();
+    jobs.iter_mut().for_each(|job| job.blocks = vec![7, 8]);
+    let figures = run("prefix", setup(&jobs, 1, 0.0)).unwrap();
+    assert!((figures.cached - 3.0 * 1024.0 / 4400.0).abs() < 1e-9, "{figures:?}");
+    let uncached = Limits { cache_blocks: 0, ..LIMITS };
+    let figures = run("prefix", Setup { limits: uncached, ..setup(&jobs, 1, 0.0) }).unwrap();
+    assert_eq!(figures.cached, 0.0);
+}
+
+#[test]
+fn local_tokens_cost_less_and_affinity_finds_them() {
+    let local = |at: u32| if at.is_multiple_of(2) { [0.9, 0.1] } else { [0.1, 0.9] };
+    // An even request meets an odd rank under round robin, but for the first ones.
+    let jobs: Vec<Job> = (0..400).map(|at| plain_job(f64::from(at) * 0.05, 800, 3, &local(at / 2))).collect();
+    let setup = setup(&jobs, 2, 0.5);
+    let (turns, affinity) = (run("round_robin", setup).unwrap(), run("affinity", setup).unwrap());
+    assert!((turns.lar - 0.5).abs() < 0.01, "{turns:?}");
+    assert!(affinity.lar > 0.85 && affinity.tokens_max_over_mean < 1.1, "{affinity:?}");
+    assert!(affinity.ttft_p99 < turns.ttft_p99 && affinity.goodput >= turns.goodput, "{affinity:?} {turns:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures() {
+    let jobs: Vec<Job> = (0..200).map(|at| plain_job(f64::from(at) * 0.01, 300 + at * 7, 5, &[0.25; 4])).collect();
+    for policy in ["random", "least_load", "affinity", "prefix"] {
+        assert_eq!(run(policy, setup(&jobs, 4, 0.4)).unwrap(), run(policy, setup(&jobs, 4, 0.4)).unwrap(), "{policy}");
+    }
+    assert!(run("none", setup(&jobs, 4, 0.4)).is_err());
+}
