@@ -1,11 +1,16 @@
-//! A scanner of the top-level members of a JSON object, for bodies that must pass through byte for byte.
+//! A scanner of the top-level members of a JSON object (and the elements of an array), for bodies that must pass through byte for byte.
 //!
 //! It does what splicing needs and no more: it finds where each member starts and ends and compares keys with escapes
 //! resolved. Strings, nesting (with a limit) and separators are checked, for a body that two parsers cut differently
 //! could smuggle a pin past this one; the insides of numbers and of literals are left to the engine. Nothing is
 //! allocated.
 
+mod elements;
+mod find;
+
 use std::ops::Range;
+
+pub use elements::Elements;
 
 /// Deepest nesting of arrays and objects; Python's own parser stops at about a thousand.
 pub const MAX_DEPTH: usize = 512;
@@ -184,7 +189,7 @@ impl<'a> Members<'a> {
         let start = self.at;
         loop {
             let rest = &self.body[self.at..];
-            match rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+            match find::quote_or_backslash(rest) {
                 None => return Err(ScanError::Expected { at: self.body.len(), expected: "the end of a string" }),
                 Some(length) if rest[length] == b'"' => {
                     let end = self.at + length;

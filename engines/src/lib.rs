@@ -11,6 +11,7 @@
 //! | [`probe`] | what an engine says about itself |
 //! | [`loads`] | requests in flight per rank, as the engine counts them |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
+//! | [`routed`] | routed experts asked for in requests and cut out of answers |
 //! | [`verify`] | whether pins take effect: evidence, and a verdict with hysteresis |
 //!
 //! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
@@ -23,6 +24,7 @@ pub mod loads;
 pub mod pieces;
 pub mod pin;
 pub mod probe;
+pub mod routed;
 pub mod sglang;
 pub mod verify;
 mod version;

@@ -83,13 +83,20 @@ impl Stripped {
 
     /// The body with the pin as its first member; all other bytes stay.
     fn pinned(&self, field: &str, wire_rank: u32) -> Bytes {
+        self.with_member(field, &wire_rank.to_string()).body
+    }
+
+    /// The body with one more first member, `value` being JSON; all other bytes stay. The caller knows that it has none of
+    /// that name.
+    #[must_use]
+    pub(crate) fn with_member(&self, field: &str, value: &str) -> Self {
         let comma = if self.has_members { "," } else { "" };
-        let pin = format!("\"{field}\":{wire_rank}{comma}");
-        let mut out = BytesMut::with_capacity(self.body.len() + pin.len());
+        let member = format!("\"{field}\":{value}{comma}");
+        let mut out = BytesMut::with_capacity(self.body.len() + member.len());
         out.extend_from_slice(&self.body[..self.open]);
-        out.extend_from_slice(pin.as_bytes());
+        out.extend_from_slice(member.as_bytes());
         out.extend_from_slice(&self.body[self.open..]);
-        out.freeze()
+        Self { body: out.freeze(), open: self.open, has_members: true }
     }
 }
 

@@ -1,6 +1,6 @@
 //! One answer of `/generate`, believed only as far as it agrees with what was asked and with the model.
 
-use semmoe_engines::sglang::{FinishReason, GenerateResponse, decode_routed_experts};
+use semmoe_engines::sglang::{FinishReason, GenerateResponse, decode_routes};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
 
 use crate::ProfilerError;
@@ -48,29 +48,9 @@ impl Checker {
         let Some(data) = answer.meta_info.routed_experts.as_deref() else {
             return Err("meta_info.routed_experts is missing".into());
         };
-        let experts = self.experts(data, token_ids.len())?;
+        let experts = decode_routes(data, token_ids.len(), self.rules.model()).map_err(|error| error.to_string())?;
         self.rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
         Ok(Routed { token_ids, prompt_len, experts })
-    }
-
-    /// [n, L, k] of the MoE layers out of [n, hidden layers, k].
-    fn experts(&self, data: &str, rows: usize) -> Result<Vec<u16>, String> {
-        let model = self.rules.model();
-        let (hidden, k) = (usize::from(model.num_hidden_layers), usize::from(model.top_k));
-        let ids = decode_routed_experts(data, rows, hidden, k, model.num_experts).map_err(|error| error.to_string())?;
-        let mut experts = Vec::with_capacity(rows * model.layers() * k);
-        for (token, row) in ids.chunks_exact(hidden * k).enumerate() {
-            for &layer in &model.layer_ids {
-                let route = &row[usize::from(layer) * k..][..k];
-                for &id in route {
-                    // Ids are below the number of experts or -1.
-                    let id = u16::try_from(id)
-                        .map_err(|_| format!("token {token} has no expert in MoE layer {layer}, expected {k}"))?;
-                    experts.push(id);
-                }
-            }
-        }
-        Ok(experts)
     }
 }
 
