@@ -15,6 +15,7 @@ pub struct ProfileBuilder {
     phase: Phase,
     /// Only tokens that occurred, so that memory grows with the evidence and not with the vocabulary.
     tokens: BTreeMap<u32, TokenEvidence>,
+    entries: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -33,7 +34,7 @@ impl ProfileBuilder {
     pub fn new(model: ModelInfo, provenance: Provenance, phase: Phase) -> Result<Self, FormatError> {
         model.validate()?;
         provenance.validate()?;
-        Ok(ProfileBuilder { model, provenance, phase, tokens: BTreeMap::new() })
+        Ok(ProfileBuilder { model, provenance, phase, tokens: BTreeMap::new(), entries: 0 })
     }
 
     /// Counts the tokens of a trace that are of the builder's phase and whose route is known in at least one layer.
@@ -67,11 +68,13 @@ impl ProfileBuilder {
         }
         let evidence = self.evidence(token);
         evidence.add_occurrences(token, 1)?;
+        let mut new = 0;
         for (layer, route) in routes.enumerate() {
             for expert in route.into_iter().flat_map(|route| route.experts()) {
-                evidence.add(layer, token, expert.get(), 1)?;
+                new += usize::from(evidence.add(layer, token, expert.get(), 1)?);
             }
         }
+        self.entries += new;
         Ok(())
     }
 
@@ -88,14 +91,23 @@ impl ProfileBuilder {
             let layers = self.model.layers();
             let evidence = self.evidence(token);
             evidence.add_occurrences(token, occurrences)?;
+            let mut new = 0;
             for layer in 0..layers {
                 let row = profile.row(LayerIdx::new(layer as u16), TokenId::new(token));
                 for (&expert, &count) in row.experts.iter().zip(row.counts) {
-                    evidence.add(layer, token, expert, count)?;
+                    new += usize::from(evidence.add(layer, token, expert, count)?);
                 }
             }
+            self.entries += new;
         }
         Ok(())
+    }
+
+    /// Counts kept so far, one for each token, layer and expert that occurred together: 8 bytes of memory each, and as much
+    /// again while rows grow.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.entries
     }
 
     fn evidence(&mut self, token: u32) -> &mut TokenEvidence {
@@ -160,19 +172,23 @@ impl TokenEvidence {
         Ok(())
     }
 
-    fn add(&mut self, layer: usize, token: u32, expert: u16, n: u32) -> Result<(), FormatError> {
+    /// Returns whether it is the first count of this expert.
+    fn add(&mut self, layer: usize, token: u32, expert: u16, n: u32) -> Result<bool, FormatError> {
         let row = &mut self.layers[layer];
         match row.binary_search_by_key(&expert, |(expert, _)| *expert) {
-            Err(at) => row.insert(at, (expert, n)),
+            Err(at) => {
+                row.insert(at, (expert, n));
+                Ok(true)
+            }
             Ok(at) => {
                 let overflow = || FormatError::CountOverflow {
                     what: format!("expert {expert} in layer {layer} for token {token}"),
                     bits: 32,
                 };
                 row[at].1 = row[at].1.checked_add(n).ok_or_else(overflow)?;
+                Ok(false)
             }
         }
-        Ok(())
     }
 }
 
