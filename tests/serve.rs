@@ -111,6 +111,52 @@ fn tables_steer_every_route_and_the_pin_takes_effect() {
     ranks.stop();
 }
 
+/// Sampled requests of real ranks: clients see nothing of it, and what is kept can be solved from.
+#[test]
+fn sampled_requests_become_a_profile_that_solve_reads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tables = tables(folder.path());
+    std::fs::create_dir(folder.path().join("profiles")).expect("a folder");
+    let ranks = Ranks::start(2, Some(&tables));
+    let more = "tables = \"t.tables.safetensors\"\n\n[sampling]\nshare = 1.0\nprofile_dir = \"profiles\"";
+    let served = Served::start(&configuration(folder.path(), &ranks.url, "affinity", more));
+    let mut routed = 0;
+    block_on(async {
+        for (prompt, stream) in [("One two three", false), ("A river in the north.", true), ("The queen said", false)] {
+            let body =
+                json!({"text": prompt, "stream": stream, "sampling_params": {"max_new_tokens": 3, "ignore_eos": true}});
+            let bytes = serde_json::to_vec(&body).expect("JSON").into();
+            let request = request(http::Method::POST, &served.url, "/generate", Some(bytes)).expect("request");
+            let (_, answer) = HttpClient::default().whole(request, &AnswerLimits::default()).await.expect("an answer");
+            let text = std::str::from_utf8(&answer).expect("UTF-8");
+            assert!(!text.contains("routed_experts"), "{text}");
+            let last = text
+                .split("\n\n")
+                .map(|event| event.trim_start_matches("data: "))
+                .filter(|event| event.starts_with('{'))
+                .last();
+            let last: Value = serde_json::from_str(last.expect("an answer")).expect("JSON");
+            assert_eq!(last["meta_info"]["completion_tokens"], 3, "{text}");
+            // The token generated last has been through no layer.
+            routed += last["meta_info"]["prompt_tokens"].as_u64().expect("a number") + 2;
+        }
+    });
+    served.stop();
+    ranks.stop();
+    let profile = folder.path().join(format!("profiles/{MODEL}.profile.safetensors"));
+    let written = semmoe_tables::Profile::open(&profile).expect("a profile");
+    assert_eq!(written.total_tokens(), routed);
+    let solved = semmoe(&["solve", "--groups", "2", "--profile"])
+        .arg(&profile)
+        .arg("--warm-start")
+        .arg(&tables)
+        .arg("--out")
+        .arg(folder.path().join("next.tables.safetensors"))
+        .output()
+        .expect("runs");
+    assert!(solved.status.success(), "{}", describe(&solved));
+}
+
 #[test]
 fn round_robin_needs_no_tables_and_alternates() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -11,6 +11,7 @@ use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
 
 use crate::config::BackendConfig;
+use crate::live::BackendLive;
 
 /// Whether a backend gets requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub(crate) struct Backend {
     pins_ignored: AtomicBool,
     /// Wakes the task that compares loads.
     loads_wanted: Notify,
+    /// What sampled requests show.
+    pub(crate) live: BackendLive,
     /// What the last successful probe found.
     probe: Mutex<Option<Probe>>,
     health: watch::Sender<Health>,
@@ -67,6 +70,7 @@ impl Backend {
             pins: Mutex::default(),
             pins_ignored: AtomicBool::new(false),
             loads_wanted: Notify::new(),
+            live: BackendLive::default(),
             probe: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             suspicion: Notify::new(),

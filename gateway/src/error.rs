@@ -61,6 +61,12 @@ pub enum StartError {
         /// What is wrong.
         source: semmoe_routing::PolicyError,
     },
+    /// Rolling profiles have no place to go.
+    #[error("sampling.profile_dir: {} is not a directory", path.display())]
+    ProfileDir {
+        /// As configured.
+        path: std::path::PathBuf,
+    },
     /// A worker thread ended by a panic.
     #[error("loading stopped: {cause}")]
     Load {
@@ -114,6 +120,8 @@ pub(crate) enum RequestError {
     TablesPath { cause: String },
     #[error("{cause}")]
     TablesInvalid { cause: String },
+    #[error("the answer could not be made: {cause}")]
+    Internal { cause: String },
     #[error("refused for backend '{backend}', the old tables stay: {cause}")]
     TablesRefused { backend: String, cause: Incompatible },
 }
@@ -149,6 +157,7 @@ impl RequestError {
             Self::UnknownBackend { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "backend_not_found"),
             Self::TablesPath { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "path_not_allowed"),
             Self::TablesInvalid { .. } => Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "tables_invalid"),
+            Self::Internal { .. } => Row(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal"),
             Self::TablesRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "tables_refused"),
         }
     }

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, bind};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::{data, load, pins};
+use crate::{data, live, load, pins};
 
 /// The gateway.
 #[derive(Debug)]
@@ -52,6 +52,7 @@ impl Gateway {
             watchers.spawn(pins::watch(Arc::clone(&core), Arc::clone(&backend), stop.clone()));
             watchers.spawn(health::watch(Arc::clone(&core), backend, stop.clone()));
         }
+        let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, core.config.server.admin_token_sha256);
         let mut servers = vec![
             Server::start(data_listener, data::router(Arc::clone(&core)), &core.config),
@@ -62,7 +63,7 @@ impl Gateway {
             address
         });
         tracing::info!(%data_addr, %admin_addr, "gateway serves");
-        Ok(Running { core, servers, watchers, stop, data_addr, admin_addr, metrics_addr })
+        Ok(Running { core, servers, watchers, live, stop, data_addr, admin_addr, metrics_addr })
     }
 }
 
@@ -87,6 +88,7 @@ pub struct Running {
     core: Arc<Core>,
     servers: Vec<Server>,
     watchers: TaskTracker,
+    live: Option<live::Task>,
     stop: CancellationToken,
     data_addr: SocketAddr,
     admin_addr: SocketAddr,
@@ -145,6 +147,9 @@ impl Running {
         self.watchers.close();
         self.watchers.wait().await;
         join_all(self.servers.into_iter().map(|server| server.shutdown(grace))).await;
+        if let Some(live) = self.live {
+            live.stop().await;
+        }
         tracing::info!("gateway stopped");
     }
 

@@ -9,6 +9,7 @@
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `pins` | whether pins take effect, by the engine's loads |
+//! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
 //! | `server`, `gateway` | listeners; start and shutdown |
@@ -25,6 +26,7 @@ mod data;
 mod error;
 mod gateway;
 mod health;
+mod live;
 mod load;
 mod metrics;
 mod pins;
@@ -37,7 +39,8 @@ mod state;
 pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{
-    Config, ConfigError, RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts,
+    Config, ConfigError, RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawSampling, RawServer,
+    RawTimeouts,
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};

@@ -17,6 +17,11 @@ use crate::plan::Plan;
 use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
 
 pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, StartError> {
+    if let Some(profile) = &config.sampling.profile
+        && !profile.dir.is_dir()
+    {
+        return Err(StartError::ProfileDir { path: profile.dir.clone() });
+    }
     let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
     Ok(Snapshot::new(models))
 }

@@ -6,6 +6,7 @@
 //! that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are set when
 //! they are asked for.
 
+mod live;
 mod shadow;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +21,7 @@ use prometheus_client::registry::Registry;
 use semmoe_routing::Report;
 use semmoe_text::SegmentCache;
 
+use live::LiveMetrics;
 use shadow::ShadowMetrics;
 
 /// Labels of `semmoe_requests_total`.
@@ -104,6 +106,7 @@ pub(crate) struct Metrics {
     segment_cache: SegmentCacheMetrics,
     pin_ignored: Family<BackendLabels, Counter>,
     pins_ignored: Family<BackendLabels, Gauge>,
+    pub(crate) live: LiveMetrics,
 }
 
 impl Metrics {
@@ -129,6 +132,7 @@ impl Metrics {
             segment_cache: SegmentCacheMetrics::default(),
             pin_ignored: Family::default(),
             pins_ignored: Family::default(),
+            live: LiveMetrics::default(),
         };
         metrics.register();
         metrics
@@ -183,6 +187,7 @@ impl Metrics {
             "1 if the backend ignores pins, so that requests are routed by load",
             self.pins_ignored.clone(),
         );
+        self.live.register(registry);
         registry.register("retries", "Requests sent to a second backend", self.retries.clone());
     }
 

@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use crate::backend::{Backend, Health};
 use crate::compat::{self, Incompatible};
 use crate::config::Config;
+use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::snapshot::{Snapshot, Text};
 
@@ -29,6 +30,7 @@ pub(crate) struct Core {
     changing: Mutex<()>,
     pub(crate) client: HttpClient,
     pub(crate) metrics: Metrics,
+    pub(crate) live: Live,
     pub(crate) config: Config,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
     pub(crate) scoring: Arc<Semaphore>,
@@ -51,6 +53,7 @@ impl Core {
             changing: Mutex::new(()),
             client,
             metrics,
+            live: Live::new(),
             config,
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
@@ -89,6 +92,8 @@ impl Core {
         let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)?;
         // What was there before may have been another engine.
         backend.forget_pins();
+        backend.live.probed(backend.engine, probe);
+        self.metrics.live.refused(&backend.name, false);
         self.metrics.pins_ignored(&backend.name, false);
         tracing::info!(
             backend = backend.name,
@@ -198,6 +203,8 @@ impl Core {
         let generation = next.generation;
         self.snapshot.store(Arc::new(next));
         self.metrics.generation(generation);
+        member.backend.live.reset();
+        self.metrics.live.drift(&member.backend.name, false);
         // A backend that was refused for its old tables may be welcome now.
         member.backend.suspect();
         Ok(generation)

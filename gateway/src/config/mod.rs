@@ -3,6 +3,7 @@
 mod error;
 mod policy;
 mod raw;
+mod sampling;
 mod validate;
 
 use std::net::SocketAddr;
@@ -14,6 +15,8 @@ use semmoe_engines::{Engine, RankBase};
 
 pub use error::ConfigError;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
+pub use sampling::RawSampling;
+pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig};
 
 /// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
 /// needs. Files that it names are not opened yet.
@@ -25,6 +28,7 @@ pub struct Config {
     pub(crate) timeouts: Timeouts,
     pub(crate) health: HealthConfig,
     pub(crate) routing: RoutingConfig,
+    pub(crate) sampling: SamplingConfig,
 }
 
 impl Config {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
+use super::RawSampling;
+
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,6 +29,9 @@ pub struct RawConfig {
     /// How requests are placed.
     #[serde(default)]
     pub routing: RawRouting,
+    /// Live local activation rate.
+    #[serde(default)]
+    pub sampling: RawSampling,
 }
 
 /// `[server]`

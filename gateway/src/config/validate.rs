@@ -37,6 +37,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         timeouts: timeouts(&raw.timeouts)?,
         health: health(&raw.health)?,
         routing,
+        sampling: super::sampling::sampling(raw.sampling, base)?,
     })
 }
 

@@ -28,6 +28,9 @@ use crate::error::RequestError;
 use crate::state::Core;
 use ticket::Ticket;
 
+#[cfg(test)]
+pub(crate) use sse::Events;
+
 /// All routes of the data plane; every other one is 404, as engines have routes that replace weights.
 pub(crate) fn router(core: Arc<Core>) -> Router {
     let mut router = Router::new();

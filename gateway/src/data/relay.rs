@@ -8,11 +8,13 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use semmoe_engines::http::{HttpError, RequestBody};
+use semmoe_engines::pin::Stripped;
 use semmoe_engines::{Dialect, Route, pin, verify};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
 use crate::error::RequestError;
+use crate::live::{self, Edit, Sample};
 use crate::state::Core;
 
 use super::place::{Placed, place};
@@ -46,6 +48,8 @@ pub(crate) struct Answer {
     /// `None` where the engine chose it, or is known to have ignored the pin.
     rank: Option<RankId>,
     policy: &'static str,
+    /// The request was sampled.
+    sample: Option<Sample>,
 }
 
 pub(crate) async fn relay(
@@ -72,7 +76,9 @@ pub(crate) async fn relay(
         let told = rank.filter(|_| !backend.ignores_pins());
         ticket.policy(policy);
         ticket.place(&backend.name, told, lease);
-        let request = outbound(backend, dialect, route, head, job, pinned)?;
+        let write = |body: &Stripped| outbound(backend, dialect, route, head, body, pinned);
+        let sample = Sample::choose(core, (&job.model, &job.body), route, (member, rank));
+        let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
         let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
         if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
             backend.want_loads();
@@ -80,7 +86,8 @@ pub(crate) async fn relay(
         if failed.is_none() {
             core.metrics.overhead(arrived.elapsed());
         }
-        match core.client.send_within(request, core.config.timeouts.first_byte).await {
+        let (answer, sample) = live::send(core, request, sample, || write(&job.body)).await?;
+        match answer {
             Ok(response) => {
                 if response.status().is_success() {
                     ticket.answered();
@@ -88,7 +95,7 @@ pub(crate) async fn relay(
                 let rank = echo(core, backend, &response, expected);
                 let counted = job.counted.filter(|_| response.status().is_success());
                 let watch = Watch { backend: Arc::clone(backend), rank, counted };
-                return Ok(Answer { response, watch, rank: told, policy });
+                return Ok(Answer { response, watch, rank: told, policy, sample });
             }
             Err(cause) => {
                 ticket.unplace();
@@ -136,7 +143,7 @@ fn outbound(
     dialect: &Dialect,
     route: Route,
     head: &Parts,
-    job: &Job,
+    body: &Stripped,
     pinned: Option<RankId>,
 ) -> Result<Request<RequestBody>, RequestError> {
     let mut headers = head.headers.clone();
@@ -147,8 +154,8 @@ fn outbound(
     }
     pin::strip_headers(&mut headers);
     let body = match pinned {
-        None => job.body.bytes().clone(),
-        Some(rank) => pin::apply(dialect, route, rank, &mut headers, &job.body)
+        None => body.bytes().clone(),
+        Some(rank) => pin::apply(dialect, route, rank, &mut headers, body)
             .map_err(|error| RequestError::Field { cause: error.to_string() })?,
     };
     let Some(url) = backend.url(pinned) else {
@@ -171,7 +178,7 @@ fn path(route: Route, head: &Parts) -> String {
 
 /// The engine's answer with our three headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, watch, rank, policy } = answer;
+    let Answer { response, watch, rank, policy, sample } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
     for name in [BACKEND, RANK, POLICY] {
@@ -186,11 +193,12 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     }
     head.headers.insert(POLICY, HeaderValue::from_static(policy));
     let events = is_event_stream(&head.headers);
-    if events {
-        // An error event may make it longer.
+    let edit = sample.and_then(|sample| Edit::begin(sample, &head, events));
+    if events || edit.is_some() {
+        // An error event may make it longer, a cut shorter.
         head.headers.remove(header::CONTENT_LENGTH);
     }
-    let relayed = RelayBody::new(body, events, head.status.as_u16(), watch, ticket);
+    let relayed = RelayBody::new(body, events, edit, head.status.as_u16(), watch, ticket);
     let mut response = Response::new(relayed);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

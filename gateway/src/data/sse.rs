@@ -20,11 +20,22 @@ pub(crate) struct Events {
     held: BytesMut,
     /// What was relayed ends at a boundary.
     at_boundary: bool,
+    longest_held_bytes: usize,
 }
 
 impl Events {
     pub(crate) fn new() -> Self {
-        Self { line_empty: true, after_cr: false, held: BytesMut::new(), at_boundary: true }
+        Self::with_limit(LONGEST_HELD_BYTES)
+    }
+
+    /// Holds back longer or shorter events than usual.
+    pub(crate) fn with_limit(longest_held_bytes: usize) -> Self {
+        Self { line_empty: true, after_cr: false, held: BytesMut::new(), at_boundary: true, longest_held_bytes }
+    }
+
+    /// Whether what was relayed ends at the end of an event.
+    pub(crate) fn is_at_boundary(&self) -> bool {
+        self.at_boundary
     }
 
     /// Takes the next piece and returns what can be relayed now, perhaps nothing.
@@ -42,7 +53,7 @@ impl Events {
         self.held.extend_from_slice(&piece[..complete]);
         let mut ready = if complete > 0 { self.held.split() } else { BytesMut::new() };
         self.held.extend_from_slice(&piece[complete..]);
-        if self.held.len() > LONGEST_HELD_BYTES {
+        if self.held.len() > self.longest_held_bytes {
             ready.unsplit(self.held.split());
             self.at_boundary = false;
         }

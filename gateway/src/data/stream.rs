@@ -10,6 +10,8 @@ use hyper::body::Incoming;
 use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::live::Edit;
+
 use super::sse::Events;
 use super::ticket::Ticket;
 use super::watch::Watch;
@@ -28,6 +30,8 @@ pub(crate) struct RelayBody {
     upstream: Incoming,
     /// Boundaries, for server-sent events.
     events: Option<Events>,
+    /// Cuts out what only a sampled request asked for.
+    edit: Option<Edit>,
     idle: Pin<Box<Sleep>>,
     idle_limit: Duration,
     /// The clock of `idle` runs. It starts with the first look that finds nothing, so that a slow client, who is not
@@ -40,11 +44,20 @@ pub(crate) struct RelayBody {
 }
 
 impl RelayBody {
-    pub(crate) fn new(upstream: Incoming, events: bool, status: u16, watch: Watch, ticket: Ticket) -> Self {
+    pub(crate) fn new(
+        upstream: Incoming,
+        events: bool,
+        edit: Option<Edit>,
+        status: u16,
+        watch: Watch,
+        ticket: Ticket,
+    ) -> Self {
         let idle_limit = ticket.core().config.timeouts.idle;
         let mut body = Self {
             upstream,
-            events: events.then(Events::new),
+            events: events
+                .then(|| edit.as_ref().map_or_else(Events::new, |edit| Events::with_limit(edit.limit_bytes()))),
+            edit,
             idle: Box::pin(sleep(idle_limit)),
             idle_limit,
             waiting: false,
@@ -71,6 +84,10 @@ impl RelayBody {
             None => data,
             Some(events) => events.push(data),
         };
+        let now = match &mut self.edit {
+            None => now,
+            Some(edit) => edit.push(now, self.events.as_ref().is_none_or(Events::is_at_boundary)),
+        };
         self.finish_at_end();
         (!now.is_empty()).then(|| Frame::data(now))
     }
@@ -79,6 +96,10 @@ impl RelayBody {
         self.ended = true;
         self.ticket.finish(self.status);
         let rest = self.events.as_mut().map(Events::rest).unwrap_or_default();
+        let rest = match &mut self.edit {
+            None => rest,
+            Some(edit) => edit.end(rest),
+        };
         (!rest.is_empty()).then(|| Frame::data(rest))
     }
 
@@ -136,14 +157,14 @@ impl Body for RelayBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ended || (self.events.is_none() && self.upstream.is_end_stream())
+        self.ended || (self.events.is_none() && self.edit.is_none() && self.upstream.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.events {
-            // Held-back bytes and an error event are not in the engine's count.
-            Some(_) => SizeHint::default(),
-            None => self.upstream.size_hint(),
+        match (&self.events, &self.edit) {
+            (None, None) => self.upstream.size_hint(),
+            // Held-back bytes, an error event and what is cut out are not in the engine's count.
+            _ => SizeHint::default(),
         }
     }
 }

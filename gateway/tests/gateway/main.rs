@@ -5,6 +5,7 @@ mod backends;
 mod bodies;
 mod counts;
 mod dialects;
+mod live;
 mod pins;
 mod placement;
 mod policies;

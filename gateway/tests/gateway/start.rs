@@ -30,6 +30,13 @@ fn configuration_errors_name_the_key() {
         (with("[timeouts]\nidle_seconds = 1e300"), "timeouts.idle_seconds: "),
         (with("[health]\nunhealthy_after = 0"), "health.unhealthy_after: 0"),
         (with("[routing.settings]\nload_margin = -1.0"), "routing.settings: "),
+        (with("[sampling]\nshare = 1.5"), "sampling.share: 1.5, expected 0 to 1"),
+        (with("[sampling]\nshare = nan"), "sampling.share: NaN"),
+        (with("[sampling]\ndrift_clear = 0.06"), "sampling.drift_clear: 0.06, expected 0 to 0.05"),
+        (with("[sampling]\ndrift_samples = 0"), "sampling.drift_samples: 0"),
+        (with("[sampling]\nprofile_entries = 9"), "sampling.profile_entries: 9, expected at least 1000"),
+        (with("[sampling]\nprofile_interval_seconds = 0.0"), "sampling.profile_interval_seconds: 0"),
+        (with("[sampling]\nrate = 1"), "line 2: unknown field `rate`"),
         (with("[routing]\nx = 1"), "line 2: unknown field `x`"),
         (
             format!("{}{BACKEND}", MODEL.replace("round_robin", "afinity")),
@@ -171,6 +178,8 @@ async fn files_that_cannot_be_used_are_told() {
     let tables = fixture.write("t", &[], 0);
     let good = fixture.affinity("http://127.0.0.1:1", &tables);
     assert!(Gateway::check(&config(&good)).await.is_ok());
+    let error = start_error(&format!("[sampling]\nprofile_dir = \"/no/such\"\n{good}")).await;
+    assert_eq!(error, "sampling.profile_dir: /no/such is not a directory");
     for (toml, says) in [
         (good.replace("tokenizer.json", "none.json"), "model 'tiny': cannot read"),
         (good.replace("tokenizer.json", "config.json"), "model 'tiny': "),

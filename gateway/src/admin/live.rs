@@ -1,0 +1,110 @@
+//! `GET /admin/live` and `POST /admin/live/profiles`: what samples show, and the rolling profiles.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+
+use crate::error::RequestError;
+use crate::live::{Figures, write_profiles};
+use crate::snapshot::Member;
+use crate::state::Core;
+
+#[derive(Serialize)]
+pub(super) struct Live {
+    /// Of the requests whose engine can be asked.
+    share: f64,
+    backends: Vec<Backend>,
+    profiles: Vec<Profile>,
+}
+
+#[derive(Serialize)]
+struct Backend {
+    name: String,
+    /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused` or `on`.
+    sampling: &'static str,
+    /// Of the activations of all samples since the tables were loaded, the local share.
+    observed_lar: Option<f64>,
+    activations: u64,
+    /// Of these samples those with a prediction, and means over them.
+    compared: u64,
+    mean_observed: Option<f64>,
+    mean_predicted: Option<f64>,
+    drift: Drift,
+}
+
+#[derive(Serialize)]
+struct Drift {
+    alarm: bool,
+    /// The moving mean of predicted less observed.
+    difference: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Profile {
+    model: String,
+    file: PathBuf,
+    tokens: u64,
+    entries: usize,
+    written_unix_seconds: Option<u64>,
+    error: Option<String>,
+}
+
+pub(super) async fn show(State(core): State<Arc<Core>>) -> Result<Json<Live>, RequestError> {
+    answer(core, describe).await
+}
+
+/// Writes the profiles now.
+pub(super) async fn write(State(core): State<Arc<Core>>) -> Result<Json<Live>, RequestError> {
+    answer(core, |core| {
+        write_profiles(core);
+        describe(core)
+    })
+    .await
+}
+
+/// Away from the network threads: a profile may be being written.
+async fn answer(core: Arc<Core>, work: fn(&Core) -> Live) -> Result<Json<Live>, RequestError> {
+    let done = tokio::task::spawn_blocking(move || work(&core)).await;
+    done.map(Json).map_err(|error| RequestError::Internal { cause: error.to_string() })
+}
+
+fn describe(core: &Core) -> Live {
+    let share = core.config.sampling.share;
+    let snapshot = core.snapshot();
+    let backends = snapshot.members().map(|(_, member)| backend(member, share)).collect();
+    let profiles = core.live.profiles();
+    let profile = |(model, profile): (&String, &crate::live::ModelProfile)| Profile {
+        model: model.clone(),
+        file: profile.file.clone(),
+        tokens: profile.tokens(),
+        entries: profile.entries(),
+        written_unix_seconds: profile.written.as_ref().map(|(at, _)| *at),
+        error: profile.written.as_ref().and_then(|(_, outcome)| outcome.clone().err()),
+    };
+    Live { share, backends, profiles: profiles.iter().map(profile).collect() }
+}
+
+fn backend(member: &Member, share: f64) -> Backend {
+    let live = &member.backend.live;
+    let Figures { local, activations, compared, predicted, observed, drift } = live.figures();
+    let sampling = match member.tables {
+        _ if share <= 0.0 => "off",
+        None => "no tables",
+        Some(_) if live.has_refused() => "refused",
+        Some(_) if !live.can_ask() => "cannot be asked",
+        Some(_) => "on",
+    };
+    Backend {
+        name: member.backend.name.clone(),
+        sampling,
+        observed_lar: (activations > 0).then(|| local as f64 / activations as f64),
+        activations,
+        compared,
+        mean_observed: (compared > 0).then_some(observed),
+        mean_predicted: (compared > 0).then_some(predicted),
+        drift: Drift { alarm: drift.raised, difference: drift.mean },
+    }
+}

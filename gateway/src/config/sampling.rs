@@ -1,0 +1,121 @@
+//! `[sampling]`: routed experts asked for in a share of the requests, and what is kept of them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// A month and a year: longer ones are mistakes.
+const LONGEST_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
+const LONGEST_RETENTION_HOURS: f64 = 366.0 * 24.0;
+
+/// `[sampling]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawSampling {
+    /// Of the requests that an engine can be asked about, the share, 0 to 1, for which it is asked. 0: off.
+    pub share: f64,
+    /// Longest answer, and longest event of a stream, that is held back to cut the routed experts out; a longer one is
+    /// relayed with them. They take about 1.4 x 4 bytes per token, layer and expert chosen.
+    pub max_answer_bytes: usize,
+    /// The drift alarm is raised when the prediction is, in the moving mean, above what is observed by more than this...
+    pub drift_raise: f64,
+    /// ...and cleared when it is above it by less than this.
+    pub drift_clear: f64,
+    /// Samples in a row that must say so; also the length of the moving mean.
+    pub drift_samples: u32,
+    /// Folder for rolling profiles; absent: none is kept.
+    pub profile_dir: Option<PathBuf>,
+    /// Time between two writes of the profiles.
+    pub profile_interval_seconds: f64,
+    /// Most entries (token, layer, expert) of a model's rolling profile, about 16 bytes each.
+    pub profile_entries: usize,
+    /// Counts older than this are dropped; they are kept at least half as long.
+    pub profile_retention_hours: f64,
+}
+
+impl Default for RawSampling {
+    fn default() -> Self {
+        Self {
+            share: 0.0,
+            max_answer_bytes: 8 << 20,
+            drift_raise: 0.05,
+            drift_clear: 0.02,
+            drift_samples: 100,
+            profile_dir: None,
+            profile_interval_seconds: 600.0,
+            profile_entries: 8_000_000,
+            profile_retention_hours: 168.0,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SamplingConfig {
+    pub(crate) share: f64,
+    pub(crate) max_answer_bytes: usize,
+    pub(crate) drift: DriftRules,
+    pub(crate) profile: Option<ProfileConfig>,
+}
+
+/// When the drift alarm is raised and cleared.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DriftRules {
+    pub(crate) raise: f64,
+    pub(crate) clear: f64,
+    pub(crate) samples: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ProfileConfig {
+    pub(crate) dir: PathBuf,
+    pub(crate) interval: Duration,
+    pub(crate) limits: RollingLimits,
+}
+
+/// How much a rolling profile may hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RollingLimits {
+    pub(crate) entries: usize,
+    pub(crate) retention: Duration,
+}
+
+pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, ConfigError> {
+    let within = |key: &str, value: f64, least: f64, most: f64| {
+        // NaN is in no range.
+        if (least..=most).contains(&value) {
+            return Ok(value);
+        }
+        Err(ConfigError::value(format!("sampling.{key}"), format!("{value}, expected {least} to {most}")))
+    };
+    let at_least = |key: &str, value: usize, least: usize| {
+        if value >= least {
+            return Ok(value);
+        }
+        Err(ConfigError::value(format!("sampling.{key}"), format!("{value}, expected at least {least}")))
+    };
+    let raise = within("drift_raise", raw.drift_raise, 0.0, 1.0)?;
+    at_least("drift_samples", raw.drift_samples as usize, 1)?;
+    let interval = within("profile_interval_seconds", raw.profile_interval_seconds, 1.0, LONGEST_INTERVAL_SECONDS)?;
+    let hours = within("profile_retention_hours", raw.profile_retention_hours, 0.1, LONGEST_RETENTION_HOURS)?;
+    let limits = RollingLimits {
+        entries: at_least("profile_entries", raw.profile_entries, 1000)?,
+        retention: Duration::from_secs_f64(hours * 3600.0),
+    };
+    Ok(SamplingConfig {
+        share: within("share", raw.share, 0.0, 1.0)?,
+        max_answer_bytes: at_least("max_answer_bytes", raw.max_answer_bytes, 1024)?,
+        drift: DriftRules {
+            raise,
+            clear: within("drift_clear", raw.drift_clear, 0.0, raise)?,
+            samples: raw.drift_samples,
+        },
+        profile: raw.profile_dir.map(|dir| ProfileConfig {
+            dir: base.join(dir),
+            interval: Duration::from_secs_f64(interval),
+            limits,
+        }),
+    })
+}

@@ -1,0 +1,127 @@
+//! What sampling knows of one backend.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use semmoe_engines::probe::Probe;
+use semmoe_engines::{Engine, Route, Version, routed};
+
+use super::drift::Drift;
+use crate::config::DriftRules;
+
+/// Lives as long as the backend.
+#[derive(Default)]
+pub(crate) struct BackendLive {
+    /// Requests that could have been sampled so far.
+    sequence: AtomicU64,
+    /// As far as the last probe tells, routed experts can be asked for on `/generate`.
+    can_ask: AtomicBool,
+    /// The engine refused requests that ask, and took them when they did not.
+    refused: AtomicBool,
+    /// Layers of the model, dense ones too, as the engine tells them; 0: it does not.
+    hidden_layers: AtomicU16,
+    figures: Mutex<Figures>,
+}
+
+/// What was seen in samples since the tables were loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    /// Local and all activations of the samples' tokens.
+    pub(crate) local: u64,
+    pub(crate) activations: u64,
+    /// Samples with a prediction, their mean prediction and observation.
+    pub(crate) compared: u64,
+    pub(crate) predicted: f64,
+    pub(crate) observed: f64,
+    pub(crate) drift: Drift,
+}
+
+impl BackendLive {
+    /// An engine was probed, perhaps another one than before.
+    pub(crate) fn probed(&self, engine: Engine, probe: &Probe) {
+        let version = probe.version.as_deref().and_then(Version::parse);
+        let server = probe.server.as_ref();
+        let denied = server.is_some_and(|server| server.enable_return_routed_experts == Some(false));
+        let can_ask = routed::can_ask(engine, version, Route::Generate) && !denied;
+        let layers = server.and_then(|server| server.num_hidden_layers).unwrap_or(0);
+        self.can_ask.store(can_ask, Ordering::Relaxed);
+        self.hidden_layers.store(layers, Ordering::Relaxed);
+        self.refused.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn can_ask(&self) -> bool {
+        self.can_ask.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn hidden_layers(&self) -> u16 {
+        self.hidden_layers.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_refused(&self) -> bool {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// The engine refuses to be asked; true the first time.
+    pub(crate) fn refuse(&self) -> bool {
+        !self.refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the next request is sampled: of n in a row, as even as can be, `share` x n.
+    pub(crate) fn take(&self, share: f64) -> bool {
+        takes(self.sequence.fetch_add(1, Ordering::Relaxed), share)
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        *self.lock()
+    }
+
+    /// Other tables predict now.
+    pub(crate) fn reset(&self) {
+        *self.lock() = Figures::default();
+    }
+
+    /// Adds a sample's activations (local, all) and prediction; returns the alarm's state if it changed.
+    pub(crate) fn add(&self, (local, all): (u64, u64), predicted: Option<f64>, rules: &DriftRules) -> Option<bool> {
+        let mut figures = self.lock();
+        figures.local += local;
+        figures.activations += all;
+        let predicted = predicted?;
+        let observed = local as f64 / all as f64;
+        figures.compared += 1;
+        let weight = 1.0 / figures.compared as f64;
+        figures.predicted += (predicted - figures.predicted) * weight;
+        figures.observed += (observed - figures.observed) * weight;
+        figures.drift.observe(predicted, observed, rules)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Figures> {
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn takes(sequence: u64, share: f64) -> bool {
+    let up_to = |n: u64| (n as f64 * share).floor();
+    up_to(sequence + 1) > up_to(sequence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn shares_are_spread_evenly() {
+        let taken = |share, of: u64| (0..of).filter(|n| takes(*n, share)).collect::<Vec<_>>();
+        assert!(taken(0.0, 1000).is_empty());
+        assert_eq!(taken(1.0, 4), [0, 1, 2, 3]);
+        assert_eq!(taken(0.25, 12), [3, 7, 11]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_stretch_has_its_share(share in 0.0f64..=1.0, from in 0u64..1 << 40, length in 1u64..500) {
+            let taken = (from..from + length).filter(|n| takes(*n, share)).count() as f64;
+            prop_assert!((taken - length as f64 * share).abs() <= 1.01);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! An answer on its way: what it tells about routed experts is taken out, all other bytes stay.
+//!
+//! An answer in one piece is held back until it is complete, within a limit; of a stream only the events that carry the
+//! member are rewritten. Where anything is in doubt the bytes are relayed as they came, and the doubt has a name.
+
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use semmoe_engines::routed::{self, Cut};
+
+/// Why an answer is not looked at.
+pub(super) type Outcome = &'static str;
+
+/// Follows one answer.
+pub(super) struct Cutter {
+    limit_bytes: usize,
+    /// What came so far, for an answer in one piece.
+    held: Option<BytesMut>,
+    /// The newest event that told the routed experts; each holds all that came before.
+    told: Option<Bytes>,
+    /// Given up: the rest passes.
+    over: Option<Outcome>,
+}
+
+impl Cutter {
+    /// `events`: the answer is a stream of events.
+    pub(super) fn new(limit_bytes: usize, events: bool) -> Self {
+        Self { limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
+    }
+
+    /// The longest answer or event that is held back.
+    pub(super) fn limit_bytes(&self) -> usize {
+        self.limit_bytes
+    }
+
+    /// Why the answer was given up, once it was.
+    pub(super) fn over(&self) -> Option<Outcome> {
+        self.over
+    }
+
+    /// Takes the next piece and returns what can be relayed now. Of a stream the pieces must be whole events; `whole` is
+    /// false once one was too long for that.
+    pub(super) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
+        if self.over.is_some() {
+            return piece;
+        }
+        let Some(held) = &mut self.held else {
+            if whole {
+                return self.events(piece);
+            }
+            self.over = Some("too_long");
+            return piece;
+        };
+        held.extend_from_slice(&piece);
+        if held.len() <= self.limit_bytes {
+            return Bytes::new();
+        }
+        self.over = Some("too_long");
+        held.split().freeze()
+    }
+
+    /// The answer is complete; `rest` is what of its bytes was not pushed. Returns what is still to be relayed, and the
+    /// JSON document that tells the routed experts.
+    pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
+        let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {
+            let rest = if self.over.is_none() { self.events(rest) } else { rest };
+            let told = self.told.take().ok_or("missing");
+            return (rest, self.over.map_or(told, Err));
+        };
+        held.extend_from_slice(&rest);
+        let answer = held.freeze();
+        match routed::cut(&answer) {
+            Ok(Some(Cut { rest, told: true })) => (rest, Ok(answer)),
+            Ok(cut) => (cut.map_or(answer, |cut| cut.rest), Err("missing")),
+            Err(_) => (answer, Err("malformed")),
+        }
+    }
+
+    fn events(&mut self, piece: Bytes) -> Bytes {
+        let mut edited = BytesMut::new();
+        let mut from = 0;
+        for json in documents(&piece) {
+            match routed::cut(&piece[json.clone()]) {
+                Ok(None) => {}
+                Ok(Some(cut)) => {
+                    edited.extend_from_slice(&piece[from..json.start]);
+                    edited.extend_from_slice(&cut.rest);
+                    from = json.end;
+                    if cut.told {
+                        self.told = Some(piece.slice(json));
+                    }
+                }
+                Err(_) => {
+                    self.over = Some("malformed");
+                    break;
+                }
+            }
+        }
+        if from == 0 {
+            return piece;
+        }
+        edited.extend_from_slice(&piece[from..]);
+        edited.freeze()
+    }
+}
+
+/// The JSON objects in the `data` lines of events.
+fn documents(events: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    let mut at = 0;
+    let lines = events.split(|byte| matches!(byte, b'\n' | b'\r'));
+    lines.filter_map(move |line| {
+        let start = at;
+        at += line.len() + 1;
+        let data = line.strip_prefix(b"data:")?;
+        let data = data.strip_prefix(b" ").unwrap_or(data);
+        data.starts_with(b"{").then(|| start + line.len() - data.len()..start + line.len())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::data::Events;
+
+    const LIMIT: usize = 256;
+
+    /// Everything that is relayed of an answer that comes in these pieces, and why it was not looked at.
+    fn relayed(pieces: &[&[u8]], events: bool) -> (String, Option<Outcome>) {
+        let mut cutter = Cutter::new(LIMIT, events);
+        let mut splitter = Events::with_limit(cutter.limit_bytes());
+        let mut out = Vec::new();
+        for piece in pieces {
+            let piece = Bytes::copy_from_slice(piece);
+            let (piece, whole) = if events { (splitter.push(piece), splitter.is_at_boundary()) } else { (piece, true) };
+            out.extend_from_slice(&cutter.push(piece, whole));
+        }
+        let rest = if events { splitter.rest() } else { Bytes::new() };
+        let (rest, told) = cutter.end(rest);
+        out.extend_from_slice(&rest);
+        (String::from_utf8(out).unwrap(), told.err())
+    }
+
+    #[test]
+    fn whole_answers() {
+        let long = format!(r#"{{"text":"{}","meta_info":{{"routed_experts":"x"}}}}"#, "y".repeat(LIMIT));
+        for (answer, expected, outcome) in [
+            (r#"{"text":"a","meta_info":{"id":1,"routed_experts":"x"}}"#, r#"{"text":"a","meta_info":{"id":1}}"#, None),
+            (r#"{"meta_info":{"routed_experts":null}}"#, r#"{"meta_info":{}}"#, Some("missing")),
+            (r#"{"text":"a"}"#, r#"{"text":"a"}"#, Some("missing")),
+            (r#"{"meta_info":{"routed_experts":"x"}"#, r#"{"meta_info":{"routed_experts":"x"}"#, Some("malformed")),
+            ("", "", Some("malformed")),
+            (&long, &long, Some("too_long")),
+        ] {
+            let halves = answer.as_bytes().split_at(answer.len() / 2);
+            let (text, counted) = relayed(&[halves.0, halves.1], false);
+            assert_eq!((text.as_str(), counted), (expected, outcome), "{answer}");
+        }
+    }
+
+    #[test]
+    fn events_that_carry_it_are_edited() {
+        let with = r#"data: {"text":"ab","meta_info":{"id":1,"routed_experts":"x"}}"#;
+        let without = r#"data: {"text":"ab","meta_info":{"id":1}}"#;
+        let bad = r#"data: {"text":"ab","meta_info":{"#;
+        let long = format!("data: {{\"text\":\"{}\"}}", "y".repeat(LIMIT));
+        for (stream, expected, outcome) in [
+            (format!("{with}\n\ndata: [DONE]\n\n"), format!("{without}\n\ndata: [DONE]\n\n"), None),
+            (format!(": ping\n\n{with}\r\n\r\n{with}\r\r"), format!(": ping\n\n{without}\r\n\r\n{without}\r\r"), None),
+            (format!("event: a\n{with}\nid: 1\n\n"), format!("event: a\n{without}\nid: 1\n\n"), None),
+            // Without an end, it is still an event to some clients.
+            (with.to_owned(), without.to_owned(), None),
+            ("data: [DONE]\n\n".to_owned(), "data: [DONE]\n\n".to_owned(), Some("missing")),
+            (format!("{bad}\n\n{with}\n\n"), format!("{bad}\n\n{with}\n\n"), Some("malformed")),
+            (format!("{long}\n\n{with}\n\n"), format!("{long}\n\n{with}\n\n"), Some("too_long")),
+        ] {
+            // Byte by byte, and the long event is seen to be too long before it ends.
+            let pieces: Vec<&[u8]> = stream.as_bytes().chunks(1).collect();
+            let (text, counted) = relayed(&pieces, true);
+            assert_eq!((text.as_str(), counted), (expected.as_str(), outcome), "{stream}");
+        }
+    }
+
+    proptest! {
+        /// Whatever the cuts of the stream: the same bytes come out.
+        #[test]
+        fn cuts_do_not_matter(
+            texts in proptest::collection::vec("[a-z\"{}\\\\: é]{0,12}", 1..5), crlf in any::<bool>(), done in any::<bool>(),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..12)
+        ) {
+            let end = if crlf { "\r\n\r\n" } else { "\n\n" };
+            let event = |text: &String, more: &str| {
+                format!("data: {{\"text\":{},\"meta_info\":{{\"id\":1{more}}}}}{end}", serde_json::json!(text))
+            };
+            let tail = if done { format!("data: [DONE]{end}") } else { String::new() };
+            let clean = texts.iter().map(|text| event(text, "")).collect::<String>() + &tail;
+            let full = texts.iter().map(|text| event(text, ",\"routed_experts\":\"AAAA\"")).collect::<String>() + &tail;
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(full.len() + 1)).collect();
+            cuts.extend([0, full.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &full.as_bytes()[pair[0]..pair[1]]).collect();
+            let (text, counted) = relayed(&pieces, true);
+            prop_assert_eq!(text, clean);
+            prop_assert_eq!(counted, None);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Which requests ask for routed experts, and how they are sent.
+
+use std::sync::Arc;
+
+use http::{Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use semmoe_engines::Route;
+use semmoe_engines::http::{HttpError, RequestBody};
+use semmoe_engines::pin::Stripped;
+use semmoe_engines::routed;
+use semmoe_tables::RankId;
+
+use super::{Observation, Seen};
+use crate::backend::Backend;
+use crate::error::RequestError;
+use crate::snapshot::Model;
+use crate::state::Core;
+
+/// A request whose engine is asked for routed experts. It is counted exactly once: by what became of it, or as
+/// `unfinished` when it is dropped before.
+pub(crate) struct Sample {
+    core: Arc<Core>,
+    seen: Option<Seen>,
+    /// The body that asks.
+    body: Stripped,
+}
+
+impl Sample {
+    /// The next request to a backend that can be asked, if it is its turn and says nothing about routed experts itself.
+    pub(crate) fn choose(
+        core: &Arc<Core>,
+        (model, body): (&Arc<Model>, &Stripped),
+        route: Route,
+        (member, rank): (usize, Option<RankId>),
+    ) -> Option<Self> {
+        let share = core.config.sampling.share;
+        if share <= 0.0 || route != Route::Generate {
+            return None;
+        }
+        let at = model.members.get(member)?;
+        let tables = at.tables.as_ref()?;
+        let live = &at.backend.live;
+        let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;
+        if !layers_known || !live.can_ask() || live.has_refused() || !live.take(share) {
+            return None;
+        }
+        let asking = routed::ask(body)?;
+        let seen = Seen {
+            backend: Arc::clone(&at.backend),
+            model: Arc::clone(model),
+            tables: Arc::clone(tables),
+            dialect: at.dialect,
+            rank,
+            body: body.bytes().clone(),
+        };
+        Some(Self { core: Arc::clone(core), seen: Some(seen), body: asking })
+    }
+
+    /// What is sent in place of the client's body.
+    pub(crate) fn body(&self) -> &Stripped {
+        &self.body
+    }
+
+    /// The longest answer that is held back.
+    pub(super) fn limit_bytes(&self) -> usize {
+        self.core.config.sampling.max_answer_bytes
+    }
+
+    /// The answer is not looked at, and this is why.
+    pub(super) fn give_up(mut self, outcome: &'static str) {
+        self.count(outcome);
+    }
+
+    /// The answer, or the event of it, that holds the routed experts.
+    pub(super) fn submit(mut self, answer: bytes::Bytes) {
+        let Some(seen) = self.seen.take() else { return };
+        let backend = Arc::clone(&seen.backend);
+        if !self.core.live.submit(Observation { seen, answer }) {
+            self.core.metrics.live.sampled(&backend.name, "queue_full");
+        }
+    }
+
+    fn count(&mut self, outcome: &'static str) {
+        if let Some(seen) = self.seen.take() {
+            self.core.metrics.live.sampled(&seen.backend.name, outcome);
+        }
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        self.count("unfinished");
+    }
+}
+
+/// Sends a request; one that asks and is refused is sent again without the question, as nothing has gone to the client. An
+/// engine that takes it then is not asked any more until it is probed anew.
+pub(crate) async fn send(
+    core: &Core,
+    mut request: Request<RequestBody>,
+    sample: Option<Sample>,
+    plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
+) -> Result<(Result<Response<Incoming>, HttpError>, Option<Sample>), RequestError> {
+    let limit = core.config.timeouts.first_byte;
+    let Some(sample) = sample else { return Ok((core.client.send_within(request, limit).await, None)) };
+    // What is compressed cannot be cut.
+    request.headers_mut().remove(header::ACCEPT_ENCODING);
+    let answer = core.client.send_within(request, limit).await;
+    if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
+        return Ok((answer, Some(sample)));
+    }
+    let answer = core.client.send_within(plain()?, limit).await;
+    let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
+    if let Some(seen) = sample.seen.as_ref().filter(|_| is_refusal) {
+        note_refusal(core, &seen.backend);
+    }
+    // Refused either way, it was the client's fault.
+    sample.give_up(if is_refusal { "refused" } else { "failed" });
+    Ok((answer, None))
+}
+
+/// What engines say to a body that they do not like. Other codes are not about a field.
+fn may_be_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
+}
+
+fn note_refusal(core: &Core, backend: &Backend) {
+    if backend.live.refuse() {
+        core.metrics.live.refused(&backend.name, true);
+        tracing::warn!(
+            backend = backend.name,
+            "the engine refuses requests that ask for routed experts, so it is not asked any more: is it started with \
+             --enable-return-routed-experts?"
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! The work behind the data plane: answers are looked at one after the other, profiles written now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semmoe_tables::{FormatError, Profile};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::observe::{Observed, observe};
+use super::rolling::Rolling;
+use super::{ModelProfile, Observation, Seen, files, now};
+use crate::config::ProfileConfig;
+use crate::state::Core;
+
+/// The running task.
+pub(crate) struct Task {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Task {
+    /// `None` where nothing is sampled.
+    pub(crate) fn start(core: &Arc<Core>) -> Option<Self> {
+        if core.config.sampling.share <= 0.0 {
+            return None;
+        }
+        let waiting = core.live.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()?;
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(run(Arc::clone(core), waiting, stop.clone()));
+        Some(Self { stop, task })
+    }
+
+    /// Looks at what waits and writes the profiles.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "samples were not finished");
+        }
+    }
+}
+
+async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: CancellationToken) {
+    let interval = core.config.sampling.profile.as_ref().map_or(Duration::MAX, |profile| profile.interval);
+    let write = || {
+        let core = Arc::clone(&core);
+        async move { finished(tokio::task::spawn_blocking(move || write_profiles(&core)).await) }
+    };
+    let look = |observation| {
+        let core = Arc::clone(&core);
+        async move { finished(tokio::task::spawn_blocking(move || note(&core, &observation)).await) }
+    };
+    let mut pause = Box::pin(tokio::time::sleep(interval));
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(observation) = waiting.recv() => look(observation).await,
+            () = &mut pause => {
+                write().await;
+                pause.set(tokio::time::sleep(interval));
+            }
+        }
+    }
+    waiting.close();
+    while let Some(observation) = waiting.recv().await {
+        look(observation).await;
+    }
+    write().await;
+}
+
+/// One answer that made the code panic costs itself, not those behind it.
+fn finished<T>(work: Result<T, tokio::task::JoinError>) {
+    if let Err(error) = work {
+        tracing::error!(%error, "a sample or profile was given up");
+    }
+}
+
+/// Looks at one answer and counts what it shows.
+fn note(core: &Core, Observation { seen, answer }: &Observation) {
+    let name = seen.backend.name.as_str();
+    let observed = match observe(seen, answer) {
+        Ok(observed) => observed,
+        Err(outcome) => {
+            tracing::debug!(backend = name, outcome, "a sample is not believed");
+            core.metrics.live.sampled(name, outcome);
+            return;
+        }
+    };
+    let (local, all) = (observed.local.iter().sum::<u64>(), observed.all.iter().sum::<u64>());
+    for (at, phase) in ["prompt", "decode"].into_iter().enumerate() {
+        core.metrics.live.activations(name, phase, observed.local[at], observed.all[at] - observed.local[at]);
+    }
+    core.metrics.live.rates(name, local as f64 / all as f64, observed.predicted);
+    note_drift(core, seen, (local, all), observed.predicted);
+    if let Some(config) = &core.config.sampling.profile
+        && let Err(error) = count(core, seen, &observed, config)
+    {
+        tracing::warn!(model = seen.model.name, %error, "a sample is not in the rolling profile");
+        core.metrics.live.sampled(name, "not_counted");
+        return;
+    }
+    core.metrics.live.sampled(name, "observed");
+}
+
+/// The alarm is about the tables in use: a sample of those before says nothing about them.
+fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Option<f64>) {
+    let snapshot = core.snapshot();
+    let in_use =
+        snapshot.find(&seen.backend.name).and_then(|(model, at)| snapshot.models[model].members[at].tables.clone());
+    if in_use.is_none_or(|in_use| in_use.generation != seen.tables.generation) {
+        return;
+    }
+    let name = seen.backend.name.as_str();
+    let Some(raised) = seen.backend.live.add(activations, predicted, &core.config.sampling.drift) else { return };
+    core.metrics.live.drift(name, raised);
+    let difference = seen.backend.live.figures().drift.mean.unwrap_or(0.0);
+    if raised {
+        tracing::warn!(
+            backend = name,
+            difference,
+            "drift: activations are less local than the tables predict; record anew"
+        );
+    } else {
+        tracing::info!(backend = name, difference, "drift is over: the tables predict well again");
+    }
+}
+
+fn count(core: &Core, seen: &Seen, observed: &Observed, config: &ProfileConfig) -> Result<(), FormatError> {
+    let model = &seen.model.name;
+    let mut profiles = core.live.profiles();
+    if !profiles.contains_key(model) {
+        profiles.insert(model.clone(), open(model, observed, config)?);
+    }
+    let Some(profile) = profiles.get_mut(model) else { return Ok(()) };
+    let prompt = u32::try_from(observed.prompt).unwrap_or(u32::MAX);
+    let added = profile.rolling.add(&observed.ids, prompt, &observed.routes, now());
+    show(core, model, profile);
+    added
+}
+
+/// Starts a model's profile, with what an earlier run wrote if that can be used.
+fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<ModelProfile, FormatError> {
+    let mut rolling = Rolling::new(observed.model.clone(), config.limits, now())?;
+    let file = files::path(&config.dir, model);
+    if file.exists() {
+        match Profile::open(&file).and_then(|written| rolling.adopt(&written, now())) {
+            Ok(true) => tracing::info!(model, tokens = rolling.tokens(), "the rolling profile goes on"),
+            Ok(false) => {
+                tracing::info!(model, "the rolling profile starts anew: the one there is too old or too large")
+            }
+            Err(error) => tracing::warn!(model, %error, "the rolling profile starts anew"),
+        }
+    }
+    Ok(ModelProfile { rolling, file, written: None })
+}
+
+fn show(core: &Core, model: &str, profile: &mut ModelProfile) {
+    let dropped = profile.rolling.take_dropped();
+    core.metrics.live.profile(model, profile.tokens(), profile.entries(), dropped);
+}
+
+/// Writes every model's rolling profile; one that holds nothing any more is removed. Blocking.
+pub(crate) fn write_profiles(core: &Core) {
+    for (model, profile) in core.live.profiles().iter_mut() {
+        let written = profile.rolling.bytes(now()).map_err(|error| error.to_string()).and_then(|bytes| {
+            let written = match bytes {
+                Some(bytes) => files::write(&profile.file, &bytes),
+                None => std::fs::remove_file(&profile.file).or_else(|error| match error.kind() {
+                    std::io::ErrorKind::NotFound => Ok(()),
+                    _ => Err(error),
+                }),
+            };
+            written.map_err(|error| format!("{}: {error}", profile.file.display()))
+        });
+        core.metrics.live.profile_written(if written.is_ok() { "ok" } else { "failed" });
+        if let Err(error) = &written {
+            tracing::warn!(model, error, "the rolling profile is not written");
+        }
+        profile.written = Some((now(), written));
+        show(core, model, profile);
+    }
+}

@@ -1,0 +1,136 @@
+//! What is counted of sampled requests.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, linear_buckets};
+use prometheus_client::registry::Registry;
+
+use super::{BackendLabels, ModelLabels, OutcomeLabels};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct SampleLabels {
+    backend: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PlaceLabels {
+    backend: String,
+    /// `prompt` or `decode`.
+    phase: &'static str,
+    /// `local` or `remote`.
+    place: &'static str,
+}
+
+/// Live LAR and rolling profiles.
+pub(crate) struct LiveMetrics {
+    sampled: Family<SampleLabels, Counter>,
+    observed: Family<BackendLabels, Histogram, fn() -> Histogram>,
+    predicted: Family<BackendLabels, Histogram, fn() -> Histogram>,
+    activations: Family<PlaceLabels, Counter>,
+    drift: Family<BackendLabels, Gauge>,
+    refused: Family<BackendLabels, Gauge>,
+    tokens: Family<ModelLabels, Gauge>,
+    entries: Family<ModelLabels, Gauge>,
+    dropped: Family<ModelLabels, Counter>,
+    writes: Family<OutcomeLabels, Counter>,
+}
+
+impl Default for LiveMetrics {
+    fn default() -> Self {
+        let rates: fn() -> Histogram = || Histogram::new(linear_buckets(0.05, 0.05, 20));
+        Self {
+            sampled: Family::default(),
+            observed: Family::new_with_constructor(rates),
+            predicted: Family::new_with_constructor(rates),
+            activations: Family::default(),
+            drift: Family::default(),
+            refused: Family::default(),
+            tokens: Family::default(),
+            entries: Family::default(),
+            dropped: Family::default(),
+            writes: Family::default(),
+        }
+    }
+}
+
+impl LiveMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "sampled_requests",
+            "Requests whose engine was asked for routed experts, by outcome",
+            self.sampled.clone(),
+        );
+        registry.register(
+            "observed_lar",
+            "Local share of the activations of each sampled request, as its routed experts show it",
+            self.observed.clone(),
+        );
+        registry.register(
+            "sampled_predicted_lar",
+            "Expected local share of the same requests' same tokens by T",
+            self.predicted.clone(),
+        );
+        registry.register("sampled_activations", "Activations of sampled requests", self.activations.clone());
+        registry.register(
+            "lar_drift",
+            "1 if the prediction is better than what is observed, for long enough",
+            self.drift.clone(),
+        );
+        registry.register(
+            "sampling_refused",
+            "1 if the engine refuses requests that ask for routed experts, so that none does any more",
+            self.refused.clone(),
+        );
+        registry.register("rolling_profile_tokens", "Tokens in the rolling profile", self.tokens.clone());
+        registry.register("rolling_profile_entries", "Entries of the rolling profile", self.entries.clone());
+        registry.register(
+            "rolling_profile_dropped_tokens",
+            "Tokens dropped from the rolling profile as it was full or they were old",
+            self.dropped.clone(),
+        );
+        registry.register("rolling_profile_writes", "Writes of rolling profiles, by outcome", self.writes.clone());
+    }
+
+    pub(crate) fn sampled(&self, backend: &str, outcome: &'static str) {
+        self.sampled.get_or_create(&SampleLabels { backend: backend.to_owned(), outcome }).inc();
+    }
+
+    /// Rates of one request.
+    pub(crate) fn rates(&self, backend: &str, observed: f64, predicted: Option<f64>) {
+        let labels = BackendLabels { backend: backend.to_owned() };
+        self.observed.get_or_create(&labels).observe(observed);
+        if let Some(predicted) = predicted {
+            self.predicted.get_or_create(&labels).observe(predicted);
+        }
+    }
+
+    /// Activations of one request in a phase.
+    pub(crate) fn activations(&self, backend: &str, phase: &'static str, local: u64, remote: u64) {
+        for (place, count) in [("local", local), ("remote", remote)] {
+            self.activations.get_or_create(&PlaceLabels { backend: backend.to_owned(), phase, place }).inc_by(count);
+        }
+    }
+
+    pub(crate) fn drift(&self, backend: &str, raised: bool) {
+        self.drift.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(raised));
+    }
+
+    pub(crate) fn refused(&self, backend: &str, refused: bool) {
+        self.refused.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(refused));
+    }
+
+    /// The size of a model's rolling profile, and what was dropped from it since the last call.
+    pub(crate) fn profile(&self, model: &str, tokens: u64, entries: usize, dropped: u64) {
+        let labels = ModelLabels { model: model.to_owned() };
+        self.tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));
+        self.entries.get_or_create(&labels).set(i64::try_from(entries).unwrap_or(i64::MAX));
+        self.dropped.get_or_create(&labels).inc_by(dropped);
+    }
+
+    pub(crate) fn profile_written(&self, outcome: &'static str) {
+        self.writes.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+}

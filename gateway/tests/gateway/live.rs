@@ -1,0 +1,301 @@
+//! Sampled requests: what the engine is asked, what the client sees, what is counted and kept.
+
+use http::Method;
+use http_body_util::BodyExt;
+use semmoe_gateway::Running;
+use semmoe_tables::{LayerIdx, Profile, TokenId};
+use serde_json::{Value, json};
+
+use crate::support::experts::{Experts, document, questions, stream};
+use crate::support::{Client, Fixture, PATIENCE, metric, settled, start};
+
+const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
+
+struct Setup {
+    engine: Experts,
+    gateway: Running,
+    client: Client,
+    fixture: Fixture,
+}
+
+/// Two ranks, all requests sampled unless `sampling` says otherwise.
+async fn setup(sampling: &str) -> Setup {
+    let fixture = Fixture::new(2);
+    let engine = Experts::start(&fixture).await;
+    setup_with(engine, fixture, sampling).await
+}
+
+async fn setup_with(engine: Experts, fixture: Fixture, sampling: &str) -> Setup {
+    let tables = fixture.write("t", &TEXTS, 0);
+    let share = if sampling.contains("share") { "" } else { "share = 1.0\n" };
+    // Most tests pin their requests to rank 0.
+    let toml = format!(
+        "[routing]\ntrust_client_pins = true\n[sampling]\n{share}{sampling}\n{}",
+        fixture.affinity(&engine.url(), &tables)
+    );
+    let gateway = start(&toml).await;
+    let client = Client::data(&gateway);
+    Setup { engine, gateway, client, fixture }
+}
+
+impl Setup {
+    async fn outcome(&self, outcome: &str) -> f64 {
+        let line = format!("semmoe_sampled_requests_total{{backend=\"pod-a\",outcome=\"{outcome}\"}}");
+        metric(&self.gateway, &line).await
+    }
+
+    /// Waits until so many samples ended like this: they are looked at behind the data plane.
+    async fn wait(&self, outcome: &str, count: f64) {
+        let wait = async {
+            while self.outcome(outcome).await < count {
+                tokio::task::yield_now().await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+            panic!("{count} of {outcome}: {}", self.samples().await);
+        }
+        assert_eq!(self.outcome(outcome).await, count);
+    }
+
+    async fn samples(&self) -> String {
+        let text = String::from_utf8(Client::admin(&self.gateway).get("/metrics").await.body.to_vec()).unwrap();
+        text.lines().filter(|line| line.starts_with("semmoe_sampled_requests_total")).collect::<Vec<_>>().join("\n")
+    }
+
+    async fn metric(&self, name: &str, labels: &str) -> f64 {
+        metric(&self.gateway, &format!("{name}{{backend=\"pod-a\"{labels}}}")).await
+    }
+
+    async fn ids(&self, words: &str, ids: &[u32]) -> String {
+        let body = json!({ "input_ids": ids, "routed_dp_rank": 0 }).to_string();
+        let answer = self.client.mock("/generate", words, body).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        String::from_utf8(answer.body.to_vec()).unwrap()
+    }
+
+    async fn live(&self) -> Value {
+        Client::admin(&self.gateway).get("/admin/live").await.json()
+    }
+}
+
+#[tokio::test]
+async fn a_share_is_asked_and_nobody_sees_it() {
+    let setup = setup("share = 0.5").await;
+    let tokens: Vec<usize> = TEXTS.iter().map(|text| crate::support::tokenizer().encode(text).unwrap().len()).collect();
+    for turn in 0..4 {
+        let at = turn % 2;
+        let body = json!({ "text": TEXTS[at] }).to_string();
+        let answer = setup.client.mock("/generate", "local 1", body).await;
+        assert_eq!(answer.body, document(tokens[at], at as u64, ""), "turn {turn}");
+        assert_eq!(answer.header("x-semmoe-rank"), at.to_string());
+        let sent = setup.engine.bodies().remove(0);
+        assert_eq!(questions(&sent), turn % 2, "turn {turn}: {sent:?}");
+        let sent: Value = serde_json::from_slice(&sent).unwrap();
+        assert_eq!((&sent["text"], &sent["routed_dp_rank"]), (&json!(TEXTS[at]), &json!(at)));
+    }
+    // Other routes are not asked.
+    setup.client.post("/v1/completions", json!({ "prompt": TEXTS[0] }).to_string()).await;
+    assert_eq!(questions(&setup.engine.bodies()[0]), 0);
+    setup.wait("observed", 2.0).await;
+    assert_eq!(setup.samples().await.lines().count(), 1, "{}", setup.samples().await);
+    assert_eq!(setup.metric("semmoe_observed_lar_count", "").await, 2.0);
+    assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
+    // T says 0.6 for the prompt's tokens, and half for what was generated.
+    let predicted = setup.metric("semmoe_sampled_predicted_lar_sum", "").await / 2.0;
+    assert!((0.5..0.6).contains(&predicted), "{predicted}");
+    let (layers, k) = (7.0, 4.0);
+    let prompt = setup.metric("semmoe_sampled_activations_total", ",phase=\"prompt\",place=\"local\"").await;
+    assert_eq!(prompt, 2.0 * tokens[1] as f64 * layers);
+    let decode = setup.metric("semmoe_sampled_activations_total", ",phase=\"decode\",place=\"remote\"").await;
+    assert_eq!(decode, 2.0 * layers * (k - 1.0));
+    let live = setup.live().await;
+    assert_eq!((&live["backends"][0]["observed_lar"], &live["backends"][0]["sampling"]), (&json!(0.25), &json!("on")));
+    settled(&setup.gateway).await;
+}
+
+#[tokio::test]
+async fn streams_are_edited_on_their_way() {
+    let setup = setup("\n[timeouts]\nidle_seconds = 0.3").await;
+    assert_eq!(setup.ids("stream local 2", &[1, 2, 3]).await, stream(3, 0, ""));
+    setup.wait("observed", 1.0).await;
+    assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
+    // The engine falls silent before the end: an error event, and no sample.
+    let cut = setup.ids("stream silent", &[1, 2, 3]).await;
+    assert!(!cut.contains(",\"routed_experts\"") && cut.contains("broke off"), "{cut}");
+    setup.wait("unfinished", 1.0).await;
+    // The client leaves.
+    let body = json!({ "input_ids": [1, 2, 3] }).to_string();
+    drop(setup.client.open(Method::POST, "/generate", &[("x-mock", "stream")], body).await);
+    settled(&setup.gateway).await;
+    // It may have been told too late to matter.
+    let wait = async { while setup.outcome("unfinished").await + setup.outcome("observed").await < 3.0 {} };
+    tokio::time::timeout(PATIENCE, wait).await.expect("the third sample is counted");
+}
+
+#[tokio::test]
+async fn who_asks_gets_what_the_engine_says() {
+    let setup = setup("").await;
+    for question in ["true", "false", "null"] {
+        let body = format!("{{\"input_ids\":[1,2],\"return_routed_experts\":{question}}}");
+        let answer = setup.client.mock("/generate", "local 3", body.clone()).await;
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert_eq!(text.contains(",\"routed_experts\":\""), question == "true", "{text}");
+        assert!(answer.headers.contains_key("content-length"), "it was not touched");
+        let sent = setup.engine.bodies().remove(0);
+        assert_eq!(questions(&sent), 1);
+        assert!(sent.ends_with(&body.as_bytes()[1..]), "{sent:?}");
+    }
+    setup.ids("", &[1]).await;
+    setup.wait("observed", 1.0).await;
+    assert_eq!(setup.samples().await.lines().count(), 1);
+}
+
+#[tokio::test]
+async fn engines_that_lie_are_not_believed() {
+    let setup = setup("max_answer_bytes = 20000").await;
+    let many: Vec<u32> = (0..200).collect();
+    for (words, outcome) in [
+        ("wrong-rows", "wrong_rows"),
+        ("bad-ids", "bad_experts"),
+        ("twice", "bad_experts"),
+        ("no-base64", "wrong_rows"),
+        ("missing", "missing"),
+        ("null", "missing"),
+    ] {
+        for kind in ["", "stream "] {
+            let before = setup.outcome(outcome).await;
+            let answer = setup.ids(&format!("{kind}{words}"), &[1, 2, 3]).await;
+            let clean = if kind.is_empty() { document(3, 0, "") } else { stream(3, 0, "") };
+            assert_eq!(answer, clean, "{kind}{words}");
+            setup.wait(outcome, before + 1.0).await;
+        }
+    }
+    assert_eq!(setup.ids("other-prompt", &[1, 2, 3]).await, document(4, 0, ""));
+    setup.wait("other_prompt", 1.0).await;
+    // In doubt, all of it is relayed as it came.
+    let answer = setup.ids("malformed", &[1, 2, 3]).await;
+    assert_eq!(answer, document(3, 0, ",\"routed_experts\":\"AAAA\",,"));
+    setup.wait("malformed", 1.0).await;
+    let answer = setup.ids("", &many).await;
+    assert!(answer.len() > 20_000 && answer.contains(",\"routed_experts\":\""));
+    let answer = setup.ids("stream", &many).await;
+    assert!(answer.len() > 20_000 && answer.ends_with("data: [DONE]\n\n"));
+    setup.wait("too_long", 2.0).await;
+    assert_eq!(setup.metric("semmoe_observed_lar_count", "").await, 0.0);
+}
+
+#[tokio::test]
+async fn an_engine_that_refuses_is_asked_once() {
+    let setup = setup("").await;
+    // It refuses everything: that is the client's fault, told in the engine's words.
+    let answer = setup.client.mock("/generate", "bad", "{\"input_ids\":[1]}").await;
+    assert_eq!((answer.status, answer.message().as_str()), (400, "the engine's own words"));
+    setup.wait("failed", 1.0).await;
+    assert_eq!(setup.engine.bodies().len(), 2);
+    assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 0.0);
+    for _ in 0..3 {
+        assert_eq!(setup.ids("refuse", &[1, 2]).await, document(2, 0, ""));
+    }
+    let asked: Vec<usize> = setup.engine.bodies().iter().map(|body| questions(body)).collect();
+    assert_eq!(asked, [1, 0, 0, 0]);
+    setup.wait("refused", 1.0).await;
+    assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 1.0);
+    assert_eq!(setup.live().await["backends"][0]["sampling"], "refused");
+    settled(&setup.gateway).await;
+}
+
+#[tokio::test]
+async fn engines_that_cannot_are_not_asked() {
+    for (field, value, asked) in [
+        ("enable_return_routed_experts", json!(false), 0),
+        ("enable_return_routed_experts", json!(true), 1),
+        ("enable_return_routed_experts", Value::Null, 1),
+    ] {
+        let fixture = Fixture::new(2);
+        let engine = Experts::start(&fixture).await;
+        engine.tell(field, value);
+        let setup = setup_with(engine, fixture, "").await;
+        setup.ids("", &[1]).await;
+        assert_eq!(questions(&setup.engine.bodies()[0]), asked);
+        let state = if asked == 1 { "on" } else { "cannot be asked" };
+        assert_eq!(setup.live().await["backends"][0]["sampling"], state);
+    }
+}
+
+#[tokio::test]
+async fn drift_is_told_once_and_cleared() {
+    let setup = setup("drift_samples = 3").await;
+    let ids = crate::support::tokenizer().encode(TEXTS[0]).unwrap();
+    let mut count = 0.0;
+    for (words, samples, raised) in [("local 4", 4, 0.0), ("local 0", 4, 1.0), ("local 4", 12, 0.0)] {
+        for _ in 0..samples {
+            setup.ids(words, &ids).await;
+            count += 1.0;
+            setup.wait("observed", count).await;
+        }
+        assert_eq!(setup.metric("semmoe_lar_drift", "").await, raised, "{words}");
+        assert_eq!(setup.live().await["backends"][0]["drift"]["alarm"], raised == 1.0);
+    }
+    // Other tables begin anew.
+    for _ in 0..4 {
+        setup.ids("local 0", &ids).await;
+        count += 1.0;
+        setup.wait("observed", count).await;
+    }
+    assert_eq!(setup.live().await["backends"][0]["compared"], 24);
+    let other = std::fs::read(setup.fixture.write("u", &TEXTS, 0)).unwrap();
+    let loaded = Client::admin(&setup.gateway).call(Method::POST, "/admin/tables?backend=pod-a", &[], other).await;
+    assert_eq!(loaded.status, 200, "{loaded:?}");
+    assert_eq!(setup.metric("semmoe_lar_drift", "").await, 0.0);
+    assert_eq!(setup.live().await["backends"][0]["compared"], 0);
+}
+
+#[tokio::test]
+async fn counts_are_kept_as_a_profile() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let sampling = format!("profile_dir = {:?}", folder.path());
+    let file = folder.path().join("tiny.profile.safetensors");
+    let counted = |token| {
+        let profile = Profile::open(&file).unwrap();
+        profile.token_count(TokenId::new(token))
+    };
+    let first = setup(&sampling).await;
+    for _ in 0..2 {
+        first.ids("local 1", &[5, 6, 5]).await;
+    }
+    first.wait("observed", 2.0).await;
+    assert!(!file.exists());
+    let written = Client::admin(&first.gateway).call(Method::POST, "/admin/live/profiles", &[], "").await.json();
+    assert_eq!((&written["profiles"][0]["tokens"], &written["profiles"][0]["error"]), (&json!(8), &Value::Null));
+    // The prompt and the first token generated; the last one has no route.
+    assert_eq!((counted(5), counted(6), counted(11), counted(12)), (4, 2, 2, 0));
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let profile = Profile::open(&file).unwrap();
+    assert_eq!(profile.model(), &first.fixture.model);
+    let row = profile.row(LayerIdx::new(6), TokenId::new(5));
+    assert_eq!((row.experts.len(), row.counts), (4, &[4, 4, 4, 4][..]));
+    drop(profile);
+
+    // What runs when it stops is counted too, and the next run goes on from there.
+    first.ids("local 1", &[6]).await;
+    let Setup { gateway, fixture, engine, .. } = first;
+    gateway.shutdown(PATIENCE).await;
+    assert_eq!((counted(5), counted(6)), (4, 3));
+    let second = setup_with(engine, fixture, &sampling).await;
+    second.ids("stream", &[6]).await;
+    second.gateway.shutdown(PATIENCE).await;
+    assert_eq!((counted(5), counted(6)), (4, 4));
+}
+
+/// Held back, an answer is still one answer: nothing is sent before it is complete, and it is complete.
+#[tokio::test]
+async fn the_client_gets_one_clean_end() {
+    let setup = setup("").await;
+    let body = json!({ "input_ids": [1, 2, 3], "routed_dp_rank": 0 }).to_string();
+    let answer = setup.client.open(Method::POST, "/generate", &[("accept-encoding", "gzip")], body).await;
+    assert!(!answer.headers().contains_key("content-length"));
+    let text = answer.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(text, document(3, 0, ""));
+    settled(&setup.gateway).await;
+}

@@ -1,0 +1,153 @@
+//! A mock engine that tells routed experts on `/generate`, truly or not.
+//!
+//! What it does with a request is said by the request's header `x-mock`, a list of words, which the gateway passes on.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use bytes::Bytes;
+use http::StatusCode;
+use http_body_util::BodyExt;
+use semmoe_engines::sglang::encode_routed_experts;
+use semmoe_tables::ModelInfo;
+use semmoe_text::Tokenizer;
+use serde_json::{Value, json};
+use tokio_stream::StreamExt;
+
+/// Ids that it generates.
+pub(crate) const GENERATED: [u32; 2] = [11, 12];
+
+struct Shared {
+    info: Mutex<Value>,
+    model: ModelInfo,
+    ranks: u16,
+    tokenizer: Tokenizer,
+    bodies: Mutex<Vec<Bytes>>,
+}
+
+pub(crate) struct Experts {
+    pub(crate) address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl Experts {
+    pub(crate) async fn start(fixture: &super::Fixture) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared {
+            info: Mutex::new(fixture.info()),
+            model: fixture.model.clone(),
+            ranks: fixture.ranks,
+            tokenizer: super::tokenizer(),
+            bodies: Mutex::default(),
+        });
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { address, shared }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Changes a field of its server information.
+    pub(crate) fn tell(&self, field: &str, value: Value) {
+        self.shared.info.lock().unwrap()[field] = value;
+    }
+
+    /// The bodies that arrived since the last call.
+    pub(crate) fn bodies(&self) -> Vec<Bytes> {
+        std::mem::take(&mut *self.shared.bodies.lock().unwrap())
+    }
+}
+
+/// How often the body asks for routed experts.
+pub(crate) fn questions(body: &[u8]) -> usize {
+    let needle = b"\"return_routed_experts\"";
+    body.windows(needle.len()).filter(|window| window == needle).count()
+}
+
+/// The answer as a client that did not ask should see it, and with the member `experts` in it.
+pub(crate) fn document(prompt: usize, rank: u64, experts: &str) -> String {
+    format!(
+        "{{\"text\": \"a \\\"routed_experts\\\":1, é\", \"output_ids\":{GENERATED:?},\"meta_info\":{{\"id\":\"x\",\
+         \"finish_reason\":{{\"type\":\"length\",\"length\":2}},\"prompt_tokens\":{prompt},\"completion_tokens\":2,\
+         \"dp_rank\" : {rank}{experts},\"e2e_latency\":0.5e0}}}}\n"
+    )
+}
+
+/// The stream in the same two forms: the events before the last one carry no experts.
+pub(crate) fn stream(prompt: usize, rank: u64, experts: &str) -> String {
+    let last = document(prompt, rank, experts);
+    format!("data: {{\"text\":\"a\",\"meta_info\":{{\"id\":\"x\"}}}}\n\ndata: {}\n\ndata: [DONE]\n\n", last.trim_end())
+}
+
+async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    match request.uri().path() {
+        "/health" => return "".into_response(),
+        "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),
+        "/generate" | "/v1/completions" => {}
+        _ => return StatusCode::NOT_FOUND.into_response(),
+    }
+    let (head, body) = request.into_parts();
+    let words = head.headers.get("x-mock").map_or("", |value| value.to_str().unwrap()).to_owned();
+    let says = |word: &str| words.split(' ').any(|found| found == word);
+    let bytes = body.collect().await.unwrap().to_bytes();
+    let body: Value = serde_json::from_slice(&bytes).unwrap();
+    shared.bodies.lock().unwrap().push(bytes);
+    let asked = body["return_routed_experts"] == true;
+    if says("bad") || says("refuse") && asked {
+        let error = json!({ "error": { "message": "the engine's own words" } });
+        return (StatusCode::BAD_REQUEST, Json(error)).into_response();
+    }
+    let prompt = match &body["input_ids"] {
+        Value::Array(ids) => ids.len(),
+        _ => shared.tokenizer.encode(body["text"].as_str().unwrap_or("a")).unwrap().len(),
+    };
+    let rank = body["routed_dp_rank"].as_u64().unwrap_or(0);
+    let experts = if asked { member(&shared, &words, prompt, rank) } else { String::new() };
+    let shown = if says("other-prompt") { prompt + 1 } else { prompt };
+    if !says("stream") {
+        return ([("content-type", "application/json")], document(shown, rank, &experts)).into_response();
+    }
+    let text = stream(shown, rank, &experts);
+    let cut = if says("silent") { text.len() - 30 } else { text.len() };
+    let pieces: Vec<Result<Bytes, std::io::Error>> =
+        text.as_bytes()[..cut].chunks(97).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
+    let pieces = tokio_stream::iter(pieces);
+    let body = if says("silent") {
+        Body::from_stream(pieces.chain(tokio_stream::pending()))
+    } else {
+        Body::from_stream(pieces)
+    };
+    ([("content-type", "text/event-stream")], body).into_response()
+}
+
+/// The member with its comma. `local N`: so many of the four experts in each layer are on the rank that ran it.
+fn member(shared: &Shared, words: &str, prompt: usize, rank: u64) -> String {
+    let says = |word: &str| words.split(' ').any(|found| found == word);
+    let rows = prompt + GENERATED.len() - if says("wrong-rows") { 0 } else { 1 };
+    let local: i32 = words.split_once("local ").map_or(4, |(_, rest)| rest.split(' ').next().unwrap().parse().unwrap());
+    let each = i32::from(shared.model.num_experts / shared.ranks);
+    let own = each * rank as i32;
+    let other = (own + each) % i32::from(shared.model.num_experts);
+    let route: Vec<i32> = (0..4).map(|slot| if slot < local { own + slot } else { other + slot }).collect();
+    let mut ids = route.repeat(rows * usize::from(shared.model.num_hidden_layers));
+    if says("bad-ids") {
+        ids[5] = 32;
+    }
+    if says("twice") {
+        ids[1] = ids[0];
+    }
+    match words {
+        _ if says("missing") => String::new(),
+        _ if says("null") => ",\"routed_experts\":null".to_owned(),
+        _ if says("no-base64") => ",\"routed_experts\":\"!!!!\"".to_owned(),
+        _ if says("malformed") => ",\"routed_experts\":\"AAAA\",,".to_owned(),
+        _ => format!(",\"routed_experts\":\"{}\"", encode_routed_experts(&ids)),
+    }
+}
