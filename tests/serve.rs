@@ -140,6 +140,21 @@ fn sampled_requests_become_a_profile_that_solve_reads() {
             // The token generated last has been through no layer.
             routed += last["meta_info"]["prompt_tokens"].as_u64().expect("a number") + 2;
         }
+        // On the OpenAI routes the generated ids are not told: the prompt's tokens are counted.
+        for (path, prompt) in [
+            ("/v1/chat/completions", json!([{"role": "user", "content": "Who is the queen?"}])),
+            ("/v1/completions", json!("Once upon a time")),
+        ] {
+            let field = if prompt.is_array() { "messages" } else { "prompt" };
+            let body = json!({"model": MODEL, field: prompt, "max_tokens": 3});
+            let answer: Value = HttpClient::default()
+                .post_json(&served.url, path, &body, &AnswerLimits::default())
+                .await
+                .expect("an answer");
+            assert!(answer.get("sglext").is_none(), "{answer}");
+            let usage = |field: &str| answer["usage"][field].as_u64().expect("a number");
+            routed += usage("prompt_tokens").min(usage("prompt_tokens") + usage("completion_tokens") - 1);
+        }
     });
     served.stop();
     ranks.stop();

@@ -3,11 +3,13 @@
 //!
 //! | engine | `/generate` | chat, completions |
 //! |---|---|---|
-//! | sglang from 0.5.8, semmoe | field `return_routed_experts`, answered in `meta_info.routed_experts` | not asked |
+//! | sglang from 0.5.23, semmoe | field `return_routed_experts`, answered in `meta_info.routed_experts` | the same field, answered in `sglext.routed_experts` |
+//! | sglang 0.5.8 to 0.5.22 | the same | not asked |
 //! | all others | not asked | not asked |
 //!
-//! The OpenAI routes answer without the generated ids unless these are asked for too, and in streams in an event of their
-//! own, so that they are left alone. An answer is never written anew: the member is cut out, all other bytes stay.
+//! Streams of the OpenAI routes tell them in an event of their own, and older versions in other places: they are left
+//! alone. An answer is never written anew: the member is cut out, all other bytes stay. Of `sglext` nothing stays where the
+//! rest of it says nothing, as it is there for the question alone.
 
 use bytes::{Bytes, BytesMut};
 
@@ -22,32 +24,47 @@ pub const FIELD: &str = "return_routed_experts";
 /// The body field that says from which token on.
 pub const START_FIELD: &str = "routed_experts_start_len";
 
-const SINCE: Version = Version::new(0, 5, 8);
-/// Where an object of the answer holds them.
-const PATH: [&str; 2] = ["meta_info", "routed_experts"];
+const GENERATE: Version = Version::new(0, 5, 8);
+const OPENAI: Version = Version::new(0, 5, 23);
+const MEMBER: &str = "routed_experts";
 
 /// Whether an engine of this version (`None`: it does not tell) can be asked on this route. It may still refuse.
 pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
-    let knows = match engine {
-        Engine::Semmoe => true,
-        Engine::Sglang => version.is_none_or(|version| version >= SINCE),
-        Engine::Vllm | Engine::Openai => false,
+    let since = match route {
+        Route::Generate => GENERATE,
+        Route::Chat | Route::Completions => OPENAI,
+        Route::Responses | Route::Embeddings | Route::Tokenize => return false,
     };
-    knows && route == Route::Generate
+    match engine {
+        Engine::Semmoe => true,
+        Engine::Sglang => version.is_none_or(|version| version >= since),
+        Engine::Vllm | Engine::Openai => false,
+    }
 }
 
 /// The body with the question in it; `None` where the client's own words about routed experts, whatever they say, or
-/// several prompts are in it already.
-pub fn ask(body: &Stripped) -> Option<Stripped> {
+/// several prompts are in it already, and on the OpenAI routes where a stream or several answers are wanted.
+pub fn ask(route: Route, body: &Stripped) -> Option<Stripped> {
     let bytes = body.bytes();
+    let value = |field| top_level(bytes, field).ok().flatten();
     let is_absent = |field| matches!(top_level(bytes, field), Ok(None));
-    let first = |field| top_level(bytes, field).ok().flatten().and_then(|value| value.first().copied());
-    let one_text = first("text").is_none_or(|byte| byte != b'[');
-    let one_list = match top_level(bytes, "input_ids") {
-        Ok(Some(ids)) => !ids.iter().skip(1).any(|byte| *byte == b'['),
-        _ => true,
+    // A list of texts or of lists has a quote or a bracket inside.
+    let is_one = |field| {
+        let list = value(field).filter(|value| value.first() == Some(&b'['));
+        list.is_none_or(|list| !list.iter().skip(1).any(|byte| matches!(byte, b'[' | b'"')))
     };
-    (is_absent(FIELD) && is_absent(START_FIELD) && one_text && one_list).then(|| body.with_member(FIELD, "true"))
+    let is_any_of = |field, all: &[&[u8]]| value(field).is_none_or(|value| all.contains(&value));
+    let is_alone = match route {
+        Route::Generate => is_one("input_ids") && value("text").is_none_or(|text| text.first() != Some(&b'[')),
+        _ => {
+            let one: [&[u8]; 2] = [b"1", b"null"];
+            is_one("prompt")
+                && is_any_of("stream", &[b"false", b"null"])
+                && is_any_of("n", &one)
+                && is_any_of("best_of", &one)
+        }
+    };
+    (is_absent(FIELD) && is_absent(START_FIELD) && is_alone).then(|| body.with_member(FIELD, "true"))
 }
 
 /// An answer without its routed experts.
@@ -59,19 +76,19 @@ pub struct Cut {
     pub told: bool,
 }
 
-/// Cuts the routed experts out of one JSON answer of `/generate`, an object or for several prompts an array of them;
+/// Cuts the routed experts out of one JSON answer, an object or (of `/generate` with several prompts) an array of them;
 /// `None` where it has none.
 ///
 /// # Errors
 /// When it is neither.
-pub fn cut(answer: &[u8]) -> Result<Option<Cut>, ScanError> {
-    let mut cuts = Cuts::default();
+pub fn cut(route: Route, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
+    let mut cuts = Cuts { holder: if route == Route::Generate { "meta_info" } else { "sglext" }, ..Cuts::default() };
     if answer.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
         for element in Elements::new(answer) {
-            cuts.object(answer, element?, &PATH)?;
+            cuts.answer(answer, element?)?;
         }
     } else {
-        cuts.object(answer, 0..answer.len(), &PATH)?;
+        cuts.answer(answer, 0..answer.len())?;
     }
     Ok((!cuts.ranges.is_empty()).then(|| cuts.carry_out(answer)))
 }
@@ -79,34 +96,65 @@ pub fn cut(answer: &[u8]) -> Result<Option<Cut>, ScanError> {
 /// Stretches to leave out, ascending.
 #[derive(Default)]
 struct Cuts {
+    /// The object that the member is in.
+    holder: &'static str,
     ranges: Vec<Range<usize>>,
     told: bool,
 }
 
 impl Cuts {
-    /// Adds what is at `path` of the object in `within`, members of the same name included.
-    fn object(&mut self, answer: &[u8], within: Range<usize>, path: &[&str]) -> Result<(), ScanError> {
-        let [name, deeper @ ..] = path else { return Ok(()) };
-        let object = &answer[within.clone()];
+    /// Adds what is in one answer.
+    fn answer(&mut self, answer: &[u8], within: Range<usize>) -> Result<(), ScanError> {
+        let mut inner = Vec::new();
+        let (holder, prunes) = (self.holder, self.holder == "sglext");
+        self.members(answer, within, |member| {
+            let is_holder = member.is(answer, holder) && answer[member.value.start] == b'{';
+            if is_holder && prunes && says_nothing_else(&answer[member.value.clone()])? {
+                inner.push((member.value.clone(), true));
+                return Ok(true);
+            }
+            if is_holder {
+                inner.push((member.value.clone(), false));
+            }
+            Ok(false)
+        })?;
+        for (value, is_gone) in inner {
+            let mut told = false;
+            let before = self.ranges.len();
+            self.members(answer, value, |member| {
+                let is_it = member.is(answer, MEMBER);
+                told |= is_it && &answer[member.value.clone()] != b"null";
+                Ok(is_it)
+            })?;
+            if is_gone {
+                self.ranges.truncate(before);
+            }
+            self.told |= told;
+        }
+        self.ranges.sort_by_key(|range| range.start);
+        Ok(())
+    }
+
+    /// Adds the members of an object that `goes` wants out, each run of them with one comma.
+    fn members(
+        &mut self,
+        answer: &[u8],
+        within: Range<usize>,
+        mut goes: impl FnMut(&Member) -> Result<bool, ScanError>,
+    ) -> Result<(), ScanError> {
         let mut kept_before = false;
-        let mut since_kept: Option<Range<usize>> = None;
-        for member in Members::new(object) {
+        let mut run: Option<Range<usize>> = None;
+        for member in Members::new(&answer[within.clone()]) {
             let member = shifted(member?, within.start);
-            if !member.is(answer, name) {
-                self.close(since_kept.take(), kept_before, true);
-                kept_before = true;
-            } else if deeper.is_empty() {
-                self.told |= &answer[member.value.clone()] != b"null";
-                let start = since_kept.map_or(member.segment.start, |cut| cut.start);
-                since_kept = Some(start..member.segment.end);
+            if goes(&member)? {
+                let start = run.map_or(member.segment.start, |run| run.start);
+                run = Some(start..member.segment.end);
             } else {
+                self.close(run.take(), kept_before, true);
                 kept_before = true;
-                if answer[member.value.start] == b'{' {
-                    self.object(answer, member.value, deeper)?;
-                }
             }
         }
-        self.close(since_kept, kept_before, false);
+        self.close(run, kept_before, false);
         Ok(())
     }
 
@@ -135,6 +183,20 @@ impl Cuts {
     }
 }
 
+/// Whether an object has routed experts and otherwise nothing but `null`.
+fn says_nothing_else(object: &[u8]) -> Result<bool, ScanError> {
+    let mut has_it = false;
+    for member in Members::new(object) {
+        let member = member?;
+        let is_it = member.is(object, MEMBER);
+        has_it |= is_it;
+        if !is_it && &object[member.value] != b"null" {
+            return Ok(false);
+        }
+    }
+    Ok(has_it)
+}
+
 /// A member of an object that starts at `by`.
 fn shifted(member: Member, by: usize) -> Member {
     let shift = |range: Range<usize>| range.start + by..range.end + by;
@@ -155,7 +217,10 @@ mod tests {
             (Engine::Sglang, Some("0.5.7"), Route::Generate, false),
             (Engine::Sglang, None, Route::Generate, true),
             (Engine::Semmoe, Some("0.1.0"), Route::Generate, true),
-            (Engine::Sglang, Some("0.5.23"), Route::Chat, false),
+            (Engine::Sglang, Some("0.5.23"), Route::Chat, true),
+            (Engine::Sglang, Some("0.5.22"), Route::Completions, false),
+            (Engine::Semmoe, None, Route::Completions, true),
+            (Engine::Sglang, None, Route::Responses, false),
             (Engine::Vllm, Some("0.33.0"), Route::Generate, false),
             (Engine::Openai, None, Route::Generate, false),
         ] {
@@ -165,9 +230,9 @@ mod tests {
 
     #[test]
     fn who_asked_already_is_not_asked_for() {
-        let asked = |body: &'static str| {
+        let asked = |route, body: &'static str| {
             let stripped = Stripped::new(&Bytes::from_static(body.as_bytes())).unwrap();
-            ask(&stripped).map(|body| String::from_utf8(body.bytes().to_vec()).unwrap())
+            ask(route, &stripped).map(|body| String::from_utf8(body.bytes().to_vec()).unwrap())
         };
         for (body, expected) in [
             (r#"{"text":"a"}"#, Some(r#"{"return_routed_experts":true,"text":"a"}"#)),
@@ -182,12 +247,25 @@ mod tests {
             (r#"{"input_ids":[[1]]}"#, None),
             (r#"{"input_ids":[ [1] ]}"#, None),
         ] {
-            assert_eq!(asked(body).as_deref(), expected, "{body}");
+            assert_eq!(asked(Route::Generate, body).as_deref(), expected, "{body}");
+        }
+        for (body, is_asked) in [
+            (r#"{"messages":[{"role":"user","content":"a"}]}"#, true),
+            (r#"{"prompt":"[\"","stream":false,"n":1}"#, true),
+            (r#"{"prompt":[1,2],"stream":null,"n":null}"#, true),
+            (r#"{"prompt":["a"]}"#, false),
+            (r#"{"prompt":[[1]]}"#, false),
+            (r#"{"prompt":"a","stream":true}"#, false),
+            (r#"{"prompt":"a","n":2}"#, false),
+            (r#"{"prompt":"a","best_of":2}"#, false),
+            (r#"{"prompt":"a","return_routed_experts":true}"#, false),
+        ] {
+            assert_eq!(asked(Route::Chat, body).is_some(), is_asked, "{body}");
         }
     }
 
     fn cut_text(answer: &str) -> Option<(String, bool)> {
-        let cut = cut(answer.as_bytes()).unwrap()?;
+        let cut = cut(Route::Generate, answer.as_bytes()).unwrap()?;
         Some((String::from_utf8(cut.rest.to_vec()).unwrap(), cut.told))
     }
 
@@ -224,7 +302,27 @@ mod tests {
             assert_eq!(cut_text(answer), None, "{answer}");
         }
         for answer in ["", "x", "{", r#"{"meta_info":{"routed_experts":"x"}"#, "[1]", r#""meta_info""#, "[{},]"] {
-            assert!(cut(answer.as_bytes()).is_err(), "{answer}");
+            assert!(cut(Route::Generate, answer.as_bytes()).is_err(), "{answer}");
+        }
+    }
+
+    #[test]
+    fn nothing_stays_of_what_is_there_for_the_question_alone() {
+        for (answer, rest, told) in [
+            (r#"{"id":1,"sglext":{"routed_experts":"x"}}"#, r#"{"id":1}"#, true),
+            (r#"{"sglext":{"input_ids":null,"routed_experts":"x"},"id":1}"#, r#"{"id":1}"#, true),
+            (
+                r#"{"id":1,"sglext":{"routed_experts":"x","input_ids":[1]}}"#,
+                r#"{"id":1,"sglext":{"input_ids":[1]}}"#,
+                true,
+            ),
+            (r#"{"id":1,"sglext":{"routed_experts":null},"a":2}"#, r#"{"id":1,"a":2}"#, false),
+        ] {
+            let cut = cut(Route::Chat, answer.as_bytes()).unwrap().unwrap();
+            assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, told), "{answer}");
+        }
+        for answer in [r#"{"sglext":null}"#, r#"{"sglext":{}}"#, r#"{"meta_info":{"routed_experts":"x"}}"#] {
+            assert_eq!(cut(Route::Completions, answer.as_bytes()), Ok(None), "{answer}");
         }
     }
 
@@ -256,7 +354,7 @@ mod tests {
             prop_assume!(answer.get("meta_info").is_none() && meta.get("routed_experts").is_none());
             let (clean, full) = with_experts(&answer, &meta, &experts, at, if pretty { " \n" } else { "" });
             let whole = if batch { format!("[{full}, {full}]") } else { full.clone() };
-            let cut = cut(whole.as_bytes()).unwrap().unwrap();
+            let cut = cut(Route::Generate, whole.as_bytes()).unwrap().unwrap();
             let rest = std::str::from_utf8(&cut.rest).unwrap();
             let expected: Value = serde_json::from_str(&clean).unwrap();
             let expected = if batch { json!([expected, expected]) } else { expected };
@@ -270,7 +368,8 @@ mod tests {
 
         #[test]
         fn any_bytes_end_without_panic(bytes in "[{}\\[\\],:\" a]{0,12}(\"meta_info\":)?[{}\\[\\],:\" a]{0,12}(\"routed_experts\":)?[{}\\[\\],:\"1 ]{0,12}") {
-            let _ = cut(bytes.as_bytes());
+            let _ = cut(Route::Generate, bytes.as_bytes());
+            let _ = cut(Route::Chat, bytes.replace("meta_info", "sglext").as_bytes());
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use semmoe_engines::Route;
 use serde::Serialize;
 
 use crate::error::RequestError;
@@ -94,7 +95,7 @@ fn backend(member: &Member, share: f64) -> Backend {
         _ if share <= 0.0 => "off",
         None => "no tables",
         Some(_) if live.has_refused() => "refused",
-        Some(_) if !live.can_ask() => "cannot be asked",
+        Some(_) if !live.can_ask(Route::Generate) => "cannot be asked",
         Some(_) => "on",
     };
     Backend {

@@ -28,6 +28,8 @@ use crate::error::RequestError;
 use crate::state::Core;
 use ticket::Ticket;
 
+pub(crate) use read::text_route;
+
 #[cfg(test)]
 pub(crate) use sse::Events;
 

@@ -183,7 +183,8 @@ fn score(model: &Model, route: Route, body: &[u8], block_tokens: u32) -> Result<
     }
 }
 
-fn text_route(route: Route) -> Option<semmoe_text::Route> {
+/// Routes whose prompts can be read.
+pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
     match route {
         Route::Chat => Some(semmoe_text::Route::Chat),
         Route::Completions => Some(semmoe_text::Route::Completions),

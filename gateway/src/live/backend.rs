@@ -14,8 +14,8 @@ use crate::config::DriftRules;
 pub(crate) struct BackendLive {
     /// Requests that could have been sampled so far.
     sequence: AtomicU64,
-    /// As far as the last probe tells, routed experts can be asked for on `/generate`.
-    can_ask: AtomicBool,
+    /// As far as the last probe tells, routed experts can be asked for: on each of [`Route::ALL`].
+    can_ask: [AtomicBool; Route::ALL.len()],
     /// The engine refused requests that ask, and took them when they did not.
     refused: AtomicBool,
     /// Layers of the model, dense ones too, as the engine tells them; 0: it does not.
@@ -42,15 +42,17 @@ impl BackendLive {
         let version = probe.version.as_deref().and_then(Version::parse);
         let server = probe.server.as_ref();
         let denied = server.is_some_and(|server| server.enable_return_routed_experts == Some(false));
-        let can_ask = routed::can_ask(engine, version, Route::Generate) && !denied;
         let layers = server.and_then(|server| server.num_hidden_layers).unwrap_or(0);
-        self.can_ask.store(can_ask, Ordering::Relaxed);
+        for (can_ask, route) in self.can_ask.iter().zip(Route::ALL) {
+            can_ask.store(!denied && routed::can_ask(engine, version, route), Ordering::Relaxed);
+        }
         self.hidden_layers.store(layers, Ordering::Relaxed);
         self.refused.store(false, Ordering::Relaxed);
     }
 
-    pub(crate) fn can_ask(&self) -> bool {
-        self.can_ask.load(Ordering::Relaxed)
+    pub(crate) fn can_ask(&self, route: Route) -> bool {
+        let at = Route::ALL.into_iter().position(|known| known == route);
+        at.and_then(|at| self.can_ask.get(at)).is_some_and(|can_ask| can_ask.load(Ordering::Relaxed))
     }
 
     pub(crate) fn hidden_layers(&self) -> u16 {

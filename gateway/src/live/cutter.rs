@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
+use semmoe_engines::Route;
 use semmoe_engines::routed::{self, Cut};
 
 /// Why an answer is not looked at.
@@ -13,6 +14,7 @@ pub(super) type Outcome = &'static str;
 
 /// Follows one answer.
 pub(super) struct Cutter {
+    route: Route,
     limit_bytes: usize,
     /// What came so far, for an answer in one piece.
     held: Option<BytesMut>,
@@ -24,8 +26,8 @@ pub(super) struct Cutter {
 
 impl Cutter {
     /// `events`: the answer is a stream of events.
-    pub(super) fn new(limit_bytes: usize, events: bool) -> Self {
-        Self { limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
+    pub(super) fn new(route: Route, limit_bytes: usize, events: bool) -> Self {
+        Self { route, limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
     }
 
     /// The longest answer or event that is held back.
@@ -69,7 +71,7 @@ impl Cutter {
         };
         held.extend_from_slice(&rest);
         let answer = held.freeze();
-        match routed::cut(&answer) {
+        match routed::cut(self.route, &answer) {
             Ok(Some(Cut { rest, told: true })) => (rest, Ok(answer)),
             Ok(cut) => (cut.map_or(answer, |cut| cut.rest), Err("missing")),
             Err(_) => (answer, Err("malformed")),
@@ -80,7 +82,7 @@ impl Cutter {
         let mut edited = BytesMut::new();
         let mut from = 0;
         for json in documents(&piece) {
-            match routed::cut(&piece[json.clone()]) {
+            match routed::cut(self.route, &piece[json.clone()]) {
                 Ok(None) => {}
                 Ok(Some(cut)) => {
                     edited.extend_from_slice(&piece[from..json.start]);
@@ -128,7 +130,7 @@ mod tests {
 
     /// Everything that is relayed of an answer that comes in these pieces, and why it was not looked at.
     fn relayed(pieces: &[&[u8]], events: bool) -> (String, Option<Outcome>) {
-        let mut cutter = Cutter::new(LIMIT, events);
+        let mut cutter = Cutter::new(Route::Generate, LIMIT, events);
         let mut splitter = Events::with_limit(cutter.limit_bytes());
         let mut out = Vec::new();
         for piece in pieces {

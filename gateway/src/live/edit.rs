@@ -25,7 +25,7 @@ impl Edit {
             sample.give_up("encoded");
             return None;
         }
-        let cutter = Cutter::new(sample.limit_bytes(), events);
+        let cutter = Cutter::new(sample.route()?, sample.limit_bytes(), events);
         Some(Self { sample: Some(sample), cutter })
     }
 

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use semmoe_engines::Dialect;
+use semmoe_engines::{Dialect, Route};
 use semmoe_tables::RankId;
 use tokio::sync::mpsc;
 
@@ -77,6 +77,7 @@ struct Seen {
     /// Those that it was placed by.
     tables: Arc<LoadedTables>,
     dialect: Dialect,
+    route: Route,
     /// The rank it was pinned to.
     rank: Option<RankId>,
     /// The client's.

@@ -34,22 +34,25 @@ impl Sample {
         (member, rank): (usize, Option<RankId>),
     ) -> Option<Self> {
         let share = core.config.sampling.share;
-        if share <= 0.0 || route != Route::Generate {
+        if share <= 0.0 {
             return None;
         }
         let at = model.members.get(member)?;
         let tables = at.tables.as_ref()?;
         let live = &at.backend.live;
         let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;
-        if !layers_known || !live.can_ask() || live.has_refused() || !live.take(share) {
+        // Their answers do not tell the rank.
+        let rank_known = route == Route::Generate || at.ranks <= 1 || rank.is_some();
+        if !rank_known || !layers_known || !live.can_ask(route) || live.has_refused() || !live.take(share) {
             return None;
         }
-        let asking = routed::ask(body)?;
+        let asking = routed::ask(route, body)?;
         let seen = Seen {
             backend: Arc::clone(&at.backend),
             model: Arc::clone(model),
             tables: Arc::clone(tables),
             dialect: at.dialect,
+            route,
             rank,
             body: body.bytes().clone(),
         };
@@ -59,6 +62,10 @@ impl Sample {
     /// What is sent in place of the client's body.
     pub(crate) fn body(&self) -> &Stripped {
         &self.body
+    }
+
+    pub(super) fn route(&self) -> Option<Route> {
+        self.seen.as_ref().map(|seen| seen.route)
     }
 
     /// The longest answer that is held back.

@@ -6,7 +6,7 @@ use semmoe_gateway::Running;
 use semmoe_tables::{LayerIdx, Profile, TokenId};
 use serde_json::{Value, json};
 
-use crate::support::experts::{Experts, document, questions, stream};
+use crate::support::experts::{Experts, completion, document, questions, stream};
 use crate::support::{Client, Fixture, PATIENCE, metric, settled, start};
 
 const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
@@ -93,9 +93,11 @@ async fn a_share_is_asked_and_nobody_sees_it() {
         let sent: Value = serde_json::from_slice(&sent).unwrap();
         assert_eq!((&sent["text"], &sent["routed_dp_rank"]), (&json!(TEXTS[at]), &json!(at)));
     }
-    // Other routes are not asked.
-    setup.client.post("/v1/completions", json!({ "prompt": TEXTS[0] }).to_string()).await;
-    assert_eq!(questions(&setup.engine.bodies()[0]), 0);
+    // Streams of the OpenAI routes are not asked.
+    for _ in 0..2 {
+        setup.client.post("/v1/completions", json!({ "prompt": TEXTS[0], "stream": true }).to_string()).await;
+        assert_eq!(questions(&setup.engine.bodies()[0]), 0);
+    }
     setup.wait("observed", 2.0).await;
     assert_eq!(setup.samples().await.lines().count(), 1, "{}", setup.samples().await);
     assert_eq!(setup.metric("semmoe_observed_lar_count", "").await, 2.0);
@@ -111,6 +113,31 @@ async fn a_share_is_asked_and_nobody_sees_it() {
     let live = setup.live().await;
     assert_eq!((&live["backends"][0]["observed_lar"], &live["backends"][0]["sampling"]), (&json!(0.25), &json!("on")));
     settled(&setup.gateway).await;
+}
+
+/// The prompt's tokens alone, as the generated ones are not told.
+#[tokio::test]
+async fn completions_are_asked_too() {
+    let setup = setup("").await;
+    let ids = crate::support::tokenizer().encode(TEXTS[1]).unwrap();
+    let body = json!({ "prompt": ids }).to_string();
+    for (words, rest) in [("local 1", ""), ("local 1 more", ",\"sglext\":{\"cached_tokens_details\":7}")] {
+        let answer = setup.client.mock("/v1/completions", words, body.clone()).await;
+        assert_eq!(answer.body, completion(ids.len(), rest), "{words}");
+        assert_eq!(answer.header("x-semmoe-rank"), "1");
+        assert_eq!(questions(&setup.engine.bodies()[0]), 1);
+    }
+    setup.wait("observed", 2.0).await;
+    assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
+    let remote = setup.metric("semmoe_sampled_activations_total", ",phase=\"prompt\",place=\"remote\"").await;
+    assert_eq!(remote, (2 * ids.len() * 7 * 3) as f64);
+    assert_eq!(setup.metric("semmoe_sampled_activations_total", ",phase=\"decode\",place=\"remote\"").await, 0.0);
+    for (words, outcome) in [("wrong-rows", "wrong_rows"), ("missing", "missing"), ("null", "missing")] {
+        let before = setup.outcome(outcome).await;
+        let answer = setup.client.mock("/v1/completions", words, body.clone()).await;
+        assert_eq!(answer.body, completion(ids.len(), ""), "{words}");
+        setup.wait(outcome, before + 1.0).await;
+    }
 }
 
 #[tokio::test]

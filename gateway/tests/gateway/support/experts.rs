@@ -80,6 +80,14 @@ pub(crate) fn document(prompt: usize, rank: u64, experts: &str) -> String {
     )
 }
 
+/// The same of `/v1/completions`.
+pub(crate) fn completion(prompt: usize, sglext: &str) -> String {
+    format!(
+        "{{\"id\":\"c\",\"choices\":[{{\"text\":\"a\",\"finish_reason\":\"length\"}}]{sglext},\"usage\":\
+         {{\"prompt_tokens\":{prompt},\"completion_tokens\":2}}}}"
+    )
+}
+
 /// The stream in the same two forms: the events before the last one carry no experts.
 pub(crate) fn stream(prompt: usize, rank: u64, experts: &str) -> String {
     let last = document(prompt, rank, experts);
@@ -104,13 +112,22 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         let error = json!({ "error": { "message": "the engine's own words" } });
         return (StatusCode::BAD_REQUEST, Json(error)).into_response();
     }
-    let prompt = match &body["input_ids"] {
+    let completes = head.uri.path() == "/v1/completions";
+    let prompt = match &body[if completes { "prompt" } else { "input_ids" }] {
         Value::Array(ids) => ids.len(),
         _ => shared.tokenizer.encode(body["text"].as_str().unwrap_or("a")).unwrap().len(),
     };
-    let rank = body["routed_dp_rank"].as_u64().unwrap_or(0);
+    let header = head.headers.get("x-data-parallel-rank").map(|value| value.to_str().unwrap().parse().unwrap());
+    let rank = header.or(body["routed_dp_rank"].as_u64()).unwrap_or(0);
     let experts = if asked { member(&shared, &words, prompt, rank) } else { String::new() };
     let shown = if says("other-prompt") { prompt + 1 } else { prompt };
+    if completes {
+        let more = if says("more") { "7" } else { "null" };
+        let sglext =
+            experts.strip_prefix(',').map(|it| format!(",\"sglext\":{{{it},\"cached_tokens_details\":{more}}}"));
+        let text = completion(shown, &sglext.unwrap_or_default());
+        return ([("content-type", "application/json")], text).into_response();
+    }
     if !says("stream") {
         return ([("content-type", "application/json")], document(shown, rank, &experts)).into_response();
     }
