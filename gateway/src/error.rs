@@ -61,9 +61,11 @@ pub enum StartError {
         /// What is wrong.
         source: semmoe_routing::PolicyError,
     },
-    /// Rolling profiles have no place to go.
-    #[error("sampling.profile_dir: {} is not a directory", path.display())]
-    ProfileDir {
+    /// What is to be written has no place to go.
+    #[error("{key}: {} is not a directory", path.display())]
+    Dir {
+        /// The key.
+        key: &'static str,
         /// As configured.
         path: std::path::PathBuf,
     },

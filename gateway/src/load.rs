@@ -17,10 +17,8 @@ use crate::plan::Plan;
 use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
 
 pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, StartError> {
-    if let Some(profile) = &config.sampling.profile
-        && !profile.dir.is_dir()
-    {
-        return Err(StartError::ProfileDir { path: profile.dir.clone() });
+    if let Some((key, dir)) = config.sampling.dirs().find(|(_, dir)| !dir.is_dir()) {
+        return Err(StartError::Dir { key, path: dir.to_owned() });
     }
     let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
     Ok(Snapshot::new(models))

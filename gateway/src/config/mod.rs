@@ -16,7 +16,7 @@ use semmoe_engines::{Engine, RankBase};
 pub use error::ConfigError;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
-pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig};
+pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
 
 /// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
 /// needs. Files that it names are not opened yet.

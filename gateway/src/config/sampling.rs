@@ -28,12 +28,20 @@ pub struct RawSampling {
     pub drift_samples: u32,
     /// Folder for rolling profiles; absent: none is kept.
     pub profile_dir: Option<PathBuf>,
-    /// Time between two writes of the profiles.
+    /// Time between two writes of the profiles and traces.
     pub profile_interval_seconds: f64,
     /// Most entries (token, layer, expert) of a model's rolling profile, about 16 bytes each.
     pub profile_entries: usize,
     /// Counts older than this are dropped; they are kept at least half as long.
     pub profile_retention_hours: f64,
+    /// Folder for traces: the token ids and routes of every sampled request. Absent: none is kept.
+    pub trace_dir: Option<PathBuf>,
+    /// A trace with so many tokens is full.
+    pub trace_tokens: usize,
+    /// Most traces of a model; the oldest are removed.
+    pub trace_files: usize,
+    /// Traces older than this are removed.
+    pub trace_retention_hours: f64,
 }
 
 impl Default for RawSampling {
@@ -48,6 +56,10 @@ impl Default for RawSampling {
             profile_interval_seconds: 600.0,
             profile_entries: 8_000_000,
             profile_retention_hours: 168.0,
+            trace_dir: None,
+            trace_tokens: 100_000,
+            trace_files: 10,
+            trace_retention_hours: 24.0,
         }
     }
 }
@@ -57,7 +69,18 @@ pub(crate) struct SamplingConfig {
     pub(crate) share: f64,
     pub(crate) max_answer_bytes: usize,
     pub(crate) drift: DriftRules,
+    /// Between two writes.
+    pub(crate) interval: Duration,
     pub(crate) profile: Option<ProfileConfig>,
+    pub(crate) traces: Option<TraceConfig>,
+}
+
+impl SamplingConfig {
+    /// Folders that must be there, with their keys.
+    pub(crate) fn dirs(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let profile = self.profile.as_ref().map(|profile| ("sampling.profile_dir", profile.dir.as_path()));
+        profile.into_iter().chain(self.traces.as_ref().map(|traces| ("sampling.trace_dir", traces.dir.as_path())))
+    }
 }
 
 /// When the drift alarm is raised and cleared.
@@ -71,8 +94,15 @@ pub(crate) struct DriftRules {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ProfileConfig {
     pub(crate) dir: PathBuf,
-    pub(crate) interval: Duration,
     pub(crate) limits: RollingLimits,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TraceConfig {
+    pub(crate) dir: PathBuf,
+    pub(crate) tokens: usize,
+    pub(crate) files: usize,
+    pub(crate) retention: Duration,
 }
 
 /// How much a rolling profile may hold.
@@ -99,10 +129,18 @@ pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, 
     let raise = within("drift_raise", raw.drift_raise, 0.0, 1.0)?;
     at_least("drift_samples", raw.drift_samples as usize, 1)?;
     let interval = within("profile_interval_seconds", raw.profile_interval_seconds, 1.0, LONGEST_INTERVAL_SECONDS)?;
-    let hours = within("profile_retention_hours", raw.profile_retention_hours, 0.1, LONGEST_RETENTION_HOURS)?;
+    let hours = |key: &str, value: f64| {
+        within(key, value, 0.1, LONGEST_RETENTION_HOURS).map(|hours| Duration::from_secs_f64(hours * 3600.0))
+    };
     let limits = RollingLimits {
         entries: at_least("profile_entries", raw.profile_entries, 1000)?,
-        retention: Duration::from_secs_f64(hours * 3600.0),
+        retention: hours("profile_retention_hours", raw.profile_retention_hours)?,
+    };
+    let traces = TraceConfig {
+        dir: base.join(raw.trace_dir.clone().unwrap_or_default()),
+        tokens: at_least("trace_tokens", raw.trace_tokens, 1)?,
+        files: at_least("trace_files", raw.trace_files, 1)?,
+        retention: hours("trace_retention_hours", raw.trace_retention_hours)?,
     };
     Ok(SamplingConfig {
         share: within("share", raw.share, 0.0, 1.0)?,
@@ -112,10 +150,8 @@ pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, 
             clear: within("drift_clear", raw.drift_clear, 0.0, raise)?,
             samples: raw.drift_samples,
         },
-        profile: raw.profile_dir.map(|dir| ProfileConfig {
-            dir: base.join(dir),
-            interval: Duration::from_secs_f64(interval),
-            limits,
-        }),
+        interval: Duration::from_secs_f64(interval),
+        profile: raw.profile_dir.map(|dir| ProfileConfig { dir: base.join(dir), limits }),
+        traces: raw.trace_dir.map(|_| traces),
     })
 }

@@ -4,9 +4,14 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-/// Where the profile of a model is: the name with everything but letters, digits, `-`, `_` and inner dots written as `%XX`,
-/// so that no name leaves the folder and no two share a file.
+/// Where the profile of a model is.
 pub(crate) fn path(dir: &Path, model: &str) -> PathBuf {
+    dir.join(format!("{}.profile.safetensors", name(model)))
+}
+
+/// A model's name with everything but letters, digits, `-`, `_` and inner dots written as `%XX`, so that no name leaves
+/// the folder and no two share a file.
+pub(super) fn name(model: &str) -> String {
     let mut name = String::new();
     for (at, byte) in model.bytes().enumerate() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') || byte == b'.' && at > 0 {
@@ -16,7 +21,7 @@ pub(crate) fn path(dir: &Path, model: &str) -> PathBuf {
             let _ = write!(name, "%{byte:02X}");
         }
     }
-    dir.join(format!("{name}.profile.safetensors"))
+    name
 }
 
 /// Replaces the file at once. The temporary file has mode 0600 from the start.

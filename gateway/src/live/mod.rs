@@ -7,9 +7,10 @@
 //! | `observe`, `local` | an answer checked; which of its activations were local |
 //! | `drift` | the alarm |
 //! | `rolling`, `files` | the rolling profile |
+//! | `traces` | whole requests, only where that is asked for |
 //! | `task` | the thread of work behind the data plane: all but the cutting happens there |
 //!
-//! Counts alone are kept, never a request. See `docs/live.md`.
+//! Counts alone are kept, and never a request unless `trace_dir` asks for it. See `docs/live.md`.
 
 mod backend;
 mod cutter;
@@ -21,6 +22,7 @@ mod observe;
 mod rolling;
 mod sample;
 mod task;
+mod traces;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,6 +37,7 @@ use tokio::sync::mpsc;
 use crate::backend::Backend;
 use crate::snapshot::{LoadedTables, Model};
 use rolling::Rolling;
+use traces::Traces;
 
 pub(crate) use backend::{BackendLive, Figures};
 pub(crate) use edit::Edit;
@@ -50,6 +53,7 @@ pub(crate) struct Live {
     /// Until the task takes it.
     waiting: Mutex<Option<mpsc::Receiver<Observation>>>,
     profiles: Mutex<BTreeMap<String, ModelProfile>>,
+    traces: Mutex<Traces>,
 }
 
 /// The rolling profile of one model, and its file.
@@ -93,7 +97,7 @@ struct Observation {
 impl Live {
     pub(crate) fn new() -> Self {
         let (queue, waiting) = mpsc::channel(WAITING);
-        Self { queue, waiting: Mutex::new(Some(waiting)), profiles: Mutex::default() }
+        Self { queue, waiting: Mutex::new(Some(waiting)), profiles: Mutex::default(), traces: Mutex::default() }
     }
 
     /// False where too many wait already.
@@ -104,6 +108,10 @@ impl Live {
     pub(crate) fn profiles(&self) -> MutexGuard<'_, BTreeMap<String, ModelProfile>> {
         self.profiles.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn traces(&self) -> MutexGuard<'_, Traces> {
+        self.traces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {
@@ -112,4 +120,9 @@ fn unix_seconds(time: SystemTime) -> u64 {
 
 fn now() -> u64 {
     unix_seconds(SystemTime::now())
+}
+
+fn rfc3339(seconds: u64) -> String {
+    let time = UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+    humantime::format_rfc3339_seconds(time).to_string()
 }

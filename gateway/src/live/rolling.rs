@@ -7,6 +7,7 @@
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
+use super::rfc3339;
 use crate::config::RollingLimits;
 
 /// How `source` of a written profile starts; behind it stands since when it was counted.
@@ -131,11 +132,6 @@ impl Rolling {
     fn drop_older(&mut self) {
         self.dropped += self.older.take().map_or(0, |older| older.tokens);
     }
-}
-
-fn rfc3339(seconds: u64) -> String {
-    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
-    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 #[cfg(test)]

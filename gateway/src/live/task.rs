@@ -1,7 +1,6 @@
 //! The work behind the data plane: answers are looked at one after the other, profiles written now and then.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use semmoe_tables::{FormatError, Profile};
 use tokio::sync::mpsc;
@@ -10,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::observe::{Observed, observe};
 use super::rolling::Rolling;
-use super::{ModelProfile, Observation, Seen, files, now};
+use super::{ModelProfile, Observation, Seen, files, now, traces};
 use crate::config::ProfileConfig;
 use crate::state::Core;
 
@@ -27,6 +26,10 @@ impl Task {
             return None;
         }
         let waiting = core.live.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()?;
+        if let Some(traces) = &core.config.sampling.traces {
+            let dir = traces.dir.display();
+            tracing::warn!(%dir, "the token ids of sampled requests are kept in traces");
+        }
         let stop = CancellationToken::new();
         let task = tokio::spawn(run(Arc::clone(core), waiting, stop.clone()));
         Some(Self { stop, task })
@@ -42,10 +45,10 @@ impl Task {
 }
 
 async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: CancellationToken) {
-    let interval = core.config.sampling.profile.as_ref().map_or(Duration::MAX, |profile| profile.interval);
+    let interval = core.config.sampling.interval;
     let write = || {
         let core = Arc::clone(&core);
-        async move { finished(tokio::task::spawn_blocking(move || write_profiles(&core)).await) }
+        async move { finished(tokio::task::spawn_blocking(move || write_all(&core)).await) }
     };
     let look = |observation| {
         let core = Arc::clone(&core);
@@ -93,14 +96,25 @@ fn note(core: &Core, Observation { seen, answer }: &Observation) {
     }
     core.metrics.live.rates(name, local as f64 / all as f64, observed.predicted);
     note_drift(core, seen, (local, all), observed.predicted);
-    if let Some(config) = &core.config.sampling.profile
-        && let Err(error) = count(core, seen, &observed, config)
-    {
-        tracing::warn!(model = seen.model.name, %error, "a sample is not in the rolling profile");
-        core.metrics.live.sampled(name, "not_counted");
-        return;
+    let outcome = match keep(core, seen, &observed) {
+        Ok(()) => "observed",
+        Err(error) => {
+            tracing::warn!(model = seen.model.name, %error, "a sample is not kept");
+            "not_counted"
+        }
+    };
+    core.metrics.live.sampled(name, outcome);
+}
+
+/// Adds a sample to what is kept.
+fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError> {
+    if let Some(config) = &core.config.sampling.profile {
+        count(core, seen, observed, config)?;
     }
-    core.metrics.live.sampled(name, "observed");
+    match &core.config.sampling.traces {
+        Some(config) => traces::add(core, config, &seen.model.name, observed),
+        None => Ok(()),
+    }
 }
 
 /// The alarm is about the tables in use: a sample of those before says nothing about them.
@@ -158,6 +172,11 @@ fn open(model: &str, observed: &Observed, config: &ProfileConfig) -> Result<Mode
 fn show(core: &Core, model: &str, profile: &mut ModelProfile) {
     let dropped = profile.rolling.take_dropped();
     core.metrics.live.profile(model, profile.tokens(), profile.entries(), dropped);
+}
+
+fn write_all(core: &Core) {
+    write_profiles(core);
+    traces::write_all(core);
 }
 
 /// Writes every model's rolling profile; one that holds nothing any more is removed. Blocking.

@@ -36,6 +36,7 @@ pub(crate) struct LiveMetrics {
     entries: Family<ModelLabels, Gauge>,
     dropped: Family<ModelLabels, Counter>,
     writes: Family<OutcomeLabels, Counter>,
+    traces: Family<OutcomeLabels, Counter>,
 }
 
 impl Default for LiveMetrics {
@@ -52,6 +53,7 @@ impl Default for LiveMetrics {
             entries: Family::default(),
             dropped: Family::default(),
             writes: Family::default(),
+            traces: Family::default(),
         }
     }
 }
@@ -91,6 +93,11 @@ impl LiveMetrics {
             "Tokens dropped from the rolling profile as it was full or they were old",
             self.dropped.clone(),
         );
+        registry.register(
+            "sampled_trace_writes",
+            "Writes of traces of sampled requests, by outcome",
+            self.traces.clone(),
+        );
         registry.register("rolling_profile_writes", "Writes of rolling profiles, by outcome", self.writes.clone());
     }
 
@@ -128,6 +135,10 @@ impl LiveMetrics {
         self.tokens.get_or_create(&labels).set(i64::try_from(tokens).unwrap_or(i64::MAX));
         self.entries.get_or_create(&labels).set(i64::try_from(entries).unwrap_or(i64::MAX));
         self.dropped.get_or_create(&labels).inc_by(dropped);
+    }
+
+    pub(crate) fn trace_written(&self, outcome: &'static str) {
+        self.traces.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
     pub(crate) fn profile_written(&self, outcome: &'static str) {

@@ -315,6 +315,32 @@ async fn counts_are_kept_as_a_profile() {
     assert_eq!((counted(5), counted(6)), (4, 4));
 }
 
+/// Whole requests are kept where that is asked for, in their order, in few private files.
+#[tokio::test]
+async fn traces_are_kept_for_those_who_ask() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let setup = setup(&format!("trace_dir = {:?}\ntrace_tokens = 6\ntrace_files = 2", folder.path())).await;
+    for (count, token) in [5, 6, 7, 8, 9].into_iter().enumerate() {
+        setup.ids("local 1", &[token, token]).await;
+        setup.wait("observed", count as f64 + 1.0).await;
+    }
+    // Two requests fill a trace of six tokens; the fifth waits until the gateway stops.
+    assert_eq!(metric(&setup.gateway, "semmoe_sampled_trace_writes_total{outcome=\"ok\"}").await, 2.0);
+    setup.gateway.shutdown(PATIENCE).await;
+    let mut kept = Vec::new();
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let trace = semmoe_tables::Trace::open(&path).unwrap();
+        let requests = trace.iter().map(|request| (request.token_ids().to_vec(), request.prompt_len()));
+        kept.push(requests.collect::<Vec<_>>());
+    }
+    kept.sort();
+    let request = |token| (vec![token, token, 11], 2);
+    assert_eq!(kept, [vec![request(7), request(8)], vec![request(9)]]);
+}
+
 /// Held back, an answer is still one answer: nothing is sent before it is complete, and it is complete.
 #[tokio::test]
 async fn the_client_gets_one_clean_end() {

@@ -36,6 +36,7 @@ fn configuration_errors_name_the_key() {
         (with("[sampling]\ndrift_samples = 0"), "sampling.drift_samples: 0"),
         (with("[sampling]\nprofile_entries = 9"), "sampling.profile_entries: 9, expected at least 1000"),
         (with("[sampling]\nprofile_interval_seconds = 0.0"), "sampling.profile_interval_seconds: 0"),
+        (with("[sampling]\ntrace_files = 0"), "sampling.trace_files: 0, expected at least 1"),
         (with("[sampling]\nrate = 1"), "line 2: unknown field `rate`"),
         (with("[routing]\nx = 1"), "line 2: unknown field `x`"),
         (
