@@ -41,12 +41,12 @@ impl Default for Settings {
             communication: 0.5,
             in_flight_weight: 0.0001,
             load_margin: 0.05,
-            load_slack: 1.2,
+            load_slack: 0.8,
             burst_slack: 3.0,
             memory: 128,
             window: 64,
             price_step: 0.002,
-            price_pull: 0.02,
+            price_pull: 0.03,
             baseline: "least_load".to_owned(),
         }
     }
