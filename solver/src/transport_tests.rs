@@ -123,3 +123,21 @@ fn no_units_and_one_group() {
     assert_eq!(check(&Transport { mass: &[], profit: &[], capacity: &[0, 3] }, None).primal, 0);
     assert_eq!(check(&Transport { mass: &[4], profit: &[-7], capacity: &[4] }, None).primal, -28);
 }
+
+/// Instances with their optimum by HiGHS, made by `tests/highs/make.py`.
+#[test]
+fn equals_highs() {
+    let instances: serde_json::Value = serde_json::from_str(include_str!("../tests/highs/instances.json")).unwrap();
+    let whole = |list: &serde_json::Value| -> Vec<i64> {
+        list.as_array().unwrap().iter().map(|number| number.as_i64().unwrap()).collect()
+    };
+    let instances = instances["transport"].as_array().unwrap();
+    assert_eq!(instances.len(), 40);
+    for (at, instance) in instances.iter().enumerate() {
+        let masses = |name: &str| -> Vec<u64> { whole(&instance[name]).into_iter().map(i64::unsigned_abs).collect() };
+        let (mass, capacity) = (masses("mass"), masses("capacity"));
+        let profit: Vec<i64> = instance["profit"].as_array().unwrap().iter().flat_map(whole).collect();
+        let plan = check(&Transport { mass: &mass, profit: &profit, capacity: &capacity }, None);
+        assert_eq!(plan.primal, i128::from(instance["optimum"].as_i64().unwrap()), "instance {at}");
+    }
+}
