@@ -6,6 +6,7 @@ use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, TokenAssigner, evaluat
 use semmoe_tables::{Attention, Profile, ProfileBuilder};
 
 use crate::error::BenchError;
+use crate::given;
 use crate::judge::{Figures, Labels, hindsight, judge};
 use crate::markdown::{Table, load, rate};
 use crate::methods::{OURS, Placed, Setting, VANILLA, provenance, solve_options, token_methods};
@@ -121,7 +122,7 @@ pub(crate) fn merged<'a>(profiles: impl Iterator<Item = &'a Profile>) -> Result<
 }
 
 /// The domain in a file's name: what stands before ".profile.safetensors", after the last dot.
-fn domain(path: &Path) -> String {
+pub(crate) fn domain(path: &Path) -> String {
     let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let stem = name.strip_suffix(".profile.safetensors").unwrap_or(&name);
     stem.rsplit('.').next().unwrap_or(stem).to_owned()
@@ -154,7 +155,13 @@ pub(crate) fn compare_all(
     pairs: &[(Profile, &Profile)],
     setting: &Setting,
 ) -> Result<(), BenchError> {
-    let methods = pairs.iter().map(|(solving, _)| token_methods(solving, setting)).collect::<Result<Vec<_>, _>>()?;
+    let mut methods =
+        pairs.iter().map(|(solving, _)| token_methods(solving, setting)).collect::<Result<Vec<_>, _>>()?;
+    let given = given::rows(&setting.given, setting.groups, names, &pairs[0].0)?;
+    for (methods, given) in methods.iter_mut().zip(given) {
+        // The solver's row stays the last.
+        methods.splice(methods.len() - 1..methods.len() - 1, given);
+    }
     let certified =
         methods.iter().flatten().filter_map(|placed| placed.own.as_ref()?.report.bound_sdp.zip(Some(placed)));
     let mut bounds = Table::new(

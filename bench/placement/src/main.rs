@@ -8,6 +8,7 @@ mod counts;
 mod domains;
 mod eigen;
 mod error;
+mod given;
 mod judge;
 mod markdown;
 mod methods;
@@ -70,6 +71,9 @@ enum Command {
         /// Profiles of one model, one a domain.
         #[arg(required = true, num_args = 2.., value_name = "PROFILE")]
         profiles: Vec<PathBuf>,
+        /// Placements by other programs as further rows (python/programs.py writes such a file).
+        #[arg(long, value_name = "FILE")]
+        placements: Option<PathBuf>,
     },
     /// Synthetic routing calibrated to the paper's Table 1; tokens, layer by layer.
     Synthetic {
@@ -111,17 +115,21 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<(), BenchError> {
     let common = &cli.common;
-    let setting = Setting {
+    let mut setting = Setting {
         groups: 0,
         seed: common.seed,
         starts: common.starts,
         threads: common.threads,
         expert_load_limit: common.expert_load_limit,
         token_margin: common.token_margin,
+        given: Vec::new(),
         strings: common.tokenizer.as_deref().map(strings).transpose()?,
     };
     match &cli.command {
-        Command::Domains { profiles } => domains::run(profiles, &common.groups, &setting),
+        Command::Domains { profiles, placements } => {
+            setting.given = placements.as_deref().map(given::read).transpose()?.unwrap_or_default();
+            domains::run(profiles, &common.groups, &setting)
+        }
         Command::Synthetic { requests } => synthetic::run(*requests, &common.groups, &setting),
         Command::Requests { solve, judge } => requests::run(solve, judge, &common.groups, &setting),
         Command::Transfer { solve, solve_requests, judge, judge_requests } => {

@@ -9,10 +9,11 @@ use semmoe_tables::{Attention, Placement, Profile, Provenance};
 use crate::baselines;
 use crate::counts::LayerCounts;
 use crate::error::BenchError;
+use crate::given::Given;
 
 /// A placement with its name.
 pub(crate) struct Placed {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) placement: Placement,
     /// The tables that the algorithm itself makes, where it makes some.
     pub(crate) own: Option<Solved>,
@@ -20,7 +21,7 @@ pub(crate) struct Placed {
 
 impl Placed {
     fn solved(name: &'static str, solved: Solved) -> Self {
-        Placed { name, placement: solved.tables.placement().clone(), own: Some(solved) }
+        Placed { name: name.to_owned(), placement: solved.tables.placement().clone(), own: Some(solved) }
     }
 }
 
@@ -41,6 +42,8 @@ pub(crate) struct Setting {
     pub(crate) expert_load_limit: f64,
     /// eps of the solver: a group gets at most (1 + eps) of the mean tokens.
     pub(crate) token_margin: f64,
+    /// Placements made by other programs, for [`domains`](crate::domains).
+    pub(crate) given: Vec<Given>,
     /// What the tokens are called.
     pub(crate) strings: Option<Arc<TokenStrings>>,
 }
@@ -94,9 +97,9 @@ pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Plac
         ("ExFlow", baselines::exflow(experts, &transitions, groups, &mut rng)),
     ];
     let contiguous = Placement::contiguous(counts.len(), profile.model().num_experts, setting.groups)?;
-    let mut placed = vec![Placed { name: VANILLA, placement: contiguous, own: None }];
+    let mut placed = vec![Placed { name: VANILLA.to_owned(), placement: contiguous, own: None }];
     for (name, layers) in layers {
-        placed.push(Placed { name, placement: Placement::new(setting.groups, layers)?, own: None });
+        placed.push(Placed { name: name.to_owned(), placement: Placement::new(setting.groups, layers)?, own: None });
     }
     Ok(placed)
 }

@@ -42,7 +42,7 @@ fn table(
     let mut rows: Vec<(String, Evaluation, bool)> = Vec::new();
     for placed in baselines(counts, setting)? {
         let tables = neutral(counts, &placed.placement)?;
-        rows.push((placed.name.to_owned(), judge(&tables, judging, setting)?, false));
+        rows.push((placed.name.clone(), judge(&tables, judging, setting)?, false));
     }
     let mut paper_gain = 0.0f64;
     for (name, solved, is_paper) in solved(counts, solving, setting)? {
