@@ -7,6 +7,7 @@ use crate::load_limit::group_loads;
 use crate::problem::Problem;
 use crate::replicate::replicas_not_reached;
 use crate::seeds::seed_plan;
+use crate::spectral::spectral_plan;
 use crate::swaps::swap_pass;
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
@@ -112,9 +113,31 @@ pub(crate) fn run_start(
     random: &mut fastrand::Rng,
     watch: Watch<'_>,
 ) -> Option<Clustering> {
-    let mut start = Start { problem, capacity, limits, home: None, watch, iterations: 0 };
     let seed = seed_plan(problem, capacity, random, watch.stop)?;
-    let group_of = expert_step(problem, &seed, &limits, None, None);
+    run_seeded(problem, capacity, limits, &seed, watch)
+}
+
+/// The same from a spectral seed.
+pub(crate) fn run_spectral_start(
+    problem: &Problem,
+    capacity: &[u64],
+    limits: Limits,
+    random: &mut fastrand::Rng,
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let seed = spectral_plan(problem, (capacity, &limits), random, watch.stop)?;
+    run_seeded(problem, capacity, limits, &seed, watch)
+}
+
+fn run_seeded(
+    problem: &Problem,
+    capacity: &[u64],
+    limits: Limits,
+    seed: &Plan,
+    watch: Watch<'_>,
+) -> Option<Clustering> {
+    let mut start = Start { problem, capacity, limits, home: None, watch, iterations: 0 };
+    let group_of = expert_step(problem, seed, &limits, None, None);
     let first = start.unit_step(group_of, None)?;
     let best = start.alternate(first);
     let best = start.swap(best);

@@ -61,6 +61,7 @@ mod score;
 mod seeds;
 mod solve;
 mod split;
+mod spectral;
 mod starts;
 mod swaps;
 mod tally;

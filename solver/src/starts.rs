@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::alternate::{Clustering, Limits, Watch, bring_home, improve, not_reached, run_from_home, run_start};
+use crate::alternate::{
+    Clustering, Limits, Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start,
+};
 use crate::home::Home;
 use crate::problem::Problem;
 use crate::replicate::{improve_replicas, kick_replicas, replicate};
+use crate::spectral::has_spectral;
 use crate::unit_step::mass_capacity;
 
 /// How far a solve has come; given to the caller's closure, which may end the solve with `ControlFlow::Break`.
@@ -272,6 +275,8 @@ impl Shared<'_> {
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
         let base = self.base[problem].as_ref();
+        let spectral = start == 0 && has_spectral(input);
+        let run_start = if spectral { run_spectral_start } else { run_start };
         let found = match (self.phase, self.limits.slots) {
             (Phase::Starts, None) => {
                 let found = run_start(input, capacity, self.limits, &mut random, watch);

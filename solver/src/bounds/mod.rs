@@ -18,7 +18,9 @@ use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::solve::problems;
 use crate::unit_step::mass_capacity;
+use eigen::Eigen;
 use frame::Frame;
+use matrix::Matrix;
 use units::Units;
 
 /// How much work a bound may be.
@@ -117,6 +119,13 @@ pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) 
     }
     let (_, problems) = problems(profile, trace, options.attention)?;
     Ok(problem_bounds(&problems, options))
+}
+
+/// The `count` greatest eigenvalues of a symmetric matrix [n, n], falling, each with its unit vector.
+pub(crate) fn greatest_eigenpairs(n: usize, data: Vec<f64>, count: usize) -> Vec<(f64, Vec<f64>)> {
+    let eigen = Eigen::new(&Matrix { n, data });
+    let vectors = eigen.vectors.data.chunks_exact(n.max(1)).map(<[f64]>::to_vec);
+    eigen.values.into_iter().zip(vectors).take(count).collect()
 }
 
 /// A problem of all layers, or one of each layer.

@@ -1,0 +1,75 @@
+//! The spectral seed finds what is planted, and divides evenly.
+
+use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
+
+use super::*;
+use crate::topology::Topology;
+
+/// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one activation in ten.
+fn planted(seed: u64) -> Problem {
+    let model = ModelInfo {
+        model: "planted".into(),
+        tokenizer_sha256: None,
+        num_experts: 12,
+        top_k: 2,
+        vocab_size: 60,
+        num_hidden_layers: 2,
+        layer_ids: vec![0, 1],
+    };
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let ids: Vec<u32> = (0..3000).map(|_| random.u32(0..60)).collect();
+    let mut routes = Vec::new();
+    for &id in &ids {
+        for layer in 0..2 {
+            let kind = if random.u32(0..10) == 0 { random.u32(0..3) } else { id % 3 };
+            let mut own: Vec<u16> = (0..12).filter(|expert| (expert + layer) % 3 == kind as u16).collect();
+            random.shuffle(&mut own);
+            routes.extend(&own[..2]);
+        }
+    }
+    let mut trace = TraceBuilder::new(model.clone(), provenance.clone()).unwrap();
+    trace.push(&ids, 3000, &routes, None).unwrap();
+    let mut profile = ProfileBuilder::new(model, provenance, Phase::All).unwrap();
+    profile.add_trace(&trace.finish().unwrap()).unwrap();
+    Problem::from_profile(&profile.finish().unwrap(), 0..2).unwrap()
+}
+
+#[test]
+fn planted_groups_are_found() {
+    let problem = planted(1);
+    let found = Points::new(&problem, 3).divide(&problem, &mut fastrand::Rng::with_seed(1)).1;
+    for (column, group) in found.iter().enumerate() {
+        // Columns of a kind, whatever the layer, are together.
+        let kind = |column: usize| (column % 12 + column / 12) % 3;
+        let first = (0..24).find(|&other| kind(other) == kind(column)).unwrap();
+        assert_eq!(*group, found[first], "{found:?}");
+    }
+    let limits = Limits {
+        groups: 3,
+        max_over_mean: 1.1,
+        iterations: 1,
+        swap_passes: 0,
+        slots: None,
+        topology: Topology::flat(3),
+    };
+    let capacity = crate::unit_step::mass_capacity(problem.total_mass(), 3, 0.1);
+    let mut random = fastrand::Rng::with_seed(2);
+    let plan = spectral_plan(&problem, (&capacity, &limits), &mut random, &|| false).unwrap();
+    assert!(crate::alternate::local_rate(plan.primal, &problem) > 0.9);
+    assert!(spectral_plan(&problem, (&capacity, &limits), &mut random, &|| true).is_none());
+}
+
+#[test]
+fn experts_that_are_alike_or_silent_are_divided_evenly() {
+    let mut problem = planted(3);
+    for groups in [1, 2, 4, 12] {
+        let (_, group_of) = Points::new(&problem, groups).divide(&problem, &mut fastrand::Rng::with_seed(5));
+        for layer in group_of.chunks_exact(12) {
+            assert!((0..groups as u16).all(|group| layer.iter().filter(|&&g| g == group).count() == 12 / groups));
+        }
+    }
+    assert!(has_spectral(&problem));
+    problem.column_load[0] = 0;
+    assert!(coactivation(&problem).iter().all(|value| value.is_finite()));
+}
