@@ -4,10 +4,10 @@
 //! table repeats that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank that it was sent to,
 //! and forgets the blocks that this rank used least recently once it holds `blocks_per_rank`; [`PrefixTable::cached`] tells
 //! for every rank how many leading blocks of a prompt it holds. A block is named by a hash of itself and everything before
-//! it ([`chain`]), so equal prefixes have equal names and a lookup never compares tokens.
+//! it (`chain`), so equal prefixes have equal names and a lookup never compares tokens.
 //!
 //! Reading takes no lock and allocates nothing: one probe per block finds the bit set of the ranks that hold it
-//! ([`index`]). Writing takes the table's one lock and keeps the exact order of use of each rank ([`lru`]). A reader that
+//! (`index`). Writing takes the table's one lock and keeps the exact order of use of each rank (`lru`). A reader that
 //! meets a writer may see a block too many or too few: the answer is a hint about a cache that nobody sees.
 //!
 //! Memory, at most: `blocks_per_rank x ranks x (100 + 16 x ceil(ranks / 64))` bytes for powers of two
