@@ -139,9 +139,7 @@ fn run_seeded(
     let mut start = Start { problem, capacity, limits, home: None, watch, iterations: 0 };
     let group_of = expert_step(problem, seed, &limits, None, None);
     let first = start.unit_step(group_of, None)?;
-    let best = start.alternate(first);
-    let best = start.swap(best);
-    Some(Clustering { iterations: start.iterations, ..best })
+    Some(start.search(first))
 }
 
 /// Runs the start that begins where the experts are.
@@ -153,9 +151,7 @@ pub(crate) fn run_from_home(
 ) -> Option<Clustering> {
     let mut start = Start { problem, capacity, limits, home: Some(home), watch, iterations: 0 };
     let first = start.unit_step(home.group_of().to_vec(), None)?;
-    let best = start.alternate(first);
-    let best = start.swap(best);
-    Some(Clustering { iterations: start.iterations, ..best })
+    Some(start.search(first))
 }
 
 /// A start's result, which knew nothing of where the experts are, once more with what their moves cost: its groups are
@@ -167,10 +163,8 @@ pub(crate) fn bring_home(
     found: Clustering,
     watch: Watch<'_>,
 ) -> Clustering {
-    let mut start = Start { problem, capacity, limits, home: Some(home), watch, iterations: found.iterations };
-    let best = start.alternate(home.relabelled(found, &limits));
-    let best = start.swap(best);
-    Clustering { iterations: start.iterations, ..best }
+    let start = Start { problem, capacity, limits, home: Some(home), watch, iterations: found.iterations };
+    start.search(home.relabelled(found, &limits))
 }
 
 /// The exact unit step where the experts are, and nothing else.
@@ -213,6 +207,13 @@ pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], (limits, home): (
 }
 
 impl Start<'_> {
+    /// Both steps in turn, then swaps, from `first` on.
+    fn search(mut self, first: Clustering) -> Clustering {
+        let best = self.alternate(first);
+        let best = self.swap(best);
+        Clustering { iterations: self.iterations, ..best }
+    }
+
     fn unit_step(&mut self, group_of: Vec<u16>, price: Option<&[i64]>) -> Option<Clustering> {
         if (self.watch.stop)() {
             return None;

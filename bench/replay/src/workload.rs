@@ -1,6 +1,6 @@
 //! Arrivals with text in them: what each prompt says on each rank, and what its tokens do there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::arrivals::{Arrival, BLOCK_TOKENS};
 use crate::corpus::{Corpus, Stretch};
@@ -25,15 +25,14 @@ pub(crate) fn jobs(arrivals: &[Arrival], corpus: &Corpus, seed: u64) -> Vec<Job>
     let mut random = fastrand::Rng::with_seed(seed);
     let mut starts: HashMap<u64, u64> = HashMap::new();
     let mut followers: HashMap<u64, u32> = HashMap::new();
+    let mut seen = HashSet::new();
     for pair in arrivals.iter().flat_map(|arrival| arrival.blocks.windows(2)) {
-        // How many different blocks follow one is seen at its first followers: two names are counted as many.
-        if let [before, after] = *pair {
-            let seen = followers.entry(before).or_default();
-            *seen = seen.saturating_add(u32::from(!starts.contains_key(&after)));
-            starts.entry(after).or_insert(0);
+        if let [before, after] = *pair
+            && seen.insert(after)
+        {
+            *followers.entry(before).or_default() += 1;
         }
     }
-    starts.clear();
     arrivals
         .iter()
         .map(|arrival| {
