@@ -38,8 +38,8 @@ impl Gateway {
             Some(address) => Some(bind("metrics", address).await?),
             None => None,
         };
-        let (snapshot, metrics) = load_all(config.clone()).await?;
-        let core = Arc::new(Core::new(config, snapshot, metrics));
+        let (snapshot, metrics) = load_all(config).await?;
+        let core = Arc::new(Core::new(snapshot, metrics));
         let backends = backends(&core);
         for (backend, verdict) in probe_all(&core, &backends).await {
             if let Verdict::Refused(source) = verdict {
@@ -53,13 +53,13 @@ impl Gateway {
             watchers.spawn(health::watch(Arc::clone(&core), backend, stop.clone()));
         }
         let live = live::Task::start(&core);
-        let guard = Guard::new(admin_addr, core.config.server.admin_token_sha256);
+        let guard = Guard::new(admin_addr, Arc::clone(&core));
         let mut servers = vec![
-            Server::start(data_listener, data::router(Arc::clone(&core)), &core.config),
-            Server::start(admin_listener, admin::router(Arc::clone(&core), guard), &core.config),
+            Server::start(data_listener, data::router(Arc::clone(&core)), Arc::clone(&core)),
+            Server::start(admin_listener, admin::router(Arc::clone(&core), guard), Arc::clone(&core)),
         ];
         let metrics_addr = metrics_listener.map(|(listener, address)| {
-            servers.push(Server::start(listener, admin::metrics_router(Arc::clone(&core)), &core.config));
+            servers.push(Server::start(listener, admin::metrics_router(Arc::clone(&core)), Arc::clone(&core)));
             address
         });
         tracing::info!(%data_addr, %admin_addr, "gateway serves");
@@ -70,7 +70,7 @@ impl Gateway {
 async fn load_all(config: Config) -> Result<(Snapshot, Metrics), StartError> {
     let work = tokio::task::spawn_blocking(move || {
         let metrics = Metrics::new();
-        load::snapshot(&config, &metrics).map(|snapshot| (snapshot, metrics))
+        load::snapshot(&Arc::new(config), &metrics).map(|snapshot| (snapshot, metrics))
     });
     work.await.unwrap_or_else(|error| Err(StartError::Load { cause: error.to_string() }))
 }

@@ -49,7 +49,7 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(core.config.health.interval) => {}
+            () = tokio::time::sleep(core.config().health.interval) => {}
             () = backend.suspected() => {}
         }
         let check = check(&core, &backend, &mut failures);
@@ -72,7 +72,7 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut u32) {
         Err(error) => {
             *failures += 1;
             // Nobody listens: there is nothing to wait for.
-            if *failures >= core.config.health.unhealthy_after || !error.may_have_been_sent() {
+            if *failures >= core.config().health.unhealthy_after || !error.may_have_been_sent() {
                 core.dismiss(backend, error.to_string());
             }
         }

@@ -16,12 +16,12 @@ use crate::metrics::Metrics;
 use crate::plan::Plan;
 use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
 
-pub(crate) fn snapshot(config: &Config, metrics: &Metrics) -> Result<Snapshot, StartError> {
+pub(crate) fn snapshot(config: &Arc<Config>, metrics: &Metrics) -> Result<Snapshot, StartError> {
     if let Some((key, dir)) = config.sampling.dirs().find(|(_, dir)| !dir.is_dir()) {
         return Err(StartError::Dir { key, path: dir.to_owned() });
     }
     let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
-    Ok(Snapshot::new(models))
+    Ok(Snapshot::new(Arc::clone(config), models))
 }
 
 fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<Model, StartError> {
@@ -39,7 +39,7 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
         name: config.name.clone(),
         aliases: config.aliases.clone(),
         text: text.map(Arc::new),
-        pool: new_pool(&members, &plan, &all.routing, metrics),
+        pool: new_pool(&members, &plan, all, metrics),
         plan: Arc::new(plan),
         members,
     })

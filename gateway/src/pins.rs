@@ -27,7 +27,7 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
             if let Some(agrees) = compare(&core, &backend).await {
                 core.note_pin(&backend, agrees);
             }
-            let interval = core.config.health.interval;
+            let interval = core.config().health.interval;
             let rest = if backend.pins().pins == Pins::Honoured { interval } else { interval / EAGER };
             tokio::time::sleep(rest).await;
         }

@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::error::StartError;
+use crate::state::Core;
 
 /// After an accept failed for want of file descriptors or memory, some time for connections to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -43,14 +44,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// Serves `router` until [`Server::shutdown`].
-    pub(crate) fn start(listener: TcpListener, router: Router, config: &Config) -> Self {
+    pub(crate) fn start(listener: TcpListener, router: Router, core: Arc<Core>) -> Self {
         let closing = CancellationToken::new();
         let aborting = CancellationToken::new();
         let connections = TaskTracker::new();
         let accept = Accept {
             router,
-            http: http(config),
-            permits: Arc::new(Semaphore::new(config.limits.connections)),
+            permits: Arc::new(Semaphore::new(core.config().limits.connections)),
+            core,
             aborting: aborting.clone(),
             connections: connections.clone(),
         };
@@ -85,7 +86,7 @@ fn http(config: &Config) -> http1::Builder {
 
 struct Accept {
     router: Router,
-    http: http1::Builder,
+    core: Arc<Core>,
     permits: Arc<Semaphore>,
     aborting: CancellationToken,
     connections: TaskTracker,
@@ -124,7 +125,7 @@ impl Accept {
         // Events are small and urgent. A socket that refuses is closing anyway.
         let _ = stream.set_nodelay(true);
         let service = TowerToHyperService::new(self.router.clone());
-        let connection = watcher.watch(self.http.serve_connection(TokioIo::new(stream), service));
+        let connection = watcher.watch(http(&self.core.config()).serve_connection(TokioIo::new(stream), service));
         let aborting = self.aborting.clone();
         async move {
             tokio::select! {

@@ -12,7 +12,7 @@ use semmoe_tables::Tables;
 use semmoe_text::{ChatTemplate, Scorer, Tokenizer};
 
 use crate::backend::Backend;
-use crate::config::RoutingConfig;
+use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::plan::Plan;
@@ -23,6 +23,8 @@ use crate::pool::{Member as PoolMember, Pool, PoolSettings};
 pub(crate) struct Snapshot {
     /// 1 at start, one more with every swap.
     pub(crate) generation: u64,
+    /// The settings that these models were made with.
+    pub(crate) config: Arc<Config>,
     pub(crate) models: Vec<Arc<Model>>,
     /// Names and aliases to indices.
     names: Arc<HashMap<String, usize>>,
@@ -69,7 +71,7 @@ pub(crate) struct LoadedTables {
 
 impl Snapshot {
     /// The first snapshot.
-    pub(crate) fn new(models: Vec<Model>) -> Self {
+    pub(crate) fn new(config: Arc<Config>, models: Vec<Model>) -> Self {
         let models: Vec<Arc<Model>> = models.into_iter().map(Arc::new).collect();
         let mut names = HashMap::new();
         for (index, model) in models.iter().enumerate() {
@@ -77,7 +79,7 @@ impl Snapshot {
                 names.insert(name.clone(), index);
             }
         }
-        Self { generation: 1, models, names: Arc::new(names) }
+        Self { generation: 1, config, models, names: Arc::new(names) }
     }
 
     /// The model of that name or alias; without a name, the only one.
@@ -128,7 +130,6 @@ impl Snapshot {
         (model, member): (usize, usize),
         ranks: u16,
         dialect: Dialect,
-        routing: &RoutingConfig,
         metrics: &Metrics,
     ) -> Self {
         let mut next = self.next();
@@ -136,7 +137,7 @@ impl Snapshot {
         model.members[member].dialect = dialect;
         if model.members[member].ranks != ranks {
             model.members[member].ranks = ranks;
-            model.pool = new_pool(&model.members, &model.plan, routing, metrics);
+            model.pool = new_pool(&model.members, &model.plan, &self.config, metrics);
         }
         next
     }
@@ -147,8 +148,9 @@ impl Snapshot {
 }
 
 /// A pool of all ranks of these backends.
-pub(crate) fn new_pool(members: &[Member], plan: &Plan, routing: &RoutingConfig, metrics: &Metrics) -> Arc<Pool> {
+pub(crate) fn new_pool(members: &[Member], plan: &Plan, config: &Config, metrics: &Metrics) -> Arc<Pool> {
     let shadow = plan.policy().watched().is_some();
+    let routing = &config.routing;
     let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
     Arc::new(Pool::new(&pool_members(members), &settings, metrics))
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use semmoe_engines::http::{AnswerLimits, ClientSettings, HttpClient};
@@ -31,7 +31,6 @@ pub(crate) struct Core {
     pub(crate) client: HttpClient,
     pub(crate) metrics: Metrics,
     pub(crate) live: Live,
-    pub(crate) config: Config,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
     pub(crate) scoring: Arc<Semaphore>,
     /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
@@ -42,10 +41,10 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(config: Config, snapshot: Snapshot, metrics: Metrics) -> Self {
+    pub(crate) fn new(snapshot: Snapshot, metrics: Metrics) -> Self {
         metrics.generation(snapshot.generation);
-        let client =
-            HttpClient::new(&ClientSettings { connect_timeout: config.timeouts.connect, ..ClientSettings::default() });
+        let connect_timeout = snapshot.config.timeouts.connect;
+        let client = HttpClient::new(&ClientSettings { connect_timeout, ..ClientSettings::default() });
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
@@ -54,7 +53,6 @@ impl Core {
             client,
             metrics,
             live: Live::new(),
-            config,
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
             draining: AtomicBool::new(false),
@@ -67,6 +65,17 @@ impl Core {
         self.snapshot.load_full()
     }
 
+    /// The settings as they are now, for work that is no request's. A request reads its own snapshot's.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.snapshot.load().config)
+    }
+
+    /// Longest body, and how long it may take: asked for before a request has its snapshot.
+    pub(crate) fn body_limits(&self) -> (usize, Duration) {
+        let snapshot = self.snapshot.load();
+        (snapshot.config.limits.body_bytes, snapshot.config.timeouts.body)
+    }
+
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -76,7 +85,7 @@ impl Core {
     }
 
     pub(crate) fn probe_limits(&self) -> AnswerLimits {
-        AnswerLimits { timeout: self.config.health.timeout, max_bytes: PROBE_ANSWER_BYTES }
+        AnswerLimits { timeout: self.config().health.timeout, max_bytes: PROBE_ANSWER_BYTES }
     }
 
     /// Checks what a backend told against what is loaded for it now, takes over its number of ranks, and opens it.
@@ -105,7 +114,7 @@ impl Core {
         warn_of_routes_without_pins(&backend.name, &probe.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         if member.ranks != ranks || member.dialect != probe.dialect {
-            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.config.routing, &self.metrics);
+            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.metrics);
             self.metrics.generation(next.generation);
             snapshot = Arc::new(next);
             self.snapshot.store(Arc::clone(&snapshot));

@@ -14,18 +14,32 @@ use http::{HeaderMap, HeaderName, header};
 use sha2::{Digest, Sha256};
 
 use crate::error::RequestError;
+use crate::state::Core;
 
 /// The rules of one admin listener.
 pub(crate) struct Guard {
     loopback: bool,
-    token_sha256: Option<[u8; 32]>,
+    core: Arc<Core>,
 }
 
 impl Guard {
-    pub(crate) fn new(bound: SocketAddr, token_sha256: Option<[u8; 32]>) -> Self {
-        Self { loopback: bound.ip().is_loopback(), token_sha256 }
+    pub(crate) fn new(bound: SocketAddr, core: Arc<Core>) -> Self {
+        Self { loopback: bound.ip().is_loopback(), core }
     }
 
+    fn judge(&self, path: &str, headers: &HeaderMap) -> Result<(), RequestError> {
+        let rules = Rules { loopback: self.loopback, token_sha256: self.core.config().server.admin_token_sha256 };
+        rules.judge(path, headers)
+    }
+}
+
+/// The rules for one request.
+struct Rules {
+    loopback: bool,
+    token_sha256: Option<[u8; 32]>,
+}
+
+impl Rules {
     fn judge(&self, path: &str, headers: &HeaderMap) -> Result<(), RequestError> {
         if self.loopback {
             let host = text(headers, &header::HOST);
@@ -81,17 +95,17 @@ mod tests {
     use super::*;
     use http::HeaderValue;
 
-    fn judge(guard: &Guard, headers: &[(&'static str, &'static str)]) -> bool {
+    fn judge(rules: &Rules, headers: &[(&'static str, &'static str)]) -> bool {
         let headers = headers
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        guard.judge("/admin/tables", &headers).is_ok()
+        rules.judge("/admin/tables", &headers).is_ok()
     }
 
     #[test]
     fn hosts_and_origins_on_loopback() {
-        let guard = Guard::new("127.0.0.1:8081".parse().unwrap(), None);
+        let rules = Rules { loopback: true, token_sha256: None };
         for (host, origin, good) in [
             ("127.0.0.1:8081", None, true),
             ("localhost", None, true),
@@ -108,19 +122,19 @@ mod tests {
         ] {
             let mut headers = vec![("host", host)];
             headers.extend(origin.map(|origin| ("origin", origin)));
-            assert_eq!(judge(&guard, &headers), good, "{headers:?}");
+            assert_eq!(judge(&rules, &headers), good, "{headers:?}");
         }
     }
 
     #[test]
     fn tokens() {
         let digest: [u8; 32] = Sha256::digest(b"secret").into();
-        let guard = Guard::new("10.0.0.1:8081".parse().unwrap(), Some(digest));
-        assert!(judge(&guard, &[("authorization", "Bearer secret")]));
+        let rules = Rules { loopback: false, token_sha256: Some(digest) };
+        assert!(judge(&rules, &[("authorization", "Bearer secret")]));
         for wrong in ["Bearer wrong", "secret", "Basic secret", ""] {
-            assert!(!judge(&guard, &[("authorization", wrong)]), "{wrong}");
+            assert!(!judge(&rules, &[("authorization", wrong)]), "{wrong}");
         }
-        assert!(guard.judge("/readyz", &HeaderMap::new()).is_ok());
-        assert!(guard.judge("/metrics", &HeaderMap::new()).is_err());
+        assert!(rules.judge("/readyz", &HeaderMap::new()).is_ok());
+        assert!(rules.judge("/metrics", &HeaderMap::new()).is_err());
     }
 }

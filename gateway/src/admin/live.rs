@@ -73,8 +73,8 @@ async fn answer(core: Arc<Core>, work: fn(&Core) -> Live) -> Result<Json<Live>, 
 }
 
 fn describe(core: &Core) -> Live {
-    let share = core.config.sampling.share;
     let snapshot = core.snapshot();
+    let share = snapshot.config.sampling.share;
     let backends = snapshot.members().map(|(_, member)| backend(member, share)).collect();
     let profiles = core.live.profiles();
     let profile = |(model, profile): (&String, &crate::live::ModelProfile)| Profile {

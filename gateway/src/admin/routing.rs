@@ -55,8 +55,9 @@ struct PrefixTable {
 }
 
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Routing> {
-    let models = core.snapshot().models.iter().map(|model| describe(model)).collect();
-    Json(Routing { models, settings: core.config.routing.settings.clone() })
+    let snapshot = core.snapshot();
+    let models = snapshot.models.iter().map(|model| describe(model)).collect();
+    Json(Routing { models, settings: snapshot.config.routing.settings.clone() })
 }
 
 fn describe(model: &Model) -> ModelRouting {

@@ -118,7 +118,7 @@ async fn reload(core: &Arc<Core>, uri: &Uri, headers: &HeaderMap, body: Body) ->
         Some(backend) => {
             // An upload for nobody need not be read.
             core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
-            (backend, Source::Upload(read(body, core.config.limits.table_bytes).await?))
+            (backend, Source::Upload(read(body, core.config().limits.table_bytes).await?))
         }
     };
     let core = Arc::clone(core);
@@ -138,7 +138,7 @@ fn swap(core: &Core, backend: String, source: Source) -> Result<Json<Loaded>, Re
     let (tables, path) = match source {
         Source::Upload(bytes) => (Tables::from_bytes(bytes.into()).map_err(invalid)?, None),
         Source::File(path) => {
-            let path = below_root(core.config.server.tables_root.as_deref(), &path)?;
+            let path = below_root(core.config().server.tables_root.as_deref(), &path)?;
             (Tables::open(&path).map_err(invalid)?, Some(path))
         }
     };

@@ -12,12 +12,11 @@ use crate::state::Core;
 const FIRST_RESERVATION_BYTES: usize = 64 << 10;
 
 pub(crate) async fn read(core: &Core, headers: &HeaderMap, body: Body) -> Result<Bytes, RequestError> {
-    let limit_bytes = core.config.limits.body_bytes;
+    let (limit_bytes, limit) = core.body_limits();
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|announced| announced > limit_bytes) {
         return Err(RequestError::BodyTooLong { limit_bytes });
     }
-    let limit = core.config.timeouts.body;
     tokio::time::timeout(limit, collect(body, limit_bytes, announced))
         .await
         .unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))

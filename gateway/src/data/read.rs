@@ -33,6 +33,8 @@ const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", 
 
 /// A request, read.
 pub(crate) struct Job {
+    /// The state that the request goes by, from here to its end.
+    pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
     pub(crate) body: Stripped,
     /// Prompt tokens, estimated where the prompt was not tokenized.
@@ -84,10 +86,10 @@ pub(crate) async fn read(
 ) -> Result<Job, RequestError> {
     let snapshot = core.snapshot();
     let headers = headers.clone();
-    let offload = body.len() >= core.config.routing.offload_bytes;
+    let offload = body.len() >= snapshot.config.routing.offload_bytes;
     let body_is_huge = body.len() >= HUGE_BYTES;
     let core_too = Arc::clone(core);
-    let work = move || read_now(&core_too, &snapshot, route, &headers, &body);
+    let work = move || read_now(&core_too, snapshot, route, &headers, &body);
     if !offload {
         return work();
     }
@@ -103,16 +105,16 @@ pub(crate) async fn read(
 
 fn read_now(
     core: &Core,
-    snapshot: &Snapshot,
+    snapshot: Arc<Snapshot>,
     route: Route,
     headers: &HeaderMap,
     body: &Bytes,
 ) -> Result<Job, RequestError> {
     let stripped = Stripped::new(body)?;
+    let routing = &snapshot.config.routing;
     let model = snapshot.model(model_name(route, headers, body)?.as_deref())?;
-    let client_pin =
-        if core.config.routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
-    let block_tokens = core.config.routing.prefix.block_tokens;
+    let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
+    let block_tokens = routing.prefix.block_tokens;
     let Scored { tokens, counted, share, blocks } = match score(model, route, body, block_tokens) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(error),
@@ -122,7 +124,7 @@ fn read_now(
             Scored::unseen(body)
         }
     };
-    let key = headers.get(&core.config.routing.sticky_header).filter(|_| model.plan.needs().key);
+    let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
     Ok(Job {
         tokens,
         counted,
@@ -135,6 +137,7 @@ fn read_now(
         policy: model.plan.next(),
         model: Arc::clone(model),
         body: stripped,
+        snapshot,
     })
 }
 

@@ -1,7 +1,7 @@
 //! To the engine and back: one request out, at most one second try, the answer relayed as it comes.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
@@ -50,6 +50,8 @@ pub(crate) struct Answer {
     policy: &'static str,
     /// The request was sampled.
     sample: Option<Sample>,
+    /// Longest silence between two pieces of its body.
+    idle_limit: Duration,
 }
 
 pub(crate) async fn relay(
@@ -60,6 +62,7 @@ pub(crate) async fn relay(
     ticket: &mut Ticket,
     arrived: Instant,
 ) -> Result<Answer, RequestError> {
+    let config = &job.snapshot.config;
     let mut failed: Option<(usize, RequestError)> = None;
     loop {
         let except = failed.as_ref().map(|(backend, _)| *backend);
@@ -77,7 +80,7 @@ pub(crate) async fn relay(
         ticket.policy(policy);
         ticket.place(&backend.name, told, lease);
         let write = |body: &Stripped| outbound(backend, dialect, route, head, body, pinned);
-        let sample = Sample::choose(core, (&job.model, &job.body), route, (member, rank));
+        let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, rank));
         let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
         let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
         if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
@@ -86,7 +89,8 @@ pub(crate) async fn relay(
         if failed.is_none() {
             core.metrics.overhead(arrived.elapsed());
         }
-        let (answer, sample) = live::send(core, request, sample, || write(&job.body)).await?;
+        let (answer, sample) =
+            live::send(core, config.timeouts.first_byte, request, sample, || write(&job.body)).await?;
         match answer {
             Ok(response) => {
                 if response.status().is_success() {
@@ -95,7 +99,8 @@ pub(crate) async fn relay(
                 let rank = echo(core, backend, &response, expected);
                 let counted = job.counted.filter(|_| response.status().is_success());
                 let watch = Watch { backend: Arc::clone(backend), rank, counted };
-                return Ok(Answer { response, watch, rank: told, policy, sample });
+                let idle_limit = config.timeouts.idle;
+                return Ok(Answer { response, watch, rank: told, policy, sample, idle_limit });
             }
             Err(cause) => {
                 ticket.unplace();
@@ -178,7 +183,7 @@ fn path(route: Route, head: &Parts) -> String {
 
 /// The engine's answer with our three headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, watch, rank, policy, sample } = answer;
+    let Answer { response, watch, rank, policy, sample, idle_limit } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
     for name in [BACKEND, RANK, POLICY] {
@@ -198,7 +203,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
         // An error event may make it longer, a cut shorter.
         head.headers.remove(header::CONTENT_LENGTH);
     }
-    let relayed = RelayBody::new(body, events, edit, head.status.as_u16(), watch, ticket);
+    let relayed = RelayBody::new(body, events, edit, idle_limit, head.status.as_u16(), watch, ticket);
     let mut response = Response::new(relayed);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

@@ -48,11 +48,11 @@ impl RelayBody {
         upstream: Incoming,
         events: bool,
         edit: Option<Edit>,
+        idle_limit: Duration,
         status: u16,
         watch: Watch,
         ticket: Ticket,
     ) -> Self {
-        let idle_limit = ticket.core().config.timeouts.idle;
         let mut body = Self {
             upstream,
             events: events

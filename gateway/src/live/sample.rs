@@ -1,6 +1,7 @@
 //! Which requests ask for routed experts, and how they are sent.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
@@ -12,6 +13,7 @@ use semmoe_tables::RankId;
 
 use super::{Observation, Seen};
 use crate::backend::Backend;
+use crate::config::SamplingConfig;
 use crate::error::RequestError;
 use crate::snapshot::Model;
 use crate::state::Core;
@@ -23,17 +25,19 @@ pub(crate) struct Sample {
     seen: Option<Seen>,
     /// The body that asks.
     body: Stripped,
+    limit_bytes: usize,
 }
 
 impl Sample {
     /// The next request to a backend that can be asked, if it is its turn and says nothing about routed experts itself.
     pub(crate) fn choose(
         core: &Arc<Core>,
+        config: &SamplingConfig,
         (model, body): (&Arc<Model>, &Stripped),
         route: Route,
         (member, rank): (usize, Option<RankId>),
     ) -> Option<Self> {
-        let share = core.config.sampling.share;
+        let share = config.share;
         if share <= 0.0 {
             return None;
         }
@@ -56,7 +60,7 @@ impl Sample {
             rank,
             body: body.bytes().clone(),
         };
-        Some(Self { core: Arc::clone(core), seen: Some(seen), body: asking })
+        Some(Self { core: Arc::clone(core), seen: Some(seen), body: asking, limit_bytes: config.max_answer_bytes })
     }
 
     /// What is sent in place of the client's body.
@@ -70,7 +74,7 @@ impl Sample {
 
     /// The longest answer that is held back.
     pub(super) fn limit_bytes(&self) -> usize {
-        self.core.config.sampling.max_answer_bytes
+        self.limit_bytes
     }
 
     /// The answer is not looked at, and this is why.
@@ -100,15 +104,15 @@ impl Drop for Sample {
     }
 }
 
-/// Sends a request; one that asks and is refused is sent again without the question, as nothing has gone to the client. An
+/// Sends a request and waits for the head of its answer, for at most `limit`; one that asks and is refused is sent again without the question, as nothing has gone to the client. An
 /// engine that takes it then is not asked any more until it is probed anew.
 pub(crate) async fn send(
     core: &Core,
+    limit: Duration,
     mut request: Request<RequestBody>,
     sample: Option<Sample>,
     plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
 ) -> Result<(Result<Response<Incoming>, HttpError>, Option<Sample>), RequestError> {
-    let limit = core.config.timeouts.first_byte;
     let Some(sample) = sample else { return Ok((core.client.send_within(request, limit).await, None)) };
     // What is compressed cannot be cut.
     request.headers_mut().remove(header::ACCEPT_ENCODING);

@@ -20,13 +20,11 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// `None` where nothing is sampled.
+    /// `None` if it was started before.
     pub(crate) fn start(core: &Arc<Core>) -> Option<Self> {
-        if core.config.sampling.share <= 0.0 {
-            return None;
-        }
         let waiting = core.live.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take()?;
-        if let Some(traces) = &core.config.sampling.traces {
+        let config = core.config();
+        if let Some(traces) = config.sampling.traces.as_ref().filter(|_| config.sampling.share > 0.0) {
             let dir = traces.dir.display();
             tracing::warn!(%dir, "the token ids of sampled requests are kept in traces");
         }
@@ -45,7 +43,6 @@ impl Task {
 }
 
 async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: CancellationToken) {
-    let interval = core.config.sampling.interval;
     let write = || {
         let core = Arc::clone(&core);
         async move { finished(tokio::task::spawn_blocking(move || write_all(&core)).await) }
@@ -54,14 +51,14 @@ async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
         let core = Arc::clone(&core);
         async move { finished(tokio::task::spawn_blocking(move || note(&core, &observation)).await) }
     };
-    let mut pause = Box::pin(tokio::time::sleep(interval));
+    let mut pause = Box::pin(tokio::time::sleep(core.config().sampling.interval));
     loop {
         tokio::select! {
             () = stop.cancelled() => break,
             Some(observation) = waiting.recv() => look(observation).await,
             () = &mut pause => {
                 write().await;
-                pause.set(tokio::time::sleep(interval));
+                pause.set(tokio::time::sleep(core.config().sampling.interval));
             }
         }
     }
@@ -108,10 +105,11 @@ fn note(core: &Core, Observation { seen, answer }: &Observation) {
 
 /// Adds a sample to what is kept.
 fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError> {
-    if let Some(config) = &core.config.sampling.profile {
+    let sampling = &core.config().sampling;
+    if let Some(config) = &sampling.profile {
         count(core, seen, observed, config)?;
     }
-    match &core.config.sampling.traces {
+    match &sampling.traces {
         Some(config) => traces::add(core, config, &seen.model.name, observed),
         None => Ok(()),
     }
@@ -126,7 +124,8 @@ fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Opti
         return;
     }
     let name = seen.backend.name.as_str();
-    let Some(raised) = seen.backend.live.add(activations, predicted, &core.config.sampling.drift) else { return };
+    let rules = &snapshot.config.sampling.drift;
+    let Some(raised) = seen.backend.live.add(activations, predicted, rules) else { return };
     core.metrics.live.drift(name, raised);
     let difference = seen.backend.live.figures().drift.mean.unwrap_or(0.0);
     if raised {

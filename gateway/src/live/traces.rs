@@ -49,11 +49,12 @@ pub(super) fn add(core: &Core, config: &TraceConfig, model: &str, observed: &Obs
 
 /// Writes all open traces and removes old files, those of earlier runs too. Blocking.
 pub(super) fn write_all(core: &Core) {
-    let Some(config) = &core.config.sampling.traces else { return };
+    let all = core.config();
+    let Some(config) = &all.sampling.traces else { return };
     for (model, open) in std::mem::take(&mut *core.live.traces()) {
         write(core, config, &model, &open);
     }
-    for model in &core.config.models {
+    for model in &all.models {
         remove_old(config, &model.name);
     }
 }
