@@ -2,23 +2,18 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use http::{StatusCode, header};
 
 use crate::backend::Health;
 use crate::state::Core;
 
-pub(super) fn router() -> Router<Arc<Core>> {
-    Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
+pub(super) async fn alive() -> &'static str {
+    "ok\n"
 }
 
-async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String) {
+pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String) {
     if core.is_draining() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".to_owned());
     }
@@ -38,7 +33,7 @@ async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String) {
     if causes.is_empty() { (StatusCode::OK, "ready\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, causes) }
 }
 
-async fn metrics(State(core): State<Arc<Core>>) -> Response {
+pub(super) async fn metrics(State(core): State<Arc<Core>>) -> Response {
     for model in &core.snapshot().models {
         if let Some(text) = &model.text {
             core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache());
