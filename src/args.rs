@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod keys;
 mod tables;
 
+pub(crate) use keys::{KeyName, KeysCommand};
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
 
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
@@ -42,6 +44,9 @@ pub(crate) enum Command {
     Up(UpArgs),
     /// Run the gateway in front of engines.
     Serve(ServeArgs),
+    /// Make API keys for clients of the gateway, or hash them for its configuration.
+    #[command(subcommand)]
+    Keys(KeysCommand),
     /// Run one expert-parallel rank.
     Worker(WorkerArgs),
     /// Record, build, merge and show routing profiles.

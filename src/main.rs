@@ -32,6 +32,7 @@ fn run(command: Command) -> Result<(), CliError> {
     match command {
         Command::Up(args) => up::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
+        Command::Keys(command) => commands::keys::run(&command),
         Command::Worker(args) => commands::worker::run(args),
         Command::Profile(command) => commands::profile::run(command),
         Command::Solve(args) => commands::solve::run(&args),

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use semmoe_engines::http::BaseUrl;
+use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
 use semmoe_engines::verify::{PinWatch, Pins};
 use semmoe_engines::{Engine, RankBase};
@@ -40,6 +40,8 @@ pub(crate) struct Backend {
     pub(crate) engine: Engine,
     /// One, or one for each rank.
     pub(crate) urls: Vec<BaseUrl>,
+    /// The way to it: connections, and its key.
+    pub(crate) client: HttpClient,
     pub(crate) configured_ranks: Option<u16>,
     pub(crate) configured_placement: Option<String>,
     configured_rank_base: Option<RankBase>,
@@ -59,11 +61,12 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(config: &BackendConfig) -> Self {
+    pub(crate) fn new(config: &BackendConfig, client: HttpClient) -> Self {
         Self {
             name: config.name.clone(),
             engine: config.engine,
             urls: config.urls.clone(),
+            client,
             configured_ranks: config.ranks,
             configured_placement: config.placement_digest.clone(),
             configured_rank_base: config.rank_base,

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::compat::Incompatible;
 use crate::config::ConfigError;
+use crate::trust::{REQUEST_ID, RequestId};
 
 /// Why a gateway does not start.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +70,16 @@ pub enum StartError {
         /// As configured.
         path: std::path::PathBuf,
     },
+    /// The file with an engine's key.
+    #[error("backend '{backend}': cannot use the key in {}: {cause}", path.display())]
+    KeyFile {
+        /// The backend.
+        backend: String,
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        cause: String,
+    },
     /// A worker thread ended by a panic.
     #[error("loading stopped: {cause}")]
     Load {
@@ -110,6 +121,10 @@ pub(crate) enum RequestError {
     Broken { backend: String, cause: HttpError },
     #[error("backend '{backend}' did not answer in time: {cause}")]
     Slow { backend: String, cause: HttpError },
+    #[error("an API key is needed, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
+    KeyMissing,
+    #[error("the API key is not one of this gateway's")]
+    KeyWrong,
     #[error("the Host header '{found}' is not this machine's; use 127.0.0.1 or localhost")]
     ForeignHost { found: String },
     #[error("requests from pages of '{origin}' are refused")]
@@ -136,6 +151,11 @@ const SERVER: &str = "server_error";
 const UPSTREAM: &str = "upstream_error";
 
 impl RequestError {
+    pub(crate) fn unknown_model(name: &str, known: String) -> Self {
+        // A name can be as long as a body.
+        Self::UnknownModel { name: name.chars().take(100).collect(), known }
+    }
+
     /// The one table from errors to HTTP.
     fn row(&self) -> Row {
         match self {
@@ -153,6 +173,8 @@ impl RequestError {
             Self::Unreachable { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable"),
             Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
             Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
+            Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
+            Self::KeyWrong => Row(StatusCode::UNAUTHORIZED, CLIENT, "invalid_api_key"),
             Self::ForeignHost { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_host"),
             Self::ForeignOrigin { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_origin"),
             Self::Token => Row(StatusCode::UNAUTHORIZED, CLIENT, "token_needed"),
@@ -168,6 +190,27 @@ impl RequestError {
         self.row().0
     }
 
+    /// The answer, with the request's id in header and body.
+    pub(crate) fn respond(&self, id: &RequestId) -> Response {
+        let mut body = self.body();
+        body["error"]["request_id"] = id.as_str().into();
+        let mut response = self.response(body);
+        response.headers_mut().insert(REQUEST_ID, id.header().clone());
+        response
+    }
+
+    fn response(&self, body: Value) -> Response {
+        let status = self.status();
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        match status {
+            StatusCode::SERVICE_UNAVAILABLE => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1")),
+            StatusCode::UNAUTHORIZED => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            _ => None,
+        };
+        response
+    }
+
     /// The document that OpenAI's clients expect.
     pub(crate) fn body(&self) -> Value {
         let Row(_, kind, code) = self.row();
@@ -177,11 +220,6 @@ impl RequestError {
 
 impl IntoResponse for RequestError {
     fn into_response(self) -> Response {
-        let status = self.status();
-        let mut response = (status, Json(self.body())).into_response();
-        if status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        }
-        response
+        self.response(self.body())
     }
 }

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, bind};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::{data, live, load, pins};
+use crate::{data, live, load, pins, trust};
 
 /// The gateway.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ impl Gateway {
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
     /// background; one whose answer does not fit its tables is an error.
     pub async fn start(config: Config) -> Result<Running, StartError> {
+        trust::warn_of_exposure(&config);
         let (data_listener, data_addr) = bind("requests", config.server.listen).await?;
         let (admin_listener, admin_addr) = bind("administration", config.server.admin).await?;
         let metrics_listener = match config.server.metrics {

@@ -26,7 +26,7 @@ pub(crate) enum Verdict {
 
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
-    let found = probe::probe(&core.client, &backend.target(), &core.probe_limits()).await;
+    let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
     let verdict = match found {
         Err(error) => Verdict::Silent(error),
         Ok(probe) => match core.admit(backend, &probe) {
@@ -67,7 +67,7 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut u32) {
         }
         return;
     }
-    match probe::health(&core.client, &backend.target(), &core.probe_limits()).await {
+    match probe::health(&backend.client, &backend.target(), &core.probe_limits()).await {
         Ok(()) => *failures = 0,
         Err(error) => {
             *failures += 1;

@@ -12,6 +12,8 @@
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
+//! | `trust` | API keys, request ids |
+//! | `outgoing` | what a backend is spoken to with: its key |
 //! | `server`, `gateway` | listeners; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
@@ -29,18 +31,20 @@ mod health;
 mod live;
 mod load;
 mod metrics;
+mod outgoing;
 mod pins;
 mod plan;
 mod pool;
 mod server;
 mod snapshot;
 mod state;
+mod trust;
 
 pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{
-    Config, ConfigError, RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawSampling, RawServer,
-    RawTimeouts,
+    Config, ConfigError, Forward, RawAuth, RawBackend, RawConfig, RawHealth, RawKey, RawLimits, RawModel, RawRouting,
+    RawSampling, RawServer, RawTimeouts,
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};

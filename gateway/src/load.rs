@@ -13,6 +13,7 @@ use crate::compat;
 use crate::config::{BackendConfig, Config, ModelConfig};
 use crate::error::StartError;
 use crate::metrics::Metrics;
+use crate::outgoing;
 use crate::plan::Plan;
 use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
 
@@ -32,7 +33,7 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
     let mut members: Vec<Member> = Vec::new();
     for backend in &config.backends {
         let first = members.iter().find_map(|member| member.tables.as_ref());
-        let member = load_member(backend, text.as_ref(), first.map(|loaded| &loaded.tables))?;
+        let member = load_member(backend, all, text.as_ref(), first.map(|loaded| &loaded.tables))?;
         members.push(member);
     }
     Ok(Model {
@@ -84,8 +85,13 @@ fn template_beside(tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> 
     if template.exists() { load_template(&template).map(Some) } else { Ok(None) }
 }
 
-fn load_member(config: &BackendConfig, text: Option<&Text>, other: Option<&Tables>) -> Result<Member, StartError> {
-    let backend = Arc::new(Backend::new(config));
+fn load_member(
+    config: &BackendConfig,
+    all: &Config,
+    text: Option<&Text>,
+    other: Option<&Tables>,
+) -> Result<Member, StartError> {
+    let backend = Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?));
     let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
     let tables = match &config.tables {
         Some(path) => Some(open_tables(path, config, text, other)?),

@@ -8,6 +8,7 @@
 
 mod live;
 mod shadow;
+mod trust;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,6 +24,7 @@ use semmoe_text::SegmentCache;
 
 use live::LiveMetrics;
 use shadow::ShadowMetrics;
+use trust::TrustMetrics;
 
 /// Labels of `semmoe_requests_total`.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -107,6 +109,7 @@ pub(crate) struct Metrics {
     pin_ignored: Family<BackendLabels, Counter>,
     pins_ignored: Family<BackendLabels, Gauge>,
     pub(crate) live: LiveMetrics,
+    pub(crate) trust: TrustMetrics,
 }
 
 impl Metrics {
@@ -133,6 +136,7 @@ impl Metrics {
             pin_ignored: Family::default(),
             pins_ignored: Family::default(),
             live: LiveMetrics::default(),
+            trust: TrustMetrics::default(),
         };
         metrics.register();
         metrics
@@ -188,6 +192,7 @@ impl Metrics {
             self.pins_ignored.clone(),
         );
         self.live.register(registry);
+        self.trust.register(registry);
         registry.register("retries", "Requests sent to a second backend", self.retries.clone());
     }
 

@@ -50,7 +50,7 @@ async fn compare(core: &Core, backend: &Backend) -> Option<bool> {
     tokio::time::sleep(SETTLE).await;
     let ranks = u16::try_from(before.len()).ok()?;
     let url = backend.url(None)?;
-    let theirs = loads::in_flight(&core.client, backend.engine, url, ranks, &core.probe_limits()).await.ok()??;
+    let theirs = loads::in_flight(&backend.client, backend.engine, url, ranks, &core.probe_limits()).await.ok()??;
     // Some of what ended since may have begun since, so this may be too few, never too many.
     let stayed = |((in_flight, finished), (_, now)): (&(u64, u64), &(u64, u64))| {
         in_flight.saturating_sub(now.saturating_sub(*finished))

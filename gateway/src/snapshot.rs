@@ -86,11 +86,10 @@ impl Snapshot {
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, RequestError> {
         let known = || self.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
         match (name, self.models.as_slice()) {
-            (Some(name), _) => self.names.get(name).map(|index| &self.models[*index]).ok_or_else(|| {
-                // A name can be as long as a body.
-                let name = name.chars().take(100).collect();
-                RequestError::UnknownModel { name, known: known() }
-            }),
+            (Some(name), _) => {
+                let found = self.names.get(name).map(|index| &self.models[*index]);
+                found.ok_or_else(|| RequestError::unknown_model(name, known()))
+            }
             (None, [only]) => Ok(only),
             (None, _) => Err(RequestError::NoModel { known: known() }),
         }

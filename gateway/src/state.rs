@@ -1,4 +1,4 @@
-//! What all parts of one gateway share: the snapshot, the HTTP client, the metrics and the settings.
+//! What all parts of one gateway share: the snapshot, the metrics and the settings.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use semmoe_engines::http::{AnswerLimits, ClientSettings, HttpClient};
+use http::HeaderMap;
+use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::verify::Pins;
 use semmoe_engines::{Dialect, Route};
@@ -17,9 +18,11 @@ use tokio::sync::Semaphore;
 use crate::backend::{Backend, Health};
 use crate::compat::{self, Incompatible};
 use crate::config::Config;
+use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::snapshot::{Snapshot, Text};
+use crate::trust::{self, Caller};
 
 /// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
@@ -28,7 +31,6 @@ pub(crate) struct Core {
     snapshot: ArcSwap<Snapshot>,
     /// Held while the next snapshot is made from the current one, and while availability changes: both are short.
     changing: Mutex<()>,
-    pub(crate) client: HttpClient,
     pub(crate) metrics: Metrics,
     pub(crate) live: Live,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
@@ -43,14 +45,11 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(snapshot: Snapshot, metrics: Metrics) -> Self {
         metrics.generation(snapshot.generation);
-        let connect_timeout = snapshot.config.timeouts.connect;
-        let client = HttpClient::new(&ClientSettings { connect_timeout, ..ClientSettings::default() });
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             snapshot: ArcSwap::from_pointee(snapshot),
             changing: Mutex::new(()),
-            client,
             metrics,
             live: Live::new(),
             scoring: Arc::new(Semaphore::new(cores)),
@@ -74,6 +73,11 @@ impl Core {
     pub(crate) fn body_limits(&self) -> (usize, Duration) {
         let snapshot = self.snapshot.load();
         (snapshot.config.limits.body_bytes, snapshot.config.timeouts.body)
+    }
+
+    /// Lets a request in, and takes its key out of its headers where the engine is not to see it.
+    pub(crate) fn let_in(&self, headers: &mut HeaderMap) -> Result<Caller, RequestError> {
+        trust::admit(&self.snapshot.load().config.auth, headers, &self.metrics)
     }
 
     pub(crate) fn drain(&self) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod evaluate;
 pub(crate) mod export;
+pub(crate) mod keys;
 pub(crate) mod permute;
 pub(crate) mod placement;
 pub(crate) mod profile;

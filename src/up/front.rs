@@ -41,9 +41,7 @@ pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, Cli
                 url: spec.engine_url.to_owned(),
                 tables: spec.tables.map(Path::to_owned),
                 ranks: Some(spec.ranks),
-                urls: Vec::new(),
-                placement_digest: None,
-                rank_base: None,
+                ..RawBackend::default()
             }],
             aliases: Vec::new(),
             baseline: None,

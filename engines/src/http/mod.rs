@@ -8,8 +8,10 @@
 mod error;
 mod url;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{BodyExt, Full};
@@ -66,6 +68,8 @@ impl Default for AnswerLimits {
 #[derive(Clone, Debug)]
 pub struct HttpClient {
     inner: Client<HttpConnector, RequestBody>,
+    /// Replaces what a request carries.
+    authorization: Arc<ArcSwapOption<HeaderValue>>,
 }
 
 impl Default for HttpClient {
@@ -85,15 +89,24 @@ impl HttpClient {
             .pool_max_idle_per_host(settings.max_idle_per_host)
             .pool_timer(TokioTimer::new())
             .build(connector);
-        Self { inner }
+        Self { inner, authorization: Arc::default() }
+    }
+
+    /// From now on every request of this client and of its clones carries this `authorization`, in place of its own if it
+    /// has one; `None`: requests go as they are.
+    pub fn set_authorization(&self, value: Option<HeaderValue>) {
+        self.authorization.store(value.map(Arc::new));
     }
 
     /// Sends one request and returns as soon as the head of the answer is there; the body streams.
     ///
     /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
     /// met a pooled connection already closed by the engine is sent again by the pool, as nothing was processed.
-    pub async fn send(&self, request: Request<RequestBody>) -> Result<Response<Incoming>, HttpError> {
+    pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<Incoming>, HttpError> {
         let url = request.uri().to_string();
+        if let Some(value) = self.authorization.load().as_deref() {
+            request.headers_mut().insert(header::AUTHORIZATION, value.clone());
+        }
         self.inner.request(request).await.map_err(|error| HttpError::from_client(url, &error))
     }
 

@@ -1,5 +1,6 @@
 //! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
 
+mod auth;
 mod error;
 mod policy;
 mod raw;
@@ -13,6 +14,8 @@ use std::time::Duration;
 use semmoe_engines::http::BaseUrl;
 use semmoe_engines::{Engine, RankBase};
 
+pub(crate) use auth::{AuthConfig, KeyConfig};
+pub use auth::{Forward, RawAuth, RawKey};
 pub use error::ConfigError;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
@@ -23,6 +26,7 @@ pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConf
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub(crate) server: ServerConfig,
+    pub(crate) auth: AuthConfig,
     pub(crate) models: Vec<ModelConfig>,
     pub(crate) limits: Limits,
     pub(crate) timeouts: Timeouts,
@@ -107,6 +111,7 @@ pub(crate) struct BackendConfig {
     pub(crate) ranks: Option<u16>,
     pub(crate) placement_digest: Option<String>,
     pub(crate) rank_base: Option<RankBase>,
+    pub(crate) api_key_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

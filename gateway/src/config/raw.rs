@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
-use super::RawSampling;
+use super::{RawAuth, RawSampling};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -14,6 +14,9 @@ pub struct RawConfig {
     /// Addresses and the admin plane.
     #[serde(default)]
     pub server: RawServer,
+    /// API keys of clients.
+    #[serde(default)]
+    pub auth: RawAuth,
     /// Models, at least one.
     #[serde(default)]
     pub models: Vec<RawModel>,
@@ -94,7 +97,7 @@ pub struct RawModel {
 }
 
 /// `[[models.backends]]`
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawBackend {
     /// Name in metrics, headers and the admin plane; unique over all models.
@@ -121,6 +124,9 @@ pub struct RawBackend {
     /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
     #[serde(default)]
     pub rank_base: Option<RankBase>,
+    /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a client's.
+    #[serde(default)]
+    pub api_key_file: Option<PathBuf>,
 }
 
 /// `[limits]`

@@ -27,11 +27,12 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         return Err(ConfigError::value("models", "empty, expected at least one [[models]]"));
     }
     let models = raw.models.into_iter().enumerate();
-    let models = models
+    let models: Vec<ModelConfig> = models
         .map(|(index, raw)| model(&format!("models[{index}]"), raw, base, &routing, &mut names))
         .collect::<Result<_>>()?;
     Ok(Config {
         server: server(raw.server, base)?,
+        auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,
         limits: limits(&raw.limits)?,
         timeouts: timeouts(&raw.timeouts)?,
@@ -55,7 +56,8 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
         None => default_admin(listen)?,
     };
     let metrics = raw.metrics.as_deref().map(|metrics| address("server.metrics", metrics)).transpose()?;
-    let admin_token_sha256 = raw.admin_token_sha256.as_deref().map(token_digest).transpose()?;
+    let admin_token_sha256 = raw.admin_token_sha256.as_deref();
+    let admin_token_sha256 = admin_token_sha256.map(|hex| digest("server.admin_token_sha256", hex)).transpose()?;
     if !admin.ip().is_loopback() && admin_token_sha256.is_none() {
         return Err(ConfigError::value(
             "server.admin",
@@ -87,8 +89,9 @@ fn default_admin(listen: SocketAddr) -> Result<SocketAddr> {
     Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
 }
 
-fn token_digest(hex: &str) -> Result<[u8; 32]> {
-    let wrong = || ConfigError::value("server.admin_token_sha256", "not 64 hexadecimal digits");
+/// A SHA-256 digest. What stands there may be a secret that was put in by mistake, so it is not repeated.
+pub(super) fn digest(key: &str, hex: &str) -> Result<[u8; 32]> {
+    let wrong = || ConfigError::value(key, "not 64 hexadecimal digits");
     if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(wrong());
     }
@@ -134,7 +137,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
 #[derive(Clone, Copy)]
 struct Scores<'a>(bool, &'a str);
 
-fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
+pub(super) fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
     if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
         return Err(ConfigError::value(key, format!("{name:?} is not a name of 1 to 256 printable characters")));
     }
@@ -188,6 +191,7 @@ fn backend(
         ranks,
         placement_digest: raw.placement_digest,
         rank_base: raw.rank_base,
+        api_key_file: raw.api_key_file.map(|path| base.join(path)),
     })
 }
 

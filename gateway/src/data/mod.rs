@@ -26,6 +26,7 @@ use semmoe_engines::Route;
 
 use crate::error::RequestError;
 use crate::state::Core;
+use crate::trust::RequestId;
 use ticket::Ticket;
 
 pub(crate) use read::text_route;
@@ -41,18 +42,19 @@ pub(crate) fn router(core: Arc<Core>) -> Router {
         router = router.route(route.path(), post(move |request| serve(core, route, request)));
     }
     router
-        .route("/v1/models", get(move || async move { models::list(&core) }))
+        .route("/v1/models", get(move |request| async move { list_models(&core, request) }))
         .method_not_allowed_fallback(wrong_method)
         .fallback(no_route)
 }
 
-async fn serve(core: Arc<Core>, route: Route, request: Request) -> Response {
-    let mut ticket = Ticket::new(Arc::clone(&core));
+async fn serve(core: Arc<Core>, route: Route, mut request: Request) -> Response {
+    let id = RequestId::of(request.headers_mut());
+    let mut ticket = Ticket::new(Arc::clone(&core), id.clone());
     match exchange(&core, route, request, &mut ticket).await {
         Ok(answer) => relay::respond(answer, ticket).map(Body::new),
         Err(error) => {
             ticket.finish(error.status().as_u16());
-            error.into_response()
+            error.respond(&id)
         }
     }
 }
@@ -63,18 +65,30 @@ async fn exchange(
     request: Request,
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    let caller = core.let_in(&mut head.headers)?;
+    ticket.caller(caller.clone());
     let body = body::read(core, &head.headers, body).await?;
     let arrived = Instant::now();
-    let job = read::read(core, route, &head.headers, body).await?;
+    let job = read::read(core, route, &head.headers, caller, body).await?;
     ticket.policy(job.policy.acting_name());
     relay::relay(core, route, &head, &job, ticket, arrived).await
 }
 
-async fn no_route(request: Request) -> RequestError {
-    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }
+fn list_models(core: &Core, mut request: Request) -> Response {
+    let id = RequestId::of(request.headers_mut());
+    match core.let_in(request.headers_mut()) {
+        Ok(caller) => models::list(core, &caller).into_response(),
+        Err(error) => error.respond(&id),
+    }
 }
 
-async fn wrong_method(request: Request) -> RequestError {
-    RequestError::Method { method: request.method().to_string(), path: request.uri().path().to_owned() }
+async fn no_route(mut request: Request) -> Response {
+    let id = RequestId::of(request.headers_mut());
+    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }.respond(&id)
+}
+
+async fn wrong_method(mut request: Request) -> Response {
+    let id = RequestId::of(request.headers_mut());
+    RequestError::Method { method: request.method().to_string(), path: request.uri().path().to_owned() }.respond(&id)
 }

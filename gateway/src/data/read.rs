@@ -21,6 +21,7 @@ use serde_json::Value;
 use crate::error::RequestError;
 use crate::snapshot::{Model, Snapshot, Text};
 use crate::state::Core;
+use crate::trust::Caller;
 
 /// Names the model where the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
@@ -82,6 +83,7 @@ pub(crate) async fn read(
     core: &Arc<Core>,
     route: Route,
     headers: &HeaderMap,
+    caller: Caller,
     body: Bytes,
 ) -> Result<Job, RequestError> {
     let snapshot = core.snapshot();
@@ -89,7 +91,7 @@ pub(crate) async fn read(
     let offload = body.len() >= snapshot.config.routing.offload_bytes;
     let body_is_huge = body.len() >= HUGE_BYTES;
     let core_too = Arc::clone(core);
-    let work = move || read_now(&core_too, snapshot, route, &headers, &body);
+    let work = move || read_now(&core_too, snapshot, route, &headers, &caller, &body);
     if !offload {
         return work();
     }
@@ -108,11 +110,12 @@ fn read_now(
     snapshot: Arc<Snapshot>,
     route: Route,
     headers: &HeaderMap,
+    caller: &Caller,
     body: &Bytes,
 ) -> Result<Job, RequestError> {
     let stripped = Stripped::new(body)?;
     let routing = &snapshot.config.routing;
-    let model = snapshot.model(model_name(route, headers, body)?.as_deref())?;
+    let model = permitted(core, &snapshot, model_name(route, headers, body)?.as_deref(), caller)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
     let Scored { tokens, counted, share, blocks } = match score(model, route, body, block_tokens) {
@@ -139,6 +142,26 @@ fn read_now(
         body: stripped,
         snapshot,
     })
+}
+
+/// The model, if there is one of that name and the caller may use it. To a caller that may not use all models, those that it
+/// may not use are as if they were not there.
+fn permitted<'a>(
+    core: &Core,
+    snapshot: &'a Snapshot,
+    name: Option<&str>,
+    caller: &Caller,
+) -> Result<&'a Arc<Model>, RequestError> {
+    let found = snapshot.model(name);
+    let Some(allowed) = caller.models() else { return found };
+    match (found, name) {
+        (Ok(model), _) if caller.may_use(&model.name) => Ok(model),
+        (_, Some(name)) => {
+            core.metrics.trust.auth_failure("model");
+            Err(RequestError::unknown_model(name, allowed.join(", ")))
+        }
+        (_, None) => Err(RequestError::NoModel { known: allowed.join(", ") }),
+    }
 }
 
 /// The name in the body, or else in the header.

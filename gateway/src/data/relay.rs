@@ -16,6 +16,7 @@ use crate::backend::Backend;
 use crate::error::RequestError;
 use crate::live::{self, Edit, Sample};
 use crate::state::Core;
+use crate::trust::REQUEST_ID;
 
 use super::place::{Placed, place};
 use super::read::Job;
@@ -89,8 +90,8 @@ pub(crate) async fn relay(
         if failed.is_none() {
             core.metrics.overhead(arrived.elapsed());
         }
-        let (answer, sample) =
-            live::send(core, config.timeouts.first_byte, request, sample, || write(&job.body)).await?;
+        let limit = config.timeouts.first_byte;
+        let (answer, sample) = live::send(core, (backend, limit), request, sample, || write(&job.body)).await?;
         match answer {
             Ok(response) => {
                 if response.status().is_success() {
@@ -189,6 +190,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     for name in [BACKEND, RANK, POLICY] {
         head.headers.remove(name);
     }
+    head.headers.insert(REQUEST_ID, ticket.id().header().clone());
     // The name was checked with the configuration; one that is no header value is left out.
     if let Ok(name) = HeaderValue::from_str(&watch.backend.name) {
         head.headers.insert(BACKEND, name);

@@ -116,6 +116,7 @@ impl RelayBody {
         }
         let error = json!({
             "message": broken.to_string(), "type": "upstream_error", "param": null, "code": "backend_broke_off",
+            "request_id": self.ticket.id().as_str(),
         });
         Ok(Frame::data(Bytes::from(format!("data: {}\n\n", json!({ "error": error })))))
     }

@@ -8,6 +8,7 @@ use semmoe_tables::RankId;
 use crate::metrics::{RequestLabels, rank_label};
 use crate::pool::Lease;
 use crate::state::Core;
+use crate::trust::{Caller, RequestId};
 
 /// The client went away before the end; nginx's code for it.
 const CLIENT_CLOSED: u16 = 499;
@@ -17,15 +18,22 @@ pub(crate) struct Ticket {
     core: Arc<Core>,
     labels: RequestLabels,
     started: Instant,
+    id: RequestId,
+    caller: Caller,
     lease: Option<Lease>,
     finished: bool,
 }
 
 impl Ticket {
-    pub(crate) fn new(core: Arc<Core>) -> Self {
+    pub(crate) fn new(core: Arc<Core>, id: RequestId) -> Self {
         let none = || "none".to_owned();
         let labels = RequestLabels { backend: none(), rank: none(), policy: none(), code: CLIENT_CLOSED };
-        Self { core, labels, started: Instant::now(), lease: None, finished: false }
+        Self { core, labels, started: Instant::now(), id, caller: Caller::default(), lease: None, finished: false }
+    }
+
+    /// The request was let in.
+    pub(crate) fn caller(&mut self, caller: Caller) {
+        self.caller = caller;
     }
 
     pub(crate) fn policy(&mut self, name: &str) {
@@ -68,8 +76,13 @@ impl Ticket {
         self.labels.code = code;
         let took = self.started.elapsed();
         let RequestLabels { backend, rank, policy, code } = &self.labels;
-        tracing::debug!(backend, rank, policy, code, seconds = took.as_secs_f64(), "request ended");
+        let (id, key) = (self.id.as_str(), self.caller.name());
+        tracing::debug!(id, key, backend, rank, policy, code, seconds = took.as_secs_f64(), "request ended");
         self.core.metrics.request_done(&self.labels, took);
+    }
+
+    pub(crate) fn id(&self) -> &RequestId {
+        &self.id
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

@@ -108,19 +108,19 @@ impl Drop for Sample {
 /// engine that takes it then is not asked any more until it is probed anew.
 pub(crate) async fn send(
     core: &Core,
-    limit: Duration,
+    (backend, limit): (&Backend, Duration),
     mut request: Request<RequestBody>,
     sample: Option<Sample>,
     plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
 ) -> Result<(Result<Response<Incoming>, HttpError>, Option<Sample>), RequestError> {
-    let Some(sample) = sample else { return Ok((core.client.send_within(request, limit).await, None)) };
+    let Some(sample) = sample else { return Ok((backend.client.send_within(request, limit).await, None)) };
     // What is compressed cannot be cut.
     request.headers_mut().remove(header::ACCEPT_ENCODING);
-    let answer = core.client.send_within(request, limit).await;
+    let answer = backend.client.send_within(request, limit).await;
     if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
         return Ok((answer, Some(sample)));
     }
-    let answer = core.client.send_within(plain()?, limit).await;
+    let answer = backend.client.send_within(plain()?, limit).await;
     let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
     if let Some(seen) = sample.seen.as_ref().filter(|_| is_refusal) {
         note_refusal(core, &seen.backend);

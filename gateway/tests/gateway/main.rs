@@ -13,3 +13,4 @@ mod reload;
 mod start;
 mod streams;
 mod support;
+mod trust;

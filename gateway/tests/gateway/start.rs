@@ -127,6 +127,41 @@ fn configuration_errors_of_policies_name_the_key() {
     }
 }
 
+#[test]
+fn configuration_errors_of_keys_name_the_key_and_repeat_no_digest() {
+    let (one, other) = ("a".repeat(64), "b".repeat(64));
+    let keys = |second: &str| {
+        format!("{MODEL}{BACKEND}[[auth.keys]]\nname = \"a\"\nsha256 = \"{one}\"\n[[auth.keys]]\n{second}\n")
+    };
+    let with = |head: &str| format!("{head}\n{MODEL}{BACKEND}");
+    for (text, says) in [
+        (
+            with("[auth]\nkeys = [{ name = \"a\", sha256 = \"my-secret\" }]"),
+            "auth.keys[0].sha256: not 64 hexadecimal digits",
+        ),
+        (with("[auth]\nkeys = [{ name = \"a\" }]"), "missing field `sha256`"),
+        (with("[auth]\nforward = \"drop\""), "line 2: "),
+        (
+            with("[auth]\nforward = \"strip\"\n[routing]\nsticky_header = \"authorization\""),
+            "routing.sticky_header: 'authorization' is taken off",
+        ),
+    ] {
+        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
+        assert!(error.contains(says) && !error.contains("my-secret"), "expected '{says}' in '{error}' for\n{text}");
+    }
+    for (second, says) in [
+        (format!("name = \"a\"\nsha256 = \"{other}\""), "auth.keys[1].name: 'a' is taken already"),
+        (format!("name = \"b\"\nsha256 = \"{one}\""), "auth.keys[1].sha256: another key has the same digest"),
+        (format!("name = \"b\"\nsha256 = \"{other}\"\nmodels = [\"x\"]"), "auth.keys[1].models: there is no model 'x'"),
+        (format!("name = \"b\"\nsha256 = \"{other}\"\nmodels = []"), "auth.keys[1].models: empty"),
+    ] {
+        let error = Config::from_toml(&keys(&second), Path::new("")).unwrap_err().to_string();
+        assert!(error.contains(says) && !error.contains(&one), "expected '{says}' in '{error}'");
+    }
+    let good = Config::from_toml(&keys(&format!("name = \"b\"\nsha256 = \"{other}\"")), Path::new("")).unwrap();
+    assert!(!format!("{good:?}").contains(&other[..8]), "not even in debug output");
+}
+
 /// Several URLs, and what only an operator knows about a backend.
 #[test]
 fn configuration_errors_of_backends_name_the_key() {

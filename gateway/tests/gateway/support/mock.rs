@@ -44,6 +44,8 @@ struct Shared {
     events: Semaphore,
     health: AtomicU16,
     info: Mutex<Value>,
+    /// Every request, probes too, must carry it.
+    authorization: Mutex<Option<String>>,
 }
 
 pub(crate) struct Mock {
@@ -65,7 +67,14 @@ impl Mock {
         let (seen, seen_receiver) = mpsc::unbounded_channel();
         let (gone, gone_receiver) = mpsc::unbounded_channel();
         let health = AtomicU16::new(200);
-        let shared = Arc::new(Shared { seen, gone, events: Semaphore::new(0), health, info: Mutex::new(info) });
+        let shared = Arc::new(Shared {
+            seen,
+            gone,
+            events: Semaphore::new(0),
+            health,
+            info: Mutex::new(info),
+            authorization: Mutex::default(),
+        });
         let mut mock = Self {
             address: ([127, 0, 0, 1], 0).into(),
             seen: seen_receiver,
@@ -108,6 +117,11 @@ impl Mock {
         *self.shared.info.lock().unwrap() = info;
     }
 
+    /// Answers 401 to whoever sends another `authorization`.
+    pub(crate) fn require(&self, authorization: &str) {
+        *self.shared.authorization.lock().unwrap() = Some(authorization.to_owned());
+    }
+
     /// Lets streams send this many more events.
     pub(crate) fn release(&self, events: usize) {
         self.shared.events.add_permits(events);
@@ -145,6 +159,10 @@ impl Drop for Watch {
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let (head, body) = request.into_parts();
     let path = head.uri.path().to_owned();
+    let sent = head.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    if shared.authorization.lock().unwrap().as_ref().is_some_and(|wanted| sent.as_ref() != Some(wanted)) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
     match path.as_str() {
         "/health" | "/v1/models" => {
             return StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response();

@@ -1,0 +1,104 @@
+//! `[auth]`: who may use the data plane.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::validate::{digest, unique};
+use super::{ConfigError, ModelConfig};
+
+/// `[auth]`
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawAuth {
+    /// API keys of clients; none: everybody who reaches the data plane may use it.
+    pub keys: Vec<RawKey>,
+    /// Whether the engines see the keys that clients sent; absent: `strip` with keys, `pass` without.
+    pub forward: Option<Forward>,
+}
+
+/// `[[auth.keys]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawKey {
+    /// Stands in logs in place of the key; unique.
+    pub name: String,
+    /// SHA-256 of the key, hexadecimal: `semmoe keys hash` prints it.
+    pub sha256: String,
+    /// Models (names or aliases) that the key may use; absent: all.
+    #[serde(default)]
+    pub models: Option<Vec<String>>,
+}
+
+/// What becomes of the headers `authorization` and `x-api-key` of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Forward {
+    /// They end at the gateway.
+    Strip,
+    /// They go on to the engine, unless the backend has a key of its own.
+    Pass,
+}
+
+/// Checked: names and digests are unique, models exist and go by their own names.
+#[derive(Clone, PartialEq)]
+pub(crate) struct AuthConfig {
+    pub(crate) keys: Vec<Arc<KeyConfig>>,
+    pub(crate) forward: Forward,
+}
+
+impl std::fmt::Debug for AuthConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.keys.iter().map(|key| key.name.as_str()).collect();
+        f.debug_struct("AuthConfig").field("keys", &names).field("forward", &self.forward).finish()
+    }
+}
+
+/// A key. Its digest is shown nowhere.
+#[derive(PartialEq)]
+pub(crate) struct KeyConfig {
+    pub(crate) name: String,
+    pub(crate) sha256: [u8; 32],
+    pub(crate) models: Option<Vec<String>>,
+}
+
+pub(super) fn auth(
+    raw: RawAuth,
+    models: &[ModelConfig],
+    sticky_header: &http::HeaderName,
+) -> Result<AuthConfig, ConfigError> {
+    let (mut names, mut digests) = (HashSet::new(), HashSet::new());
+    let mut keys = Vec::new();
+    for (at, key) in raw.keys.into_iter().enumerate() {
+        let path = |field: &str| format!("auth.keys[{at}].{field}");
+        unique(&path("name"), &key.name, &mut names)?;
+        let sha256 = digest(&path("sha256"), &key.sha256)?;
+        if !digests.insert(sha256) {
+            return Err(ConfigError::value(path("sha256"), "another key has the same digest"));
+        }
+        let models = key.models.map(|allowed| own_names(&path("models"), &allowed, models)).transpose()?;
+        keys.push(Arc::new(KeyConfig { name: key.name, sha256, models }));
+    }
+    let forward = raw.forward.unwrap_or(if keys.is_empty() { Forward::Pass } else { Forward::Strip });
+    if forward == Forward::Strip && ["authorization", "x-api-key"].contains(&sticky_header.as_str()) {
+        let cause = format!(
+            "'{sticky_header}' is taken off requests by auth.forward = \"strip\", so nothing could stick to it"
+        );
+        return Err(ConfigError::value("routing.sticky_header", cause));
+    }
+    Ok(AuthConfig { keys, forward })
+}
+
+fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Vec<String>, ConfigError> {
+    let own = |name: &String| {
+        let found = models.iter().find(|model| model.name == *name || model.aliases.contains(name));
+        found
+            .map(|model| model.name.clone())
+            .ok_or_else(|| ConfigError::value(key, format!("there is no model '{name}'")))
+    };
+    if allowed.is_empty() {
+        return Err(ConfigError::value(key, "empty, expected at least one model; leave it out to allow all"));
+    }
+    allowed.iter().map(own).collect()
+}

@@ -1,0 +1,18 @@
+//! Arguments of `semmoe keys`.
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeysCommand {
+    /// Make a new key: prints it, and the line with its digest for the configuration.
+    New(KeyName),
+    /// Read a key from standard input and print the line with its digest.
+    Hash(KeyName),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeyName {
+    /// Name of the key, as it will stand in logs.
+    #[arg(default_value = "client")]
+    pub(crate) name: String,
+}

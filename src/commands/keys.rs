@@ -1,0 +1,60 @@
+//! `semmoe keys`: keys for clients, of which the configuration holds digests.
+
+use std::fmt::Write as _;
+use std::io::Read;
+
+use sha2::{Digest, Sha256};
+
+use super::print;
+use crate::args::{KeyName, KeysCommand};
+use crate::error::CliError;
+
+/// The gateway takes no longer ones.
+const LONGEST_KEY_BYTES: u64 = 512;
+const RANDOM_BYTES: usize = 32;
+
+pub(crate) fn run(command: &KeysCommand) -> Result<(), CliError> {
+    match command {
+        KeysCommand::New(KeyName { name }) => {
+            let key = format!("sk-semmoe-{}", hex(&random()?));
+            print(&format!("key: {key}\n{}", line(name, &key)?))
+        }
+        KeysCommand::Hash(KeyName { name }) => print(&line(name, &read_key()?)?),
+    }
+}
+
+/// As it stands in the list `keys` of `[auth]`.
+fn line(name: &str, key: &str) -> Result<String, CliError> {
+    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte)) {
+        return Err(CliError::input(format!("{name:?} is not a name of letters, digits and any of -_.@:")));
+    }
+    Ok(format!("{{ name = \"{name}\", sha256 = \"{}\" }}", hex(&Sha256::digest(key))))
+}
+
+fn read_key() -> Result<String, CliError> {
+    let mut text = String::new();
+    let read = std::io::stdin().lock().take(LONGEST_KEY_BYTES + 1).read_to_string(&mut text);
+    read.map_err(|error| CliError::input(format!("cannot read the key from standard input: {error}")))?;
+    let key = text.trim();
+    if key.is_empty() || text.len() as u64 > LONGEST_KEY_BYTES || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let expected = format!("expected one line of at most {LONGEST_KEY_BYTES} printable characters without blanks");
+        return Err(CliError::input(format!("standard input is no key: {expected}")));
+    }
+    Ok(key.to_owned())
+}
+
+/// From the operating system's generator.
+fn random() -> Result<[u8; RANDOM_BYTES], CliError> {
+    let mut bytes = [0; RANDOM_BYTES];
+    let read = std::fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut bytes));
+    read.map_err(|error| CliError::failed(format!("cannot read random bytes: {error}")))?;
+    Ok(bytes)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
