@@ -1,8 +1,8 @@
 //! Compares the fast encoder with the oracle, and times both.
 //!
-//! `differential TOKENIZER.json SECONDS [PROMPTS.jsonl...]`: every prompt of the files (field `prompt`, and the turns of
-//! `messages` as ChatML), then every code point alone and between others, then random texts for SECONDS. Prints each of the
-//! first differences, and fails if there is one.
+//! `differential TOKENIZER.json COUNT [PROMPTS.jsonl...]`: every prompt of the files (field `prompt`, and the turns of
+//! `messages` as ChatML), then every code point alone and between others, then COUNT random texts. Prints each of the
+//! first differences, and fails if there is one. Each text is encoded whole and in the shortest slices.
 
 use std::error::Error;
 use std::io::Write;
@@ -22,17 +22,19 @@ struct Comparison {
 impl Comparison {
     fn add(&mut self, text: &str) -> Result<(), Box<dyn Error>> {
         let begin = Instant::now();
-        let ids = self.tokenizer.encode(text)?;
+        let ids = self.tokenizer.encode_prompt(text)?;
         self.fast += begin.elapsed();
         let begin = Instant::now();
-        let expected = self.tokenizer.encode_by_oracle(text)?;
+        let expected = self.tokenizer.encode_by_oracle(text, true)?;
         self.oracle += begin.elapsed();
         self.texts += 1;
         self.bytes += text.len();
-        if ids != expected {
-            self.differences += 1;
-            if self.differences <= 10 {
-                print(&format!("difference on {text:?}: {ids:?}, oracle {expected:?}"));
+        for (how, ids) in [("whole", ids), ("in slices", self.tokenizer.encode_in_slices(text, true, 1)?)] {
+            if ids != expected {
+                self.differences += 1;
+                if self.differences <= 10 {
+                    print(&format!("difference on {text:?}, {how}: {ids:?}, oracle {expected:?}"));
+                }
             }
         }
         Ok(())
@@ -55,13 +57,14 @@ impl Comparison {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [tokenizer, seconds, prompts @ ..] = &arguments[..] else {
-        return Err("usage: differential TOKENIZER.json SECONDS [PROMPTS.jsonl...]".into());
+    let [tokenizer, count, prompts @ ..] = &arguments[..] else {
+        return Err("usage: differential TOKENIZER.json COUNT [PROMPTS.jsonl...]".into());
     };
     let tokenizer = Tokenizer::from_file(tokenizer.as_ref())?;
     if let Encoder::Oracle { reason } = tokenizer.encoder() {
         return Err(format!("the fast encoder is not used: {reason}").into());
     }
+    print(if tokenizer.cuts_long_texts() { "long texts are cut" } else { "texts are never cut" });
     let zero = Duration::ZERO;
     let mut comparison = Comparison { tokenizer, texts: 0, bytes: 0, fast: zero, oracle: zero, differences: 0 };
     for path in prompts {
@@ -76,12 +79,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             .add(&format!("a{code_point}b {code_point}{code_point} 1{code_point}2 '{code_point}\n{code_point}"))?;
     }
     comparison.report("code points");
-    let (mut random, end) =
-        (fastrand::Rng::with_seed(1), Instant::now() + Duration::from_secs_f64(seconds.parse::<f64>()?));
-    while Instant::now() < end {
-        for _ in 0..100 {
-            comparison.add(&random_text(&mut random))?;
-        }
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..count.parse::<u64>()? {
+        comparison.add(&random_text(&mut random))?;
     }
     comparison.report("random");
     print(&format!("texts left to the oracle: {}", comparison.tokenizer.left_to_oracle()));

@@ -77,6 +77,14 @@ pub enum TextError {
         /// What it was.
         found: String,
     },
+    /// The caller did not want the ids of a long text any more.
+    #[error("given up after {done_bytes} of {all_bytes} bytes")]
+    GivenUp {
+        /// Bytes encoded so far.
+        done_bytes: usize,
+        /// Bytes of the text.
+        all_bytes: usize,
+    },
     /// A request is larger than the limit.
     #[error("{field} has {found} {unit}, more than the {limit} allowed")]
     TooLarge {
@@ -99,6 +107,7 @@ impl TextError {
                 Fault::Client
             }
             Self::Read { .. }
+            | Self::GivenUp { .. }
             | Self::FileTooLarge { .. }
             | Self::Tokenizer { .. }
             | Self::Tokenize { .. }

@@ -163,18 +163,32 @@ pub fn prompt_ids(
     template: Option<&ChatTemplate>,
     limits: Limits,
 ) -> Result<Vec<Vec<u32>>, TextError> {
+    prompt_ids_while(prompt, tokenizer, template, limits, &mut || true)
+}
+
+/// As [`prompt_ids`], but `keep_on` is asked on the way whether anybody still wants the ids.
+///
+/// # Errors
+/// [`TextError::GivenUp`] when it says no.
+pub fn prompt_ids_while(
+    prompt: &Prompt,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    limits: Limits,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Vec<Vec<u32>>, TextError> {
     let bytes_within = |bytes| check("the prompt", bytes, "bytes", limits.text_bytes);
     match prompt {
         Prompt::Messages { messages, tools, variables, add_generation_prompt } => {
             let template = template.ok_or(TextError::NoTemplate)?;
             let text = template.render_with(messages, tools.as_ref(), *add_generation_prompt, variables)?;
             bytes_within(text.len())?;
-            Ok(vec![tokenizer.encode(&text)?])
+            Ok(vec![tokenizer.encode_while(&text, false, keep_on)?])
         }
         Prompt::Texts(texts) => {
             check("the request", texts.len(), "prompts", limits.prompts)?;
             bytes_within(texts.iter().map(String::len).sum())?;
-            texts.iter().map(|text| tokenizer.encode_prompt(text)).collect()
+            texts.iter().map(|text| tokenizer.encode_while(text, true, keep_on)).collect()
         }
         Prompt::Ids(lists) => {
             check("the request", lists.len(), "prompts", limits.prompts)?;

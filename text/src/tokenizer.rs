@@ -4,15 +4,21 @@ use std::io::Read as _;
 use std::path::Path;
 
 use crate::fast::{Fast, SegmentCache};
+use crate::slices::{Around, slices};
 use crate::{TextError, identity, pieces};
 
 /// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
 const FILE_LIMIT_BYTES: u64 = 256 << 20;
 
+/// A long text is encoded in slices of this size, a millisecond each.
+const SLICE_BYTES: usize = 64 << 10;
+
 /// A tokenizer: text to ids and back. Truncation and padding that the file may ask for are switched off.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     fast: Result<Fast, String>,
+    /// `None` if texts must not be cut.
+    around: Option<Around>,
     vocab_size: u32,
     sha256: String,
 }
@@ -56,7 +62,8 @@ impl Tokenizer {
             .ok_or_else(|| TextError::Tokenizer { reason: format!("its largest id {last} is out of range") })?;
         let sha256 = identity::sha256(json, &vocab)?;
         let fast = Fast::new(json, &inner);
-        Ok(Self { inner, fast, vocab_size, sha256 })
+        let around = Around::new(&inner);
+        Ok(Self { inner, fast, around, vocab_size, sha256 })
     }
 
     /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
@@ -70,6 +77,61 @@ impl Tokenizer {
         self.encode_with(text, true)
     }
 
+    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`]: the same ids, but a text of more than 64 KiB is encoded
+    /// in slices, and before each of them `keep_on` is asked whether anybody still wants it. A text without line ends, and every text
+    /// of a tokenizer whose ids would notice ([`Self::cuts_long_texts`]), is one slice.
+    ///
+    /// # Errors
+    /// [`TextError::GivenUp`] when `keep_on` says no.
+    pub fn encode_while(
+        &self,
+        text: &str,
+        special: bool,
+        keep_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u32>, TextError> {
+        self.encode_slices(text, special, SLICE_BYTES, keep_on)
+    }
+
+    fn encode_slices(
+        &self,
+        text: &str,
+        special: bool,
+        slice_bytes: usize,
+        keep_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u32>, TextError> {
+        let mut go_on = |done_bytes: usize| {
+            if keep_on() { Ok(()) } else { Err(TextError::GivenUp { done_bytes, all_bytes: text.len() }) }
+        };
+        let around = match &self.around {
+            Some(around) if text.len() > slice_bytes => around,
+            _ => {
+                go_on(0)?;
+                return self.encode_with(text, special);
+            }
+        };
+        let mut ids = if special { around.before.clone() } else { Vec::new() };
+        let mut done_bytes = 0;
+        for slice in slices(text, slice_bytes) {
+            go_on(done_bytes)?;
+            ids.extend(self.encode_with(slice, false)?);
+            done_bytes += slice.len();
+        }
+        if special {
+            ids.extend_from_slice(&around.after);
+        }
+        Ok(ids)
+    }
+
+    /// The ids by slices of at least so many bytes, whatever the text's length: to be compared with whole ones.
+    pub fn encode_in_slices(&self, text: &str, special: bool, slice_bytes: usize) -> Result<Vec<u32>, TextError> {
+        self.encode_slices(text, special, slice_bytes, &mut || true)
+    }
+
+    /// Whether long texts are encoded in slices.
+    pub fn cuts_long_texts(&self) -> bool {
+        self.around.is_some()
+    }
+
     fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
         match self.fast.as_ref().ok().and_then(|fast| fast.encode(text, special)) {
             Some(ids) => Ok(ids),
@@ -77,9 +139,9 @@ impl Tokenizer {
         }
     }
 
-    /// The same ids by the library that the engines use.
-    pub fn encode_by_oracle(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        self.oracle(text, false)
+    /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines use.
+    pub fn encode_by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        self.oracle(text, special)
     }
 
     fn oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
