@@ -45,6 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let profile = profile.finish()?;
 
     for groups in groups {
+        print_evenest(&other, usize::from(groups));
         for (attention, trace) in [(Attention::Dp, Some(&trace)), (Attention::Dp, None), (Attention::Tp, Some(&trace))]
         {
             let ranks_unknown = objective == Objective::Ranks && trace.is_none();
@@ -77,6 +78,38 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// Consecutive requests that loads are compared over.
+const STRETCH: usize = 64;
+
+/// How even stretches are when each request goes to the rank that has the fewest tokens of the stretch so far: evenness alone,
+/// online.
+fn print_evenest(trace: &Trace, ranks: usize) {
+    let tokens: Vec<usize> = (0..trace.requests()).map(|request| trace.request(request).token_ids().len()).collect();
+    let mut loads = vec![0usize; ranks];
+    let mut chosen: Vec<usize> = Vec::new();
+    let (mut worst, mut sum, mut within, mut stretches) = (0f64, 0.0, 0, 0);
+    for (request, length) in tokens.iter().enumerate() {
+        if let Some(left) = request.checked_sub(STRETCH) {
+            loads[chosen[left]] -= tokens[left];
+        }
+        let rank = (0..ranks).min_by_key(|rank| loads[*rank]).unwrap_or(0);
+        loads[rank] += length;
+        chosen.push(rank);
+        if request + 1 >= STRETCH {
+            let most = loads.iter().max().copied().unwrap_or(0);
+            let ratio = (most * ranks) as f64 / loads.iter().sum::<usize>().max(1) as f64;
+            (worst, sum, stretches) = (worst.max(ratio), sum + ratio, stretches + 1);
+            within += usize::from(ratio <= 1.2);
+        }
+    }
+    let share = |part: f64| part / f64::from(stretches.max(1));
+    print(&format!(
+        "G={ranks} evenness alone in {STRETCH} requests: worst {worst:.3} mean {:.3}, {:.3} of the stretches within 1.2",
+        share(sum),
+        share(within as f64)
+    ));
 }
 
 fn print_report(report: &SolveReport) {

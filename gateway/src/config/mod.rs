@@ -143,6 +143,7 @@ pub(crate) struct HealthConfig {
 pub(crate) struct RoutingConfig {
     pub(crate) trust_client_pins: bool,
     pub(crate) offload_bytes: usize,
+    pub(crate) score_limit: Duration,
     pub(crate) segment_cache_bytes: usize,
     pub(crate) sticky_header: http::HeaderName,
     pub(crate) prefix: semmoe_routing::PrefixSettings,

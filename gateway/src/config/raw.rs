@@ -205,6 +205,8 @@ pub struct RawRouting {
     pub trust_client_pins: bool,
     /// Bodies from this size on are scored off the threads that do network I/O.
     pub offload_bytes: usize,
+    /// Such a body waits so long for its score at most; then it is routed by load, and counted as `slow`.
+    pub score_limit_seconds: f64,
     /// Memory for the ids of earlier turns of chats, per model: text, ids and overhead. 0 = none.
     pub segment_cache_bytes: usize,
     /// Header of requests that policy `sticky` keeps together by its value.
@@ -220,6 +222,7 @@ impl Default for RawRouting {
         Self {
             trust_client_pins: false,
             offload_bytes: 8 << 10,
+            score_limit_seconds: 0.2,
             segment_cache_bytes: 32 << 20,
             sticky_header: "x-semmoe-session".to_owned(),
             prefix: semmoe_routing::PrefixSettings::default(),

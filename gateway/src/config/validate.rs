@@ -286,6 +286,7 @@ fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
     Ok(RoutingConfig {
         trust_client_pins: raw.trust_client_pins,
         offload_bytes: raw.offload_bytes,
+        score_limit: seconds("routing.score_limit_seconds", raw.score_limit_seconds)?,
         segment_cache_bytes: raw.segment_cache_bytes,
         sticky_header,
         prefix: raw.prefix,

@@ -1,6 +1,6 @@
 //! The data plane: one way for every route.
 //!
-//! body ([`body`]) -> model, evidence, pins stripped ([`read`]) -> backend and rank ([`place`]) -> engine and back
+//! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`place`]) -> engine and back
 //! ([`relay`], [`stream`], [`sse`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
 //! counts it, however it ends.
 
@@ -9,6 +9,7 @@ mod models;
 mod place;
 mod read;
 mod relay;
+mod score;
 mod sse;
 mod stream;
 mod ticket;
@@ -29,7 +30,7 @@ use crate::state::Core;
 use crate::trust::RequestId;
 use ticket::Ticket;
 
-pub(crate) use read::text_route;
+pub(crate) use score::text_route;
 
 #[cfg(test)]
 pub(crate) use sse::Events;

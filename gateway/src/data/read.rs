@@ -1,36 +1,31 @@
 //! What a request says: which model, how many tokens, and how local they would be on each rank.
 //!
-//! The body is parsed here and nowhere else, and it is never written again. What is plainly the client's fault is told
-//! (400); a prompt that merely cannot be scored is routed by load, counted by reason and left to the engine to judge.
+//! The body is parsed here and in [`super::score`] and nowhere else, and it is never written again. Long bodies are read off the
+//! network threads, and wait for their score only so long.
 
 use std::borrow::Cow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::HeaderMap;
 use semmoe_engines::Route;
 use semmoe_engines::json;
 use semmoe_engines::pin::{self, Stripped};
-use semmoe_routing::{Needs, Policy, block_hashes};
+use semmoe_routing::Policy;
 use semmoe_tables::RankId;
-use semmoe_text::{Limits, Prompt, TextError};
-use serde::de::IgnoredAny;
-use serde_json::Value;
 
 use crate::error::RequestError;
-use crate::snapshot::{Model, Snapshot, Text};
+use crate::snapshot::{Model, Snapshot};
 use crate::state::Core;
 use crate::trust::Caller;
+
+use super::score::{Effort, Scored, Unscored, score};
 
 /// Names the model where the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
 /// A body of this size, if it is one word, takes a tenth of a second and more to encode.
 const HUGE_BYTES: usize = 256 << 10;
-/// Tokens of a prompt that was not tokenized, as a share of its bytes.
-const BYTES_PER_TOKEN: u64 = 4;
-/// Fields that carry a prompt in a form that only the engine reads.
-const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", "image_data"];
 
 /// A request, read.
 pub(crate) struct Job {
@@ -56,29 +51,6 @@ pub(crate) struct Job {
     pub(crate) client_pin: Option<RankId>,
 }
 
-/// Why a prompt was not scored.
-enum Unscored {
-    /// The client's fault.
-    Client(RequestError),
-    /// Nobody's, or ours: routed by load.
-    Open { reason: &'static str, cause: String },
-}
-
-/// What a prompt says.
-struct Scored {
-    tokens: u64,
-    counted: Option<u64>,
-    share: Option<Vec<f64>>,
-    blocks: Vec<u64>,
-}
-
-impl Scored {
-    /// Of a prompt that was not tokenized.
-    fn unseen(body: &[u8]) -> Self {
-        Self { tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(1), counted: None, share: None, blocks: Vec::new() }
-    }
-}
-
 pub(crate) async fn read(
     core: &Arc<Core>,
     route: Route,
@@ -89,20 +61,55 @@ pub(crate) async fn read(
     let snapshot = core.snapshot();
     let headers = headers.clone();
     let offload = body.len() >= snapshot.config.routing.offload_bytes;
-    let body_is_huge = body.len() >= HUGE_BYTES;
+    let limit = snapshot.config.routing.score_limit;
+    let lane = if body.len() >= HUGE_BYTES { &core.scoring_huge } else { &core.scoring };
     let core_too = Arc::clone(core);
-    let work = move || read_now(&core_too, snapshot, route, &headers, &caller, &body);
+    let work =
+        move |effort: Effort<'_>| read_now(&core_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort);
     if !offload {
-        return work();
+        return work(Effort::Score(&mut || true));
     }
+    let work = Arc::new(work);
     // No end can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
-    let lane = if body_is_huge { &core.scoring_huge } else { &core.scoring };
-    let permit = Arc::clone(lane).acquire_owned().await;
-    let done = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        work()
-    });
-    done.await.unwrap_or_else(|error| Err(RequestError::BodyRead { cause: error.to_string() }))
+    let died = |error: tokio::task::JoinError| Err(RequestError::BodyRead { cause: error.to_string() });
+    let scored = async {
+        let waiting = Waiting::default();
+        let wanted = waiting.wanted();
+        let permit = Arc::clone(lane).acquire_owned().await;
+        let work = Arc::clone(&work);
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work(Effort::Score(&mut || wanted.load(Ordering::Relaxed)))
+        });
+        done.await.unwrap_or_else(died)
+    };
+    match tokio::time::timeout(limit, scored).await {
+        Ok(job) => job,
+        // Off the network threads too, as it is long, but it waits for no lane.
+        Err(_) => tokio::task::spawn_blocking(move || work(Effort::Skip { limit })).await.unwrap_or_else(died),
+    }
+}
+
+/// A request that waits for its score. Dropped when it has it, when it waits no longer, and when the client goes away: what still
+/// works for it stops at the next slice.
+struct Waiting(Arc<AtomicBool>);
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+impl Waiting {
+    fn wanted(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 fn read_now(
@@ -112,15 +119,17 @@ fn read_now(
     headers: &HeaderMap,
     caller: &Caller,
     body: &Bytes,
+    effort: Effort<'_>,
 ) -> Result<Job, RequestError> {
     let stripped = Stripped::new(body)?;
     let routing = &snapshot.config.routing;
     let model = permitted(core, &snapshot, model_name(route, headers, body)?.as_deref(), caller)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
-    let Scored { tokens, counted, share, blocks } = match score(model, route, body, block_tokens) {
+    let Scored { tokens, counted, share, blocks } = match score(model, route, body, block_tokens, effort) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(error),
+        Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }),
         Err(Unscored::Open { reason, cause }) => {
             core.metrics.score_failure(reason);
             tracing::warn!(model = model.name, %route, reason, cause, "prompt not scored, routed by load");
@@ -186,92 +195,4 @@ fn trusted_pin(model: &Model, route: Route, headers: &HeaderMap, body: &[u8]) ->
         }
     }
     Ok(None)
-}
-
-/// Tokens, the expected share per slot, and blocks. A body that no policy wants read is only checked to be JSON.
-fn score(model: &Model, route: Route, body: &[u8], block_tokens: u32) -> Result<Scored, Unscored> {
-    let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
-    // Values that are skipped are not looked at closely enough by the parser to see that they are no text.
-    let body = std::str::from_utf8(body).map_err(|error| not_json(error.to_string()))?;
-    let Needs { share, cached, .. } = model.plan.needs();
-    let text = model.text.as_deref().filter(|_| share || cached);
-    let (Some(text), Some(route)) = (text, text_route(route)) else {
-        let checked = serde_json::from_str::<IgnoredAny>(body);
-        return checked.map(|_| Scored::unseen(body.as_bytes())).map_err(|error| not_json(error.to_string()));
-    };
-    let value: Value = serde_json::from_str(body).map_err(|error| not_json(error.to_string()))?;
-    // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
-    let scored = catch_unwind(AssertUnwindSafe(|| score_prompt(model, text, route, &value, block_tokens)));
-    match scored {
-        Ok(Ok(scored)) => Ok(scored),
-        Ok(Err(error)) => Err(unscored(error, &value)),
-        Err(_) => Err(Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() }),
-    }
-}
-
-/// Routes whose prompts can be read.
-pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
-    match route {
-        Route::Chat => Some(semmoe_text::Route::Chat),
-        Route::Completions => Some(semmoe_text::Route::Completions),
-        Route::Generate => Some(semmoe_text::Route::Generate),
-        Route::Responses | Route::Embeddings | Route::Tokenize => None,
-    }
-}
-
-fn score_prompt(
-    model: &Model,
-    text: &Text,
-    route: semmoe_text::Route,
-    body: &Value,
-    block_tokens: u32,
-) -> Result<Scored, TextError> {
-    let prompt = Prompt::from_json(route, body)?;
-    let prompts = semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_ref(), Limits::default())?;
-    // Several prompts of one request run on one rank: they are scored as one.
-    let ids = prompts.concat();
-    let tokens = ids.len() as u64;
-    // Engines count the prompt once for each of several answers, and images by a rule of their own.
-    let counted = Some(tokens).filter(|_| prompts.len() == 1 && prompt.is_text_only());
-    let Needs { share, cached, .. } = model.plan.needs();
-    let mut blocks = Vec::new();
-    if cached {
-        block_hashes(&ids, block_tokens, &mut blocks);
-    }
-    let share = if share { shares(model, &ids) } else { None };
-    Ok(Scored { tokens: tokens.max(1), counted, share, blocks })
-}
-
-/// One share per slot, backend after backend; backends that run the same tables are scored once.
-fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
-    let mut scored: Vec<(&str, Vec<f64>)> = Vec::new();
-    let mut all = Vec::new();
-    for member in &model.members {
-        let loaded = member.tables.as_ref()?;
-        let digest = loaded.tables.digest();
-        let known = scored.iter().position(|(other, _)| *other == digest);
-        let at = match known {
-            Some(at) => at,
-            None => {
-                scored.push((digest, loaded.scorer.score(ids).share()?));
-                scored.len() - 1
-            }
-        };
-        all.extend_from_slice(&scored[at].1);
-    }
-    Some(all)
-}
-
-fn unscored(error: TextError, body: &Value) -> Unscored {
-    let reason = match &error {
-        TextError::Field { .. } if !OTHER_PROMPTS.iter().any(|field| body.get(field).is_some()) => {
-            return Unscored::Client(RequestError::Field { cause: error.to_string() });
-        }
-        TextError::Field { .. } => "other_prompt",
-        TextError::TooLarge { .. } => "too_large",
-        TextError::NoTemplate => "no_template",
-        TextError::TemplateRender { .. } => "template",
-        _ => "tokenizer",
-    };
-    Unscored::Open { reason, cause: error.to_string() }
 }

@@ -58,7 +58,8 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
     let fixture = Fixture::new(2);
     mock.set_info(fixture.info());
     let tables = fixture.write("t", &["alpha", "beta"], 0);
-    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let patient = format!("[routing]\nscore_limit_seconds = 600\n{}", fixture.affinity(&mock.url(), &tables));
+    let gateway = start(&patient).await;
     let client = Client::data(&gateway);
     for (path, body) in [
         (CHAT, r#"{"messages":"hello"}"#),
@@ -105,6 +106,27 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
             assert_eq!(metric(&gateway, &line).await, before + 1.0, "{reason}");
         }
     }
+    settled(&gateway).await;
+}
+
+/// A megabyte takes more than a millisecond: the request does not wait for its score, and goes where the load is least.
+#[tokio::test]
+async fn a_prompt_that_takes_long_to_score_is_routed_by_load() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &["alpha", "beta"], 0);
+    let hasty = format!("[routing]\nscore_limit_seconds = 0.001\n{}", fixture.affinity(&mock.url(), &tables));
+    let gateway = start(&hasty).await;
+    let client = Client::data(&gateway);
+    let body = format!("{{\"prompt\":\"{}\"}}", "alpha beta\\n".repeat(100_000));
+    for count in 1..=3 {
+        assert_eq!(client.post(COMPLETIONS, body.clone()).await.status, 200);
+        assert_eq!(mock.next().await.body.len(), body.len());
+        assert_eq!(metric(&gateway, "semmoe_score_failures_total{reason=\"slow\"}").await, f64::from(count));
+    }
+    let broken = &body[..body.len() - 1];
+    check_error(&client.post(COMPLETIONS, broken.to_owned()).await, 400, "body_not_json", "long and cut off");
     settled(&gateway).await;
 }
 
