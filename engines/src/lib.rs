@@ -12,6 +12,7 @@
 //! | [`loads`] | requests in flight per rank, as the engine counts them |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
 //! | [`routed`] | routed experts asked for in requests and cut out of answers |
+//! | [`sse`] | where events end in a stream, so that nothing is put inside one |
 //! | [`verify`] | whether pins take effect: evidence, and a verdict with hysteresis |
 //!
 //! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
@@ -26,6 +27,7 @@ pub mod pin;
 pub mod probe;
 pub mod routed;
 pub mod sglang;
+pub mod sse;
 pub mod verify;
 mod version;
 pub mod vllm;

@@ -1,7 +1,7 @@
 //! The data plane: one way for every route.
 //!
 //! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`place`]) -> engine and back
-//! ([`relay`], [`stream`], [`sse`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
+//! ([`relay`], [`stream`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
 //! counts it, however it ends.
 
 mod body;
@@ -10,7 +10,6 @@ mod place;
 mod read;
 mod relay;
 mod score;
-mod sse;
 mod stream;
 mod ticket;
 mod watch;
@@ -31,9 +30,6 @@ use crate::trust::RequestId;
 use ticket::Ticket;
 
 pub(crate) use score::text_route;
-
-#[cfg(test)]
-pub(crate) use sse::Events;
 
 /// All routes of the data plane; every other one is 404, as engines have routes that replace weights.
 pub(crate) fn router(core: Arc<Core>) -> Router {

@@ -7,12 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use semmoe_engines::sse::Events;
 use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::live::Edit;
 
-use super::sse::Events;
 use super::ticket::Ticket;
 use super::watch::Watch;
 

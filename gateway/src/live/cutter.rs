@@ -124,7 +124,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::Events;
+    use semmoe_engines::sse::Events;
 
     const LIMIT: usize = 256;
 

@@ -11,7 +11,7 @@ const LONGEST_HELD_BYTES: usize = 1 << 20;
 
 /// Follows one stream.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub struct Events {
     /// Nothing stands in the current line yet.
     line_empty: bool,
     /// The last byte was a carriage return; a line feed now belongs to it.
@@ -23,23 +23,30 @@ pub(crate) struct Events {
     longest_held_bytes: usize,
 }
 
+impl Default for Events {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Events {
-    pub(crate) fn new() -> Self {
+    /// At the start of a stream.
+    pub fn new() -> Self {
         Self::with_limit(LONGEST_HELD_BYTES)
     }
 
     /// Holds back longer or shorter events than usual.
-    pub(crate) fn with_limit(longest_held_bytes: usize) -> Self {
+    pub fn with_limit(longest_held_bytes: usize) -> Self {
         Self { line_empty: true, after_cr: false, held: BytesMut::new(), at_boundary: true, longest_held_bytes }
     }
 
     /// Whether what was relayed ends at the end of an event.
-    pub(crate) fn is_at_boundary(&self) -> bool {
+    pub fn is_at_boundary(&self) -> bool {
         self.at_boundary
     }
 
     /// Takes the next piece and returns what can be relayed now, perhaps nothing.
-    pub(crate) fn push(&mut self, piece: Bytes) -> Bytes {
+    pub fn push(&mut self, piece: Bytes) -> Bytes {
         let complete = self.last_boundary(&piece).unwrap_or(0);
         if self.held.is_empty() && complete == piece.len() {
             self.at_boundary |= complete > 0;
@@ -61,12 +68,12 @@ impl Events {
     }
 
     /// What is held back, for a stream that ended by itself.
-    pub(crate) fn rest(&mut self) -> Bytes {
+    pub fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
     /// Drops what is held back; true if an event of ours may follow.
-    pub(crate) fn cut_off(&mut self) -> bool {
+    pub fn cut_off(&mut self) -> bool {
         self.held.clear();
         self.at_boundary
     }
