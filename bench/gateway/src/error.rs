@@ -1,0 +1,76 @@
+//! What ends a benchmark.
+
+use std::path::PathBuf;
+
+use crate::answer::AnswerError;
+
+/// Why a part of the benchmark cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// A socket or a poll failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A line of prompts is not what was expected.
+    #[error("{path}, line {line}: {cause}")]
+    Prompts {
+        /// The file.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong.
+        cause: String,
+    },
+    /// Too little text for prompts of that length.
+    #[error("the prompts have {found} words, expected at least {expected}")]
+    TooFewWords {
+        /// Words there are.
+        found: usize,
+        /// Words needed.
+        expected: usize,
+    },
+    /// The tokenizer cannot be used.
+    #[error(transparent)]
+    Text(#[from] semmoe_text::TextError),
+    /// The tables cannot be made.
+    #[error("cannot make the tables: {cause}")]
+    Tables {
+        /// What is wrong.
+        cause: String,
+    },
+    /// A request failed; a benchmark of requests that fail measures nothing.
+    #[error("request {request} failed: {source}")]
+    Answer {
+        /// Counted from 0, in the order of sending.
+        request: u64,
+        /// What was wrong with its answer.
+        source: AnswerError,
+    },
+    /// Nothing happened for so long that nothing will.
+    #[error("no answer within {seconds} s, {waiting} requests are waiting")]
+    Silent {
+        /// How long.
+        seconds: u64,
+        /// Requests without an answer.
+        waiting: usize,
+    },
+}
+
+impl BenchError {
+    /// For `map_err`.
+    pub(crate) fn io(what: &'static str) -> impl Fn(std::io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
