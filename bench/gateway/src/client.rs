@@ -123,16 +123,20 @@ impl<'a> Client<'a> {
     fn begin_requests(&mut self, now: Instant, arrivals: &mut Schedule) -> Result<(), BenchError> {
         match self.plan.arrivals {
             Arrivals::Closed { .. } => {
-                while let Some(at) = self.idle.pop() {
+                while self.sent < self.plan.most_requests
+                    && let Some(at) = self.idle.pop()
+                {
                     self.send(at, now)?;
                 }
             }
             Arrivals::Open { .. } => {
                 arrivals.due(now, &mut self.due);
-                if self.due.is_empty() {
-                    self.last_answer = self.last_answer.max(if self.waiting() == 0 { now } else { self.last_answer });
+                if self.waiting() == 0 {
+                    self.last_answer = now;
                 }
-                while let Some(scheduled) = self.due.pop_front() {
+                while self.sent < self.plan.most_requests
+                    && let Some(scheduled) = self.due.pop_front()
+                {
                     if self.idle.is_empty() && self.connections.len() < MOST_CONNECTIONS {
                         self.open()?;
                     }

@@ -104,7 +104,7 @@ mod tests {
                 Some(3),
             ),
             (
-                "POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 34\r\n\r\n{\"a\":\"\\\"stream\\\":true\",\"stream\":0 }",
+                "POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 35\r\n\r\n{\"a\":\"\\\"stream\\\":true\",\"stream\":0 }",
                 Kind::Chat { streams: false },
                 None,
             ),
