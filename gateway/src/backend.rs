@@ -1,7 +1,7 @@
 //! One engine behind the gateway: who it is and how it is. Lives as long as the gateway, through every reload.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::config::BackendConfig;
 use crate::live::BackendLive;
+use crate::tables::Trouble;
 
 /// Whether a backend gets requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +55,9 @@ pub(crate) struct Backend {
     /// What sampled requests show.
     pub(crate) live: BackendLive,
     /// What the last successful probe found.
-    probe: Mutex<Option<Probe>>,
+    probe: Mutex<Option<Arc<Probe>>>,
+    /// Why its tables were not changed at the last try.
+    tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
@@ -75,6 +78,7 @@ impl Backend {
             loads_wanted: Notify::new(),
             live: BackendLive::default(),
             probe: Mutex::new(None),
+            tables_trouble: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             suspicion: Notify::new(),
         }
@@ -152,11 +156,22 @@ impl Backend {
         self.suspicion.notified().await;
     }
 
-    pub(crate) fn last_probe(&self) -> Option<Probe> {
+    pub(crate) fn tables_trouble(&self) -> Option<Trouble> {
+        self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns whether this is another trouble than before.
+    pub(crate) fn set_tables_trouble(&self, trouble: Option<Trouble>) -> bool {
+        let mut known = self.tables_trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *known, trouble);
+        before.map(|before| before.cause) != known.as_ref().map(|now| now.cause.clone())
+    }
+
+    pub(crate) fn last_probe(&self) -> Option<Arc<Probe>> {
         self.probe.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn set_probe(&self, probe: Probe) {
-        *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(probe);
+        *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(probe));
     }
 }

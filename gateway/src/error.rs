@@ -44,7 +44,7 @@ pub enum StartError {
         /// The backend.
         backend: String,
         /// What is wrong.
-        source: semmoe_tables::FormatError,
+        source: crate::tables::TablesFileError,
     },
     /// Tables that do not fit the model or the backend.
     #[error("backend '{backend}': {source}")]
@@ -137,10 +137,20 @@ pub(crate) enum RequestError {
     TablesPath { cause: String },
     #[error("{cause}")]
     TablesInvalid { cause: String },
+    #[error("{cause}")]
+    TablesStorage { cause: String },
+    #[error("other loads of tables did not end within {seconds} s")]
+    TablesBusy { seconds: u64 },
+    #[error("backend '{backend}' has no earlier tables{}, there are generations: {known}", of(*wanted))]
+    NoEarlierTables { backend: String, wanted: Option<u64>, known: String },
     #[error("the answer could not be made: {cause}")]
     Internal { cause: String },
     #[error("refused for backend '{backend}', the old tables stay: {cause}")]
     TablesRefused { backend: String, cause: Incompatible },
+}
+
+fn of(generation: Option<u64>) -> String {
+    generation.map_or_else(String::new, |generation| format!(" of generation {generation}"))
 }
 
 /// One row of the table: status, OpenAI's error type, and a code that programs can match.
@@ -181,6 +191,9 @@ impl RequestError {
             Self::UnknownBackend { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "backend_not_found"),
             Self::TablesPath { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "path_not_allowed"),
             Self::TablesInvalid { .. } => Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "tables_invalid"),
+            Self::TablesStorage { .. } => Row(StatusCode::INSUFFICIENT_STORAGE, SERVER, "tables_not_stored"),
+            Self::TablesBusy { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "tables_busy"),
+            Self::NoEarlierTables { .. } => Row(StatusCode::CONFLICT, CLIENT, "no_earlier_tables"),
             Self::Internal { .. } => Row(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal"),
             Self::TablesRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "tables_refused"),
         }

@@ -17,7 +17,7 @@ use crate::metrics::Metrics;
 use crate::server::{Server, bind};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::{data, live, load, pins, trust};
+use crate::{data, live, load, pins, tables, trust};
 
 /// The gateway.
 #[derive(Debug)]
@@ -53,6 +53,7 @@ impl Gateway {
             watchers.spawn(pins::watch(Arc::clone(&core), Arc::clone(&backend), stop.clone()));
             watchers.spawn(health::watch(Arc::clone(&core), backend, stop.clone()));
         }
+        watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
         let mut servers = vec![

@@ -8,6 +8,7 @@
 //! | `plan` | which policy places a request: the model's, or the baseline of its canary |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
+//! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
 //! | `pins` | whether pins take effect, by the engine's loads |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `data` | a request's way to an engine and back |
@@ -38,13 +39,15 @@ mod pool;
 mod server;
 mod snapshot;
 mod state;
+mod tables;
 mod trust;
 
 pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{
     Config, ConfigError, Forward, RawAuth, RawBackend, RawConfig, RawHealth, RawKey, RawLimits, RawModel, RawRouting,
-    RawSampling, RawServer, RawTimeouts,
+    RawSampling, RawServer, RawTables, RawTimeouts,
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};
+pub use tables::TablesFileError;

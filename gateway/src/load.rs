@@ -15,7 +15,8 @@ use crate::error::StartError;
 use crate::metrics::Metrics;
 use crate::outgoing;
 use crate::plan::Plan;
-use crate::snapshot::{LoadedTables, Member, Model, Snapshot, Text, new_pool};
+use crate::snapshot::{Member, Model, Snapshot, Text, new_pool};
+use crate::tables::{self, LoadedTables, Origin, Spool};
 
 pub(crate) fn snapshot(config: &Arc<Config>, metrics: &Metrics) -> Result<Snapshot, StartError> {
     if let Some((key, dir)) = config.sampling.dirs().find(|(_, dir)| !dir.is_dir()) {
@@ -33,7 +34,8 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
     let mut members: Vec<Member> = Vec::new();
     for backend in &config.backends {
         let first = members.iter().find_map(|member| member.tables.as_ref());
-        let member = load_member(backend, all, text.as_ref(), first.map(|loaded| &loaded.tables))?;
+        let first = first.map(|loaded| loaded.tables.as_ref());
+        let member = load_member(backend, all, text.as_ref(), first)?;
         members.push(member);
     }
     Ok(Model {
@@ -94,31 +96,34 @@ fn load_member(
     let backend = Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?));
     let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
     let tables = match &config.tables {
-        Some(path) => Some(open_tables(path, config, text, other)?),
+        Some(path) => Some(open_tables(path, config, &tables::spool(all), text, other)?),
         None => None,
     };
-    let ranks = compat::expected_ranks(tables.as_ref(), config.ranks).map_err(refuse)?.unwrap_or(0);
-    let loaded = |tables| {
+    let ranks =
+        compat::expected_ranks(tables.as_ref().map(|(tables, _)| tables), config.ranks).map_err(refuse)?.unwrap_or(0);
+    let loaded = |(tables, origin)| {
         let scorer = Scorer::new(&tables);
-        Arc::new(LoadedTables { tables, scorer, path: config.tables.clone(), generation: 1 })
+        Arc::new(LoadedTables { tables: Arc::new(tables), scorer, origin, generation: 1 })
     };
     let tables = tables.map(loaded);
     let dialect = if config.urls.len() > 1 { Dialect::by_url(config.engine) } else { Dialect::of(config.engine, None) };
-    Ok(Member { backend, tables, ranks, dialect })
+    Ok(Member { backend, tables, earlier: Vec::new(), ranks, dialect })
 }
 
 fn open_tables(
     path: &Path,
     config: &BackendConfig,
+    spool: &Spool,
     text: Option<&Text>,
     other: Option<&Tables>,
-) -> Result<Tables, StartError> {
+) -> Result<(Tables, Origin), StartError> {
     let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
-    let tables = Tables::open(path).map_err(|source| StartError::Tables { backend: config.name.clone(), source })?;
+    let opened = tables::open(path, spool);
+    let (tables, stamp) = opened.map_err(|source| StartError::Tables { backend: config.name.clone(), source })?;
     compat::with_declared(&tables, config.placement_digest.as_deref()).map_err(refuse)?;
     compat::with_tokenizer(&tables, text.map(|text| &text.tokenizer)).map_err(refuse)?;
     if let Some(other) = other {
         compat::with_model(&tables, "another backend's tables", other.model()).map_err(refuse)?;
     }
-    Ok(tables)
+    Ok((tables, Origin { path: Some(path.to_owned()), stamp: Some(stamp) }))
 }

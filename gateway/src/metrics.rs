@@ -8,6 +8,7 @@
 
 mod live;
 mod shadow;
+mod tables;
 mod trust;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,7 @@ use semmoe_text::SegmentCache;
 
 use live::LiveMetrics;
 use shadow::ShadowMetrics;
+use tables::TablesMetrics;
 use trust::TrustMetrics;
 
 /// Labels of `semmoe_requests_total`.
@@ -100,7 +102,7 @@ pub(crate) struct Metrics {
     canary: Family<CanaryLabels, Counter>,
     shadow: ShadowMetrics,
     tables_generation: Gauge<u64, AtomicU64>,
-    table_reloads: Family<OutcomeLabels, Counter>,
+    pub(crate) tables: TablesMetrics,
     score_failures: Family<ReasonLabels, Counter>,
     backend_healthy: Family<BackendLabels, Gauge>,
     retries: Counter,
@@ -127,7 +129,7 @@ impl Metrics {
             canary: Family::default(),
             shadow: ShadowMetrics::default(),
             tables_generation: Gauge::default(),
-            table_reloads: Family::default(),
+            tables: TablesMetrics::default(),
             score_failures: Family::default(),
             backend_healthy: Family::default(),
             retries: Counter::default(),
@@ -168,7 +170,7 @@ impl Metrics {
             "Generation of the reloadable state; grows with every swap",
             self.tables_generation.clone(),
         );
-        registry.register("table_reloads", "Reloads of tables, by outcome", self.table_reloads.clone());
+        self.tables.register(registry);
         registry.register(
             "score_failures",
             "Requests routed by load as they could not be scored",
@@ -235,10 +237,6 @@ impl Metrics {
 
     pub(crate) fn generation(&self, generation: u64) {
         self.tables_generation.set(generation);
-    }
-
-    pub(crate) fn table_reload(&self, outcome: &'static str) {
-        self.table_reloads.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 
     pub(crate) fn score_failure(&self, reason: &'static str) {
@@ -315,7 +313,7 @@ mod tests {
             Report { requests: 7, same_rank: 2, tokens: 70, scored_tokens: 70, acting: side(0.25), watched: side(0.5) };
         metrics.shadow("m", ("least_load", "affinity"), &report);
         metrics.generation(2);
-        metrics.table_reload("ok");
+        metrics.tables.reload("ok");
         metrics.score_failure("template");
         let text = metrics.encode();
         for line in [

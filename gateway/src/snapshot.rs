@@ -4,12 +4,10 @@
 //! A new snapshot is a cheap copy (everything large is shared) with one part replaced.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use semmoe_engines::Dialect;
-use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, Scorer, Tokenizer};
+use semmoe_text::{ChatTemplate, Tokenizer};
 
 use crate::backend::Backend;
 use crate::config::Config;
@@ -17,6 +15,7 @@ use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::plan::Plan;
 use crate::pool::{Member as PoolMember, Pool, PoolSettings};
+use crate::tables::{EarlierTables, FreshTables, LoadedTables};
 
 /// All models, and which swap made this state.
 #[derive(Clone)]
@@ -52,21 +51,12 @@ pub(crate) struct Text {
 pub(crate) struct Member {
     pub(crate) backend: Arc<Backend>,
     pub(crate) tables: Option<Arc<LoadedTables>>,
+    /// Those that were in use before, latest first, at most as many as the configuration wants kept.
+    pub(crate) earlier: Vec<EarlierTables>,
     /// Attention-DP ranks; 0 until a probe tells.
     pub(crate) ranks: u16,
     /// How it is pinned; the newest version's way until a probe tells.
     pub(crate) dialect: Dialect,
-}
-
-/// Tables in use.
-pub(crate) struct LoadedTables {
-    pub(crate) tables: Tables,
-    /// T, made ready to be summed.
-    pub(crate) scorer: Scorer,
-    /// The file, or `None` for an upload.
-    pub(crate) path: Option<PathBuf>,
-    /// Generation of the snapshot that brought them.
-    pub(crate) generation: u64,
 }
 
 impl Snapshot {
@@ -107,17 +97,22 @@ impl Snapshot {
         self.models.iter().flat_map(|model| model.members.iter().map(move |member| (model, member)))
     }
 
-    /// The next snapshot, with other tables for one backend. Online prices start again from all tables' prices.
-    pub(crate) fn with_tables(
-        &self,
-        (model, member): (usize, usize),
-        (tables, scorer): (Tables, Scorer),
-        path: Option<PathBuf>,
-    ) -> Self {
+    /// The next snapshot, with other tables for one backend, and those that it has now among its earlier ones. Online
+    /// prices start again from all tables' prices.
+    pub(crate) fn with_tables(&self, (model, member): (usize, usize), fresh: FreshTables) -> Self {
         let mut next = self.next();
-        let generation = next.generation;
+        let FreshTables { tables, scorer, origin } = fresh;
         let model = Arc::make_mut(&mut next.models[model]);
-        model.members[member].tables = Some(Arc::new(LoadedTables { tables, scorer, path, generation }));
+        let member = &mut model.members[member];
+        // Tables that are gone back to are earlier ones no more.
+        member.earlier.retain(|earlier| !Arc::ptr_eq(&earlier.tables, &tables));
+        if let Some(before) = &member.tables {
+            let LoadedTables { tables, origin, generation, .. } = before.as_ref();
+            let before = EarlierTables { tables: Arc::clone(tables), origin: origin.clone(), generation: *generation };
+            member.earlier.insert(0, before);
+        }
+        member.earlier.truncate(self.config.tables.history);
+        member.tables = Some(Arc::new(LoadedTables { tables, scorer, origin, generation: next.generation }));
         model.pool.reset_prices(&pool_members(&model.members));
         next
     }

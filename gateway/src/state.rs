@@ -1,9 +1,8 @@
 //! What all parts of one gateway share: the snapshot, the metrics and the settings.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
@@ -11,8 +10,6 @@ use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
 use semmoe_engines::verify::Pins;
 use semmoe_engines::{Dialect, Route};
-use semmoe_tables::Tables;
-use semmoe_text::Scorer;
 use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health};
@@ -22,6 +19,7 @@ use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::snapshot::{Snapshot, Text};
+use crate::tables::{FreshTables, Lanes, check_fit};
 use crate::trust::{self, Caller};
 
 /// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
@@ -38,6 +36,8 @@ pub(crate) struct Core {
     /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
     /// long prompts do not wait behind them.
     pub(crate) scoring_huge: Arc<Semaphore>,
+    /// Loads of tables.
+    pub(crate) tables: Lanes,
     draining: AtomicBool,
     pub(crate) started_unix_seconds: u64,
 }
@@ -54,6 +54,7 @@ impl Core {
             live: Live::new(),
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
+            tables: Lanes::new(),
             draining: AtomicBool::new(false),
             started_unix_seconds: started.map_or(0, |since| since.as_secs()),
         }
@@ -100,7 +101,7 @@ impl Core {
         // Kept even if it is refused below: tables that fit it may be loaded next.
         backend.set_probe(probe.clone());
         let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
-        let tables = member.tables.as_ref().map(|loaded| &loaded.tables);
+        let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
         let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
         let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)?;
         // What was there before may have been another engine.
@@ -184,43 +185,33 @@ impl Core {
     }
 
     /// Checks tables against the state as it is now and swaps them in. Returns the new generation.
-    pub(crate) fn swap_tables(
-        &self,
-        at: (usize, usize),
-        tables: Tables,
-        path: Option<PathBuf>,
-    ) -> Result<u64, Incompatible> {
-        // All the work is done before others have to wait.
-        let scorer = Scorer::new(&tables);
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let snapshot = self.snapshot();
-        let model = &snapshot.models[at.0];
-        let member = &model.members[at.1];
-        compat::with_tokenizer(&tables, model.text.as_deref().map(|text: &Text| &text.tokenizer))?;
-        for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
-            compat::with_model(&tables, "the tables in use", other.tables.model())?;
-        }
-        compat::with_declared(&tables, member.backend.configured_placement.as_deref())?;
-        let configured = member.backend.configured_ranks;
-        match member.backend.last_probe() {
-            // An engine that does not tell its ranks keeps those that it is known by.
-            Some(probe) => {
-                let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
-                compat::with_backend(&probe, Some(&tables), None, configured.or(known))?;
+    pub(crate) fn swap_tables(&self, backend: &str, fresh: FreshTables) -> Result<u64, RequestError> {
+        loop {
+            // All the work is done before others have to wait, and again if they changed what it was about.
+            let seen = self.snapshot();
+            let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
+            let at = seen.find(backend).ok_or_else(gone)?;
+            let member = &seen.models[at.0].members[at.1];
+            let probe = member.backend.last_probe();
+            check_fit(&seen, at, &fresh)
+                .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
+            let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            let locked = Instant::now();
+            if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
+                continue;
             }
-            None => {
-                compat::expected_ranks(Some(&tables), configured.or(Some(member.ranks).filter(|ranks| *ranks > 0)))?;
-            }
+            let next = seen.with_tables(at, fresh);
+            let generation = next.generation;
+            self.snapshot.store(Arc::new(next));
+            drop(changing);
+            self.metrics.tables.swapped(locked.elapsed());
+            self.metrics.generation(generation);
+            member.backend.live.reset();
+            self.metrics.live.drift(&member.backend.name, false);
+            // A backend that was refused for its old tables may be welcome now.
+            member.backend.suspect();
+            return Ok(generation);
         }
-        let next = snapshot.with_tables(at, (tables, scorer), path);
-        let generation = next.generation;
-        self.snapshot.store(Arc::new(next));
-        self.metrics.generation(generation);
-        member.backend.live.reset();
-        self.metrics.live.drift(&member.backend.name, false);
-        // A backend that was refused for its old tables may be welcome now.
-        member.backend.suspect();
-        Ok(generation)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tables: what the solver hands to gateways and workers (T, A, E and prices).
 
+use std::fs::File;
 use std::path::Path;
 
 use half::f16;
@@ -48,6 +49,14 @@ impl Tables {
     /// Names the file, the field or tensor, what was found and what was expected.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         Container::open(path, FORMAT).and_then(Self::from_container).map_err(|e| e.in_file(path))
+    }
+
+    /// The same for a file that is open already, which the caller keeps others from writing to.
+    ///
+    /// # Errors
+    /// Names the field or tensor, what was found and what was expected.
+    pub fn map(file: &File) -> Result<Self, FormatError> {
+        Self::from_container(Container::map(file, FORMAT)?)
     }
 
     /// The same for bytes in memory.

@@ -98,7 +98,7 @@ fn describe(model: &Model) -> Vec<Backend> {
             urls: backend.urls.iter().map(ToString::to_string).collect(),
             version: probe.as_ref().and_then(|probe| probe.version.clone()),
             placement_by: probe.as_ref().map_or("unknown", |probe| {
-                let tables = member.tables.as_ref().map(|loaded| &loaded.tables);
+                let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
                 placement_source(probe, backend.configured_placement.as_deref(), tables)
             }),
             pins: pins(member),

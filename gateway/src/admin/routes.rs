@@ -45,6 +45,11 @@ pub(super) const ADMIN: &[Route] = &[
         "load tables: JSON {backend, path} for a file below server.tables_root, or ?backend= and the file as the body",
         || post(tables::load),
     ),
+    Route::post(
+        "/admin/tables/rollback",
+        "go back to earlier tables: JSON {backend}, or {backend, generation} as GET /admin/tables lists them",
+        || post(tables::rollback),
+    ),
     Route::get("/admin/backends", "every backend with its health and its ranks' loads and prices", || {
         get(backends::list)
     }),

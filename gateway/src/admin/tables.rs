@@ -1,23 +1,22 @@
-//! `GET` and `POST /admin/tables`: what is in use, and the hot reload.
+//! `GET` and `POST /admin/tables`, `POST /admin/tables/rollback`: what is in use, the hot reload, and the way back.
 //!
-//! A file or upload is read and validated in full off the network threads, compared with the model, with the other
-//! tables in use and with what the backend told, and only then swapped in, at once. Whatever goes wrong, the old tables
-//! stay. An upload lives in memory: after a restart the configured file counts again.
+//! What is loaded here stays until something else is loaded: after a restart the configured file counts again, and where
+//! files are watched, a change of that file brings it back.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use bytes::Bytes;
 use http::{HeaderMap, Uri, header};
-use http_body_util::{BodyExt, Limited};
-use semmoe_tables::{FormatError, Tables};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
+use crate::snapshot::{Member, Model};
 use crate::state::Core;
+use crate::tables::{EarlierTables, Source, change, read, receive};
 
 /// Longest JSON body: a backend's name and a path.
 const LONGEST_COMMAND_BYTES: usize = 64 << 10;
@@ -25,7 +24,11 @@ const LONGEST_COMMAND_BYTES: usize = 64 << 10;
 #[derive(Serialize)]
 pub(super) struct InUse {
     generation: u64,
+    /// Whether changes of the configured files are looked for.
+    watched: bool,
     tables: Vec<Entry>,
+    /// Backends whose last change of tables failed.
+    errors: Vec<Failed>,
 }
 
 #[derive(Serialize)]
@@ -42,13 +45,44 @@ struct Entry {
     solver: String,
     source: String,
     created: String,
+    /// What a rollback can go back to, latest first.
+    earlier: Vec<Earlier>,
 }
 
+#[derive(Serialize)]
+struct Earlier {
+    /// Names them in a rollback.
+    generation: u64,
+    path: Option<PathBuf>,
+    digest: String,
+    placement_digest: String,
+    created: String,
+}
+
+#[derive(Serialize)]
+struct Failed {
+    backend: String,
+    unix_seconds: u64,
+    /// `file`, `upload`, `rollback` or `watch`.
+    by: &'static str,
+    cause: String,
+}
+
+/// A file below `server.tables_root`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Command {
     backend: String,
     path: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rollback {
+    backend: String,
+    /// Of the earlier tables; absent: the latest ones.
+    #[serde(default)]
+    generation: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -61,116 +95,81 @@ pub(super) struct Loaded {
 
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<InUse> {
     let snapshot = core.snapshot();
-    let entry = |(model, member): (&Arc<crate::snapshot::Model>, &crate::snapshot::Member)| {
-        let loaded = member.tables.as_ref()?;
-        let tables = &loaded.tables;
-        Some(Entry {
-            backend: member.backend.name.clone(),
-            model: model.name.clone(),
-            path: loaded.path.clone(),
-            digest: tables.digest().to_owned(),
-            placement_digest: tables.placement_digest().to_owned(),
-            generation: loaded.generation,
-            dp_ranks: tables.dp_ranks(),
-            solver: tables.solver().to_owned(),
-            source: tables.provenance().source.clone(),
-            created: tables.provenance().created.clone(),
-        })
+    let failed = |(_, member): (&Arc<Model>, &Member)| {
+        let trouble = member.backend.tables_trouble()?;
+        let backend = member.backend.name.clone();
+        Some(Failed { backend, unix_seconds: trouble.unix_seconds, by: trouble.by, cause: trouble.cause })
     };
-    Json(InUse { generation: snapshot.generation, tables: snapshot.members().filter_map(entry).collect() })
+    Json(InUse {
+        generation: snapshot.generation,
+        watched: snapshot.config.tables.watch.is_some(),
+        tables: snapshot.members().filter_map(|(model, member)| entry(model, member)).collect(),
+        errors: snapshot.members().filter_map(failed).collect(),
+    })
+}
+
+fn entry(model: &Model, member: &Member) -> Option<Entry> {
+    let loaded = member.tables.as_ref()?;
+    let tables = &loaded.tables;
+    let earlier = |EarlierTables { tables, origin, generation }: &EarlierTables| Earlier {
+        generation: *generation,
+        path: origin.path.clone(),
+        digest: tables.digest().to_owned(),
+        placement_digest: tables.placement_digest().to_owned(),
+        created: tables.provenance().created.clone(),
+    };
+    Some(Entry {
+        backend: member.backend.name.clone(),
+        model: model.name.clone(),
+        path: loaded.origin.path.clone(),
+        digest: tables.digest().to_owned(),
+        placement_digest: tables.placement_digest().to_owned(),
+        generation: loaded.generation,
+        dp_ranks: tables.dp_ranks(),
+        solver: tables.solver().to_owned(),
+        source: tables.provenance().source.clone(),
+        created: tables.provenance().created.clone(),
+        earlier: member.earlier.iter().map(earlier).collect(),
+    })
 }
 
 pub(super) async fn load(State(core): State<Arc<Core>>, request: Request) -> Result<Json<Loaded>, RequestError> {
     let (head, body) = request.into_parts();
-    let loaded = reload(&core, &head.uri, &head.headers, body).await;
-    let outcome = match &loaded {
-        Ok(_) => "ok",
-        Err(RequestError::TablesRefused { .. }) => "refused",
-        Err(_) => "invalid",
-    };
-    core.metrics.table_reload(outcome);
-    match &loaded {
-        Ok(Json(loaded)) => {
-            tracing::info!(
-                backend = loaded.backend,
-                generation = loaded.generation,
-                digest = loaded.digest,
-                "tables swapped"
-            );
-        }
-        Err(error) => tracing::warn!(%error, "tables not swapped"),
-    }
-    loaded
-}
-
-async fn reload(core: &Arc<Core>, uri: &Uri, headers: &HeaderMap, body: Body) -> Result<Json<Loaded>, RequestError> {
     // A query that names the backend goes with an upload; everything else is a command, whatever `curl -d` calls it.
-    let (backend, source) = match backend_of(uri).filter(|_| !is_json(headers)) {
+    let (backend, source) = match backend_of(&head.uri).filter(|_| !is_json(&head.headers)) {
         None => {
-            let bytes = read(body, LONGEST_COMMAND_BYTES).await?;
-            let command: Command = serde_json::from_slice(&bytes).map_err(|error| RequestError::Field {
-                cause: format!(
-                    "{error}: expected JSON {{\"backend\", \"path\"}}, or a file as the body with ?backend=NAME"
-                ),
-            })?;
-            (command.backend, Source::File(command.path))
+            let Command { backend, path } =
+                command(&core, body, "{\"backend\", \"path\"}, or a file as the body with ?backend=NAME").await?;
+            (backend, Source::Asked(path))
         }
         Some(backend) => {
             // An upload for nobody need not be read.
             core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
-            (backend, Source::Upload(read(body, core.config().limits.table_bytes).await?))
+            let copy = receive(&core, &backend, body).await?;
+            (backend, Source::Upload(copy))
         }
     };
-    let core = Arc::clone(core);
-    let work = tokio::task::spawn_blocking(move || swap(&core, backend, source));
-    work.await.unwrap_or_else(|error| Err(RequestError::TablesInvalid { cause: error.to_string() }))
+    loaded(&core, backend, source).await
 }
 
-enum Source {
-    File(PathBuf),
-    Upload(Bytes),
+pub(super) async fn rollback(State(core): State<Arc<Core>>, body: Body) -> Result<Json<Loaded>, RequestError> {
+    let Rollback { backend, generation } = command(&core, body, "{\"backend\"} and perhaps {\"generation\"}").await?;
+    loaded(&core, backend, Source::Earlier(generation)).await
 }
 
-/// Reads, validates, compares, swaps. Blocking.
-fn swap(core: &Core, backend: String, source: Source) -> Result<Json<Loaded>, RequestError> {
-    let at = core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
-    let invalid = |error: FormatError| RequestError::TablesInvalid { cause: error.to_string() };
-    let (tables, path) = match source {
-        Source::Upload(bytes) => (Tables::from_bytes(bytes.into()).map_err(invalid)?, None),
-        Source::File(path) => {
-            let path = below_root(core.config().server.tables_root.as_deref(), &path)?;
-            (Tables::open(&path).map_err(invalid)?, Some(path))
-        }
-    };
-    let (digest, placement_digest) = (tables.digest().to_owned(), tables.placement_digest().to_owned());
-    let generation = core
-        .swap_tables(at, tables, path)
-        .map_err(|cause| RequestError::TablesRefused { backend: backend.clone(), cause })?;
+async fn loaded(core: &Arc<Core>, backend: String, source: Source) -> Result<Json<Loaded>, RequestError> {
+    // A client that goes away does not undo half of it: the change runs to its end.
+    let (core, name) = (Arc::clone(core), backend.clone());
+    let done = tokio::spawn(async move { change(&core, name, source).await }).await;
+    let swapped = done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() }))?;
+    let (generation, digest, placement_digest) = (swapped.generation, swapped.digest, swapped.placement_digest);
     Ok(Json(Loaded { backend, generation, digest, placement_digest }))
 }
 
-/// The file that `path` names below the configured root, links followed.
-fn below_root(root: Option<&Path>, path: &Path) -> Result<PathBuf, RequestError> {
-    let denied = |cause: String| RequestError::TablesPath { cause };
-    let root = root.ok_or_else(|| denied("server.tables_root is not set, so only uploads are taken".to_owned()))?;
-    let root = root.canonicalize().map_err(|error| denied(format!("tables_root {}: {error}", root.display())))?;
-    let file = root.join(path);
-    let file = file
-        .canonicalize()
-        .map_err(|error| RequestError::TablesInvalid { cause: format!("cannot open {}: {error}", file.display()) })?;
-    if file.starts_with(&root) {
-        Ok(file)
-    } else {
-        Err(denied(format!("{} is not below the tables root {}", path.display(), root.display())))
-    }
-}
-
-async fn read(body: Body, limit_bytes: usize) -> Result<Bytes, RequestError> {
-    match Limited::new(body, limit_bytes).collect().await {
-        Ok(whole) => Ok(whole.to_bytes()),
-        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(RequestError::BodyTooLong { limit_bytes }),
-        Err(error) => Err(RequestError::BodyRead { cause: error.to_string() }),
-    }
+async fn command<T: DeserializeOwned>(core: &Core, body: Body, expected: &str) -> Result<T, RequestError> {
+    let bytes = read(body, LONGEST_COMMAND_BYTES, core.config().timeouts.body).await?;
+    let wrong = |error| RequestError::Field { cause: format!("{error}: expected JSON {expected}") };
+    serde_json::from_slice(&bytes).map_err(wrong)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -5,6 +5,7 @@ mod error;
 mod policy;
 mod raw;
 mod sampling;
+mod tables;
 mod validate;
 
 use std::net::SocketAddr;
@@ -20,6 +21,8 @@ pub use error::ConfigError;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
+pub use tables::RawTables;
+pub(crate) use tables::TablesConfig;
 
 /// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
 /// needs. Files that it names are not opened yet.
@@ -33,6 +36,7 @@ pub struct Config {
     pub(crate) health: HealthConfig,
     pub(crate) routing: RoutingConfig,
     pub(crate) sampling: SamplingConfig,
+    pub(crate) tables: TablesConfig,
 }
 
 impl Config {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
-use super::{RawAuth, RawSampling};
+use super::{RawAuth, RawSampling, RawTables};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -35,6 +35,9 @@ pub struct RawConfig {
     /// Live local activation rate.
     #[serde(default)]
     pub sampling: RawSampling,
+    /// Loading of tables while the gateway runs.
+    #[serde(default)]
+    pub tables: RawTables,
 }
 
 /// `[server]`
@@ -139,7 +142,7 @@ pub struct RawLimits {
     pub header_bytes: usize,
     /// Most header lines of a request.
     pub headers: usize,
-    /// Longest upload of tables, in bytes.
+    /// Longest file or upload of tables, in bytes.
     pub table_bytes: usize,
     /// Connections of clients at a time; further ones wait to be accepted.
     pub connections: usize,

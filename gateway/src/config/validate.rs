@@ -39,6 +39,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         health: health(&raw.health)?,
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
+        tables: super::tables::tables(raw.tables, base)?,
     })
 }
 
@@ -294,7 +295,7 @@ fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
     })
 }
 
-fn seconds(key: &str, value: f64) -> Result<Duration> {
+pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     // NaN is in no range.
     if !(0.001..=LONGEST_SECONDS).contains(&value) {
         return Err(ConfigError::value(key, format!("{value}, expected 0.001 to {LONGEST_SECONDS}")));

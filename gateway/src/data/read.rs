@@ -29,6 +29,8 @@ const HUGE_BYTES: usize = 256 << 10;
 
 /// A request, read.
 pub(crate) struct Job {
+    /// Of the snapshot that this request is placed by.
+    pub(crate) generation: u64,
     /// The state that the request goes by, from here to its end.
     pub(crate) snapshot: Arc<Snapshot>,
     pub(crate) model: Arc<Model>,
@@ -138,6 +140,7 @@ fn read_now(
     };
     let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
     Ok(Job {
+        generation: snapshot.generation,
         tokens,
         counted,
         share,

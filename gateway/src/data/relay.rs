@@ -27,6 +27,7 @@ use super::watch::{Expected, Watch};
 const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
 const POLICY: HeaderName = HeaderName::from_static("x-semmoe-policy");
+const GENERATION: HeaderName = HeaderName::from_static("x-semmoe-generation");
 
 /// Headers that are about one connection, not about the message (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -49,6 +50,8 @@ pub(crate) struct Answer {
     /// `None` where the engine chose it, or is known to have ignored the pin.
     rank: Option<RankId>,
     policy: &'static str,
+    /// Of the tables and everything else that it was placed by.
+    generation: u64,
     /// The request was sampled.
     sample: Option<Sample>,
     /// Longest silence between two pieces of its body.
@@ -101,7 +104,8 @@ pub(crate) async fn relay(
                 let counted = job.counted.filter(|_| response.status().is_success());
                 let watch = Watch { backend: Arc::clone(backend), rank, counted };
                 let idle_limit = config.timeouts.idle;
-                return Ok(Answer { response, watch, rank: told, policy, sample, idle_limit });
+                let generation = job.generation;
+                return Ok(Answer { response, watch, rank: told, policy, generation, sample, idle_limit });
             }
             Err(cause) => {
                 ticket.unplace();
@@ -182,12 +186,12 @@ fn path(route: Route, head: &Parts) -> String {
     }
 }
 
-/// The engine's answer with our three headers; the ticket goes with the body.
+/// The engine's answer with our four headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, watch, rank, policy, sample, idle_limit } = answer;
+    let Answer { response, watch, rank, policy, generation, sample, idle_limit } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
-    for name in [BACKEND, RANK, POLICY] {
+    for name in [BACKEND, RANK, POLICY, GENERATION] {
         head.headers.remove(name);
     }
     head.headers.insert(REQUEST_ID, ticket.id().header().clone());
@@ -199,6 +203,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
         head.headers.insert(RANK, HeaderValue::from(rank.get()));
     }
     head.headers.insert(POLICY, HeaderValue::from_static(policy));
+    head.headers.insert(GENERATION, HeaderValue::from(generation));
     let events = is_event_stream(&head.headers);
     let edit = sample.and_then(|sample| Edit::begin(sample, &head, events));
     if events || edit.is_some() {

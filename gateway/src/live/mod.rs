@@ -35,7 +35,8 @@ use semmoe_tables::RankId;
 use tokio::sync::mpsc;
 
 use crate::backend::Backend;
-use crate::snapshot::{LoadedTables, Model};
+use crate::snapshot::Model;
+use crate::tables::LoadedTables;
 use rolling::Rolling;
 use traces::Traces;
 

@@ -13,6 +13,7 @@ mod layout;
 mod storage;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -59,6 +60,13 @@ impl Container {
     /// Maps a file of a format.
     pub(crate) fn open(path: &Path, format: &'static str) -> Result<Self, FormatError> {
         Self::from_storage(Storage::map(path)?, format)
+    }
+
+    /// Maps an opened file of a format.
+    pub(crate) fn map(file: &File, format: &'static str) -> Result<Self, FormatError> {
+        let storage = Storage::map_file(file);
+        let storage = storage.map_err(|source| FormatError::io("map", Path::new("the opened file"), source))?;
+        Self::from_storage(storage, format)
     }
 
     /// Takes the bytes of such a file.

@@ -24,12 +24,15 @@ impl Storage {
             return Err(FormatError::io("open", path, source));
         }
         let file = File::open(path).map_err(io("open"))?;
+        Self::map_file(&file).map_err(io("map"))
+    }
+
+    pub(crate) fn map_file(file: &File) -> std::io::Result<Self> {
         // SAFETY: the map is read-only and private to this process. What remains is that someone changes the file while it
         // is mapped: writers of these formats never do (they rename a finished file into place), every access after
         // validation is bounds-checked, and all element types accept every bit pattern, so a change can give wrong numbers
         // or, for a file that was cut, a bus error, as in every program that maps files.
-        let map = unsafe { Mmap::map(&file) }.map_err(io("map"))?;
-        Ok(Storage::Mapped(map))
+        unsafe { Mmap::map(file) }.map(Storage::Mapped)
     }
 }
 

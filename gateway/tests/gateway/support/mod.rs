@@ -39,6 +39,23 @@ pub(crate) fn config(toml: &str) -> Config {
     Config::from_toml(&text, Path::new("")).unwrap()
 }
 
+/// Two texts whose words have their homes on different ranks.
+pub(crate) const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
+
+/// A gateway whose backend `pod-a` runs the tables `first` of the fixture's folder, which is the root of others; text `i` is at
+/// home on rank `i`. `sections` goes before the models.
+pub(crate) async fn reloadable(mock: &Mock, fixture: &Fixture, sections: &str) -> Running {
+    mock.set_info(fixture.info());
+    let tables = fixture.write("first", &TEXTS, 0);
+    let toml = fixture.affinity(&mock.url(), &tables);
+    let root = fixture.folder.path().display();
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ntables_root = \"{root}\"\n\
+         [health]\ninterval_seconds = 0.02\n{sections}\n{toml}"
+    );
+    Gateway::start(Config::from_toml(&text, Path::new("")).unwrap()).await.unwrap()
+}
+
 /// One model with round robin over one backend.
 pub(crate) fn plain_model(backend: &Mock, ranks: u16) -> String {
     format!(

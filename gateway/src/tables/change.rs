@@ -1,0 +1,193 @@
+//! One change of a backend's tables: loaded, checked, swapped in at once; or the old ones stay, and it is told why.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use semmoe_tables::FormatError;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::compat::{self, Incompatible};
+use crate::error::RequestError;
+use crate::snapshot::{Member, Model, Snapshot, Text};
+use crate::state::Core;
+
+use super::file::{self, Copy};
+use super::{FreshTables, Origin, TablesFileError, Trouble, spool};
+
+/// Longest wait for other loads to end.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// What is to be loaded.
+pub(crate) enum Source {
+    /// A file below `server.tables_root`.
+    Asked(PathBuf),
+    Upload(Copy),
+    /// Tables that were in use: of this generation, or the latest.
+    Earlier(Option<u64>),
+    /// The backend's own file. Where it holds what is in use already, nothing changes.
+    Watched(PathBuf),
+}
+
+impl Source {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Asked(_) => "file",
+            Self::Upload(_) => "upload",
+            Self::Earlier(_) => "rollback",
+            Self::Watched(_) => "watch",
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Swapped {
+    pub(crate) generation: u64,
+    pub(crate) digest: String,
+    pub(crate) placement_digest: String,
+    /// False: these were in use already.
+    pub(crate) changed: bool,
+}
+
+/// Changes the tables of a backend. What goes wrong is counted, logged and kept for `GET /admin/tables`.
+pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) -> Result<Swapped, RequestError> {
+    let (name, by) = (backend.clone(), source.name());
+    let done = match permit(&core.tables.loads).await {
+        Err(busy) => Err(busy),
+        Ok(_permit) => {
+            let core = Arc::clone(core);
+            blocking(move || swap(&core, &backend, source)).await
+        }
+    };
+    note(core, &name, by, done.as_ref());
+    done
+}
+
+/// Reads, validates, compares, swaps. Blocking.
+fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestError> {
+    let snapshot = core.snapshot();
+    let Some((_, member)) = snapshot.members().find(|(_, member)| member.backend.name == backend) else {
+        return Err(RequestError::UnknownBackend { name: backend.to_owned() });
+    };
+    let invalid = |error: FormatError| RequestError::TablesInvalid { cause: error.to_string() };
+    let spool = spool(&snapshot.config);
+    let (tables, origin) = match source {
+        Source::Upload(copy) => (Arc::new(copy.tables().map_err(invalid)?), Origin::default()),
+        Source::Asked(asked) => {
+            let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
+                cause: "server.tables_root is not set, so only uploads are taken".to_owned(),
+            })?;
+            let (tables, path) = file::open_below(root, &asked, &spool).map_err(|error| refusal(&error))?;
+            (Arc::new(tables), Origin { path: Some(path), stamp: None })
+        }
+        Source::Earlier(generation) => earlier(member, generation)?,
+        Source::Watched(path) => {
+            let (tables, stamp) = file::open(&path, &spool).map_err(|error| refusal(&error))?;
+            if let Some(same) = member.tables.as_ref().filter(|loaded| loaded.tables.digest() == tables.digest()) {
+                return Ok(Swapped::to(&tables, same.generation, false));
+            }
+            (Arc::new(tables), Origin { path: Some(path), stamp: Some(stamp) })
+        }
+    };
+    // What follows is short: requests wait for none of it.
+    let generation = core.swap_tables(backend, FreshTables::new(Arc::clone(&tables), origin))?;
+    Ok(Swapped::to(&tables, generation, true))
+}
+
+impl Swapped {
+    fn to(tables: &semmoe_tables::Tables, generation: u64, changed: bool) -> Self {
+        let (digest, placement_digest) = (tables.digest().to_owned(), tables.placement_digest().to_owned());
+        Self { generation, digest, placement_digest, changed }
+    }
+}
+
+fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_tables::Tables>, Origin), RequestError> {
+    let found = match generation {
+        None => member.earlier.first(),
+        Some(wanted) => member.earlier.iter().find(|earlier| earlier.generation == wanted),
+    };
+    let found = found.ok_or_else(|| {
+        let known: Vec<String> = member.earlier.iter().map(|earlier| earlier.generation.to_string()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        RequestError::NoEarlierTables { backend: member.backend.name.clone(), wanted: generation, known }
+    })?;
+    Ok((Arc::clone(&found.tables), found.origin.clone()))
+}
+
+/// Tables against the model, its other tables, and what the backend told last.
+pub(crate) fn check_fit(snapshot: &Snapshot, at: (usize, usize), fresh: &FreshTables) -> Result<(), Incompatible> {
+    let (model, tables): (&Model, _) = (&snapshot.models[at.0], fresh.tables.as_ref());
+    let member = &model.members[at.1];
+    compat::with_tokenizer(tables, model.text.as_deref().map(|text: &Text| &text.tokenizer))?;
+    for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
+        compat::with_model(tables, "the tables in use", other.tables.model())?;
+    }
+    compat::with_declared(tables, member.backend.configured_placement.as_deref())?;
+    let configured = member.backend.configured_ranks;
+    let known = Some(member.ranks).filter(|ranks| *ranks > 0);
+    match member.backend.last_probe() {
+        // An engine that does not tell its ranks keeps those that it is known by.
+        Some(probe) => {
+            let known = known.filter(|_| probe.dp_size.is_none());
+            compat::with_backend(&probe, Some(tables), None, configured.or(known)).map(|_| ())
+        }
+        None => compat::expected_ranks(Some(tables), configured.or(known)).map(|_| ()),
+    }
+}
+
+/// Counts, logs and keeps what came of a change.
+pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&Swapped, &RequestError>) {
+    core.metrics.tables.reload(match done {
+        Ok(Swapped { changed: true, .. }) => "ok",
+        Ok(_) => "unchanged",
+        Err(RequestError::TablesRefused { .. }) => "refused",
+        Err(RequestError::TablesInvalid { .. }) => "invalid",
+        Err(RequestError::TablesPath { .. }) => "denied",
+        Err(_) => "failed",
+    });
+    let snapshot = core.snapshot();
+    let member = snapshot.members().map(|(_, member)| member).find(|member| member.backend.name == backend);
+    let trouble = done.err().map(|error| Trouble {
+        unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+        by,
+        cause: error.to_string(),
+    });
+    let news = member.is_none_or(|member| member.backend.set_tables_trouble(trouble));
+    match done {
+        Ok(Swapped { changed: true, generation, digest, .. }) => {
+            tracing::info!(backend, by, generation, digest, "tables swapped");
+        }
+        Ok(_) => tracing::info!(backend, by, "the file holds the tables in use"),
+        // The watcher tries again where that may help.
+        Err(error) if news => tracing::warn!(backend, by, %error, "tables not swapped"),
+        Err(_) => {}
+    }
+}
+
+/// A file that did not become tables, as an answer.
+pub(super) fn refusal(error: &TablesFileError) -> RequestError {
+    let cause = error.to_string();
+    match error {
+        TablesFileError::Outside { .. } => RequestError::TablesPath { cause },
+        TablesFileError::Spool { .. } => RequestError::TablesStorage { cause },
+        _ => RequestError::TablesInvalid { cause },
+    }
+}
+
+/// Waits for others to end, but not for ever.
+pub(super) async fn permit(lane: &Semaphore) -> Result<SemaphorePermit<'_>, RequestError> {
+    // The semaphores are never closed.
+    match tokio::time::timeout(LONGEST_WAIT, lane.acquire()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        _ => Err(RequestError::TablesBusy { seconds: LONGEST_WAIT.as_secs() }),
+    }
+}
+
+/// Off the threads that do network I/O.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
+) -> Result<T, RequestError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() }))
+}

@@ -1,0 +1,243 @@
+//! A file of tables from the outside: opened once, copied, and the copy mapped.
+//!
+//! What is mapped is a copy without a name, in `tables.spool_dir`: the kernel ends a process that reads a map of a file that
+//! somebody cut short in place, and no check can exclude that for a file that others may write to. A copy in the heap would
+//! do as well, but stay there for good; pages of a file can be dropped by the kernel and read again.
+
+use std::fs::{File, Metadata};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use semmoe_tables::{FormatError, Tables};
+
+/// Copied at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Why a file did not become tables.
+#[derive(Debug, thiserror::Error)]
+pub enum TablesFileError {
+    /// The path leads, or might lead, out of the tables root.
+    #[error("{}: expected a path below the tables root {} without '..'", path.display(), root.display())]
+    Outside {
+        /// As asked for.
+        path: PathBuf,
+        /// As configured.
+        root: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Read {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// A directory, a device, a pipe.
+    #[error("{} is not a regular file", path.display())]
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Longer than `limits.table_bytes`.
+    #[error("{} is longer than the limit of {limit_bytes} bytes (limits.table_bytes)", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// Somebody was writing.
+    #[error("{} changed while it was copied", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No room, or no right, to keep the copy.
+    #[error("cannot keep a copy of the tables in {}: {source}", folder.display())]
+    Spool {
+        /// The folder.
+        folder: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
+    /// Not tables, or damaged ones.
+    #[error("{0}")]
+    Format(FormatError),
+}
+
+/// By what a change of a file is seen. The inode changes where a new file was renamed into place, as in a ConfigMap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    /// Also moves where times and sizes are kept, as `cp -p` does.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// Of the file at the end of all links; `None` while there is none.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        std::fs::metadata(path).ok().map(|metadata| Self::from(&metadata))
+    }
+}
+
+impl From<&Metadata> for Stamp {
+    fn from(it: &Metadata) -> Self {
+        let (modified, changed) = ((it.mtime(), it.mtime_nsec()), (it.ctime(), it.ctime_nsec()));
+        Self { device: it.dev(), inode: it.ino(), bytes: it.len(), modified, changed }
+    }
+}
+
+/// Bounds on what is copied, and where to.
+#[derive(Clone, Debug)]
+pub(crate) struct Spool {
+    pub(crate) folder: PathBuf,
+    pub(crate) limit_bytes: u64,
+}
+
+/// A copy that nobody else can reach.
+pub(crate) struct Copy {
+    file: File,
+    spool: Spool,
+    bytes: u64,
+}
+
+impl Copy {
+    pub(crate) fn begin(spool: &Spool) -> Result<Self, TablesFileError> {
+        let file = tempfile::tempfile_in(&spool.folder).map_err(|source| no_room(spool, source))?;
+        Ok(Self { file, spool: spool.clone(), bytes: 0 })
+    }
+
+    /// False where the limit is reached.
+    pub(crate) fn push(&mut self, piece: &[u8]) -> Result<bool, TablesFileError> {
+        self.bytes = self.bytes.saturating_add(piece.len() as u64);
+        if self.bytes > self.spool.limit_bytes {
+            return Ok(false);
+        }
+        self.file.write_all(piece).map(|()| true).map_err(|source| no_room(&self.spool, source))
+    }
+
+    /// Maps it and checks everything.
+    pub(crate) fn tables(self) -> Result<Tables, FormatError> {
+        Tables::map(&self.file)
+    }
+}
+
+fn no_room(spool: &Spool, source: std::io::Error) -> TablesFileError {
+    TablesFileError::Spool { folder: spool.folder.clone(), source }
+}
+
+/// Opens a file of the configuration; gives what it looked like as well.
+pub(crate) fn open(path: &Path, spool: &Spool) -> Result<(Tables, Stamp), TablesFileError> {
+    copy(&held(path)?, path, spool)
+}
+
+/// Opens a file that somebody asked for, if it is below `root`, wherever links in it lead; gives its path as well.
+pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Tables, PathBuf), TablesFileError> {
+    let outside = || TablesFileError::Outside { path: asked.to_owned(), root: root.to_owned() };
+    let real_root = root.canonicalize().map_err(read_error("open the tables root", root))?;
+    let relative = match asked.strip_prefix(root).or_else(|_| asked.strip_prefix(&real_root)) {
+        Ok(relative) => relative,
+        Err(_) => asked,
+    };
+    // Nothing outside is looked at, so that an answer does not tell what is there.
+    if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return Err(outside());
+    }
+    let path = real_root.join(relative);
+    let held = held(&path)?;
+    // Where what was opened is, not where the path leads to by now.
+    let real = std::fs::read_link(by_descriptor(&held)).map_err(read_error("find", &path))?;
+    if !real.starts_with(&real_root) {
+        return Err(outside());
+    }
+    Ok((copy(&held, &path, spool)?.0, path))
+}
+
+/// Holds a regular file without opening it for reading yet: that would wait on a pipe and might do things to a device.
+fn held(path: &Path) -> Result<File, TablesFileError> {
+    let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let held = File::from(held.map_err(|error| read_error("open", path)(error.into()))?);
+    match held.metadata() {
+        Ok(metadata) if metadata.is_file() => Ok(held),
+        Ok(_) => Err(TablesFileError::NotRegular { path: path.to_owned() }),
+        Err(error) => Err(read_error("open", path)(error)),
+    }
+}
+
+/// The kernel's name for just what is held, whatever its path names now.
+fn by_descriptor(held: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()))
+}
+
+fn copy(held: &File, path: &Path, spool: &Spool) -> Result<(Tables, Stamp), TablesFileError> {
+    let read = || read_error("read", path);
+    let mut from = File::open(by_descriptor(held)).map_err(read_error("open", path))?;
+    let before = Stamp::from(&from.metadata().map_err(read())?);
+    let too_long = || TablesFileError::TooLong { path: path.to_owned(), limit_bytes: spool.limit_bytes };
+    if before.bytes > spool.limit_bytes {
+        return Err(too_long());
+    }
+    let mut copy = Copy::begin(spool)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        match from.read(&mut piece).map_err(read())? {
+            0 => break,
+            length if copy.push(&piece[..length])? => {}
+            _ => return Err(too_long()),
+        }
+    }
+    let after = Stamp::from(&from.metadata().map_err(read())?);
+    if before != after || copy.bytes != after.bytes {
+        return Err(TablesFileError::Changed { path: path.to_owned() });
+    }
+    let tables = copy.tables().map_err(|error| TablesFileError::Format(error.in_file(path)))?;
+    Ok((tables, after))
+}
+
+fn read_error(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> TablesFileError + use<> {
+    let path = path.to_owned();
+    move |source| TablesFileError::Read { action, path: path.clone(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told() {
+        let spool = Spool { folder: "/dev".into(), limit_bytes: 100 };
+        let file = File::options().write(true).open("/dev/full").unwrap();
+        let mut copy = Copy { file, spool, bytes: 0 };
+        let error = copy.push(b"tables").unwrap_err();
+        assert!(
+            matches!(&error, TablesFileError::Spool { source, .. }
+            if source.kind() == std::io::ErrorKind::StorageFull),
+            "{error}"
+        );
+        assert!(!copy.push(&[0; 100]).unwrap(), "beyond the limit nothing is written");
+    }
+
+    /// A link that is turned to the outside between two looks at it must not matter: only what was opened does.
+    #[test]
+    fn what_was_opened_counts_and_not_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let (inside, link) = (folder.path().join("inside"), folder.path().join("link"));
+        std::fs::write(&inside, "inside").unwrap();
+        std::os::unix::fs::symlink(&inside, &link).unwrap();
+        let held = held(&link).unwrap();
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+        assert_eq!(std::fs::read_link(by_descriptor(&held)).unwrap(), inside.canonicalize().unwrap());
+        let mut text = String::new();
+        File::open(by_descriptor(&held)).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "inside");
+    }
+}

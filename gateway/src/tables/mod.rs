@@ -1,0 +1,104 @@
+//! Tables of backends while the gateway runs.
+//!
+//! | part | what |
+//! |---|---|
+//! | `file` | a file from the outside: opened once, copied, the copy mapped |
+//! | `upload` | the same for the body of a request |
+//! | `change` | loaded, checked, swapped in; or the old ones stay, and the reason is kept |
+//! | `watch` | files that changed |
+//!
+//! All of it happens off the threads that do network I/O, one load at a time. Requests go on with the tables that they
+//! began with, and take no lock: the next snapshot is there for those that come after.
+
+mod change;
+mod file;
+mod upload;
+mod watch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use semmoe_tables::Tables;
+use semmoe_text::Scorer;
+use tokio::sync::Semaphore;
+
+use crate::config::Config;
+use file::Stamp;
+
+pub(crate) use change::{Source, change, check_fit};
+pub use file::TablesFileError;
+pub(crate) use file::{Spool, open};
+pub(crate) use upload::{read, receive};
+pub(crate) use watch::watch;
+
+/// Uploads on their way to the disk at a time. Each may hold `limits.table_bytes` there.
+const UPLOADS: usize = 2;
+
+/// Bounds on what goes on at the same time.
+pub(crate) struct Lanes {
+    uploads: Semaphore,
+    /// Reading, checking and preparing: a few times the size of the tables in memory.
+    loads: Semaphore,
+}
+
+impl Lanes {
+    pub(crate) fn new() -> Self {
+        Self { uploads: Semaphore::new(UPLOADS), loads: Semaphore::new(1) }
+    }
+}
+
+/// Tables in use.
+pub(crate) struct LoadedTables {
+    pub(crate) tables: Arc<Tables>,
+    /// T, made ready to be summed.
+    pub(crate) scorer: Scorer,
+    pub(crate) origin: Origin,
+    /// Generation of the snapshot that brought them.
+    pub(crate) generation: u64,
+}
+
+/// Where tables came from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    /// The file, or `None` for an upload.
+    pub(crate) path: Option<PathBuf>,
+    /// What the file looked like when it was copied.
+    pub(crate) stamp: Option<Stamp>,
+}
+
+/// Tables that are not in use yet.
+pub(crate) struct FreshTables {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) scorer: Scorer,
+    pub(crate) origin: Origin,
+}
+
+impl FreshTables {
+    pub(crate) fn new(tables: Arc<Tables>, origin: Origin) -> Self {
+        let scorer = Scorer::new(&tables);
+        Self { tables, scorer, origin }
+    }
+}
+
+/// Tables that were in use: without what only requests need.
+#[derive(Clone)]
+pub(crate) struct EarlierTables {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) origin: Origin,
+    /// Generation of the snapshot that had brought them.
+    pub(crate) generation: u64,
+}
+
+/// Why the last change of a backend's tables failed, until one succeeds.
+#[derive(Clone, Debug)]
+pub(crate) struct Trouble {
+    pub(crate) unix_seconds: u64,
+    /// `file`, `upload`, `rollback` or `watch`.
+    pub(crate) by: &'static str,
+    pub(crate) cause: String,
+}
+
+/// Where copies go, and how long they may be.
+pub(crate) fn spool(config: &Config) -> Spool {
+    Spool { folder: config.tables.spool_dir.clone(), limit_bytes: config.limits.table_bytes as u64 }
+}
