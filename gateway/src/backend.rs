@@ -11,6 +11,7 @@ use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
 
 use crate::config::BackendConfig;
+use crate::gate::Gate;
 use crate::live::BackendLive;
 use crate::tables::Trouble;
 
@@ -59,6 +60,8 @@ pub(crate) struct Backend {
     /// Why its tables were not changed at the last try.
     tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
+    /// What else decides about requests.
+    pub(crate) gate: Gate,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
 }
@@ -80,6 +83,7 @@ impl Backend {
             probe: Mutex::new(None),
             tables_trouble: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
+            gate: Gate::default(),
             suspicion: Notify::new(),
         }
     }
@@ -130,6 +134,19 @@ impl Backend {
 
     pub(crate) fn health(&self) -> Health {
         self.health.borrow().clone()
+    }
+
+    /// Whether requests may be placed on it: it is healthy, not drained, and its breaker is not open.
+    pub(crate) fn takes_requests(&self) -> bool {
+        self.health().is_healthy() && self.gate.is_passable()
+    }
+
+    /// Why it gets no requests.
+    pub(crate) fn illness(&self) -> Option<String> {
+        match &*self.health.borrow() {
+            Health::Unhealthy { cause } => Some(cause.clone()),
+            Health::Healthy | Health::Unknown => None,
+        }
     }
 
     /// Sees every change of health from now on.

@@ -115,12 +115,16 @@ pub(crate) enum RequestError {
     PinRange { pin: u16, model: String },
     #[error("no backend of model '{model}' can serve: {causes}")]
     NoBackend { model: String, causes: String },
-    #[error("no other backend can serve, and backend '{backend}' could not be reached: {cause}")]
+    #[error("backend '{backend}' could not be reached: {cause}")]
     Unreachable { backend: String, cause: HttpError },
     #[error("backend '{backend}' broke off: {cause}")]
     Broken { backend: String, cause: HttpError },
     #[error("backend '{backend}' did not answer in time: {cause}")]
     Slow { backend: String, cause: HttpError },
+    #[error("backend '{backend}' was given up before it answered: {cause}")]
+    Ill { backend: String, cause: String },
+    #[error("{last} (attempts: {attempts}; {why})")]
+    GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
     #[error("an API key is needed, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
     KeyMissing,
     #[error("the API key is not one of this gateway's")]
@@ -183,6 +187,8 @@ impl RequestError {
             Self::Unreachable { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable"),
             Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
             Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
+            Self::Ill { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
+            Self::GaveUp { last, .. } => last.row(),
             Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
             Self::KeyWrong => Row(StatusCode::UNAUTHORIZED, CLIENT, "invalid_api_key"),
             Self::ForeignHost { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_host"),

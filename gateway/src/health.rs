@@ -51,6 +51,7 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
             () = stop.cancelled() => return,
             () = tokio::time::sleep(core.config().health.interval) => {}
             () = backend.suspected() => {}
+            () = backend.gate.wait_for_trials() => core.look_at_breaker(&backend),
         }
         let check = check(&core, &backend, &mut failures);
         tokio::select! {

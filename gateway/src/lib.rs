@@ -6,6 +6,8 @@
 //! | `load` | tokenizers, templates and tables from disk into the first snapshot |
 //! | `snapshot` | everything reloadable, swapped at once |
 //! | `plan` | which policy places a request: the model's, or the baseline of its canary |
+//! | `gate`, `breaker` | whether a healthy backend gets requests: drained, circuit breaker |
+//! | `budget` | how many retries a model's requests pay for |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
@@ -23,10 +25,13 @@
 
 mod admin;
 mod backend;
+mod breaker;
+mod budget;
 mod compat;
 pub mod config;
 mod data;
 mod error;
+mod gate;
 mod gateway;
 mod health;
 mod live;
@@ -45,8 +50,8 @@ mod trust;
 pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{
-    Config, ConfigError, Forward, RawAuth, RawBackend, RawConfig, RawHealth, RawKey, RawLimits, RawModel, RawRouting,
-    RawSampling, RawServer, RawTables, RawTimeouts,
+    Config, ConfigError, Forward, RawAuth, RawBackend, RawBreaker, RawConfig, RawHealth, RawKey, RawLimits, RawModel,
+    RawRetry, RawRouting, RawSampling, RawServer, RawTables, RawTimeouts,
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};

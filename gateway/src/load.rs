@@ -44,6 +44,7 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
         text: text.map(Arc::new),
         pool: new_pool(&members, &plan, all, metrics),
         plan: Arc::new(plan),
+        budget: Arc::default(),
         members,
     })
 }

@@ -6,6 +6,7 @@
 //! that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are set when
 //! they are asked for.
 
+mod faults;
 mod live;
 mod shadow;
 mod tables;
@@ -23,6 +24,7 @@ use prometheus_client::registry::Registry;
 use semmoe_routing::Report;
 use semmoe_text::SegmentCache;
 
+use faults::FaultMetrics;
 use live::LiveMetrics;
 use shadow::ShadowMetrics;
 use tables::TablesMetrics;
@@ -68,6 +70,12 @@ struct OutcomeLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RetryLabels {
+    cause: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct AgreementLabels {
     backend: String,
     agrees: &'static str,
@@ -105,13 +113,14 @@ pub(crate) struct Metrics {
     pub(crate) tables: TablesMetrics,
     score_failures: Family<ReasonLabels, Counter>,
     backend_healthy: Family<BackendLabels, Gauge>,
-    retries: Counter,
+    retries: Family<RetryLabels, Counter>,
     prompt_counts: Family<AgreementLabels, Counter>,
     segment_cache: SegmentCacheMetrics,
     pin_ignored: Family<BackendLabels, Counter>,
     pins_ignored: Family<BackendLabels, Gauge>,
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
+    pub(crate) faults: FaultMetrics,
 }
 
 impl Metrics {
@@ -132,13 +141,14 @@ impl Metrics {
             tables: TablesMetrics::default(),
             score_failures: Family::default(),
             backend_healthy: Family::default(),
-            retries: Counter::default(),
+            retries: Family::default(),
             prompt_counts: Family::default(),
             segment_cache: SegmentCacheMetrics::default(),
             pin_ignored: Family::default(),
             pins_ignored: Family::default(),
             live: LiveMetrics::default(),
             trust: TrustMetrics::default(),
+            faults: FaultMetrics::default(),
         };
         metrics.register();
         metrics
@@ -195,7 +205,12 @@ impl Metrics {
         );
         self.live.register(registry);
         self.trust.register(registry);
-        registry.register("retries", "Requests sent to a second backend", self.retries.clone());
+        self.faults.register(registry);
+        registry.register(
+            "retries",
+            "Failed attempts that may be retried, by cause and by what came of the retry, or why there was none",
+            self.retries.clone(),
+        );
     }
 
     /// The text format.
@@ -272,8 +287,9 @@ impl Metrics {
         self.pins_ignored.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(ignored));
     }
 
-    pub(crate) fn retry(&self) {
-        self.retries.inc();
+    /// A retry, by what came of it, or one that was not made (`no_...`).
+    pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
+        self.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
 }
 

@@ -35,6 +35,13 @@ pub(crate) struct Slot {
     inflight: Gauge,
 }
 
+impl Slot {
+    /// Requests in flight, over all pools that the rank was in.
+    pub(crate) fn in_flight(&self) -> i64 {
+        self.inflight.get()
+    }
+}
+
 /// All slots of one model.
 pub(crate) struct Pool {
     slots: Vec<Slot>,
@@ -194,6 +201,18 @@ impl Pool {
     pub(crate) fn reset_prices(&self, members: &[Member<'_>]) {
         let prices = prices(members);
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
+    }
+
+    /// Requests placed so far.
+    pub(crate) fn placed(&self) -> u64 {
+        let counts = [&self.sequence, &self.unranked_sequence];
+        counts.into_iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Whether a backend other than `except` has a rank that takes requests.
+    pub(crate) fn has_other(&self, except: &[usize]) -> bool {
+        let loads = self.router.accounts().loads();
+        self.slots.iter().zip(loads).any(|(slot, load)| load.available && !except.contains(&slot.backend))
     }
 
     /// What is counted on each slot, and its price.

@@ -10,6 +10,7 @@ use semmoe_engines::Dialect;
 use semmoe_text::{ChatTemplate, Tokenizer};
 
 use crate::backend::Backend;
+use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
@@ -35,6 +36,7 @@ pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) aliases: Vec<String>,
     pub(crate) plan: Arc<Plan>,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) text: Option<Arc<Text>>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,
@@ -158,6 +160,6 @@ fn pool_member(member: &Member) -> PoolMember<'_> {
         name: &member.backend.name,
         ranks: member.ranks,
         prices: member.tables.as_ref().map_or(&[], |loaded| loaded.tables.price()),
-        available: member.backend.health().is_healthy(),
+        available: member.backend.takes_requests(),
     }
 }

@@ -1,7 +1,7 @@
 //! What all parts of one gateway share: the snapshot, the metrics and the settings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
@@ -95,8 +95,8 @@ impl Core {
 
     /// Checks what a backend told against what is loaded for it now, takes over its number of ranks, and opens it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Incompatible> {
-        let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut snapshot = self.snapshot();
+        let changing = self.changing();
+        let snapshot = self.snapshot();
         let Some(at) = snapshot.find(&backend.name) else { return Ok(()) };
         // Kept even if it is refused below: tables that fit it may be loaded next.
         backend.set_probe(probe.clone());
@@ -121,10 +121,11 @@ impl Core {
         if member.ranks != ranks || member.dialect != probe.dialect {
             let next = snapshot.with_backend(at, ranks, probe.dialect, &self.metrics);
             self.metrics.generation(next.generation);
-            snapshot = Arc::new(next);
-            self.snapshot.store(Arc::clone(&snapshot));
+            self.snapshot.store(Arc::new(next));
         }
-        snapshot.models[at.0].pool.set_available(at.1, true);
+        // Whoever failed before it went away may have been another process.
+        backend.gate.renew();
+        self.refresh(backend);
         drop(changing);
         Ok(())
     }
@@ -163,14 +164,16 @@ impl Core {
         }
     }
 
+    /// Held while the next snapshot is made, and while availability changes.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Closes a backend.
     pub(crate) fn dismiss(&self, backend: &Backend, cause: String) {
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _changing = self.changing();
         self.note_health(backend, Health::Unhealthy { cause });
-        let snapshot = self.snapshot();
-        if let Some((model, member)) = snapshot.find(&backend.name) {
-            snapshot.models[model].pool.set_available(member, false);
-        }
+        self.refresh(backend);
     }
 
     fn note_health(&self, backend: &Backend, health: Health) {
@@ -195,7 +198,7 @@ impl Core {
             let probe = member.backend.last_probe();
             check_fit(&seen, at, &fresh)
                 .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
-            let changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            let changing = self.changing();
             let locked = Instant::now();
             if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
                 continue;

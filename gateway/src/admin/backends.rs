@@ -1,13 +1,15 @@
-//! `GET /admin/backends`.
+//! `GET /admin/backends`, `POST /admin/backends/{name}/drain` and `/undrain`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use serde::Serialize;
 
 use crate::backend::Health;
 use crate::compat::placement_source;
+use crate::error::RequestError;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
@@ -35,7 +37,32 @@ struct Backend {
     healthy: bool,
     /// Why it gets no requests.
     cause: Option<String>,
+    /// It finishes its requests and gets no new ones.
+    draining: bool,
+    /// Requests that it still works on.
+    in_flight_requests: u64,
+    breaker: Breaker,
     ranks: Vec<Rank>,
+}
+
+#[derive(Serialize)]
+struct Breaker {
+    /// `closed`, `half open`, or `open`: it gets no requests.
+    state: &'static str,
+    /// Requests that failed in a row.
+    failures: u32,
+    /// Times that it opened lately.
+    openings: u32,
+    /// Until it is tried again.
+    open_seconds: Option<f64>,
+}
+
+/// What `drain` and `undrain` answer.
+#[derive(Serialize)]
+pub(super) struct Drained {
+    name: String,
+    draining: bool,
+    in_flight_requests: u64,
 }
 
 #[derive(Serialize)]
@@ -63,11 +90,52 @@ struct Rank {
 
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Backends> {
     let snapshot = core.snapshot();
-    let backends = snapshot.models.iter().flat_map(|model| describe(model)).collect();
+    let backends = snapshot.models.iter().flat_map(|model| describe(&core, model)).collect();
     Json(Backends { generation: snapshot.generation, backends })
 }
 
-fn describe(model: &Model) -> Vec<Backend> {
+pub(super) async fn drain(
+    State(core): State<Arc<Core>>,
+    Path(name): Path<String>,
+) -> Result<Json<Drained>, RequestError> {
+    set_draining(&core, name, true)
+}
+
+pub(super) async fn undrain(
+    State(core): State<Arc<Core>>,
+    Path(name): Path<String>,
+) -> Result<Json<Drained>, RequestError> {
+    set_draining(&core, name, false)
+}
+
+fn set_draining(core: &Core, name: String, draining: bool) -> Result<Json<Drained>, RequestError> {
+    let snapshot = core.snapshot();
+    let Some((model, member)) = snapshot.find(&name) else { return Err(RequestError::UnknownBackend { name }) };
+    let model = &snapshot.models[model];
+    core.set_draining(&model.members[member].backend, draining);
+    tracing::info!(backend = name, draining, "drain asked for");
+    Ok(Json(Drained { in_flight_requests: in_flight(core, model, member), name, draining }))
+}
+
+/// Requests on a backend, on chosen ranks and on those that its engine chose.
+fn in_flight(core: &Core, model: &Model, member: usize) -> u64 {
+    let unranked = core.metrics.inflight(&model.members[member].backend.name, None).get();
+    let ranked = model.pool.slots().iter().filter(|slot| slot.backend == member).map(|slot| slot.in_flight());
+    ranked.chain([unranked]).map(|count| u64::try_from(count).unwrap_or(0)).sum()
+}
+
+fn breaker(backend: &crate::backend::Backend) -> Breaker {
+    let breaker = backend.gate.breaker();
+    let left = |until: Instant| until.saturating_duration_since(Instant::now()).as_secs_f64();
+    Breaker {
+        state: breaker.state().name(),
+        failures: breaker.failures(),
+        openings: breaker.openings(),
+        open_seconds: breaker.open_until().map(left),
+    }
+}
+
+fn describe(core: &Core, model: &Model) -> Vec<Backend> {
     let loads = model.pool.look();
     let ranks = |member: usize| {
         let slots = model.pool.slots().iter().zip(&loads);
@@ -108,6 +176,9 @@ fn describe(model: &Model) -> Vec<Backend> {
                 Health::Unknown => Some("not probed yet".to_owned()),
                 Health::Unhealthy { cause } => Some(cause),
             },
+            draining: backend.gate.is_draining(),
+            in_flight_requests: in_flight(core, model, index),
+            breaker: breaker(backend),
             ranks: ranks(index),
         }
     };

@@ -50,9 +50,15 @@ pub(super) const ADMIN: &[Route] = &[
         "go back to earlier tables: JSON {backend}, or {backend, generation} as GET /admin/tables lists them",
         || post(tables::rollback),
     ),
-    Route::get("/admin/backends", "every backend with its health and its ranks' loads and prices", || {
-        get(backends::list)
+    Route::get(
+        "/admin/backends",
+        "every backend with its health, breaker and drain, and its ranks' loads and prices",
+        || get(backends::list),
+    ),
+    Route::post("/admin/backends/{name}/drain", "new requests go elsewhere, running ones finish", || {
+        post(backends::drain)
     }),
+    Route::post("/admin/backends/{name}/undrain", "new requests come again", || post(backends::undrain)),
     Route::get("/admin/routing", "every model's policy, its canary's counts and its shadow's report", || {
         get(routing::list)
     }),

@@ -19,13 +19,14 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
     }
     let mut causes = String::new();
     for model in &core.snapshot().models {
-        if model.members.iter().any(|member| member.backend.health().is_healthy()) {
+        if model.members.iter().any(|member| member.backend.takes_requests()) {
             continue;
         }
         for member in &model.members {
             let cause = match member.backend.health() {
                 Health::Unhealthy { cause } => cause,
-                _ => "not probed yet".to_owned(),
+                Health::Healthy => "is drained".to_owned(),
+                Health::Unknown => "not probed yet".to_owned(),
             };
             causes.push_str(&format!("model '{}', backend '{}': {cause}\n", model.name, member.backend.name));
         }

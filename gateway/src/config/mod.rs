@@ -2,6 +2,7 @@
 
 mod auth;
 mod error;
+mod faults;
 mod policy;
 mod raw;
 mod sampling;
@@ -15,9 +16,13 @@ use std::time::Duration;
 use semmoe_engines::http::BaseUrl;
 use semmoe_engines::{Engine, RankBase};
 
+use crate::breaker::BreakerRules;
+
 pub(crate) use auth::{AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
 pub use error::ConfigError;
+pub(crate) use faults::{BudgetRules, RetryConfig};
+pub use faults::{RawBreaker, RawRetry};
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
@@ -34,6 +39,8 @@ pub struct Config {
     pub(crate) limits: Limits,
     pub(crate) timeouts: Timeouts,
     pub(crate) health: HealthConfig,
+    pub(crate) retry: RetryConfig,
+    pub(crate) breaker: BreakerRules,
     pub(crate) routing: RoutingConfig,
     pub(crate) sampling: SamplingConfig,
     pub(crate) tables: TablesConfig,

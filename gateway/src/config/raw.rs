@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
-use super::{RawAuth, RawSampling, RawTables};
+use super::{RawAuth, RawBreaker, RawRetry, RawSampling, RawTables};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -29,6 +29,12 @@ pub struct RawConfig {
     /// Probing of backends.
     #[serde(default)]
     pub health: RawHealth,
+    /// Requests sent to a second backend.
+    #[serde(default)]
+    pub retry: RawRetry,
+    /// Backends whose requests fail in a row.
+    #[serde(default)]
+    pub breaker: RawBreaker,
     /// How requests are placed.
     #[serde(default)]
     pub routing: RawRouting,

@@ -37,6 +37,8 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         limits: limits(&raw.limits)?,
         timeouts: timeouts(&raw.timeouts)?,
         health: health(&raw.health)?,
+        retry: super::faults::retry(raw.retry)?,
+        breaker: super::faults::breaker(&raw.breaker)?,
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
         tables: super::tables::tables(raw.tables, base)?,

@@ -1,7 +1,7 @@
 //! The data plane: one way for every route.
 //!
 //! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`place`]) -> engine and back
-//! ([`relay`], [`stream`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
+//! ([`relay`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
 //! counts it, however it ends.
 
 mod body;
@@ -9,6 +9,7 @@ mod models;
 mod place;
 mod read;
 mod relay;
+mod retry;
 mod score;
 mod stream;
 mod ticket;
@@ -29,6 +30,7 @@ use crate::state::Core;
 use crate::trust::RequestId;
 use ticket::Ticket;
 
+pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
 
 /// All routes of the data plane; every other one is 404, as engines have routes that replace weights.

@@ -13,7 +13,7 @@ pub(crate) fn list(core: &Core, caller: &Caller) -> Json<Value> {
         .models
         .iter()
         .filter(|model| caller.may_use(&model.name))
-        .filter(|model| model.members.iter().any(|member| member.backend.health().is_healthy()))
+        .filter(|model| model.members.iter().any(|member| member.backend.takes_requests()))
         .flat_map(|model| std::iter::once(&model.name).chain(&model.aliases));
     let data: Vec<Value> = served
         .map(

@@ -1,15 +1,18 @@
 //! Where a request goes: a rank that the policy chooses, or a backend whose engine chooses the rank.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
 
 use semmoe_engines::{Engine, Route};
 use semmoe_routing::{Needs, Policy, Prompt};
 
 use crate::backend::Health;
 use crate::error::RequestError;
-use crate::metrics::Metrics;
+use crate::gate::Trial;
 use crate::pool::{Lease, Slot};
 use crate::snapshot::Member;
+use crate::state::Core;
 
 use super::read::Job;
 
@@ -20,14 +23,52 @@ pub(crate) struct Placed {
     pub(crate) policy: &'static str,
 }
 
-/// Places a request on a backend other than `except`.
-pub(crate) fn place(job: &Job, route: Route, except: Option<usize>, metrics: &Metrics) -> Result<Placed, RequestError> {
+/// Places a request on a backend that is not among `except`.
+pub(crate) fn place(core: &Arc<Core>, job: &Job, route: Route, except: &[usize]) -> Result<Placed, RequestError> {
+    let members = &job.model.members;
+    if !members.iter().any(|member| member.backend.gate.asks_for_care()) {
+        return place_among(core, job, route, except);
+    }
+    let now = Instant::now();
+    let rests = |at: &usize| members[*at].backend.gate.is_resting(now);
+    let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(rests)).collect();
+    // Rather a backend that rests than none.
+    place_with_care(core, job, route, &mut spared).or_else(|_| place_with_care(core, job, route, &mut except.to_vec()))
+}
+
+/// Places a request, on a backend whose breaker is half open only as a trial.
+fn place_with_care(core: &Arc<Core>, job: &Job, route: Route, except: &mut Vec<usize>) -> Result<Placed, RequestError> {
+    let rules = &job.snapshot.config.breaker;
+    for (at, member) in job.model.members.iter().enumerate() {
+        let gate = &member.backend.gate;
+        if gate.is_on_trial() && !gate.has_room(rules) {
+            except.push(at);
+        }
+    }
+    loop {
+        let mut placed = place_among(core, job, route, except)?;
+        let at = placed.lease.backend;
+        let backend = &job.model.members[at].backend;
+        if !backend.gate.is_on_trial() {
+            return Ok(placed);
+        }
+        placed.lease.trial = Trial::begin(core, backend, rules);
+        if placed.lease.trial.is_some() {
+            return Ok(placed);
+        }
+        // Others were faster.
+        except.push(at);
+    }
+}
+
+fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result<Placed, RequestError> {
+    let metrics = &core.metrics;
     let model = &job.model;
     if let Some(pin) = job.client_pin.filter(|pin| !model.pool.slots().iter().any(|slot| slot.rank == *pin)) {
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
-    let admit = |slot: &Slot| Some(slot.backend) != except && job.client_pin.is_none_or(|pin| pin == slot.rank);
-    let narrowed = except.is_some() || job.client_pin.is_some();
+    let admit = |slot: &Slot| !except.contains(&slot.backend) && job.client_pin.is_none_or(|pin| pin == slot.rank);
+    let narrowed = !except.is_empty() || job.client_pin.is_some();
     let admit: Option<&dyn Fn(&Slot) -> bool> = if narrowed { Some(&admit) } else { None };
     let (policy, share) = believed(job);
     let prompt = Prompt {
@@ -95,6 +136,7 @@ fn causes(members: &[Member]) -> String {
     let cause = |member: &Member| {
         let name = &member.backend.name;
         match member.backend.health() {
+            Health::Healthy if member.backend.gate.is_draining() => format!("backend '{name}' is drained"),
             Health::Healthy => format!("backend '{name}' was tried"),
             Health::Unknown => format!("backend '{name}' was not probed yet"),
             Health::Unhealthy { cause } => format!("backend '{name}': {cause}"),

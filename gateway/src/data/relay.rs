@@ -1,4 +1,4 @@
-//! To the engine and back: one request out, at most one second try, the answer relayed as it comes.
+//! To the engine and back: one request out, or several one after the other ([`super::retry`]), the answer relayed as it comes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use semmoe_engines::http::{HttpError, RequestBody};
+use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::{Dialect, Route, pin, verify};
 use semmoe_tables::RankId;
@@ -20,6 +20,7 @@ use crate::trust::REQUEST_ID;
 
 use super::place::{Placed, place};
 use super::read::Job;
+use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
 use super::stream::RelayBody;
 use super::ticket::Ticket;
 use super::watch::{Expected, Watch};
@@ -28,6 +29,8 @@ const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
 const POLICY: HeaderName = HeaderName::from_static("x-semmoe-policy");
 const GENERATION: HeaderName = HeaderName::from_static("x-semmoe-generation");
+/// Backends that were asked, where it was not one.
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-semmoe-attempts");
 
 /// Headers that are about one connection, not about the message (RFC 9110, 7.6.1).
 const HOP_BY_HOP: [HeaderName; 9] = [
@@ -56,6 +59,17 @@ pub(crate) struct Answer {
     sample: Option<Sample>,
     /// Longest silence between two pieces of its body.
     idle_limit: Duration,
+    /// Backends that were asked.
+    attempts: usize,
+}
+
+/// What is asked of an engine.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    route: Route,
+    head: &'a Parts,
+    job: &'a Job,
+    arrived: Instant,
 }
 
 pub(crate) async fn relay(
@@ -66,59 +80,95 @@ pub(crate) async fn relay(
     ticket: &mut Ticket,
     arrived: Instant,
 ) -> Result<Answer, RequestError> {
-    let config = &job.snapshot.config;
-    let mut failed: Option<(usize, RequestError)> = None;
+    let asked = Asked { route, head, job, arrived };
+    let mut tries = Tries::new(core, job);
+    let mut pending: Option<Pending<Answer>> = None;
     loop {
-        let except = failed.as_ref().map(|(backend, _)| *backend);
-        let Placed { lease, policy } = match (place(job, route, except, &core.metrics), &failed) {
-            (Ok(placed), _) => placed,
-            // Nobody else is there: the first failure says more.
-            (Err(_), Some((_, error))) => return Err(error.clone()),
+        let placed = match (place(core, job, route, tries.tried()), pending.take()) {
+            (Ok(placed), None) => placed,
+            (Ok(placed), Some(pending)) => {
+                tries.again(pending);
+                placed
+            }
             (Err(error), None) => return Err(error),
+            // Nobody else is there: the last failure says more.
+            (Err(_), Some(pending)) => return tries.nowhere(pending),
         };
-        let (member, rank) = (lease.backend, lease.rank);
-        let backend = &job.model.members[member].backend;
-        let dialect = &job.model.members[member].dialect;
-        let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
-        let told = rank.filter(|_| !backend.ignores_pins());
-        ticket.policy(policy);
-        ticket.place(&backend.name, told, lease);
-        let write = |body: &Stripped| outbound(backend, dialect, route, head, body, pinned);
-        let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, rank));
-        let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
-        let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
-        if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
-            backend.want_loads();
-        }
-        if failed.is_none() {
-            core.metrics.overhead(arrived.elapsed());
-        }
-        let limit = config.timeouts.first_byte;
-        let (answer, sample) = live::send(core, (backend, limit), request, sample, || write(&job.body)).await?;
-        match answer {
-            Ok(response) => {
-                if response.status().is_success() {
-                    ticket.answered();
+        let member = placed.lease.backend;
+        let (cause, failed) = match attempt(core, asked, ticket, placed, &tries).await? {
+            Ok(answer) => match Cause::of_status(answer.response.status(), &job.snapshot.config.retry) {
+                Some(cause) => (cause, Failed::Answer(answer)),
+                None => {
+                    tries.answered();
+                    return Ok(answer);
                 }
-                let rank = echo(core, backend, &response, expected);
-                let counted = job.counted.filter(|_| response.status().is_success());
-                let watch = Watch { backend: Arc::clone(backend), rank, counted };
-                let idle_limit = config.timeouts.idle;
-                let generation = job.generation;
-                return Ok(Answer { response, watch, rank: told, policy, generation, sample, idle_limit });
-            }
-            Err(cause) => {
-                ticket.unplace();
-                let retry = !cause.may_have_been_sent() && failed.is_none();
-                let error = failure(backend, cause);
-                if !retry {
-                    return Err(error);
-                }
-                core.metrics.retry();
-                failed = Some((member, error));
-            }
+            },
+            Err((cause, error)) => (cause, Failed::Error(error)),
+        };
+        match tries.failed(member, cause, failed) {
+            Ok(next) => pending = Some(next),
+            Err(last_word) => return last_word,
         }
     }
+}
+
+/// Sends the request to the backend where it was placed, and waits for the head of the answer.
+async fn attempt(
+    core: &Arc<Core>,
+    Asked { route, head, job, arrived }: Asked<'_>,
+    ticket: &mut Ticket,
+    Placed { lease, policy }: Placed,
+    tries: &Tries<'_>,
+) -> Result<Result<Answer, (Cause, RequestError)>, RequestError> {
+    let config = &job.snapshot.config;
+    let (member, rank) = (lease.backend, lease.rank);
+    let backend = &job.model.members[member].backend;
+    let dialect = &job.model.members[member].dialect;
+    let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
+    let told = rank.filter(|_| !backend.ignores_pins());
+    ticket.policy(policy);
+    ticket.place(&backend.name, told, lease);
+    let write = |body: &Stripped| outbound(backend, dialect, route, head, body, pinned);
+    let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, rank));
+    let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
+    let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
+    if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
+        backend.want_loads();
+    }
+    let attempts = tries.tried().len() + 1;
+    if attempts == 1 {
+        core.metrics.overhead(arrived.elapsed());
+    }
+    let wait = Wait { core, backend, member, limit: config.timeouts.first_byte, tries };
+    let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
+    Ok(match answer {
+        Ok(response) => {
+            if response.status().is_success() {
+                ticket.answered();
+            }
+            if let Some(rest) = retry::plea(&response) {
+                backend.gate.rest(Instant::now(), rest);
+            }
+            if retry::is_not_the_engines(&response) {
+                ticket.failed(backend);
+            }
+            let rank = echo(core, backend, &response, expected);
+            let counted = job.counted.filter(|_| response.status().is_success());
+            let watch = Watch { backend: Arc::clone(backend), rank, counted };
+            let idle_limit = config.timeouts.idle;
+            let generation = job.generation;
+            Ok(Answer { response, watch, rank: told, policy, generation, sample, idle_limit, attempts })
+        }
+        Err(cause) => {
+            let (cause, error) = cause.judge(backend);
+            // Of an ill one its probes tell.
+            if cause != Cause::Ill {
+                ticket.failed(backend);
+            }
+            ticket.unplace();
+            Err((cause, error))
+        }
+    })
 }
 
 /// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
@@ -130,20 +180,6 @@ fn echo(core: &Core, backend: &Backend, response: &Response<Incoming>, expected:
             None
         }
         None => Some(expected).filter(|expected| expected.in_meta),
-    }
-}
-
-/// What an exchange that brought no answer means to the client; the prober is told to look.
-fn failure(backend: &Backend, cause: HttpError) -> RequestError {
-    backend.suspect();
-    let name = backend.name.clone();
-    tracing::warn!(backend = name, %cause, "no answer");
-    if matches!(cause, HttpError::Timeout { .. }) {
-        RequestError::Slow { backend: name, cause }
-    } else if cause.may_have_been_sent() {
-        RequestError::Broken { backend: name, cause }
-    } else {
-        RequestError::Unreachable { backend: name, cause }
     }
 }
 
@@ -188,10 +224,10 @@ fn path(route: Route, head: &Parts) -> String {
 
 /// The engine's answer with our four headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, watch, rank, policy, generation, sample, idle_limit } = answer;
+    let Answer { response, watch, rank, policy, generation, sample, idle_limit, attempts } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
-    for name in [BACKEND, RANK, POLICY, GENERATION] {
+    for name in [BACKEND, RANK, POLICY, GENERATION, ATTEMPTS] {
         head.headers.remove(name);
     }
     head.headers.insert(REQUEST_ID, ticket.id().header().clone());
@@ -204,6 +240,9 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     }
     head.headers.insert(POLICY, HeaderValue::from_static(policy));
     head.headers.insert(GENERATION, HeaderValue::from(generation));
+    if attempts > 1 {
+        head.headers.insert(ATTEMPTS, HeaderValue::from(attempts));
+    }
     let events = is_event_stream(&head.headers);
     let edit = sample.and_then(|sample| Edit::begin(sample, &head, events));
     if events || edit.is_some() {

@@ -73,7 +73,7 @@ impl RelayBody {
     /// A server that knows the length does not ask for more after the last byte, so the end is looked for here.
     fn finish_at_end(&mut self) {
         if self.upstream.is_end_stream() {
-            self.ticket.finish(self.status);
+            self.ticket.complete(&self.watch.backend, self.status);
         }
     }
 
@@ -94,7 +94,7 @@ impl RelayBody {
 
     fn end(&mut self) -> Option<Frame<Bytes>> {
         self.ended = true;
-        self.ticket.finish(self.status);
+        self.ticket.complete(&self.watch.backend, self.status);
         let rest = self.events.as_mut().map(Events::rest).unwrap_or_default();
         let rest = match &mut self.edit {
             None => rest,
@@ -106,6 +106,7 @@ impl RelayBody {
     /// The engine died or fell silent: an error event where one fits, or else an end that nobody takes for a good one.
     fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, BrokenOff> {
         self.ended = true;
+        self.ticket.failed(&self.watch.backend);
         self.ticket.finish(502);
         self.watch.backend.suspect();
         let backend = self.watch.backend.name.clone();

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use semmoe_tables::RankId;
 
+use crate::backend::Backend;
 use crate::metrics::{RequestLabels, rank_label};
 use crate::pool::Lease;
 use crate::state::Core;
@@ -21,6 +22,8 @@ pub(crate) struct Ticket {
     id: RequestId,
     caller: Caller,
     lease: Option<Lease>,
+    /// The backend was judged by this attempt.
+    judged: bool,
     finished: bool,
 }
 
@@ -28,7 +31,8 @@ impl Ticket {
     pub(crate) fn new(core: Arc<Core>, id: RequestId) -> Self {
         let none = || "none".to_owned();
         let labels = RequestLabels { backend: none(), rank: none(), policy: none(), code: CLIENT_CLOSED };
-        Self { core, labels, started: Instant::now(), id, caller: Caller::default(), lease: None, finished: false }
+        let caller = Caller::default();
+        Self { core, labels, started: Instant::now(), id, caller, lease: None, judged: false, finished: false }
     }
 
     /// The request was let in.
@@ -45,6 +49,7 @@ impl Ticket {
         backend.clone_into(&mut self.labels.backend);
         self.labels.rank = rank_label(rank.map(|rank| rank.get()));
         self.lease = Some(lease);
+        self.judged = false;
     }
 
     /// The rank answered.
@@ -64,6 +69,27 @@ impl Ticket {
     /// The attempt failed, and the request may be placed again.
     pub(crate) fn unplace(&mut self) {
         self.lease = None;
+    }
+
+    /// The attempt failed by the backend's fault.
+    pub(crate) fn failed(&mut self, backend: &Arc<Backend>) {
+        self.judge(backend, false);
+    }
+
+    /// The last byte of the backend's answer is out.
+    pub(crate) fn complete(&mut self, backend: &Arc<Backend>, code: u16) {
+        // What an engine says to one request with a 5xx is not about the engine.
+        if code < 500 && !self.finished {
+            self.judge(backend, true);
+        }
+        self.finish(code);
+    }
+
+    fn judge(&mut self, backend: &Arc<Backend>, good: bool) {
+        if let Some(lease) = self.lease.as_mut().filter(|_| !self.judged) {
+            self.core.judge(backend, lease.trial.take(), good);
+            self.judged = true;
+        }
     }
 
     /// The last byte is out, or will never be.

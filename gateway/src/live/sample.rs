@@ -1,12 +1,11 @@
 //! Which requests ask for routed experts, and how they are sent.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::{Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 use semmoe_engines::Route;
-use semmoe_engines::http::{HttpError, RequestBody};
+use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::routed;
 use semmoe_tables::RankId;
@@ -14,6 +13,7 @@ use semmoe_tables::RankId;
 use super::{Observation, Seen};
 use crate::backend::Backend;
 use crate::config::SamplingConfig;
+use crate::data::{SendError, Wait};
 use crate::error::RequestError;
 use crate::snapshot::Model;
 use crate::state::Core;
@@ -104,26 +104,25 @@ impl Drop for Sample {
     }
 }
 
-/// Sends a request and waits for the head of its answer, for at most `limit`; one that asks and is refused is sent again without the question, as nothing has gone to the client. An
-/// engine that takes it then is not asked any more until it is probed anew.
+/// Sends a request and waits for the head of its answer; one that asks and is refused is sent again without the question,
+/// as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed anew.
 pub(crate) async fn send(
-    core: &Core,
-    (backend, limit): (&Backend, Duration),
+    wait: &Wait<'_>,
     mut request: Request<RequestBody>,
     sample: Option<Sample>,
     plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
-) -> Result<(Result<Response<Incoming>, HttpError>, Option<Sample>), RequestError> {
-    let Some(sample) = sample else { return Ok((backend.client.send_within(request, limit).await, None)) };
+) -> Result<(Result<Response<Incoming>, SendError>, Option<Sample>), RequestError> {
+    let Some(sample) = sample else { return Ok((wait.send(request).await, None)) };
     // What is compressed cannot be cut.
     request.headers_mut().remove(header::ACCEPT_ENCODING);
-    let answer = backend.client.send_within(request, limit).await;
+    let answer = wait.send(request).await;
     if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
         return Ok((answer, Some(sample)));
     }
-    let answer = backend.client.send_within(plain()?, limit).await;
+    let answer = wait.send(plain()?).await;
     let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
     if let Some(seen) = sample.seen.as_ref().filter(|_| is_refusal) {
-        note_refusal(core, &seen.backend);
+        note_refusal(wait.core, &seen.backend);
     }
     // Refused either way, it was the client's fault.
     sample.give_up(if is_refusal { "refused" } else { "failed" });

@@ -8,6 +8,7 @@ use semmoe_routing::Work;
 use semmoe_tables::RankId;
 
 use super::{Pool, Slot};
+use crate::gate::Trial;
 
 /// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
 pub(crate) struct Lease {
@@ -17,6 +18,8 @@ pub(crate) struct Lease {
     pub(crate) rank: Option<RankId>,
     inflight: Gauge,
     counted: Option<Counted>,
+    /// Of a backend whose breaker is half open.
+    pub(crate) trial: Option<Trial>,
 }
 
 pub(super) struct Counted {
@@ -34,12 +37,18 @@ pub(super) struct Ghost {
 
 impl Lease {
     pub(super) fn on_rank(slot: &Slot, counted: Counted) -> Self {
-        Self { backend: slot.backend, rank: Some(slot.rank), inflight: slot.inflight.clone(), counted: Some(counted) }
+        Self {
+            backend: slot.backend,
+            rank: Some(slot.rank),
+            inflight: slot.inflight.clone(),
+            counted: Some(counted),
+            trial: None,
+        }
     }
 
     pub(super) fn on_backend(backend: usize, inflight: Gauge) -> Self {
         inflight.inc();
-        Self { backend, rank: None, inflight, counted: None }
+        Self { backend, rank: None, inflight, counted: None, trial: None }
     }
 
     /// The rank answered: what is counted there is to be believed.

@@ -3,13 +3,16 @@
 
 mod backends;
 mod bodies;
+mod breakers;
 mod counts;
 mod dialects;
+mod drains;
 mod live;
 mod pins;
 mod placement;
 mod policies;
 mod reload;
+mod retries;
 mod rollback;
 mod start;
 mod streams;

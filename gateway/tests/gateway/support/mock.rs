@@ -46,6 +46,8 @@ struct Shared {
     info: Mutex<Value>,
     /// Every request, probes too, must carry it.
     authorization: Mutex<Option<String>>,
+    /// What is done with requests that do not say it themselves.
+    behaviour: Mutex<String>,
 }
 
 pub(crate) struct Mock {
@@ -74,6 +76,7 @@ impl Mock {
             health,
             info: Mutex::new(info),
             authorization: Mutex::default(),
+            behaviour: Mutex::default(),
         });
         let mut mock = Self {
             address: ([127, 0, 0, 1], 0).into(),
@@ -120,6 +123,11 @@ impl Mock {
     /// Answers 401 to whoever sends another `authorization`.
     pub(crate) fn require(&self, authorization: &str) {
         *self.shared.authorization.lock().unwrap() = Some(authorization.to_owned());
+    }
+
+    /// As the header `x-mock` of requests without one.
+    pub(crate) fn behave(&self, behaviour: &str) {
+        behaviour.clone_into(&mut self.shared.behaviour.lock().unwrap());
     }
 
     /// Lets streams send this many more events.
@@ -173,13 +181,22 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         _ => {}
     }
     let body = body.collect().await.unwrap().to_bytes();
-    let behaviour = head.headers.get("x-mock").map_or("", |value| value.to_str().unwrap()).to_owned();
+    let usual = shared.behaviour.lock().unwrap().clone();
+    let behaviour = head.headers.get("x-mock").map_or(usual, |value| value.to_str().unwrap().to_owned());
     let mut watch = Watch { gone: shared.gone.clone(), done: false };
     let _ = shared.seen.send(Seen { path: head.uri.to_string(), headers: head.headers, body: body.clone() });
     match behaviour.as_str() {
         "hang" => {
             let () = std::future::pending().await;
             unreachable!()
+        }
+        // When the test lets it go.
+        "late" => {
+            if let Ok(permit) = shared.events.acquire().await {
+                permit.forget();
+            }
+            watch.done = true;
+            Json(json!({ "path": path })).into_response()
         }
         "stream" => events(&shared, watch, Ending::Clean),
         "die-between" => events(&shared, watch, Ending::Between),
@@ -199,15 +216,29 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             let body = Body::from_stream(tokio_stream::wrappers::ReceiverStream::new(receiver));
             ([("content-type", "application/json"), ("content-length", "100")], body).into_response()
         }
-        "" => {
+        whole => {
             watch.done = true;
+            whole_answer(whole, &path, body.len())
+        }
+    }
+}
+
+/// Answers that come at once.
+fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
+    let status = |status: &str| StatusCode::from_u16(status.parse().unwrap()).unwrap();
+    let told = |message: &str| Json(json!({ "error": { "message": message } }));
+    match behaviour.split_once(' ').unwrap_or((behaviour, "")) {
+        ("", _) => {
             let headers =
                 [("x-upstream", "yes"), ("x-semmoe-rank", "99"), ("connection", "x-private"), ("x-private", "1")];
-            (headers, Json(json!({ "path": path, "length": body.len() }))).into_response()
+            (headers, Json(json!({ "path": path, "length": length }))).into_response()
         }
-        usage if usage.starts_with("usage") => {
-            watch.done = true;
-            let (kind, tokens) = usage.split_once(' ').unwrap();
+        // As a proxy before an engine that is gone says it.
+        ("plain", code) => (status(code), "upstream connect error").into_response(),
+        ("overloaded", _) => {
+            (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")], told("overloaded")).into_response()
+        }
+        (kind @ ("usage" | "usage-events"), tokens) => {
             let usage = json!({ "choices": [], "usage": { "prompt_tokens": tokens.parse::<u64>().unwrap() } });
             if kind == "usage" {
                 return Json(usage).into_response();
@@ -215,11 +246,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             let events = format!("data: {{\"choices\":[]}}\n\ndata: {usage}\n\ndata: [DONE]\n\n");
             ([("content-type", "text/event-stream")], events).into_response()
         }
-        status => {
-            watch.done = true;
-            let status = StatusCode::from_u16(status.parse().unwrap()).unwrap();
-            (status, Json(json!({ "error": { "message": "the engine's own words" } }))).into_response()
-        }
+        (code, _) => (status(code), told("the engine's own words")).into_response(),
     }
 }
 

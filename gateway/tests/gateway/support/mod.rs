@@ -65,6 +65,18 @@ pub(crate) fn plain_model(backend: &Mock, ranks: u16) -> String {
     )
 }
 
+/// One model with round robin over several backends of two ranks: `pod-a`, `pod-b`, ...
+pub(crate) fn several(mocks: &[&Mock]) -> String {
+    let backend = |(name, mock): (char, &&Mock)| {
+        format!(
+            "[[models.backends]]\nname = \"pod-{name}\"\nengine = \"sglang\"\nurl = \"{}\"\nranks = 2\n",
+            mock.url()
+        )
+    };
+    let backends: String = ('a'..).zip(mocks).map(backend).collect();
+    format!("[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n{backends}")
+}
+
 /// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -159,6 +171,27 @@ pub(crate) async fn next_frame(response: &mut Response<Incoming>) -> Option<Stri
 pub(crate) async fn metric(gateway: &Running, line: &str) -> f64 {
     let text = String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap();
     text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+}
+
+/// What the admin plane shows of a backend.
+pub(crate) async fn shown(gateway: &Running, backend: &str) -> Value {
+    let shown = Client::admin(gateway).get("/admin/backends").await.json();
+    let found = shown["backends"].as_array().unwrap().iter().find(|found| found["name"] == backend);
+    found.unwrap_or_else(|| panic!("no {backend} in {shown}")).clone()
+}
+
+/// Waits until the admin plane shows of a backend what is wanted.
+pub(crate) async fn until_shown(gateway: &Running, backend: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let wait = async {
+        loop {
+            let shown = shown(gateway, backend).await;
+            if wanted(&shown) {
+                return shown;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("the backend is shown as wanted")
 }
 
 /// Requests in flight on every rank, as the accounts and as the gauges see them.

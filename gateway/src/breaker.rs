@@ -1,0 +1,310 @@
+//! The circuit breaker of one backend, as a pure state machine: time and rules are arguments.
+//!
+//! ```text
+//!            so many failures in a row                     its time is over
+//!   closed ------------------------------> open ----------------------------> half open
+//!      ^                                    ^  a trial fails: longer than before  |  |
+//!      |                                    +-------------------------------------+  |
+//!      +-----------------------------------------------------------------------------+
+//!                                                    enough trials pass
+//! ```
+//!
+//! Closed, every request passes. Open, none does. Half open, a few at a time do, as trials. What requests of an earlier
+//! phase come to says nothing about this one.
+
+use std::time::{Duration, Instant};
+
+/// When it opens, for how long, and when it closes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BreakerRules {
+    /// Failures in a row that open it; 0: it never opens.
+    pub(crate) failures: u32,
+    /// How long it is open the first time; twice as long each time after...
+    pub(crate) open: Duration,
+    /// ...up to this.
+    pub(crate) open_most: Duration,
+    /// Trials at a time while it is half open.
+    pub(crate) trials: u32,
+    /// Trials that must pass before it closes.
+    pub(crate) passes: u32,
+}
+
+/// What requests meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum State {
+    Closed,
+    HalfOpen,
+    Open,
+}
+
+impl State {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::HalfOpen => "half open",
+            Self::Open => "open",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    Closed { failures: u32 },
+    HalfOpen { running: u32, passed: u32 },
+    Open { until: Instant },
+}
+
+/// Which time of being half open a trial belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TrialId(u64);
+
+/// The state machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Breaker {
+    phase: Phase,
+    /// When it closed last.
+    closed_at: Option<Instant>,
+    /// Times that it opened since it was closed for long.
+    openings: u32,
+    /// Times that it was half open.
+    trial: u64,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self { phase: Phase::Closed { failures: 0 }, closed_at: None, openings: 0, trial: 0 }
+    }
+}
+
+impl Breaker {
+    pub(crate) fn state(&self) -> State {
+        match self.phase {
+            Phase::Closed { .. } => State::Closed,
+            Phase::HalfOpen { .. } => State::HalfOpen,
+            Phase::Open { .. } => State::Open,
+        }
+    }
+
+    /// Failures in a row, while it is closed.
+    pub(crate) fn failures(&self) -> u32 {
+        match self.phase {
+            Phase::Closed { failures } => failures,
+            _ => 0,
+        }
+    }
+
+    /// Until when it is open.
+    pub(crate) fn open_until(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Open { until } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Times that it opened since it was last closed for long.
+    pub(crate) fn openings(&self) -> u32 {
+        self.openings
+    }
+
+    /// A request that was no trial went well.
+    pub(crate) fn passed(&mut self) {
+        if let Phase::Closed { failures } = &mut self.phase {
+            *failures = 0;
+        }
+    }
+
+    /// A request that was no trial failed. Returns whether that is enough to open; then the caller opens it, or spares it.
+    pub(crate) fn failed(&mut self, rules: &BreakerRules) -> bool {
+        match &mut self.phase {
+            Phase::Closed { failures } => {
+                *failures = failures.saturating_add(1);
+                rules.failures > 0 && *failures >= rules.failures
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets nothing pass for a time that grows with every opening.
+    pub(crate) fn open(&mut self, now: Instant, rules: &BreakerRules) {
+        let long_ago = |closed: Instant| now.saturating_duration_since(closed) >= rules.open_most;
+        if self.state() == State::Closed && self.closed_at.is_some_and(long_ago) {
+            self.openings = 0;
+        }
+        let factor = 2u32.checked_pow(self.openings).unwrap_or(u32::MAX);
+        let time = rules.open.saturating_mul(factor).min(rules.open_most.max(rules.open));
+        self.openings = self.openings.saturating_add(1);
+        self.phase = Phase::Open { until: now + time };
+    }
+
+    /// Lets everything pass.
+    pub(crate) fn close(&mut self, now: Instant) {
+        if self.state() != State::Closed {
+            self.closed_at = Some(now);
+        }
+        self.phase = Phase::Closed { failures: 0 };
+    }
+
+    /// Half opens it if its time is over; returns whether it did.
+    pub(crate) fn look(&mut self, now: Instant) -> bool {
+        let over = self.open_until().is_some_and(|until| until <= now);
+        if over {
+            self.trial += 1;
+            self.phase = Phase::HalfOpen { running: 0, passed: 0 };
+        }
+        over
+    }
+
+    /// Whether a trial may begin.
+    pub(crate) fn has_room(&self, rules: &BreakerRules) -> bool {
+        matches!(self.phase, Phase::HalfOpen { running, .. } if running < rules.trials)
+    }
+
+    /// Begins a trial, if one may.
+    pub(crate) fn begin_trial(&mut self, rules: &BreakerRules) -> Option<TrialId> {
+        match &mut self.phase {
+            Phase::HalfOpen { running, .. } if *running < rules.trials => {
+                *running += 1;
+                Some(TrialId(self.trial))
+            }
+            _ => None,
+        }
+    }
+
+    /// Ends a trial; `None` where nothing can be said of it. Trials of an earlier time change nothing.
+    pub(crate) fn end_trial(&mut self, now: Instant, trial: TrialId, good: Option<bool>, rules: &BreakerRules) {
+        if trial.0 != self.trial {
+            return;
+        }
+        let Phase::HalfOpen { running, passed } = &mut self.phase else { return };
+        *running = running.saturating_sub(1);
+        match good {
+            None => {}
+            Some(true) => {
+                *passed += 1;
+                if *passed >= rules.passes {
+                    self.close(now);
+                }
+            }
+            Some(false) => self.open(now, rules),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const RULES: BreakerRules = BreakerRules {
+        failures: 3,
+        open: Duration::from_secs(5),
+        open_most: Duration::from_secs(60),
+        trials: 2,
+        passes: 2,
+    };
+
+    fn fail(breaker: &mut Breaker, now: Instant) {
+        if breaker.failed(&RULES) {
+            breaker.open(now, &RULES);
+        }
+    }
+
+    #[test]
+    fn failures_in_a_row_open_it_and_passed_trials_close_it() {
+        let (mut breaker, now) = (Breaker::default(), Instant::now());
+        fail(&mut breaker, now);
+        fail(&mut breaker, now);
+        breaker.passed();
+        fail(&mut breaker, now);
+        fail(&mut breaker, now);
+        assert_eq!((breaker.state(), breaker.failures()), (State::Closed, 2));
+        fail(&mut breaker, now);
+        assert_eq!(breaker.state(), State::Open);
+        // What began before is late.
+        breaker.passed();
+        fail(&mut breaker, now);
+        assert!(!breaker.look(now + Duration::from_millis(4999)));
+        let now = now + RULES.open;
+        assert!(breaker.look(now));
+        let trials: Vec<TrialId> = (0..2).map(|_| breaker.begin_trial(&RULES).unwrap()).collect();
+        assert!(breaker.begin_trial(&RULES).is_none());
+        breaker.end_trial(now, trials[0], None, &RULES);
+        assert!(breaker.has_room(&RULES), "a client that left makes room and proves nothing");
+        let third = breaker.begin_trial(&RULES).unwrap();
+        breaker.end_trial(now, trials[1], Some(true), &RULES);
+        assert_eq!(breaker.state(), State::HalfOpen);
+        breaker.end_trial(now, third, Some(true), &RULES);
+        assert_eq!(breaker.state(), State::Closed);
+    }
+
+    #[test]
+    fn it_stays_open_longer_each_time_and_forgets_that_after_a_good_while() {
+        let (mut breaker, mut now) = (Breaker::default(), Instant::now());
+        breaker.open(now, &RULES);
+        for seconds in [5, 10, 20, 40, 60, 60] {
+            let until = breaker.open_until().unwrap();
+            assert_eq!(until - now, Duration::from_secs(seconds));
+            now = until;
+            assert!(breaker.look(now));
+            let trial = breaker.begin_trial(&RULES).unwrap();
+            breaker.end_trial(now, trial, Some(false), &RULES);
+        }
+        breaker.close(now);
+        breaker.open(now + Duration::from_secs(59), &RULES);
+        assert_eq!(breaker.openings(), 8);
+        breaker.close(now + Duration::from_secs(59));
+        breaker.open(now + Duration::from_secs(119), &RULES);
+        assert_eq!(breaker.openings(), 1);
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: trials are few and only while it is half open; it is never open for longer
+        /// than its limit; it opens on enough failures in a row, and on nothing less; late trials change nothing.
+        #[test]
+        fn laws(steps in proptest::collection::vec((0u8..7, 0u64..20_000), 1..200)) {
+            let (mut breaker, mut now) = (Breaker::default(), Instant::now());
+            let mut trials: Vec<(u64, TrialId)> = Vec::new();
+            let mut in_a_row = 0;
+            for (step, millis) in steps {
+                now += Duration::from_millis(millis);
+                let before = breaker.state();
+                match step {
+                    0 => { breaker.passed(); in_a_row = 0; }
+                    1 | 2 => {
+                        fail(&mut breaker, now);
+                        in_a_row = if before == State::Closed { in_a_row + 1 } else { 0 };
+                        prop_assert_eq!(before == State::Closed && in_a_row >= RULES.failures,
+                            before == State::Closed && breaker.state() == State::Open);
+                    }
+                    3 => { breaker.look(now); }
+                    4 => {
+                        let trial = breaker.begin_trial(&RULES);
+                        prop_assert!(trial.is_none() || before == State::HalfOpen);
+                        trials.extend(trial.map(|trial| (breaker.trial, trial)));
+                    }
+                    _ => if !trials.is_empty() {
+                        let (time, trial) = trials.remove(millis as usize % trials.len());
+                        let verdict = [None, Some(true), Some(false)][millis as usize % 3];
+                        let current = time == breaker.trial && before == State::HalfOpen;
+                        breaker.end_trial(now, trial, verdict, &RULES);
+                        prop_assert!(current || breaker.state() == before);
+                        if breaker.state() == State::Closed && before != State::Closed { in_a_row = 0; }
+                    }
+                }
+                if breaker.state() == State::HalfOpen {
+                    let running = trials.iter().filter(|(time, _)| *time == breaker.trial).count();
+                    prop_assert!(running <= RULES.trials as usize);
+                    prop_assert_eq!(breaker.has_room(&RULES), running < RULES.trials as usize);
+                }
+                if let Some(until) = breaker.open_until() {
+                    prop_assert!(until <= now + RULES.open_most);
+                    in_a_row = 0;
+                }
+            }
+            // It always gets another chance.
+            if breaker.state() == State::Open {
+                prop_assert!(breaker.look(now + RULES.open_most));
+            }
+        }
+    }
+}

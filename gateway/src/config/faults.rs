@@ -1,0 +1,124 @@
+//! `[retry]`, `[breaker]`: what happens when a backend fails a request.
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::validate::seconds;
+use crate::breaker::BreakerRules;
+
+/// More attempts than any budget allows for long.
+const MOST_ATTEMPTS: u32 = 16;
+/// More than any gateway serves.
+const MOST_PER_SECOND: f64 = 1e6;
+
+/// `[retry]`: a request is sent to another backend while nothing of an answer went to the client.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawRetry {
+    /// Backends that a request is sent to at most. 1: no retries.
+    pub attempts: u32,
+    /// Retries may add this share to a model's requests of about the last 10 s...
+    pub budget_ratio: f64,
+    /// ...and so many each second in addition, so that a quiet model can retry, too.
+    pub budget_per_second: f64,
+    /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend fell ill while
+    /// its answer was awaited. A generation may then run twice; the client gets one.
+    pub after_send: bool,
+    /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429 and
+    /// 501 to 599.
+    pub statuses: Vec<u16>,
+}
+
+impl Default for RawRetry {
+    fn default() -> Self {
+        Self {
+            attempts: 3,
+            budget_ratio: 0.2,
+            budget_per_second: 10.0,
+            after_send: true,
+            statuses: vec![429, 502, 503, 504],
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RetryConfig {
+    pub(crate) attempts: u32,
+    pub(crate) budget: BudgetRules,
+    pub(crate) after_send: bool,
+    pub(crate) statuses: Vec<u16>,
+}
+
+/// How many retries a model's requests pay for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct BudgetRules {
+    /// Retries per request.
+    pub(crate) ratio: f64,
+    pub(crate) per_second: f64,
+}
+
+pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
+    if !(1..=MOST_ATTEMPTS).contains(&raw.attempts) {
+        let cause = format!("{}, expected 1 to {MOST_ATTEMPTS}", raw.attempts);
+        return Err(ConfigError::value("retry.attempts", cause));
+    }
+    let within = |key: &str, value: f64, most: f64| {
+        // NaN is in no range.
+        if (0.0..=most).contains(&value) {
+            return Ok(value);
+        }
+        Err(ConfigError::value(format!("retry.{key}"), format!("{value}, expected 0 to {most}")))
+    };
+    // A 500 is what an engine says to one request, and it would say it again.
+    if let Some(status) = raw.statuses.iter().find(|status| !matches!(status, 429 | 501..=599)) {
+        return Err(ConfigError::value("retry.statuses", format!("{status}, expected 429 or 501 to 599")));
+    }
+    Ok(RetryConfig {
+        attempts: raw.attempts,
+        budget: BudgetRules {
+            ratio: within("budget_ratio", raw.budget_ratio, 1.0)?,
+            per_second: within("budget_per_second", raw.budget_per_second, MOST_PER_SECOND)?,
+        },
+        after_send: raw.after_send,
+        statuses: raw.statuses,
+    })
+}
+
+/// `[breaker]`: a backend whose requests fail in a row gets none for a while, though its probes succeed. The last backend of
+/// a model always gets them.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawBreaker {
+    /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an engine's
+    /// JSON. 0: never.
+    pub failures: u32,
+    /// How long it is open the first time; then twice as long each time that its trials fail...
+    pub open_seconds: f64,
+    /// ...up to this.
+    pub longest_seconds: f64,
+    /// Requests at a time that try it afterwards.
+    pub trials: u32,
+    /// Trials that must succeed before it gets its share again.
+    pub passes: u32,
+}
+
+impl Default for RawBreaker {
+    fn default() -> Self {
+        Self { failures: 5, open_seconds: 5.0, longest_seconds: 60.0, trials: 2, passes: 2 }
+    }
+}
+
+pub(super) fn breaker(raw: &RawBreaker) -> Result<BreakerRules, ConfigError> {
+    let open = seconds("breaker.open_seconds", raw.open_seconds)?;
+    let open_most = seconds("breaker.longest_seconds", raw.longest_seconds)?;
+    if open_most < open {
+        let cause = format!("{}, expected at least breaker.open_seconds ({})", raw.longest_seconds, raw.open_seconds);
+        return Err(ConfigError::value("breaker.longest_seconds", cause));
+    }
+    for (key, value) in [("breaker.trials", raw.trials), ("breaker.passes", raw.passes)] {
+        if value == 0 {
+            return Err(ConfigError::value(key, "0, expected at least 1"));
+        }
+    }
+    Ok(BreakerRules { failures: raw.failures, open, open_most, trials: raw.trials, passes: raw.passes })
+}

@@ -1,0 +1,317 @@
+//! Whether a request that a backend failed goes to another one: a typed decision, while nothing went to the client.
+//!
+//! A connection that was not made is always safe to replace. Where the connection broke before the head of an answer the
+//! engine may have begun; a client who has got nothing cannot tell, so that is allowed by default (`retry.after_send`). An
+//! engine that says that it cannot serve is believed, and its own answer is relayed where there is nobody else. Who waited
+//! for the whole time limit would wait as long again: that is not retried. No backend is asked twice.
+
+use std::time::{Duration, Instant};
+
+use http::{HeaderValue, Request, Response, StatusCode, header};
+use hyper::body::Incoming;
+use semmoe_engines::http::{HttpError, RequestBody};
+
+use crate::backend::Backend;
+use crate::config::RetryConfig;
+use crate::error::RequestError;
+use crate::state::Core;
+
+use super::read::Job;
+
+/// While the head of an answer is awaited its backend's health is looked at this often.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What went wrong with one attempt, as far as the next one is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// No connection: the engine saw nothing.
+    Connect,
+    /// The connection broke before the head of an answer: the engine may have begun.
+    Broke,
+    /// Probes of the backend failed while its answer was awaited: it may have begun.
+    Ill,
+    /// The time limit passed.
+    Slow,
+    /// The engine answered with this status.
+    Status(u16),
+}
+
+impl Cause {
+    fn of(error: &HttpError) -> Self {
+        match error {
+            HttpError::Timeout { .. } => Self::Slow,
+            _ if error.may_have_been_sent() => Self::Broke,
+            _ => Self::Connect,
+        }
+    }
+
+    /// Whether an answer is a reason to ask another backend.
+    pub(crate) fn of_status(status: StatusCode, config: &RetryConfig) -> Option<Self> {
+        let status = status.as_u16();
+        (status >= 400 && config.statuses.contains(&status)).then_some(Self::Status(status))
+    }
+
+    fn may_be_retried(self, config: &RetryConfig) -> bool {
+        match self {
+            Self::Connect => true,
+            Self::Broke | Self::Ill => config.after_send,
+            Self::Slow => false,
+            Self::Status(status) => config.statuses.contains(&status),
+        }
+    }
+
+    /// In metrics.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Broke => "broke",
+            Self::Ill => "ill",
+            Self::Slow => "slow",
+            Self::Status(429) => "status_429",
+            Self::Status(502) => "status_502",
+            Self::Status(503) => "status_503",
+            Self::Status(504) => "status_504",
+            Self::Status(_) => "status_5xx",
+        }
+    }
+}
+
+/// How long an engine that is not available asks not to be asked. A 429 says that of one client, and not of all.
+pub(crate) fn plea<B>(response: &Response<B>) -> Option<Duration> {
+    if response.status() != StatusCode::SERVICE_UNAVAILABLE {
+        return None;
+    }
+    let seconds: u32 = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds.into()))
+}
+
+/// Engines tell their own errors as JSON; these answers are of something before an engine that is gone.
+pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
+    let kind = || response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    matches!(response.status().as_u16(), 502..=504) && !kind().starts_with(b"application/json")
+}
+
+/// Why there was no answer.
+#[derive(Debug)]
+pub(crate) enum SendError {
+    Http(HttpError),
+    /// The backend's probes failed, and another one can serve.
+    Ill {
+        cause: String,
+    },
+}
+
+impl SendError {
+    /// What it means to the next attempt and to the client; the prober is told to look.
+    pub(crate) fn judge(self, backend: &Backend) -> (Cause, RequestError) {
+        backend.suspect();
+        let name = backend.name.clone();
+        match self {
+            Self::Http(cause) => {
+                tracing::warn!(backend = name, %cause, "no answer");
+                let kind = Cause::of(&cause);
+                let error = match kind {
+                    Cause::Slow => RequestError::Slow { backend: name, cause },
+                    Cause::Connect => RequestError::Unreachable { backend: name, cause },
+                    _ => RequestError::Broken { backend: name, cause },
+                };
+                (kind, error)
+            }
+            Self::Ill { cause } => {
+                tracing::warn!(backend = name, cause, "no answer was awaited any longer");
+                (Cause::Ill, RequestError::Ill { backend: name, cause })
+            }
+        }
+    }
+}
+
+/// How the head of one answer is awaited.
+pub(crate) struct Wait<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) backend: &'a Backend,
+    /// Index of the backend in its model.
+    pub(crate) member: usize,
+    /// To the head of the answer.
+    pub(crate) limit: Duration,
+    pub(crate) tries: &'a Tries<'a>,
+}
+
+impl Wait<'_> {
+    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found ill and there is
+    /// another one to ask.
+    pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Response<Incoming>, SendError> {
+        let uri = request.uri().clone();
+        let mut sent = std::pin::pin!(self.backend.client.send(request));
+        let mut left = self.limit;
+        loop {
+            let look = LOOK_EVERY.min(left);
+            if let Ok(answer) = tokio::time::timeout(look, &mut sent).await {
+                return answer.map_err(SendError::Http);
+            }
+            left = left.saturating_sub(look);
+            if left.is_zero() {
+                let (url, waiting_for) = (uri.to_string(), "the head of the answer");
+                return Err(SendError::Http(HttpError::Timeout { url, waiting_for, limit: self.limit }));
+            }
+            if let Some(cause) = self.backend.illness()
+                && self.tries.may_move_from(self.member)
+            {
+                return Err(SendError::Ill { cause });
+            }
+        }
+    }
+}
+
+/// What is left for the client after a failed attempt.
+pub(crate) enum Failed<A> {
+    Error(RequestError),
+    /// The engine's own answer.
+    Answer(A),
+}
+
+/// A failed attempt that is followed by another one, if there is a place for it.
+pub(crate) struct Pending<A> {
+    cause: Cause,
+    failed: Failed<A>,
+}
+
+/// The attempts of one request. Every retry is counted once: by what came of it, or as unfinished when this is dropped
+/// before.
+pub(crate) struct Tries<'a> {
+    core: &'a Core,
+    job: &'a Job,
+    tried: Vec<usize>,
+    /// Why the attempt that runs is made, if it is not the first.
+    running: Option<Cause>,
+}
+
+impl<'a> Tries<'a> {
+    pub(crate) fn new(core: &'a Core, job: &'a Job) -> Self {
+        Self { core, job, tried: Vec::new(), running: None }
+    }
+
+    /// Backends that failed, as indices in the model.
+    pub(crate) fn tried(&self) -> &[usize] {
+        &self.tried
+    }
+
+    /// The attempt on `member` failed. `Err` is the last word, where there is none after it.
+    pub(crate) fn failed<A>(
+        &mut self,
+        member: usize,
+        cause: Cause,
+        failed: Failed<A>,
+    ) -> Result<Pending<A>, Result<A, RequestError>> {
+        self.count_running("failed");
+        self.tried.push(member);
+        let config = self.config();
+        if !cause.may_be_retried(config) {
+            return Err(self.last_word(failed, "this is not retried"));
+        }
+        if self.tried.len() >= config.attempts as usize {
+            self.core.metrics.retry(cause.label(), "no_attempts");
+            return Err(self.last_word(failed, "no attempts are left"));
+        }
+        if !self.job.model.budget.take(Instant::now(), self.job.model.pool.placed(), config.budget) {
+            self.core.metrics.retry(cause.label(), "no_budget");
+            return Err(self.last_word(failed, "the retry budget is spent"));
+        }
+        Ok(Pending { cause, failed })
+    }
+
+    /// There is no place for another attempt.
+    pub(crate) fn nowhere<A>(&self, Pending { cause, failed }: Pending<A>) -> Result<A, RequestError> {
+        self.job.model.budget.give_back();
+        self.core.metrics.retry(cause.label(), "no_backend");
+        self.last_word(failed, "no other backend can serve")
+    }
+
+    /// The next attempt begins.
+    pub(crate) fn again<A>(&mut self, pending: Pending<A>) {
+        self.running = Some(pending.cause);
+    }
+
+    /// The attempt that runs brought an answer to relay.
+    pub(crate) fn answered(&mut self) {
+        self.count_running("answered");
+    }
+
+    /// Whether another attempt may follow one on `member` that still waits.
+    fn may_move_from(&self, member: usize) -> bool {
+        let config = self.config();
+        let mut tried = self.tried.clone();
+        tried.push(member);
+        let left = tried.len() < config.attempts as usize;
+        left && Cause::Ill.may_be_retried(config) && self.job.model.pool.has_other(&tried)
+    }
+
+    fn last_word<A>(&self, failed: Failed<A>, why: &'static str) -> Result<A, RequestError> {
+        match failed {
+            Failed::Answer(answer) => Ok(answer),
+            Failed::Error(last) => Err(RequestError::GaveUp { attempts: self.tried.len(), why, last: Box::new(last) }),
+        }
+    }
+
+    fn config(&self) -> &'a RetryConfig {
+        &self.job.snapshot.config.retry
+    }
+
+    fn count_running(&mut self, outcome: &'static str) {
+        if let Some(cause) = self.running.take() {
+            self.core.metrics.retry(cause.label(), outcome);
+        }
+    }
+}
+
+impl Drop for Tries<'_> {
+    fn drop(&mut self) {
+        self.count_running("unfinished");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every cause with what may be done about it, by default and where nothing may run twice.
+    #[test]
+    fn what_may_be_retried() {
+        let config = |after_send, statuses: &str| {
+            let text = format!(
+                "[[models]]\nname = \"m\"\npolicy = \"random\"\n[[models.backends]]\nname = \"b\"\nengine = \"openai\"\n\
+                 url = \"http://b\"\n[retry]\nafter_send = {after_send}\n{statuses}"
+            );
+            crate::Config::from_toml(&text, std::path::Path::new("")).unwrap().retry
+        };
+        let (usual, careful) = (config(true, ""), config(false, "statuses = []"));
+        for (cause, usually, carefully) in [
+            (Cause::Connect, true, true),
+            (Cause::Broke, true, false),
+            (Cause::Ill, true, false),
+            (Cause::Slow, false, false),
+            (Cause::Status(429), true, false),
+            (Cause::Status(503), true, false),
+            (Cause::Status(500), false, false),
+            (Cause::Status(400), false, false),
+        ] {
+            let found = (cause.may_be_retried(&usual), cause.may_be_retried(&careful));
+            assert_eq!(found, (usually, carefully), "{cause:?}");
+            if let Cause::Status(status) = cause {
+                let seen = Cause::of_status(StatusCode::from_u16(status).unwrap(), &usual);
+                assert_eq!(seen, usually.then_some(cause));
+            }
+        }
+    }
+
+    #[test]
+    fn causes_of_errors() {
+        let url = || "http://b".to_owned();
+        for (error, cause) in [
+            (HttpError::Connect { url: url(), cause: String::new() }, Cause::Connect),
+            (HttpError::Exchange { url: url(), cause: String::new() }, Cause::Broke),
+            (HttpError::Timeout { url: url(), waiting_for: "", limit: Duration::ZERO }, Cause::Slow),
+        ] {
+            assert_eq!(Cause::of(&error), cause);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Circuit breakers and pleas for rest: who fails in a row is spared for a while, and nobody for one request's error.
+
+use http::Method;
+
+use crate::support::{Client, Mock, metric, settled, several, shown, start, until_shown};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Opens on the second failure in a row.
+const QUICK: &str = "[breaker]\nfailures = 2\nopen_seconds = 0.05\nlongest_seconds = 3600\ntrials = 1\npasses = 2\n";
+const QUICK_AND_LONG: &str = "[breaker]\nfailures = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
+
+fn drained(mock: &mut Mock) -> usize {
+    std::iter::from_fn(|| mock.seen.try_recv().ok()).count()
+}
+
+#[tokio::test]
+async fn failures_in_a_row_open_a_breaker_and_trials_close_it() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.behave("plain 503");
+    for _ in 0..8 {
+        assert_eq!(client.post(CHAT, "{}").await.header("x-semmoe-backend"), "pod-b");
+    }
+    assert_eq!((drained(&mut a), drained(&mut b)), (2, 8));
+    let pod = shown(&gateway, "pod-a").await;
+    assert_eq!((&pod["breaker"]["state"], &pod["breaker"]["openings"]), (&"open".into(), &1.into()), "{pod}");
+    assert!(pod["breaker"]["open_seconds"].as_f64().unwrap() > 3000.0);
+    assert!(pod["ranks"].as_array().unwrap().iter().all(|rank| rank["available"] == false));
+    assert_eq!(metric(&gateway, "semmoe_breaker_state{backend=\"pod-a\"}").await, 2.0);
+    assert_eq!(metric(&gateway, "semmoe_breaker_changes_total{backend=\"pod-a\",to=\"open\"}").await, 1.0);
+    assert_eq!(pod["healthy"], true, "its probes succeed");
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_half_open_breaker_lets_trials_through_and_closes_when_they_pass() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.behave("plain 503");
+    for _ in 0..4 {
+        client.post(CHAT, "{}").await;
+    }
+    a.behave("late");
+    until_shown(&gateway, "pod-a", |pod| pod["breaker"]["state"] == "half open").await;
+    drained(&mut a);
+    drained(&mut b);
+    // One trial at a time: it hangs, and the others go elsewhere.
+    let trial = tokio::spawn({
+        let client = client.clone();
+        async move { while client.post(CHAT, "{}").await.header("x-semmoe-backend") != "pod-a" {} }
+    });
+    a.next().await;
+    for _ in 0..4 {
+        assert_eq!(client.post(CHAT, "{}").await.header("x-semmoe-backend"), "pod-b");
+    }
+    assert_eq!(drained(&mut a), 0);
+    a.release(1);
+    trial.await.unwrap();
+    a.behave("");
+    while client.post(CHAT, "{}").await.header("x-semmoe-backend") != "pod-a" {}
+    until_shown(&gateway, "pod-a", |pod| pod["breaker"]["state"] == "closed").await;
+    settled(&gateway).await;
+}
+
+/// A client that leaves during a trial proves nothing, and makes room for the next one.
+#[tokio::test]
+async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
+    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.behave("plain 502");
+    for _ in 0..4 {
+        client.post(CHAT, "{}").await;
+    }
+    until_shown(&gateway, "pod-a", |pod| pod["breaker"]["state"] == "half open").await;
+    drained(&mut a);
+    a.behave("hang");
+    let ask = async || loop {
+        client.post(CHAT, "{}").await;
+    };
+    tokio::select! {
+        () = ask() => {}
+        _ = a.next() => {}
+    }
+    a.next_gone().await;
+    settled(&gateway).await;
+    assert_eq!(shown(&gateway, "pod-a").await["breaker"]["state"], "half open");
+    a.behave("plain 502");
+    while a.seen.try_recv().is_err() {
+        client.post(CHAT, "{}").await;
+    }
+    until_shown(&gateway, "pod-a", |pod| pod["breaker"]["openings"] == 2).await;
+    settled(&gateway).await;
+}
+
+/// What an engine says to a request is not about the engine, however often it says it.
+#[tokio::test]
+async fn errors_of_requests_open_nothing() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    for behaviour in ["500", "plain 500", "400", "422", "429", "503", "502"] {
+        for _ in 0..6 {
+            client.mock(CHAT, behaviour, "{}").await;
+        }
+        for pod in ["pod-a", "pod-b"] {
+            let pod = shown(&gateway, pod).await;
+            assert_eq!(pod["breaker"]["state"], "closed", "{behaviour}: {pod}");
+            assert_eq!(pod["breaker"]["failures"], 0, "{behaviour}: {pod}");
+        }
+    }
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn the_last_backend_of_a_model_is_spared() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.behave("plain 503");
+    b.behave("plain 503");
+    for _ in 0..10 {
+        assert_eq!(client.post(CHAT, "{}").await.status, 503);
+    }
+    let spared =
+        async |pod| metric(&gateway, &format!("semmoe_breaker_changes_total{{backend=\"{pod}\",to=\"spared\"}}")).await;
+    assert!(spared("pod-a").await + spared("pod-b").await >= 1.0);
+    let seen = (drained(&mut a), drained(&mut b));
+    assert!(seen.0.max(seen.1) == 10, "each request reached one that is not open: {seen:?}");
+    // The one that is open serves again when the other one dies.
+    let open = if shown(&gateway, "pod-a").await["breaker"]["state"] == "open" { "pod-a" } else { "pod-b" };
+    let (open_mock, other) = if open == "pod-a" { (&mut a, &mut b) } else { (&mut b, &mut a) };
+    assert_eq!(shown(&gateway, open).await["breaker"]["state"], "open");
+    open_mock.behave("");
+    other.kill();
+    until_shown(&gateway, open, |pod| pod["breaker"]["state"] == "closed").await;
+    let answer = client.post(CHAT, "{}").await;
+    assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, open));
+    settled(&gateway).await;
+}
+
+/// A stream that breaks off in the middle is a failure, too, though its head was good.
+#[tokio::test]
+async fn broken_streams_open_a_breaker() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK_AND_LONG}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.release(100);
+    b.release(100);
+    a.behave("die-inside");
+    b.behave("stream");
+    for _ in 0..8 {
+        client.call(Method::POST, CHAT, &[], "{}").await;
+    }
+    until_shown(&gateway, "pod-a", |pod| pod["breaker"]["state"] == "open").await;
+    assert_eq!(shown(&gateway, "pod-b").await["breaker"]["failures"], 0);
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    let client = Client::data(&gateway);
+    a.behave("overloaded");
+    for _ in 0..8 {
+        assert_eq!(client.post(CHAT, "{}").await.header("x-semmoe-backend"), "pod-b");
+    }
+    assert_eq!((drained(&mut a), drained(&mut b)), (1, 8));
+    Client::admin(&gateway).post("/admin/backends/pod-b/drain", "").await;
+    let answer = client.post(CHAT, "{}").await;
+    assert_eq!((answer.status, answer.header("x-semmoe-backend"), answer.header("retry-after")), (503, "pod-a", "30"));
+    settled(&gateway).await;
+}

@@ -1,0 +1,256 @@
+//! Requests that a backend fails: who is asked next, what the client gets, and what is counted.
+
+use http::Method;
+use http_body_util::BodyExt;
+
+use crate::support::{Answer, Client, Mock, PATIENCE, metric, next_frame, settled, several, start};
+
+const CHAT: &str = "/v1/chat/completions";
+
+async fn retries(gateway: &semmoe_gateway::Running, cause: &str, outcome: &str) -> f64 {
+    metric(gateway, &format!("semmoe_retries_total{{cause=\"{cause}\",outcome=\"{outcome}\"}}")).await
+}
+
+fn told(answer: &Answer) -> (u16, &str, &str) {
+    (answer.status, answer.header("x-semmoe-backend"), answer.header("x-semmoe-attempts"))
+}
+
+/// Whoever is asked first.
+async fn first<'a>(a: &'a mut Mock, b: &'a mut Mock) -> (&'a mut Mock, &'a mut Mock) {
+    let is_a = tokio::select! {
+        _ = a.next() => true,
+        _ = b.next() => false,
+    };
+    if is_a { (a, b) } else { (b, a) }
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_serve_is_believed_and_another_one_asked() {
+    for status in ["429", "502", "503", "504"] {
+        let (a, b) = (Mock::start(2), Mock::start(2));
+        let gateway = start(&several(&[&a, &b])).await;
+        a.behave(status);
+        let client = Client::data(&gateway);
+        for _ in 0..4 {
+            let answer = client.post(CHAT, "{}").await;
+            assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, "pod-b"), "{answer:?}");
+        }
+        assert_eq!(retries(&gateway, &format!("status_{status}"), "answered").await, 2.0);
+        settled(&gateway).await;
+    }
+}
+
+/// What an engine says to one request it would say to it again.
+#[tokio::test]
+async fn other_errors_are_relayed_and_evict_nobody() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    let client = Client::data(&gateway);
+    for status in ["500", "400", "404", "422", "501"] {
+        for _ in 0..4 {
+            let answer = client.mock(CHAT, status, "{}").await;
+            assert_eq!((answer.status.to_string().as_str(), answer.header("x-semmoe-attempts")), (status, ""));
+            assert_eq!(answer.message(), "the engine's own words");
+        }
+    }
+    assert!(gateway.health("pod-a").unwrap().is_healthy() && gateway.health("pod-b").unwrap().is_healthy());
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn the_engines_own_answer_is_relayed_where_nobody_can_do_better() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    a.behave("503");
+    b.behave("429");
+    let client = Client::data(&gateway);
+    let mut seen = [client.post(CHAT, "{}").await, client.post(CHAT, "{}").await];
+    seen.sort_by_key(|answer| answer.status);
+    assert_eq!([told(&seen[0]), told(&seen[1])], [(429, "pod-b", "2"), (503, "pod-a", "2")]);
+    assert!(seen.iter().all(|answer| answer.message() == "the engine's own words"));
+    for (cause, outcome) in
+        [("status_503", "failed"), ("status_503", "no_backend"), ("status_429", "failed"), ("status_429", "no_backend")]
+    {
+        assert_eq!(retries(&gateway, cause, outcome).await, 1.0, "{cause} {outcome}");
+    }
+    settled(&gateway).await;
+}
+
+/// The client has got nothing, so it cannot tell that a generation was begun twice.
+#[tokio::test]
+async fn a_connection_that_broke_before_the_answer_is_retried_elsewhere() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    a.behave("hang");
+    b.behave("hang");
+    let call = tokio::spawn({
+        let client = Client::data(&gateway);
+        async move { client.post(CHAT, "{}").await }
+    });
+    let (broken, other) = first(&mut a, &mut b).await;
+    other.behave("");
+    broken.kill();
+    let answer = call.await.unwrap();
+    assert_eq!((answer.status, answer.header("x-semmoe-attempts")), (200, "2"));
+    assert_eq!(retries(&gateway, "broke", "answered").await, 1.0);
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_request_that_may_have_run_is_not_sent_twice_where_that_is_forbidden() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("[retry]\nafter_send = false\n{}", several(&[&a, &b]))).await;
+    let call = tokio::spawn({
+        let client = Client::data(&gateway);
+        async move { client.mock(CHAT, "hang", "{}").await }
+    });
+    let (broken, other) = first(&mut a, &mut b).await;
+    broken.kill();
+    let answer = call.await.unwrap();
+    assert_eq!(answer.status, 502);
+    assert!(answer.message().contains("broke off: "), "{}", answer.message());
+    assert!(other.seen.try_recv().is_err() && broken.seen.try_recv().is_err());
+    settled(&gateway).await;
+}
+
+/// Probes fail while a request waits for its answer, as those of a frozen engine do: it is moved.
+#[tokio::test]
+async fn a_request_leaves_a_backend_that_falls_ill() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    a.behave("hang");
+    b.behave("hang");
+    let call = tokio::spawn({
+        let client = Client::data(&gateway);
+        async move { client.post(CHAT, "{}").await }
+    });
+    let (ill, other) = first(&mut a, &mut b).await;
+    other.behave("");
+    ill.set_health(503);
+    let answer = call.await.unwrap();
+    assert_eq!((answer.status, answer.header("x-semmoe-attempts")), (200, "2"));
+    ill.next_gone().await;
+    assert_eq!(retries(&gateway, "ill", "answered").await, 1.0);
+    settled(&gateway).await;
+}
+
+/// With nobody else to ask, an ill backend is waited for: probes of a busy engine fail, too.
+#[tokio::test]
+async fn a_request_stays_with_an_ill_backend_that_is_alone() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&several(&[&mock])).await;
+    let mut answer = tokio::spawn({
+        let client = Client::data(&gateway);
+        async move { client.open(Method::POST, CHAT, &[("x-mock", "late")], "{}").await }
+    });
+    mock.next().await;
+    mock.set_health(503);
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    // Longer than the gateway waits before it looks at the backend's health.
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(600), &mut answer).await.is_err());
+    mock.release(1);
+    let answer = answer.await.unwrap();
+    assert_eq!(answer.status(), 200);
+    drop(answer.collect().await.unwrap());
+    settled(&gateway).await;
+}
+
+/// Who waited for the whole limit would wait as long again.
+#[tokio::test]
+async fn a_slow_answer_is_not_retried() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.2\n{}", several(&[&a, &b]))).await;
+    let answer = Client::data(&gateway).mock(CHAT, "hang", "{}").await;
+    assert_eq!(answer.status, 504);
+    assert!(answer.message().contains("did not send the head of the answer within 200ms"), "{}", answer.message());
+    let (_, other) = first(&mut a, &mut b).await;
+    assert!(other.seen.try_recv().is_err());
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn the_last_error_tells_how_many_were_asked_and_why_no_more() {
+    let mut mocks = [Mock::start(2), Mock::start(2), Mock::start(2)];
+    let all = several(&mocks.each_ref());
+    // The prober must not be faster than the requests.
+    let start = async |retry: &str| {
+        let text = format!(
+            "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n\
+             unhealthy_after = 1000\n[retry]\n{retry}\n{all}"
+        );
+        let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+        semmoe_gateway::Gateway::start(config).await.unwrap()
+    };
+    let cases = [
+        ("attempts = 1", "attempts: 1; no attempts are left"),
+        ("attempts = 2", "attempts: 2; no attempts are left"),
+        ("attempts = 9", "attempts: 3; no other backend can serve"),
+        ("attempts = 9\nbudget_ratio = 0\nbudget_per_second = 0.1", "attempts: 2; the retry budget is spent"),
+    ];
+    let mut gateways = Vec::new();
+    for (retry, end) in cases {
+        gateways.push((start(retry).await, end));
+    }
+    for mock in &mut mocks {
+        mock.behave("hang");
+    }
+    for (gateway, end) in gateways {
+        let client = Client::data(&gateway);
+        let mut call = tokio::spawn(async move { client.post(CHAT, "{}").await });
+        // Each engine that gets the request breaks off.
+        let answer = loop {
+            let [a, b, c] = &mut mocks;
+            let asked = tokio::select! {
+                answer = &mut call => break answer.unwrap(),
+                _ = a.next() => a,
+                _ = b.next() => b,
+                _ = c.next() => c,
+            };
+            asked.kill();
+            asked.listen();
+        };
+        assert_eq!(answer.status, 502, "{end}");
+        assert!(answer.message().ends_with(&format!("({end})")), "{}", answer.message());
+        settled(&gateway).await;
+    }
+}
+
+/// A stream that began is not begun again, whatever happens.
+#[tokio::test]
+async fn what_was_relayed_is_never_retried() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    a.release(1);
+    b.release(1);
+    assert_eq!(next_frame(&mut answer).await.as_deref(), Some("data: 1\n\n"));
+    let (broken, other) = first(&mut a, &mut b).await;
+    broken.kill();
+    let rest = next_frame(&mut answer).await.unwrap();
+    assert!(rest.starts_with("data: {\"error\":{\"message\":\"backend 'pod-"), "{rest}");
+    assert_eq!(next_frame(&mut answer).await, None);
+    assert!(other.seen.try_recv().is_err());
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_a_retry_is_counted() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    a.behave("hang");
+    b.behave("hang");
+    let client = Client::data(&gateway);
+    let call = tokio::spawn(async move { client.post(CHAT, "{}").await });
+    let (broken, other) = first(&mut a, &mut b).await;
+    broken.kill();
+    other.next().await;
+    call.abort();
+    other.next_gone().await;
+    settled(&gateway).await;
+    let counted = async {
+        while retries(&gateway, "broke", "unfinished").await < 1.0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, counted).await.unwrap();
+}
