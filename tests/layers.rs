@@ -11,7 +11,7 @@ const LAYERS: &[(u8, &[&str])] = &[
     (2, &["semmoe-solver", "semmoe-engines"]),
     (3, &["semmoe-profiler"]),
     (4, &["semmoe-gateway", "semmoe-worker"]),
-    (5, &["semmoe", "semmoe-bench-placement", "semmoe-bench-replay", "semmoe-bench-gateway"]),
+    (5, &["semmoe", "semmoe-bench-placement", "semmoe-bench-replay", "semmoe-bench-gateway", "semmoe-fuzz"]),
 ];
 
 const PURE: &[&str] =

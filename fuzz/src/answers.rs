@@ -1,0 +1,33 @@
+//! Answers of engines that are looked at and cut.
+
+use semmoe_engines::Route;
+use semmoe_engines::pieces::{prompt_tokens, rank_in_meta};
+use semmoe_engines::routed::cut;
+use serde_json::Value;
+
+/// Routed experts are cut out of an answer that parses, and it parses still, with nothing else gone from the places where they
+/// stand; other bytes do no harm.
+pub fn answers(data: &[u8]) {
+    let _ = rank_in_meta(data);
+    let _ = prompt_tokens(data);
+    for route in [Route::Generate, Route::Chat, Route::Completions] {
+        let Ok(Some(found)) = cut(route, data) else { continue };
+        assert!(found.rest.len() < data.len());
+        let Ok(before) = serde_json::from_slice::<Value>(data) else { continue };
+        let after: Value =
+            serde_json::from_slice(&found.rest).unwrap_or_else(|error| panic!("broken by cutting: {error}"));
+        assert_eq!(without_experts(before), without_experts(after));
+    }
+}
+
+/// Neither the experts nor what only held them, wherever they stand.
+fn without_experts(value: Value) -> Value {
+    match value {
+        Value::Array(items) => items.into_iter().map(without_experts).collect(),
+        Value::Object(members) => {
+            let kept = members.into_iter().filter(|(key, _)| !matches!(key.as_str(), "routed_experts" | "sglext"));
+            Value::Object(kept.map(|(key, value)| (key, without_experts(value))).collect())
+        }
+        other => other,
+    }
+}

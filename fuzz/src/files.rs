@@ -1,0 +1,20 @@
+//! Files of the three formats, and of tokenizers' settings.
+
+use semmoe_tables::{Profile, Tables, TokenId, Trace};
+use semmoe_text::ChatTemplate;
+
+/// Any bytes are refused with a reason, or can be read from end to end.
+pub fn files(data: &[u8]) {
+    if let Ok(tables) = Tables::from_bytes(data.to_vec()) {
+        for token in 0..tables.model().vocab_size {
+            let _ = tables.token_row(TokenId::new(token));
+        }
+    }
+    if let Ok(trace) = Trace::from_bytes(data.to_vec()) {
+        assert_eq!(trace.iter().map(|request| request.token_ids().len()).sum::<usize>(), trace.tokens());
+    }
+    let _ = Profile::from_bytes(data.to_vec());
+    if let Ok(text) = std::str::from_utf8(data) {
+        let _ = ChatTemplate::from_source(text);
+    }
+}

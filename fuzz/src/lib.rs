@@ -1,0 +1,51 @@
+//! Laws over bytes from outside. Each function takes any bytes, and panics when a law is broken.
+//!
+//! The targets in `targets/` feed them to libFuzzer, the tests here feed them seeds and mutations of seeds; so what a
+//! fuzzer would run is compiled and run in every test run. See README.md.
+
+mod answers;
+mod events;
+mod files;
+mod prompts;
+mod splice;
+
+pub use answers::answers;
+pub use events::events;
+pub use files::files;
+pub use prompts::{requests, tokens};
+pub use splice::splice;
+
+/// The targets by name.
+pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+    ("requests", requests),
+    ("tokens", tokens),
+    ("splice", splice),
+    ("events", events),
+    ("answers", answers),
+    ("files", files),
+];
+
+/// A JSON object with its members in order, duplicates included.
+struct Ordered(Vec<(String, serde_json::Value)>);
+
+impl<'de> serde::Deserialize<'de> for Ordered {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Ordered;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Ordered, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Ordered(members))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
+}
