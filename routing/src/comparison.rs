@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::router::Decision;
@@ -32,7 +33,7 @@ pub struct Comparison {
 }
 
 /// One policy's side of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ReportSide {
     /// Expected local share of the prompts' tokens on the ranks chosen, over the requests that were scored with evidence.
     /// This is the local activation rate to expect.
@@ -44,7 +45,7 @@ pub struct ReportSide {
 }
 
 /// What is known so far.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
     /// Requests compared.
     pub requests: u64,

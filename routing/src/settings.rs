@@ -1,12 +1,13 @@
 //! The numbers that steer policies and accounts.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::LONGEST_WINDOW as LONGEST;
 
 /// Settings of the policies and of [`Accounts`](crate::Accounts). The defaults were chosen on recorded routing of the
 /// bundled model, on the profiling half only (solver/README.md has the table and its command).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
     /// gamma: what a token costs more if all of its activations are remote, over the work of computing it. That is the share

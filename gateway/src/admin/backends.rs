@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::backend::Health;
@@ -13,13 +14,13 @@ use crate::error::RequestError;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Backends {
     generation: u64,
     backends: Vec<Backend>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Backend {
     model: String,
     policy: &'static str,
@@ -45,7 +46,7 @@ struct Backend {
     ranks: Vec<Rank>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Breaker {
     /// `closed`, `half open`, or `open`: it gets no requests.
     state: &'static str,
@@ -58,14 +59,14 @@ struct Breaker {
 }
 
 /// What `drain` and `undrain` answer.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Drained {
     name: String,
     draining: bool,
     in_flight_requests: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Pins {
     /// `unverified`, `honoured`, `pin ignored` (requests are routed by load), `by url`, or `one rank`.
     state: &'static str,
@@ -73,7 +74,7 @@ struct Pins {
     contradicted: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Rank {
     rank: u16,
     available: bool,

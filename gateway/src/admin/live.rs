@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use schemars::JsonSchema;
 use semmoe_engines::Route;
 use serde::Serialize;
 
@@ -13,7 +14,7 @@ use crate::live::{Figures, write_profiles};
 use crate::snapshot::Member;
 use crate::state::Core;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Live {
     /// Of the requests whose engine can be asked.
     share: f64,
@@ -21,7 +22,7 @@ pub(super) struct Live {
     profiles: Vec<Profile>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Backend {
     name: String,
     /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused` or `on`.
@@ -36,14 +37,14 @@ struct Backend {
     drift: Drift,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Drift {
     alarm: bool,
     /// The moving mean of predicted less observed.
     difference: Option<f64>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Profile {
     model: String,
     file: PathBuf,

@@ -3,6 +3,7 @@
 mod backends;
 mod guard;
 mod live;
+mod openapi;
 mod routes;
 mod routing;
 mod status;
@@ -11,7 +12,9 @@ mod tables;
 use std::sync::Arc;
 
 use axum::{Json, Router, middleware};
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::error::RequestError;
 use crate::state::Core;
@@ -29,15 +32,27 @@ pub(crate) fn router(core: Arc<Core>, guard: Guard) -> Router {
     routes::router(STATUS)
         .merge(routes::router(ADMIN))
         .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(Arc::new(guard), guard::check))
         .with_state(core)
 }
 
-async fn index() -> Json<Value> {
+#[derive(Serialize, JsonSchema)]
+struct Index {
+    /// Version of the gateway.
+    semmoe: &'static str,
+    /// What each route does.
+    routes: Map<String, Value>,
+}
+
+async fn index() -> Json<Index> {
     let routes = STATUS.iter().chain(ADMIN);
-    let routes: Map<String, Value> =
-        routes.map(|route| (format!("{} {}", route.method, route.path), route.what.into())).collect();
-    Json(json!({ "semmoe": env!("CARGO_PKG_VERSION"), "routes": routes }))
+    let routes = routes.map(|route| (format!("{} {}", route.method, route.path), route.what.into())).collect();
+    Json(Index { semmoe: env!("CARGO_PKG_VERSION"), routes })
+}
+
+async fn wrong_method(request: axum::extract::Request) -> RequestError {
+    RequestError::Method { method: request.method().to_string(), path: request.uri().path().to_owned() }
 }
 
 async fn no_route(request: axum::extract::Request) -> RequestError {

@@ -1,31 +1,74 @@
-//! The routes of the admin plane: one table, from which the router and the index are made.
+//! The routes of the admin plane: one table, from which the router, the index and the OpenAPI document are made.
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::{MethodRouter, get, post};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use crate::state::Core;
 
-use super::{backends, index, live, routing, status, tables};
+use super::{backends, index, live, openapi, routing, status, tables};
 
 /// One route.
+#[derive(Clone, Copy)]
 pub(super) struct Route {
     /// `GET` or `POST`.
     pub(super) method: &'static str,
     pub(super) path: &'static str,
     /// What it answers or does, in one line.
     pub(super) what: &'static str,
+    /// The body that it takes.
+    pub(super) takes: Takes,
+    /// The JSON of a good answer; `None`: text.
+    pub(super) gives: Option<fn(&mut SchemaGenerator) -> Schema>,
     handler: fn() -> MethodRouter<Arc<Core>>,
 }
 
+/// The body of a request.
+#[derive(Clone, Copy)]
+pub(super) enum Takes {
+    Nothing,
+    Json(fn(&mut SchemaGenerator) -> Schema),
+    /// JSON, or a file as the body where the query `backend` names whom it is for.
+    JsonOrUpload(fn(&mut SchemaGenerator) -> Schema),
+}
+
+fn schema<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
 impl Route {
+    const fn new(
+        method: &'static str,
+        path: &'static str,
+        what: &'static str,
+        handler: fn() -> MethodRouter<Arc<Core>>,
+    ) -> Self {
+        Self { method, path, what, takes: Takes::Nothing, gives: None, handler }
+    }
+
     const fn get(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Core>>) -> Self {
-        Self { method: "GET", path, what, handler }
+        Self::new("GET", path, what, handler)
     }
 
     const fn post(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Core>>) -> Self {
-        Self { method: "POST", path, what, handler }
+        Self::new("POST", path, what, handler)
+    }
+
+    /// The answer is this as JSON.
+    const fn json<T: JsonSchema>(self) -> Self {
+        Self { gives: Some(schema::<T>), ..self }
+    }
+
+    /// The body is this as JSON.
+    const fn takes<T: JsonSchema>(self) -> Self {
+        Self { takes: Takes::Json(schema::<T>), ..self }
+    }
+
+    /// The body is this as JSON, or an upload.
+    const fn takes_or_upload<T: JsonSchema>(self) -> Self {
+        Self { takes: Takes::JsonOrUpload(schema::<T>), ..self }
     }
 }
 
@@ -38,34 +81,50 @@ pub(super) const STATUS: &[Route] = &[
 
 /// On the admin listener alone.
 pub(super) const ADMIN: &[Route] = &[
-    Route::get("/", "this list", || get(index)),
-    Route::get("/admin/tables", "the tables in use, per backend", || get(tables::list)),
+    Route::get("/", "this list", || get(index)).json::<super::Index>(),
+    Route::get("/admin/openapi.json", "this list as an OpenAPI document, with bodies and answers", || {
+        get(openapi::show)
+    })
+    .json::<openapi::AnyObject>(),
+    Route::get("/admin/tables", "the tables in use, per backend, earlier ones, and the last errors", || {
+        get(tables::list)
+    })
+    .json::<tables::InUse>(),
     Route::post(
         "/admin/tables",
         "load tables: JSON {backend, path} for a file below server.tables_root, or ?backend= and the file as the body",
         || post(tables::load),
-    ),
+    )
+    .takes_or_upload::<tables::Command>()
+    .json::<tables::Loaded>(),
     Route::post(
         "/admin/tables/rollback",
         "go back to earlier tables: JSON {backend}, or {backend, generation} as GET /admin/tables lists them",
         || post(tables::rollback),
-    ),
+    )
+    .takes::<tables::Rollback>()
+    .json::<tables::Loaded>(),
     Route::get(
         "/admin/backends",
         "every backend with its health, breaker and drain, and its ranks' loads and prices",
         || get(backends::list),
-    ),
+    )
+    .json::<backends::Backends>(),
     Route::post("/admin/backends/{name}/drain", "new requests go elsewhere, running ones finish", || {
         post(backends::drain)
-    }),
-    Route::post("/admin/backends/{name}/undrain", "new requests come again", || post(backends::undrain)),
+    })
+    .json::<backends::Drained>(),
+    Route::post("/admin/backends/{name}/undrain", "new requests come again", || post(backends::undrain))
+        .json::<backends::Drained>(),
     Route::get("/admin/routing", "every model's policy, its canary's counts and its shadow's report", || {
         get(routing::list)
-    }),
+    })
+    .json::<routing::Routing>(),
     Route::get("/admin/live", "observed and predicted LAR of sampled requests, drift, rolling profiles", || {
         get(live::show)
-    }),
-    Route::post("/admin/live/profiles", "write the rolling profiles now", || post(live::write)),
+    })
+    .json::<live::Live>(),
+    Route::post("/admin/live/profiles", "write the rolling profiles now", || post(live::write)).json::<live::Live>(),
 ];
 
 /// A router of these routes.

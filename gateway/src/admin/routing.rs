@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use schemars::JsonSchema;
 use semmoe_routing::{Report, Settings};
 use serde::Serialize;
 
@@ -11,14 +12,14 @@ use crate::plan::Trial;
 use crate::snapshot::Model;
 use crate::state::Core;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Routing {
     models: Vec<ModelRouting>,
     /// As configured; a model's own baseline stands with the model.
     settings: Settings,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct ModelRouting {
     model: String,
     policy: &'static str,
@@ -27,7 +28,7 @@ struct ModelRouting {
     prefix_table: Option<PrefixTable>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Canary {
     percent: u8,
     baseline: &'static str,
@@ -35,7 +36,7 @@ struct Canary {
     baseline_requests: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Shadow {
     /// The policy that places the requests.
     acting: &'static str,
@@ -46,7 +47,7 @@ struct Shadow {
     report: Report,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct PrefixTable {
     block_tokens: u32,
     blocks_per_rank: u32,

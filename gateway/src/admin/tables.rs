@@ -10,6 +10,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use http::{HeaderMap, Uri, header};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +22,7 @@ use crate::tables::{EarlierTables, Source, change, read, receive};
 /// Longest JSON body: a backend's name and a path.
 const LONGEST_COMMAND_BYTES: usize = 64 << 10;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct InUse {
     generation: u64,
     /// Whether changes of the configured files are looked for.
@@ -31,7 +32,7 @@ pub(super) struct InUse {
     errors: Vec<Failed>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Entry {
     backend: String,
     model: String,
@@ -49,7 +50,7 @@ struct Entry {
     earlier: Vec<Earlier>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Earlier {
     /// Names them in a rollback.
     generation: u64,
@@ -59,7 +60,7 @@ struct Earlier {
     created: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Failed {
     backend: String,
     unix_seconds: u64,
@@ -69,23 +70,23 @@ struct Failed {
 }
 
 /// A file below `server.tables_root`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Command {
+pub(super) struct Command {
     backend: String,
     path: PathBuf,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Rollback {
+pub(super) struct Rollback {
     backend: String,
     /// Of the earlier tables; absent: the latest ones.
     #[serde(default)]
     generation: Option<u64>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Loaded {
     backend: String,
     generation: u64,

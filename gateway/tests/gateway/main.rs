@@ -8,6 +8,7 @@ mod counts;
 mod dialects;
 mod drains;
 mod live;
+mod openapi;
 mod pins;
 mod placement;
 mod policies;

@@ -5,6 +5,7 @@
 pub(crate) mod experts;
 mod mock;
 mod ranked;
+mod schema;
 mod tables;
 
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ use serde_json::Value;
 
 pub(crate) use mock::Mock;
 pub(crate) use ranked::{Behaviour, Ranked};
+pub(crate) use schema::check as check_schema;
 pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
 
 /// Longer than anything here takes; a test that waits for it fails.
