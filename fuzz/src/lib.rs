@@ -15,8 +15,11 @@ pub use files::files;
 pub use prompts::{requests, tokens};
 pub use splice::splice;
 
+/// Takes any bytes; panics when they break it.
+pub type Law = fn(&[u8]);
+
 /// The targets by name.
-pub const TARGETS: [(&str, fn(&[u8])); 6] = [
+pub const TARGETS: [(&str, Law); 6] = [
     ("requests", requests),
     ("tokens", tokens),
     ("splice", splice),
