@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::error::CliError;
 
@@ -17,17 +17,38 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Re
         .block_on(work)
 }
 
+/// Who asks to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Somebody at a terminal.
+    Interrupt,
+    /// A supervisor.
+    Terminate,
+}
+
+/// SIGINT and SIGTERM from now on, each of them. `None`: without handlers the default action ends the process, which is what
+/// the user asked for.
+pub(crate) struct Stops(Option<(Signal, Signal)>);
+
+impl Stops {
+    /// Must be called in a runtime.
+    pub(crate) fn listen() -> Self {
+        Self(signal(SignalKind::interrupt()).ok().zip(signal(SignalKind::terminate()).ok()))
+    }
+
+    /// Resolves at the next one.
+    pub(crate) async fn next(&mut self) -> Stop {
+        let Some((interrupt, terminate)) = &mut self.0 else { return std::future::pending().await };
+        tokio::select! {
+            _ = interrupt.recv() => Stop::Interrupt,
+            _ = terminate.recv() => Stop::Terminate,
+        }
+    }
+}
+
 /// Resolves at the first SIGINT or SIGTERM.
 pub(crate) async fn stop_requested() {
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        // Without handlers the default action ends the process, which is what the user asked for.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-    }
+    Stops::listen().next().await;
 }
 
 /// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it.

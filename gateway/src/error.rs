@@ -121,6 +121,12 @@ pub(crate) enum RequestError {
     Broken { backend: String, cause: HttpError },
     #[error("backend '{backend}' did not answer in time: {cause}")]
     Slow { backend: String, cause: HttpError },
+    #[error("the gateway shuts down")]
+    Closing,
+    #[error("model '{model}' is busy: {waiting} requests wait already")]
+    QueueFull { model: String, waiting: usize },
+    #[error("model '{model}' is busy: there was no room on a rank within {seconds} s")]
+    QueueTimeout { model: String, seconds: f64 },
     #[error("backend '{backend}' was given up before it answered: {cause}")]
     Ill { backend: String, cause: String },
     #[error("{last} (attempts: {attempts}; {why})")]
@@ -162,6 +168,8 @@ struct Row(StatusCode, &'static str, &'static str);
 
 const CLIENT: &str = "invalid_request_error";
 const SERVER: &str = "server_error";
+/// OpenAI's clients wait and try again.
+const BUSY: &str = "rate_limit_error";
 const UPSTREAM: &str = "upstream_error";
 
 impl RequestError {
@@ -187,6 +195,9 @@ impl RequestError {
             Self::Unreachable { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable"),
             Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
             Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
+            Self::Closing => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down"),
+            Self::QueueFull { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_full"),
+            Self::QueueTimeout { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_timeout"),
             Self::Ill { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
             Self::GaveUp { last, .. } => last.row(),
             Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
@@ -223,7 +234,9 @@ impl RequestError {
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         match status {
-            StatusCode::SERVICE_UNAVAILABLE => headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1")),
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))
+            }
             StatusCode::UNAUTHORIZED => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };

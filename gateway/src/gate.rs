@@ -214,6 +214,7 @@ impl Core {
             model.pool.set_available(index, member.backend.takes_requests());
             self.note_breaker(&member.backend);
         }
+        model.queue.wake_all();
     }
 
     /// Where every backend that could serve has failed requests, all of them serve.

@@ -19,6 +19,9 @@ use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::{data, live, load, pins, tables, trust};
 
+/// For answers of the admin plane and of the metrics listener that are on their way at the end.
+const STATUS_GRACE: Duration = Duration::from_secs(1);
+
 /// The gateway.
 #[derive(Debug)]
 pub struct Gateway;
@@ -56,16 +59,15 @@ impl Gateway {
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
-        let mut servers = vec![
-            Server::start(data_listener, data::router(Arc::clone(&core)), Arc::clone(&core)),
-            Server::start(admin_listener, admin::router(Arc::clone(&core), guard), Arc::clone(&core)),
-        ];
+        let data = Server::start(data_listener, data::router(Arc::clone(&core)), Arc::clone(&core));
+        let mut status =
+            vec![Server::start(admin_listener, admin::router(Arc::clone(&core), guard), Arc::clone(&core))];
         let metrics_addr = metrics_listener.map(|(listener, address)| {
-            servers.push(Server::start(listener, admin::metrics_router(Arc::clone(&core)), Arc::clone(&core)));
+            status.push(Server::start(listener, admin::metrics_router(Arc::clone(&core)), Arc::clone(&core)));
             address
         });
         tracing::info!(%data_addr, %admin_addr, "gateway serves");
-        Ok(Running { core, servers, watchers, live, stop, data_addr, admin_addr, metrics_addr })
+        Ok(Running { core, data, status, watchers, live, stop, data_addr, admin_addr, metrics_addr })
     }
 }
 
@@ -88,7 +90,9 @@ async fn probe_all<'a>(core: &Core, backends: &'a [Arc<Backend>]) -> Vec<(&'a Ar
 /// A gateway that serves, until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
 pub struct Running {
     core: Arc<Core>,
-    servers: Vec<Server>,
+    data: Server,
+    /// The admin plane and the metrics listener.
+    status: Vec<Server>,
     watchers: TaskTracker,
     live: Option<live::Task>,
     stop: CancellationToken,
@@ -142,13 +146,28 @@ impl Running {
         }
     }
 
-    /// Stops accepting, lets running requests end for at most `grace`, then closes what is left.
+    /// Ends as `[drain]` says: tells load balancers first (`/readyz` is 503) and takes requests for a while still, then
+    /// [`Running::shutdown`]. `hurried`: nobody has to be told.
+    pub async fn drain(self, hurried: bool) {
+        let rules = self.core.config().drain;
+        self.core.drain();
+        if !hurried && !rules.delay.is_zero() {
+            tracing::info!(seconds = rules.delay.as_secs_f64(), "gateway is no longer ready, and stops accepting soon");
+            tokio::time::sleep(rules.delay).await;
+        }
+        self.shutdown(rules.grace).await;
+    }
+
+    /// Stops accepting requests, lets running ones end for at most `grace`, then closes what is left with an error. The other
+    /// listeners, and probes, go on until then.
     pub async fn shutdown(self, grace: Duration) {
         self.core.drain();
+        tracing::info!(seconds = grace.as_secs_f64(), "gateway stops: running requests may finish");
+        self.data.shutdown(grace, || self.core.close()).await;
         self.stop.cancel();
         self.watchers.close();
         self.watchers.wait().await;
-        join_all(self.servers.into_iter().map(|server| server.shutdown(grace))).await;
+        join_all(self.status.into_iter().map(|server| server.shutdown(STATUS_GRACE, || ()))).await;
         if let Some(live) = self.live {
             live.stop().await;
         }

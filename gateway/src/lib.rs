@@ -8,6 +8,7 @@
 //! | `plan` | which policy places a request: the model's, or the baseline of its canary |
 //! | `gate`, `breaker` | whether a healthy backend gets requests: drained, circuit breaker |
 //! | `budget` | how many retries a model's requests pay for |
+//! | `queue` | requests that wait for a rank, or for a backend |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
@@ -41,6 +42,7 @@ mod outgoing;
 mod pins;
 mod plan;
 mod pool;
+mod queue;
 mod server;
 mod snapshot;
 mod state;
@@ -50,8 +52,8 @@ mod trust;
 pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{
-    Config, ConfigError, Forward, RawAuth, RawBackend, RawBreaker, RawConfig, RawHealth, RawKey, RawLimits, RawModel,
-    RawRetry, RawRouting, RawSampling, RawServer, RawTables, RawTimeouts,
+    Config, ConfigError, Forward, RawAuth, RawBackend, RawBreaker, RawConfig, RawDrain, RawHealth, RawKey, RawLimits,
+    RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer, RawTables, RawTimeouts,
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};

@@ -45,6 +45,7 @@ fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<M
         pool: new_pool(&members, &plan, all, metrics),
         plan: Arc::new(plan),
         budget: Arc::default(),
+        queue: Arc::new(metrics.faults.queue(&config.name)),
         members,
     })
 }

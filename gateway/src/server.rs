@@ -29,6 +29,9 @@ pub(crate) async fn bind(what: &'static str, address: SocketAddr) -> Result<(Tcp
     Ok((listener, bound))
 }
 
+/// For an error to be sent on a connection that is closed in the middle of a request.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// hyper's own limit.
 const HEADERS_ON_STACK: usize = 100;
 
@@ -59,13 +62,15 @@ impl Server {
         Self { closing, aborting, connections, accepting }
     }
 
-    /// Stops accepting, lets running requests end for at most `grace`, then closes what is left.
-    pub(crate) async fn shutdown(self, grace: Duration) {
+    /// Stops accepting, lets running requests end for at most `grace`, then calls `close` and ends what is left, which may
+    /// still say so to its client.
+    pub(crate) async fn shutdown(self, grace: Duration, close: impl FnOnce()) {
         self.closing.cancel();
         if let Ok(graceful) = self.accepting.await {
             // Idle connections close now, busy ones after their answer.
             let _ = tokio::time::timeout(grace, graceful.shutdown()).await;
         }
+        close();
         self.aborting.cancel();
         self.connections.close();
         self.connections.wait().await;
@@ -128,10 +133,13 @@ impl Accept {
         let connection = watcher.watch(http(&self.core.config()).serve_connection(TokioIo::new(stream), service));
         let aborting = self.aborting.clone();
         async move {
+            let mut connection = std::pin::pin!(connection);
             tokio::select! {
                 // Errors here are the client's: it went away or spoke no HTTP.
-                _ = connection => {}
-                () = aborting.cancelled() => {}
+                _ = &mut connection => {}
+                () = aborting.cancelled() => {
+                    let _ = tokio::time::timeout(LAST_WORDS, connection).await;
+                }
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::error::RequestError;
 use crate::metrics::Metrics;
 use crate::plan::Plan;
 use crate::pool::{Member as PoolMember, Pool, PoolSettings};
+use crate::queue::Queue;
 use crate::tables::{EarlierTables, FreshTables, LoadedTables};
 
 /// All models, and which swap made this state.
@@ -37,6 +38,7 @@ pub(crate) struct Model {
     pub(crate) aliases: Vec<String>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) budget: Arc<Budget>,
+    pub(crate) queue: Arc<Queue>,
     pub(crate) text: Option<Arc<Text>>,
     pub(crate) members: Vec<Member>,
     pub(crate) pool: Arc<Pool>,

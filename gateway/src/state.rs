@@ -39,6 +39,7 @@ pub(crate) struct Core {
     /// Loads of tables.
     pub(crate) tables: Lanes,
     draining: AtomicBool,
+    closing: AtomicBool,
     pub(crate) started_unix_seconds: u64,
 }
 
@@ -56,6 +57,7 @@ impl Core {
             scoring_huge: Arc::new(Semaphore::new(1)),
             tables: Lanes::new(),
             draining: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             started_unix_seconds: started.map_or(0, |since| since.as_secs()),
         }
     }
@@ -83,6 +85,15 @@ impl Core {
 
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// The time to finish is over: what still runs ends with an error.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_draining(&self) -> bool {

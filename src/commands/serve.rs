@@ -1,16 +1,11 @@
 //! `semmoe serve`.
 
-use std::time::Duration;
-
 use semmoe_gateway::{Config, Gateway};
 
 use super::{announce, print};
 use crate::args::ServeArgs;
 use crate::error::CliError;
-use crate::signals::{block_on, stop_requested};
-
-/// How long requests may go on after a stop was asked for.
-const GRACE: Duration = Duration::from_secs(30);
+use crate::signals::{Stop, Stops, block_on};
 
 pub(crate) fn run(args: &ServeArgs) -> Result<(), CliError> {
     let config = Config::load(&args.config).map_err(CliError::input)?;
@@ -19,10 +14,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), CliError> {
             Gateway::check(&config).await.map_err(CliError::input)?;
             return print(&format!("{}: ok", args.config.display()));
         }
+        // Before anything can be asked to stop, so that no signal is missed.
+        let mut stops = Stops::listen();
         let running = Gateway::start(config).await.map_err(CliError::failed)?;
         announce(&format!("ready: http://{}\nadmin: http://{}", running.data_addr(), running.admin_addr()));
-        stop_requested().await;
-        running.shutdown(GRACE).await;
-        Ok(())
+        let stop = stops.next().await;
+        tokio::select! {
+            // Who presses Ctrl-C has no load balancer to tell.
+            () = running.drain(stop == Stop::Interrupt) => Ok(()),
+            _ = stops.next() => Err(CliError::Interrupted),
+        }
     })
 }

@@ -8,6 +8,7 @@ mod raw;
 mod sampling;
 mod tables;
 mod validate;
+mod waiting;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,8 @@ pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
 pub use tables::RawTables;
 pub(crate) use tables::TablesConfig;
+pub(crate) use waiting::{DrainRules, QueueRules};
+pub use waiting::{RawDrain, RawQueue};
 
 /// A configuration that was checked: every name is unique, every address parses, every policy exists and has what it
 /// needs. Files that it names are not opened yet.
@@ -41,6 +44,8 @@ pub struct Config {
     pub(crate) health: HealthConfig,
     pub(crate) retry: RetryConfig,
     pub(crate) breaker: BreakerRules,
+    pub(crate) queue: QueueRules,
+    pub(crate) drain: DrainRules,
     pub(crate) routing: RoutingConfig,
     pub(crate) sampling: SamplingConfig,
     pub(crate) tables: TablesConfig,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
-use super::{RawAuth, RawBreaker, RawRetry, RawSampling, RawTables};
+use super::{RawAuth, RawBreaker, RawDrain, RawQueue, RawRetry, RawSampling, RawTables};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -35,6 +35,12 @@ pub struct RawConfig {
     /// Backends whose requests fail in a row.
     #[serde(default)]
     pub breaker: RawBreaker,
+    /// Requests that wait for a rank.
+    #[serde(default)]
+    pub queue: RawQueue,
+    /// How the process ends.
+    #[serde(default)]
+    pub drain: RawDrain,
     /// How requests are placed.
     #[serde(default)]
     pub routing: RawRouting,

@@ -16,7 +16,7 @@ use super::{
 /// More ranks than any deployment has; bounds what a configuration can make the gateway allocate.
 const MOST_RANKS: u16 = 4096;
 /// A day: longer waits are mistakes, and far longer ones overflow timers.
-const LONGEST_SECONDS: f64 = 86_400.0;
+pub(super) const LONGEST_SECONDS: f64 = 86_400.0;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
@@ -39,6 +39,8 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         health: health(&raw.health)?,
         retry: super::faults::retry(raw.retry)?,
         breaker: super::faults::breaker(&raw.breaker)?,
+        queue: super::waiting::queue(&raw.queue)?,
+        drain: super::waiting::drain(&raw.drain)?,
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
         tables: super::tables::tables(raw.tables, base)?,

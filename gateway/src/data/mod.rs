@@ -1,10 +1,11 @@
 //! The data plane: one way for every route.
 //!
-//! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`place`]) -> engine and back
+//! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`find`], [`place`]) -> engine and back
 //! ([`relay`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
 //! counts it, however it ends.
 
 mod body;
+mod find;
 mod models;
 mod place;
 mod read;
@@ -16,6 +17,7 @@ mod ticket;
 mod watch;
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
 
 use axum::Router;
@@ -49,13 +51,27 @@ pub(crate) fn router(core: Arc<Core>) -> Router {
 async fn serve(core: Arc<Core>, route: Route, mut request: Request) -> Response {
     let id = RequestId::of(request.headers_mut());
     let mut ticket = Ticket::new(Arc::clone(&core), id.clone());
-    match exchange(&core, route, request, &mut ticket).await {
+    match unless_closing(&core, exchange(&core, route, request, &mut ticket)).await {
         Ok(answer) => relay::respond(answer, ticket).map(Body::new),
         Err(error) => {
             ticket.finish(error.status().as_u16());
             error.respond(&id)
         }
     }
+}
+
+/// Work that ends with an error where it still waits when the gateway closes. Every connection is polled once more then, so
+/// that no request has to be registered for it.
+async fn unless_closing<T>(
+    core: &Core,
+    work: impl Future<Output = Result<T, RequestError>>,
+) -> Result<T, RequestError> {
+    let mut work = std::pin::pin!(work);
+    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Pending if core.is_closing() => Poll::Ready(Err(RequestError::Closing)),
+        polled => polled,
+    })
+    .await
 }
 
 async fn exchange(

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use semmoe_engines::{Engine, Route};
 use semmoe_routing::{Needs, Policy, Prompt};
@@ -11,7 +11,7 @@ use crate::backend::Health;
 use crate::error::RequestError;
 use crate::gate::Trial;
 use crate::pool::{Lease, Slot};
-use crate::snapshot::Member;
+use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
 use super::read::Job;
@@ -21,6 +21,8 @@ pub(crate) struct Placed {
     pub(crate) lease: Lease,
     /// The model's policy, or the one that stands in for it while pins are ignored.
     pub(crate) policy: &'static str,
+    /// In its model's line.
+    pub(crate) waited: Duration,
 }
 
 /// Places a request on a backend that is not among `except`.
@@ -67,8 +69,14 @@ fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result
     if let Some(pin) = job.client_pin.filter(|pin| !model.pool.slots().iter().any(|slot| slot.rank == *pin)) {
         return Err(RequestError::PinRange { pin: pin.get(), model: model.name.clone() });
     }
-    let admit = |slot: &Slot| !except.contains(&slot.backend) && job.client_pin.is_none_or(|pin| pin == slot.rank);
-    let narrowed = !except.is_empty() || job.client_pin.is_some();
+    let by_rank = model.members.iter().all(|member| can_pin(member, route));
+    let limit = job.snapshot.config.queue.max_in_flight.map(|limit| Limit::new(core, model, i64::from(limit), by_rank));
+    let admit = |slot: &Slot| {
+        !except.contains(&slot.backend)
+            && job.client_pin.is_none_or(|pin| pin == slot.rank)
+            && limit.as_ref().is_none_or(|limit| limit.lets_in(slot))
+    };
+    let narrowed = !except.is_empty() || job.client_pin.is_some() || limit.is_some();
     let admit: Option<&dyn Fn(&Slot) -> bool> = if narrowed { Some(&admit) } else { None };
     let (policy, share) = believed(job);
     let prompt = Prompt {
@@ -79,7 +87,7 @@ fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result
         // The first piece of a stream tells that the prompt has been computed; nothing does where all comes at once.
         reports: job.streams,
     };
-    let lease = if model.members.iter().all(|member| can_pin(member, route)) {
+    let lease = if by_rank {
         let remember = |backend: usize| keeps_prefixes(&model.members[backend]);
         model.pool.choose(policy, &prompt, admit, remember).map(|(lease, choice)| {
             if let Some(share) = choice.expected_share {
@@ -93,7 +101,31 @@ fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result
     };
     let lease =
         lease.ok_or_else(|| RequestError::NoBackend { model: model.name.clone(), causes: causes(&model.members) })?;
-    Ok(Placed { lease, policy: policy.acting_name() })
+    Ok(Placed { lease, policy: policy.acting_name(), waited: Duration::ZERO })
+}
+
+/// Which ranks have room, where they have a limit.
+struct Limit {
+    of_rank: i64,
+    /// Of each backend, where engines choose the ranks.
+    of_backends: Option<Vec<bool>>,
+}
+
+impl Limit {
+    fn new(core: &Core, model: &Model, of_rank: i64, by_rank: bool) -> Self {
+        let has_room = |member: &Member| {
+            let in_flight = core.metrics.inflight(&member.backend.name, None).get();
+            in_flight < of_rank.saturating_mul(i64::from(member.ranks.max(1)))
+        };
+        Self { of_rank, of_backends: (!by_rank).then(|| model.members.iter().map(has_room).collect()) }
+    }
+
+    fn lets_in(&self, slot: &Slot) -> bool {
+        match &self.of_backends {
+            None => slot.in_flight() < self.of_rank,
+            Some(backends) => backends.get(slot.backend).copied().unwrap_or(false),
+        }
+    }
 }
 
 /// The policy, and the shares that it may believe. Where a backend ignores pins, any of its ranks may run a request, so

@@ -18,7 +18,8 @@ use crate::live::{self, Edit, Sample};
 use crate::state::Core;
 use crate::trust::REQUEST_ID;
 
-use super::place::{Placed, place};
+use super::find::{Patience, find};
+use super::place::Placed;
 use super::read::Job;
 use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
 use super::stream::RelayBody;
@@ -84,7 +85,8 @@ pub(crate) async fn relay(
     let mut tries = Tries::new(core, job);
     let mut pending: Option<Pending<Answer>> = None;
     loop {
-        let placed = match (place(core, job, route, tries.tried()), pending.take()) {
+        let patience = pending.as_ref().map_or(Patience::ForAll, Pending::patience);
+        let placed = match (find(core, job, route, tries.tried(), patience).await, pending.take()) {
             (Ok(placed), None) => placed,
             (Ok(placed), Some(pending)) => {
                 tries.again(pending);
@@ -117,7 +119,7 @@ async fn attempt(
     core: &Arc<Core>,
     Asked { route, head, job, arrived }: Asked<'_>,
     ticket: &mut Ticket,
-    Placed { lease, policy }: Placed,
+    Placed { lease, policy, waited }: Placed,
     tries: &Tries<'_>,
 ) -> Result<Result<Answer, (Cause, RequestError)>, RequestError> {
     let config = &job.snapshot.config;
@@ -137,7 +139,7 @@ async fn attempt(
     }
     let attempts = tries.tried().len() + 1;
     if attempts == 1 {
-        core.metrics.overhead(arrived.elapsed());
+        core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
     }
     let wait = Wait { core, backend, member, limit: config.timeouts.first_byte, tries };
     let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;

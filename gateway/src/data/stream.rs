@@ -16,12 +16,23 @@ use crate::live::Edit;
 use super::ticket::Ticket;
 use super::watch::Watch;
 
-/// The engine broke off in an answer that has no place for an error: the connection to the client is closed.
+/// An answer ends in the middle. Where it has no place for an error the connection to the client is closed.
 #[derive(Debug, thiserror::Error)]
-#[error("backend '{backend}' broke off: {cause}")]
-pub(crate) struct BrokenOff {
-    backend: String,
-    cause: String,
+pub(crate) enum BrokenOff {
+    #[error("backend '{backend}' broke off: {cause}")]
+    Backend { backend: String, cause: String },
+    #[error("the gateway shuts down")]
+    Closing,
+}
+
+impl BrokenOff {
+    /// Type and code of the error event.
+    fn kind(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Backend { .. } => ("upstream_error", "backend_broke_off"),
+            Self::Closing => ("server_error", "shutting_down"),
+        }
+    }
 }
 
 /// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
@@ -105,18 +116,22 @@ impl RelayBody {
 
     /// The engine died or fell silent: an error event where one fits, or else an end that nobody takes for a good one.
     fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, BrokenOff> {
-        self.ended = true;
         self.ticket.failed(&self.watch.backend);
-        self.ticket.finish(502);
         self.watch.backend.suspect();
         let backend = self.watch.backend.name.clone();
         tracing::warn!(backend, cause, "answer broke off");
-        let broken = BrokenOff { backend, cause };
+        self.break_off(BrokenOff::Backend { backend, cause }, 502)
+    }
+
+    fn break_off(&mut self, broken: BrokenOff, code: u16) -> Result<Frame<Bytes>, BrokenOff> {
+        self.ended = true;
+        self.ticket.finish(code);
         if !self.events.as_mut().is_some_and(Events::cut_off) {
             return Err(broken);
         }
+        let (kind, code) = broken.kind();
         let error = json!({
-            "message": broken.to_string(), "type": "upstream_error", "param": null, "code": "backend_broke_off",
+            "message": broken.to_string(), "type": kind, "param": null, "code": code,
             "request_id": self.ticket.id().as_str(),
         });
         Ok(Frame::data(Bytes::from(format!("data: {}\n\n", json!({ "error": error })))))
@@ -134,6 +149,10 @@ impl Body for RelayBody {
                 return Poll::Ready(None);
             }
             let Poll::Ready(next) = Pin::new(&mut this.upstream).poll_frame(cx) else {
+                // Asked at the end of a drain, when every connection is polled once more.
+                if this.ticket.core().is_closing() {
+                    return Poll::Ready(Some(this.break_off(BrokenOff::Closing, 503)));
+                }
                 if !this.waiting {
                     this.waiting = true;
                     this.idle.as_mut().reset(Instant::now() + this.idle_limit);

@@ -4,10 +4,12 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use super::BackendLabels;
+use super::{BackendLabels, ModelLabels};
 use crate::breaker::State;
+use crate::queue::Queue;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct BreakerLabels {
@@ -16,19 +18,55 @@ struct BreakerLabels {
     to: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ShedLabels {
+    model: String,
+    reason: &'static str,
+}
+
 /// What is counted of faults.
-#[derive(Default)]
 pub(crate) struct FaultMetrics {
     breaker_state: Family<BackendLabels, Gauge>,
     breaker_changes: Family<BreakerLabels, Counter>,
     draining: Family<BackendLabels, Gauge>,
+    queue_depth: Family<ModelLabels, Gauge>,
+    queue_seconds: Family<ModelLabels, Histogram, fn() -> Histogram>,
+    shed: Family<ShedLabels, Counter>,
+}
+
+impl Default for FaultMetrics {
+    fn default() -> Self {
+        Self {
+            breaker_state: Family::default(),
+            breaker_changes: Family::default(),
+            draining: Family::default(),
+            queue_depth: Family::default(),
+            // 1 ms to 60 s, a factor of 2.
+            queue_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 17))),
+            shed: Family::default(),
+        }
+    }
 }
 
 impl FaultMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("breaker_state", "0 closed, 1 half open, 2 open", self.breaker_state.clone());
         registry.register("breaker_changes", "Changes of breakers", self.breaker_changes.clone());
+        registry.register("queue_depth", "Requests that wait for a rank or a backend", self.queue_depth.clone());
+        registry.register("queue_seconds", "How long those waited that did", self.queue_seconds.clone());
+        registry.register("shed", "Requests refused for want of room", self.shed.clone());
         registry.register("backend_draining", "1 while no new requests are placed", self.draining.clone());
+    }
+
+    /// The line of a model.
+    pub(crate) fn queue(&self, model: &str) -> Queue {
+        let labels = ModelLabels { model: model.to_owned() };
+        Queue::new(self.queue_depth.get_or_create_owned(&labels), self.queue_seconds.get_or_create_owned(&labels))
+    }
+
+    /// A request that was refused for want of room.
+    pub(crate) fn shed(&self, model: &str, reason: &'static str) {
+        self.shed.get_or_create(&ShedLabels { model: model.to_owned(), reason }).inc();
     }
 
     /// Sets the state; returns that before.

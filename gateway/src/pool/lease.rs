@@ -9,6 +9,7 @@ use semmoe_tables::RankId;
 
 use super::{Pool, Slot};
 use crate::gate::Trial;
+use crate::queue::Room;
 
 /// A request that is counted in; dropping it counts it out, exactly once, however the request ends.
 pub(crate) struct Lease {
@@ -20,6 +21,8 @@ pub(crate) struct Lease {
     counted: Option<Counted>,
     /// Of a backend whose breaker is half open.
     pub(crate) trial: Option<Trial>,
+    /// Offered to those who wait once this is counted out: fields are dropped after [`Drop::drop`].
+    pub(crate) room: Option<Room>,
 }
 
 pub(super) struct Counted {
@@ -43,12 +46,13 @@ impl Lease {
             inflight: slot.inflight.clone(),
             counted: Some(counted),
             trial: None,
+            room: None,
         }
     }
 
     pub(super) fn on_backend(backend: usize, inflight: Gauge) -> Self {
         inflight.inc();
-        Self { backend, rank: None, inflight, counted: None, trial: None }
+        Self { backend, rank: None, inflight, counted: None, trial: None, room: None }
     }
 
     /// The rank answered: what is counted there is to be believed.

@@ -1,8 +1,11 @@
-//! Backends that are drained: no new requests, running ones finish.
+//! Backends that are drained, and gateways that end: no new requests, running ones finish or are told.
+
+use std::time::Duration;
 
 use http::Method;
+use http_body_util::BodyExt;
 
-use crate::support::{Client, Mock, next_frame, settled, several, shown, start};
+use crate::support::{Client, Mock, PATIENCE, metric, next_frame, plain_model, settled, several, shown, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -62,4 +65,82 @@ async fn a_model_whose_backends_are_all_drained_is_not_ready() {
     admin.post("/admin/backends/pod-a/undrain", "").await;
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
     settled(&gateway).await;
+}
+
+/// Load balancers learn of it first; who comes meanwhile is served, and who runs then finishes.
+#[tokio::test]
+async fn a_gateway_that_is_asked_to_end_is_unready_first() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&format!("[drain]\ndelay_seconds = 1\n{}", plain_model(&mock, 2))).await;
+    let (client, admin, address) = (Client::data(&gateway), Client::admin(&gateway), gateway.data_addr());
+    let ending = tokio::spawn(gateway.drain(false));
+    while admin.get("/readyz").await.status != 503 {
+        tokio::task::yield_now().await;
+    }
+    let late = tokio::spawn({
+        let client = client.clone();
+        async move { client.mock(CHAT, "late", "{}").await }
+    });
+    mock.next().await;
+    while tokio::net::TcpStream::connect(address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(admin.get("/readyz").await.status, 503, "the admin plane is there to the end");
+    assert!(!ending.is_finished());
+    mock.release(1);
+    assert_eq!(late.await.unwrap().status, 200);
+    ending.await.unwrap();
+    assert!(tokio::net::TcpStream::connect(address).await.is_err());
+}
+
+/// What does not finish in time is told: before the answer, in the line, in a stream; a half answer is cut off.
+#[tokio::test]
+async fn what_does_not_finish_in_time_is_told() {
+    let mut mock = Mock::start(1);
+    let rules = "[drain]\ndelay_seconds = 0\ngrace_seconds = 0.01\n[queue]\nmax_in_flight = 3\n";
+    let gateway = start(&format!("{rules}{}", plain_model(&mock, 1))).await;
+    let client = Client::data(&gateway);
+    let stream = client.open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
+    let half = client.open(Method::POST, CHAT, &[("x-mock", "die-json")], "{}").await;
+    let ask = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.mock(CHAT, "hang", "{}").await })
+    };
+    let waiting = [ask(), ask()];
+    for _ in 0..3 {
+        mock.next().await;
+    }
+    while metric(&gateway, "semmoe_queue_depth{model=\"tiny\"}").await != 1.0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::timeout(PATIENCE, gateway.drain(false)).await.unwrap();
+    for call in waiting {
+        let answer = call.await.unwrap();
+        assert_eq!((answer.status, answer.message().as_str()), (503, "the gateway shuts down"));
+    }
+    let rest = stream.into_body().collect().await.unwrap().to_bytes();
+    assert!(rest.starts_with(b"data: {\"error\":{\"message\":\"the gateway shuts down\""), "{rest:?}");
+    assert!(half.into_body().collect().await.is_err());
+    for _ in 0..2 {
+        mock.next_gone().await;
+    }
+}
+
+/// Connections that send nothing, or half of a head, hold nothing up.
+#[tokio::test]
+async fn idle_connections_do_not_delay_the_end() {
+    let mock = Mock::start(1);
+    let gateway = start(&plain_model(&mock, 1)).await;
+    let mut sockets = Vec::new();
+    for head in [
+        "",
+        "POST /v1/chat/completions HTT",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{",
+    ] {
+        let mut socket = tokio::net::TcpStream::connect(gateway.data_addr()).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut socket, head.as_bytes()).await.unwrap();
+        sockets.push(socket);
+    }
+    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 200);
+    tokio::time::timeout(PATIENCE, gateway.shutdown(Duration::from_millis(200))).await.unwrap();
 }

@@ -12,6 +12,7 @@ mod openapi;
 mod pins;
 mod placement;
 mod policies;
+mod queues;
 mod reload;
 mod retries;
 mod rollback;

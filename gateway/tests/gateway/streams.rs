@@ -157,6 +157,9 @@ async fn shutdown_does_not_wait_for_ever() {
     let gateway = start(&plain_model(&mock, 1)).await;
     let answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "stream")], "{}").await;
     gateway.shutdown(std::time::Duration::from_millis(10)).await;
-    assert!(answer.into_body().collect().await.is_err());
+    let rest = answer.into_body().collect().await.unwrap().to_bytes();
+    let event = rest.strip_prefix(b"data: ").unwrap();
+    let error: serde_json::Value = serde_json::from_slice(event).unwrap();
+    assert_eq!(error["error"]["code"], "shutting_down", "{error}");
     mock.next_gone().await;
 }

@@ -1,0 +1,98 @@
+//! `[queue]` and `[drain]`: what waits for what, and for how long.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use super::validate::{LONGEST_SECONDS, seconds};
+
+/// More than any engine runs at a time.
+const MOST_IN_FLIGHT: u32 = 1 << 20;
+/// More than any listener has connections.
+const MOST_QUEUED: usize = 1 << 20;
+
+/// `[queue]`: requests that wait for a rank, a line for each model.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawQueue {
+    /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and know
+    /// their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is free then.
+    pub max_in_flight: Option<u32>,
+    /// Requests that may wait; further ones get 429.
+    pub max_queued: usize,
+    /// How long one may wait for room on a rank; then it gets 429.
+    pub max_wait_seconds: f64,
+    /// How long one may wait while no backend takes requests; then it gets 503. 0: not at all.
+    pub wait_for_backend_seconds: f64,
+}
+
+impl Default for RawQueue {
+    fn default() -> Self {
+        Self { max_in_flight: None, max_queued: 1024, max_wait_seconds: 30.0, wait_for_backend_seconds: 1.0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct QueueRules {
+    pub(crate) max_in_flight: Option<u32>,
+    pub(crate) max_queued: usize,
+    pub(crate) max_wait: Duration,
+    pub(crate) wait_for_backend: Duration,
+}
+
+/// A time that may be nothing.
+fn seconds_or_none(key: &str, value: f64) -> Result<Duration, ConfigError> {
+    // NaN is in no range.
+    if !(0.0..=LONGEST_SECONDS).contains(&value) {
+        return Err(ConfigError::value(key, format!("{value}, expected 0 to {LONGEST_SECONDS}")));
+    }
+    Ok(Duration::from_secs_f64(value))
+}
+
+pub(super) fn queue(raw: &RawQueue) -> Result<QueueRules, ConfigError> {
+    if let Some(limit) = raw.max_in_flight.filter(|limit| !(1..=MOST_IN_FLIGHT).contains(limit)) {
+        let cause = format!("{limit}, expected 1 to {MOST_IN_FLIGHT}, or none for no limit");
+        return Err(ConfigError::value("queue.max_in_flight", cause));
+    }
+    if raw.max_queued > MOST_QUEUED {
+        let cause = format!("{}, expected at most {MOST_QUEUED}", raw.max_queued);
+        return Err(ConfigError::value("queue.max_queued", cause));
+    }
+    Ok(QueueRules {
+        max_in_flight: raw.max_in_flight,
+        max_queued: raw.max_queued,
+        max_wait: seconds("queue.max_wait_seconds", raw.max_wait_seconds)?,
+        wait_for_backend: seconds_or_none("queue.wait_for_backend_seconds", raw.wait_for_backend_seconds)?,
+    })
+}
+
+/// `[drain]`: how the process ends when it is asked to (SIGTERM).
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawDrain {
+    /// How long requests are still taken after `/readyz` turned 503, so that load balancers learn of it first.
+    pub delay_seconds: f64,
+    /// How long requests that run may go on then; what is left is closed with an error.
+    pub grace_seconds: f64,
+}
+
+impl Default for RawDrain {
+    fn default() -> Self {
+        // Together below the 30 s after which Kubernetes kills.
+        Self { delay_seconds: 2.0, grace_seconds: 25.0 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DrainRules {
+    pub(crate) delay: Duration,
+    pub(crate) grace: Duration,
+}
+
+pub(super) fn drain(raw: &RawDrain) -> Result<DrainRules, ConfigError> {
+    Ok(DrainRules {
+        delay: seconds_or_none("drain.delay_seconds", raw.delay_seconds)?,
+        grace: seconds_or_none("drain.grace_seconds", raw.grace_seconds)?,
+    })
+}

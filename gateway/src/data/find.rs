@@ -1,0 +1,97 @@
+//! A place for a request: at once, or after a wait in its model's line.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use semmoe_engines::Route;
+
+use crate::config::QueueRules;
+use crate::error::RequestError;
+use crate::queue::{Nowhere, Refused, Room};
+use crate::state::Core;
+
+use super::place::{Placed, place};
+use super::read::Job;
+
+/// What a request may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Room on a rank, and a backend where there is none.
+    ForAll,
+    /// Room: it was tried before, and there is an error to tell.
+    ForRoom,
+    /// Nothing: there is an answer to relay.
+    None,
+}
+
+/// Places a request on a backend that is not among `except`.
+pub(crate) async fn find(
+    core: &Arc<Core>,
+    job: &Job,
+    route: Route,
+    except: &[usize],
+    patience: Patience,
+) -> Result<Placed, RequestError> {
+    let rules = &job.snapshot.config.queue;
+    if rules.max_in_flight.is_none() {
+        let waits = patience == Patience::ForAll && !rules.wait_for_backend.is_zero();
+        match place(core, job, route, except) {
+            Err(RequestError::NoBackend { .. }) if waits => {}
+            found => return found,
+        }
+    }
+    wait(core, job, route, except, patience).await
+}
+
+async fn wait(
+    core: &Arc<Core>,
+    job: &Job,
+    route: Route,
+    except: &[usize],
+    patience: Patience,
+) -> Result<Placed, RequestError> {
+    let (queue, rules) = (&job.model.queue, patient(&job.snapshot.config.queue, patience));
+    let began = Instant::now();
+    let mut none = None;
+    let found = queue.enter(&rules, || match place(core, job, route, except) {
+        Ok(mut placed) => {
+            placed.lease.room = rules.max_in_flight.map(|_| Room::new(queue));
+            placed.waited = began.elapsed();
+            Ok(Ok(placed))
+        }
+        Err(error @ RequestError::NoBackend { .. }) => {
+            none = Some(error);
+            let may_wait = rules.max_in_flight.is_some() && job.model.pool.has_other(except);
+            Err(if may_wait { Nowhere::Full } else { Nowhere::Gone })
+        }
+        // Waiting would not help.
+        Err(error) => Ok(Err(error)),
+    });
+    let refused = match found.await {
+        Ok(placed) => return placed,
+        Err(refused) => refused,
+    };
+    let model = &job.model.name;
+    if patience == Patience::ForAll {
+        core.metrics.faults.shed(model, refused.reason());
+    }
+    Err(match (refused, none) {
+        (Refused::Gone, Some(error)) => error,
+        (Refused::TooLong, _) => {
+            RequestError::QueueTimeout { model: model.clone(), seconds: rules.max_wait.as_secs_f64() }
+        }
+        (Refused::TooMany | Refused::Gone, _) => {
+            RequestError::QueueFull { model: model.clone(), waiting: rules.max_queued }
+        }
+    })
+}
+
+fn patient(rules: &QueueRules, patience: Patience) -> QueueRules {
+    let mut rules = *rules;
+    match patience {
+        Patience::ForAll => {}
+        Patience::ForRoom => rules.wait_for_backend = std::time::Duration::ZERO,
+        Patience::None => rules.max_queued = 0,
+    }
+    rules
+}

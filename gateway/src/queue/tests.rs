@@ -1,0 +1,199 @@
+//! The line: order, bounds, leaving, and that no room is lost.
+
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+use prometheus_client::metrics::histogram::exponential_buckets;
+use proptest::prelude::*;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn queue() -> Arc<Queue> {
+    Arc::new(Queue::new(Gauge::default(), Histogram::new(exponential_buckets(0.001, 2.0, 3))))
+}
+
+fn rules(max_queued: usize) -> QueueRules {
+    QueueRules { max_in_flight: Some(1), max_queued, max_wait: PATIENCE, wait_for_backend: Duration::ZERO }
+}
+
+/// Ranks with room for so many.
+struct Ranks(Vec<AtomicI64>);
+
+impl Ranks {
+    fn new(room: &[i64]) -> Arc<Self> {
+        Arc::new(Self(room.iter().map(|room| AtomicI64::new(*room)).collect()))
+    }
+
+    /// A rank among those that `wanted` allows.
+    fn take(self: &Arc<Self>, queue: &Arc<Queue>, wanted: Option<usize>) -> Result<Held, Nowhere> {
+        let free = |at: &usize| wanted.is_none_or(|wanted| wanted == *at) && self.0[*at].load(Ordering::SeqCst) > 0;
+        let at = (0..self.0.len()).find(free).ok_or(Nowhere::Full)?;
+        assert!(self.0[at].fetch_sub(1, Ordering::SeqCst) > 0, "a rank has more than its limit");
+        Ok(Held { ranks: Arc::clone(self), at, queue: Arc::clone(queue) })
+    }
+}
+
+struct Held {
+    ranks: Arc<Ranks>,
+    at: usize,
+    queue: Arc<Queue>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ranks.0[self.at].fetch_add(1, Ordering::SeqCst);
+        drop(Room::new(&self.queue));
+    }
+}
+
+fn is_at_rest(queue: &Queue) -> bool {
+    let line = queue.lock();
+    line.waiting.is_empty() && line.offers == 0 && queue.looking.load(Ordering::SeqCst) == 0 && queue.depth.get() == 0
+}
+
+#[tokio::test]
+async fn first_come_first_served() {
+    let (queue, ranks) = (queue(), Ranks::new(&[1]));
+    let held = queue.enter(&rules(10), || ranks.take(&queue, None)).await.unwrap();
+    let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for number in 0..5 {
+        let (queue, ranks, sender) = (Arc::clone(&queue), Arc::clone(&ranks), sender.clone());
+        let depth = queue.depth.get();
+        tasks.push(tokio::spawn({
+            let queue = Arc::clone(&queue);
+            async move {
+                let held = queue.enter(&rules(10), || ranks.take(&queue, None)).await.unwrap();
+                sender.send(number).unwrap();
+                drop(held);
+            }
+        }));
+        while queue.depth.get() == depth {
+            tokio::task::yield_now().await;
+        }
+    }
+    drop(held);
+    for expected in 0..5 {
+        assert_eq!(order.recv().await, Some(expected));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(is_at_rest(&queue));
+}
+
+#[tokio::test]
+async fn the_line_has_a_bound_and_its_waits_an_end() {
+    let (queue, ranks) = (queue(), Ranks::new(&[0]));
+    let full = || ranks.take(&queue, None);
+    let gone = || Err::<Held, _>(Nowhere::Gone);
+    assert_eq!(queue.enter(&rules(0), full).await.err(), Some(Refused::TooMany));
+    assert_eq!(queue.enter(&rules(0), gone).await.err(), Some(Refused::Gone));
+    assert_eq!(queue.enter(&rules(1), gone).await.err(), Some(Refused::Gone));
+    let short = Duration::from_millis(5);
+    let short = QueueRules { max_wait: short, wait_for_backend: short, ..rules(1) };
+    assert_eq!(queue.enter(&short, full).await.err(), Some(Refused::TooLong));
+    assert_eq!(queue.enter(&short, gone).await.err(), Some(Refused::Gone));
+    assert!(is_at_rest(&queue));
+}
+
+#[tokio::test]
+async fn a_backend_that_comes_is_offered_to_all() {
+    let (queue, ranks) = (queue(), Ranks::new(&[0]));
+    let rules = QueueRules { wait_for_backend: PATIENCE, ..rules(10) };
+    let mut tasks = Vec::new();
+    for _ in 0..5 {
+        let (queue, ranks) = (Arc::clone(&queue), Arc::clone(&ranks));
+        tasks.push(tokio::spawn(async move {
+            queue.enter(&rules, || ranks.take(&queue, None).map_err(|_| Nowhere::Gone)).await.map(std::mem::forget)
+        }));
+    }
+    while queue.depth.get() < 5 {
+        tokio::task::yield_now().await;
+    }
+    ranks.0[0].store(5, Ordering::SeqCst);
+    queue.wake_all();
+    for task in tasks {
+        task.await.unwrap().unwrap();
+    }
+    assert!(is_at_rest(&queue));
+}
+
+/// Who waits for another rank than the one that is free keeps nobody behind him.
+#[tokio::test]
+async fn nobody_waits_behind_one_who_cannot_go() {
+    let (queue, ranks) = (queue(), Ranks::new(&[1, 1]));
+    let enter = |wanted| {
+        let (queue, ranks) = (Arc::clone(&queue), Arc::clone(&ranks));
+        async move { queue.enter(&rules(10), || ranks.take(&queue, wanted)).await }
+    };
+    let (first, second) = (enter(Some(0)).await.unwrap(), enter(Some(1)).await.unwrap());
+    let pinned = tokio::spawn(enter(Some(0)));
+    while queue.depth.get() < 1 {
+        tokio::task::yield_now().await;
+    }
+    let behind = tokio::spawn(enter(None));
+    while queue.depth.get() < 2 {
+        tokio::task::yield_now().await;
+    }
+    drop(second);
+    let behind = behind.await.unwrap().unwrap();
+    assert_eq!(behind.at, 1);
+    assert!(!pinned.is_finished());
+    drop(first);
+    assert_eq!(pinned.await.unwrap().unwrap().at, 0);
+    drop(behind);
+    assert!(is_at_rest(&queue));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// Requests for any rank or for one, on several threads, some of which leave in the line or with a place: nobody waits
+    /// while there is room for him, no limit is exceeded, and nothing is left over.
+    #[test]
+    fn no_room_is_lost(
+        room in proptest::collection::vec(1i64..3, 1..4),
+        requests in proptest::collection::vec((0usize..8, 0u32..6, 0u32..12), 1..40),
+    ) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+        let (queue, ranks) = (queue(), Ranks::new(&room));
+        runtime.block_on(async {
+            let mut tasks = Vec::new();
+            for (wanted, holds, leaves) in requests {
+                let (queue, ranks) = (Arc::clone(&queue), Arc::clone(&ranks));
+                let wanted = Some(wanted).filter(|wanted| *wanted < ranks.0.len());
+                let work = async move {
+                    let held = queue.enter(&rules(100), || ranks.take(&queue, wanted)).await;
+                    assert!(held.is_ok(), "{:?}", held.err());
+                    for _ in 0..holds {
+                        tokio::task::yield_now().await;
+                    }
+                };
+                tasks.push(tokio::spawn(async move {
+                    // A third of them leaves early.
+                    let leave = async {
+                        for _ in 0..leaves {
+                            tokio::task::yield_now().await;
+                        }
+                        if leaves >= 4 {
+                            std::future::pending::<()>().await;
+                        }
+                    };
+                    tokio::select! {
+                        () = work => {}
+                        () = leave => {}
+                    }
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+        prop_assert!(is_at_rest(&queue));
+        let left: Vec<i64> = ranks.0.iter().map(|rank| rank.load(Ordering::SeqCst)).collect();
+        prop_assert_eq!(left, room);
+    }
+}

@@ -1,0 +1,179 @@
+//! Requests that wait for a rank or a backend: bounds, order, leaving, and what the client is told.
+
+use crate::support::{Answer, Client, Mock, PATIENCE, metric, plain_model, settled, several, start};
+use semmoe_gateway::Running;
+
+const CHAT: &str = "/v1/chat/completions";
+const DEPTH: &str = "semmoe_queue_depth{model=\"tiny\"}";
+
+async fn until_depth(gateway: &Running, wanted: f64) {
+    let wait = async {
+        while metric(gateway, DEPTH).await != wanted {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("the line has the wanted length");
+}
+
+fn ask(gateway: &Running, behaviour: &'static str) -> tokio::task::JoinHandle<Answer> {
+    let client = Client::data(gateway);
+    tokio::spawn(async move { client.mock(CHAT, behaviour, "{}").await })
+}
+
+async fn shed(gateway: &Running, reason: &str) -> f64 {
+    metric(gateway, &format!("semmoe_shed_total{{model=\"tiny\",reason=\"{reason}\"}}")).await
+}
+
+#[tokio::test]
+async fn what_finds_no_room_waits_and_what_finds_no_place_in_the_line_is_refused() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&format!("[queue]\nmax_in_flight = 2\nmax_queued = 2\n{}", plain_model(&mock, 1))).await;
+    let running = [ask(&gateway, "late"), ask(&gateway, "late")];
+    for _ in &running {
+        mock.next().await;
+    }
+    let waiting = [ask(&gateway, "late"), ask(&gateway, "late")];
+    until_depth(&gateway, 2.0).await;
+    let refused = Client::data(&gateway).post(CHAT, "{}").await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
+    assert_eq!(refused.message(), "model 'tiny' is busy: 2 requests wait already");
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    assert_eq!(shed(&gateway, "queue_full").await, 1.0);
+    assert!(mock.seen.try_recv().is_err(), "a rank has more than its limit");
+    for _ in 0..4 {
+        mock.release(1);
+    }
+    for call in running.into_iter().chain(waiting) {
+        assert_eq!(call.await.unwrap().status, 200);
+    }
+    assert_eq!(metric(&gateway, "semmoe_queue_seconds_count{model=\"tiny\"}").await, 2.0);
+    settled(&gateway).await;
+    until_depth(&gateway, 0.0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_the_line_is_forgotten() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{}", plain_model(&mock, 1))).await;
+    let first = ask(&gateway, "late");
+    mock.next().await;
+    let leaver = ask(&gateway, "late");
+    until_depth(&gateway, 1.0).await;
+    let last = ask(&gateway, "late");
+    until_depth(&gateway, 2.0).await;
+    leaver.abort();
+    until_depth(&gateway, 1.0).await;
+    mock.release(2);
+    assert_eq!((first.await.unwrap().status, last.await.unwrap().status), (200, 200));
+    mock.next().await;
+    assert!(mock.seen.try_recv().is_err(), "who left was asked for");
+    settled(&gateway).await;
+    let line = "semmoe_requests_total{backend=\"none\",rank=\"none\",policy=\"round_robin\",code=\"499\"}";
+    assert_eq!(metric(&gateway, line).await, 1.0);
+}
+
+#[tokio::test]
+async fn waits_end() {
+    let mut mock = Mock::start(1);
+    let rules = "[queue]\nmax_in_flight = 1\nmax_wait_seconds = 0.05\nwait_for_backend_seconds = 0.05\n";
+    let gateway = start(&format!("{rules}{}", plain_model(&mock, 1))).await;
+    let first = ask(&gateway, "late");
+    mock.next().await;
+    let refused = Client::data(&gateway).post(CHAT, "{}").await;
+    assert_eq!((refused.status, refused.header("retry-after")), (429, "1"));
+    assert_eq!(refused.message(), "model 'tiny' is busy: there was no room on a rank within 0.05 s");
+    mock.release(1);
+    assert_eq!(first.await.unwrap().status, 200);
+    mock.kill();
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    let refused = Client::data(&gateway).post(CHAT, "{}").await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, "1"));
+    assert!(refused.message().contains("backend 'pod-a': cannot connect"), "{}", refused.message());
+    assert_eq!((shed(&gateway, "queue_timeout").await, shed(&gateway, "no_backend").await), (1.0, 1.0));
+    settled(&gateway).await;
+}
+
+/// An engine that restarts quickly is not noticed by who comes meanwhile.
+#[tokio::test]
+async fn requests_wait_shortly_for_a_backend() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&format!("[queue]\nwait_for_backend_seconds = 60\n{}", plain_model(&mock, 1))).await;
+    mock.kill();
+    while gateway.health("pod-a").unwrap().is_healthy() {
+        Client::data(&gateway).post(CHAT, "{}").await;
+    }
+    let calls: Vec<_> = (0..5).map(|_| ask(&gateway, "200")).collect();
+    until_depth(&gateway, 5.0).await;
+    mock.listen();
+    for call in calls {
+        assert_eq!(call.await.unwrap().status, 200);
+    }
+    settled(&gateway).await;
+    until_depth(&gateway, 0.0).await;
+}
+
+/// A retry goes to the line where the others are full, and not beyond their limit.
+#[tokio::test]
+async fn a_retry_waits_for_room() {
+    let (mut a, mut b) = (Mock::start(1), Mock::start(1));
+    let models = several(&[&a, &b]).replace("ranks = 2", "ranks = 1");
+    let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{models}")).await;
+    a.behave("late");
+    b.behave("late");
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let client = Client::data(&gateway);
+            tokio::spawn(async move { client.post(CHAT, "{}").await })
+        })
+        .collect();
+    a.next().await;
+    b.next().await;
+    a.kill();
+    until_depth(&gateway, 1.0).await;
+    assert!(b.seen.try_recv().is_err());
+    b.release(2);
+    let mut attempts: Vec<String> = Vec::new();
+    for call in calls {
+        let answer = call.await.unwrap();
+        assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, "pod-b"));
+        attempts.push(answer.header("x-semmoe-attempts").to_owned());
+    }
+    attempts.sort();
+    assert_eq!(attempts, ["", "2"]);
+    settled(&gateway).await;
+    until_depth(&gateway, 0.0).await;
+}
+
+/// Where engines choose the ranks the limit is of all of them together.
+#[tokio::test]
+async fn the_limit_holds_where_engines_choose() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&format!("[queue]\nmax_in_flight = 1\n{}", plain_model(&mock, 2))).await;
+    let embed = |gateway: &Running| {
+        let client = Client::data(gateway);
+        tokio::spawn(async move { client.mock("/v1/embeddings", "late", "{}").await })
+    };
+    let calls = [embed(&gateway), embed(&gateway), embed(&gateway)];
+    until_depth(&gateway, 1.0).await;
+    for _ in 0..2 {
+        assert_eq!(mock.next().await.header_pin(), None);
+    }
+    assert!(mock.seen.try_recv().is_err());
+    mock.release(3);
+    for call in calls {
+        assert_eq!(call.await.unwrap().status, 200);
+    }
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn nobody_waits_in_a_line_of_no_length() {
+    let mut mock = Mock::start(1);
+    let gateway = start(&format!("[queue]\nmax_in_flight = 1\nmax_queued = 0\n{}", plain_model(&mock, 1))).await;
+    let first = ask(&gateway, "late");
+    mock.next().await;
+    assert_eq!(Client::data(&gateway).post(CHAT, "{}").await.status, 429);
+    mock.release(1);
+    assert_eq!(first.await.unwrap().status, 200);
+    settled(&gateway).await;
+}
