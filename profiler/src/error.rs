@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::Engine;
 use semmoe_engines::http::HttpError;
 use semmoe_tables::FormatError;
-use semmoe_text::TextError;
+use semmoe_text::{PromptLineError, TextError};
 
 /// An error of this crate; every message is one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +104,15 @@ pub enum ProfilerError {
     /// A tokenizer or template is wrong.
     #[error(transparent)]
     Text(#[from] TextError),
+}
+
+impl From<PromptLineError> for ProfilerError {
+    fn from(error: PromptLineError) -> Self {
+        match error {
+            PromptLineError::Io { path, source } => Self::Io { path, action: "read", source },
+            PromptLineError::Line { path, line, cause } => Self::Prompt { path, line, cause },
+        }
+    }
 }
 
 impl ProfilerError {

@@ -1,16 +1,14 @@
 //! The prompts file: JSON Lines with `messages`, `input_ids` or `prompt`, checked whole before the first request.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-use semmoe_text::{ChatTemplate, Limits, Prompt as TextPrompt, Route, TextError, Tokenizer, prompt_ids};
-use serde_json::{Value, json};
+use semmoe_text::{
+    ChatTemplate, Limits, LineForm, LinePrompt, Prompt as TextPrompt, PromptLines, Route, TextError, Tokenizer,
+    prompt_ids,
+};
+use serde_json::json;
 
 use crate::ProfilerError;
-
-/// The longest line taken, in bytes.
-const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// What is sent for one line.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,26 +59,11 @@ pub(crate) struct Preparation<'a> {
 
 /// Reads and prepares all prompts; blank lines are skipped.
 pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Vec<Prompt>, ProfilerError> {
-    let io = |source| ProfilerError::Io { path: path.to_path_buf(), action: "read", source };
-    let mut reader = BufReader::new(File::open(path).map_err(io)?);
     let mut prompts = Vec::new();
-    let mut text = Vec::new();
-    for line in 1.. {
-        text.clear();
+    for item in PromptLines::open(path, LineForm::Json)?.take(how.max_prompts.unwrap_or(usize::MAX)) {
+        let (line, prompt) = item?;
         let bad = |cause: String| ProfilerError::Prompt { path: path.to_path_buf(), line, cause };
-        let read = reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut text).map_err(io)?;
-        if read as u64 > MAX_LINE_BYTES {
-            return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
-        }
-        let enough = how.max_prompts.is_some_and(|most| prompts.len() >= most);
-        if read == 0 || enough {
-            break;
-        }
-        if text.iter().all(u8::is_ascii_whitespace) {
-            continue;
-        }
-        let input = how.prepare(&text).map_err(bad)?;
-        prompts.push(Prompt { line, input });
+        prompts.push(Prompt { line, input: how.prepare(prompt).map_err(bad)? });
     }
     if prompts.is_empty() {
         return Err(ProfilerError::NoPrompts { path: path.to_path_buf() });
@@ -89,9 +72,8 @@ pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Vec<Prompt>, Pro
 }
 
 impl Preparation<'_> {
-    fn prepare(self, line: &[u8]) -> Result<Input, String> {
-        let record: Value = serde_json::from_slice(line).map_err(|error| format!("not JSON: {error}"))?;
-        let prompt = find_prompt(record)?;
+    fn prepare(self, prompt: LinePrompt) -> Result<Input, String> {
+        let prompt = text_prompt(prompt)?;
         let mut ids = match (prompt, self.encoder) {
             (TextPrompt::Ids(lists), _) => lists.into_iter().next().unwrap_or_default(),
             (TextPrompt::Texts(_), None) if self.max_prompt_tokens.is_some() => {
@@ -118,24 +100,13 @@ impl Preparation<'_> {
     }
 }
 
-/// `messages` win over `input_ids`, and these over `prompt`: where a data set has messages, `prompt` is often the last turn
-/// alone.
-fn find_prompt(mut record: Value) -> Result<TextPrompt, String> {
-    let Some(object) = record.as_object_mut() else { return Err("not a JSON object".into()) };
-    let mut take = |name: &str| object.remove(name).filter(|value| !value.is_null());
-    let (messages, ids, prompt) = (take("messages"), take("input_ids"), take("prompt"));
-    match (messages, ids, prompt) {
-        (Some(messages), ..) => {
-            let tools = take("tools");
+fn text_prompt(prompt: LinePrompt) -> Result<TextPrompt, String> {
+    match prompt {
+        LinePrompt::Messages { messages, tools } => {
             let body = json!({ "messages": messages, "tools": tools });
             TextPrompt::from_json(Route::Chat, &body).map_err(|error| error.to_string())
         }
-        (None, Some(ids), _) => match serde_json::from_value(ids) {
-            Ok(ids) => Ok(TextPrompt::Ids(vec![ids])),
-            Err(_) => Err("input_ids is not a list of token ids".into()),
-        },
-        (None, None, Some(Value::String(text))) => Ok(TextPrompt::Texts(vec![text])),
-        (None, None, Some(_)) => Err("prompt is not a string".into()),
-        (None, None, None) => Err("none of messages, input_ids and prompt".into()),
+        LinePrompt::Ids(ids) => Ok(TextPrompt::Ids(vec![ids])),
+        LinePrompt::Text(text) => Ok(TextPrompt::Texts(vec![text])),
     }
 }

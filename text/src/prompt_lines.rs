@@ -1,0 +1,190 @@
+//! Files of prompts, read line by line: JSON Lines with `messages`, `input_ids` or `prompt`, or one plain text a line.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// The longest line taken, in bytes.
+const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// What the lines of a file are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineForm {
+    /// A JSON object each.
+    Json,
+    /// The prompt itself.
+    Plain,
+}
+
+/// The prompt of one line, as it stands there.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LinePrompt {
+    /// A conversation in OpenAI's form, unchecked.
+    Messages {
+        /// The turns.
+        messages: Value,
+        /// What the model may call.
+        tools: Option<Value>,
+    },
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// A text, perhaps empty.
+    Text(String),
+}
+
+/// Why a file of prompts cannot be read on.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptLineError {
+    /// The file itself.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// One line.
+    #[error("{} line {line}: {cause}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        cause: String,
+    },
+}
+
+/// The prompts of a file with their line numbers, from 1; blank lines are passed over. An error is the last item.
+#[derive(Debug)]
+pub struct PromptLines {
+    reader: BufReader<File>,
+    path: PathBuf,
+    form: LineForm,
+    line: usize,
+    text: Vec<u8>,
+    ended: bool,
+}
+
+impl PromptLines {
+    /// Opens `path`.
+    pub fn open(path: &Path, form: LineForm) -> Result<Self, PromptLineError> {
+        let file = File::open(path).map_err(|source| PromptLineError::Io { path: path.to_path_buf(), source })?;
+        let reader = BufReader::new(file);
+        Ok(Self { reader, path: path.to_path_buf(), form, line: 0, text: Vec::new(), ended: false })
+    }
+
+    fn next_prompt(&mut self) -> Result<Option<LinePrompt>, PromptLineError> {
+        loop {
+            self.line += 1;
+            self.text.clear();
+            let read = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut self.text);
+            let read = read.map_err(|source| PromptLineError::Io { path: self.path.clone(), source })?;
+            let bad = |cause: String| PromptLineError::Line { path: self.path.clone(), line: self.line, cause };
+            if read as u64 > MAX_LINE_BYTES {
+                return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
+            }
+            if read == 0 {
+                return Ok(None);
+            }
+            if !self.text.iter().all(u8::is_ascii_whitespace) {
+                return parse(&self.text, self.form).map(Some).map_err(bad);
+            }
+        }
+    }
+}
+
+impl Iterator for PromptLines {
+    type Item = Result<(usize, LinePrompt), PromptLineError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let item = self.next_prompt().map(|prompt| prompt.map(|prompt| (self.line, prompt))).transpose();
+        self.ended = !matches!(item, Some(Ok(_)));
+        item
+    }
+}
+
+fn parse(line: &[u8], form: LineForm) -> Result<LinePrompt, String> {
+    match form {
+        LineForm::Json => find_prompt(serde_json::from_slice(line).map_err(|error| format!("not JSON: {error}"))?),
+        LineForm::Plain => {
+            let text = std::str::from_utf8(line).map_err(|error| format!("not UTF-8: {error}"))?;
+            Ok(LinePrompt::Text(text.trim_end_matches(['\r', '\n']).to_owned()))
+        }
+    }
+}
+
+/// `messages` win over `input_ids`, and these over `prompt`: where a data set has messages, `prompt` is often the last turn
+/// alone.
+fn find_prompt(mut record: Value) -> Result<LinePrompt, String> {
+    let Some(object) = record.as_object_mut() else { return Err("not a JSON object".into()) };
+    let mut take = |name: &str| object.remove(name).filter(|value| !value.is_null());
+    let (messages, ids, prompt) = (take("messages"), take("input_ids"), take("prompt"));
+    match (messages, ids, prompt) {
+        (Some(messages), ..) => Ok(LinePrompt::Messages { messages, tools: take("tools") }),
+        (None, Some(ids), _) => match serde_json::from_value(ids) {
+            Ok(ids) => Ok(LinePrompt::Ids(ids)),
+            Err(_) => Err("input_ids is not a list of token ids".into()),
+        },
+        (None, None, Some(Value::String(text))) => Ok(LinePrompt::Text(text)),
+        (None, None, Some(_)) => Err("prompt is not a string".into()),
+        (None, None, None) => Err("none of messages, input_ids and prompt".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8], form: LineForm) -> Vec<Result<(usize, LinePrompt), String>> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        PromptLines::open(file.path(), form).unwrap().map(|line| line.map_err(|error| error.to_string())).collect()
+    }
+
+    #[test]
+    fn lines_of_json() {
+        let text = concat!(
+            r#"{"prompt": "a", "messages": [1], "tools": [2]}"#,
+            "\n\n",
+            r#"{"input_ids": [1, 2], "prompt": "b"}"#,
+            "\r\n",
+            r#"{"prompt": "c", "messages": null}"#
+        );
+        let expected = vec![
+            Ok((1, LinePrompt::Messages { messages: serde_json::json!([1]), tools: Some(serde_json::json!([2])) })),
+            Ok((3, LinePrompt::Ids(vec![1, 2]))),
+            Ok((4, LinePrompt::Text("c".into()))),
+        ];
+        assert_eq!(read(text.as_bytes(), LineForm::Json), expected);
+    }
+
+    #[test]
+    fn plain_lines() {
+        let expected = vec![Ok((1, LinePrompt::Text("a b".into()))), Ok((3, LinePrompt::Text("{}".into())))];
+        assert_eq!(read(b"a b\r\n \n{}", LineForm::Plain), expected);
+        assert!(read(b"\xff\n", LineForm::Plain)[0].as_ref().unwrap_err().contains("line 1: not UTF-8"));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_and_ends_the_reading() {
+        for (text, cause) in [
+            ("{}\n", "none of messages"),
+            ("[]\n", "not a JSON object"),
+            ("x\n", "not JSON"),
+            ("{\"prompt\": 1}\n", "prompt is not a string"),
+            ("{\"input_ids\": [-1]}\n", "input_ids is not a list"),
+        ] {
+            let lines = read(format!("\n{text}{{\"prompt\": \"a\"}}\n").as_bytes(), LineForm::Json);
+            let error = lines[0].as_ref().unwrap_err();
+            assert!(error.contains("line 2: ") && error.contains(cause), "{error}");
+            assert_eq!(lines.len(), 1);
+        }
+        assert!(PromptLines::open(Path::new("/nowhere/at-all"), LineForm::Json).is_err());
+    }
+}
