@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod keys;
+mod load;
 mod tables;
 
 pub(crate) use keys::{KeyName, KeysCommand};
+pub(crate) use load::{LoadArgs, LoadRoute};
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
 
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
@@ -60,6 +62,8 @@ pub(crate) enum Command {
     /// Look at tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
+    /// Send load to a gateway or an engine and measure its answers.
+    Load(LoadArgs),
 }
 
 #[derive(Debug, Args)]

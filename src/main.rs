@@ -38,6 +38,7 @@ fn run(command: Command) -> Result<(), CliError> {
         Command::Solve(args) => commands::solve::run(&args),
         Command::Evaluate(args) => commands::evaluate::run(&args),
         Command::Tables(command) => commands::tables::run(&command),
+        Command::Load(args) => commands::load::run(args),
     }
 }
 

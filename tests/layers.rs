@@ -9,7 +9,7 @@ const LAYERS: &[(u8, &[&str])] = &[
     (0, &["semmoe-tables", "semmoe-kernels"]),
     (1, &["semmoe-text", "semmoe-routing", "semmoe-planner"]),
     (2, &["semmoe-solver", "semmoe-engines"]),
-    (3, &["semmoe-profiler"]),
+    (3, &["semmoe-profiler", "semmoe-load"]),
     (4, &["semmoe-gateway", "semmoe-worker"]),
     (5, &["semmoe", "semmoe-bench-placement", "semmoe-bench-replay", "semmoe-bench-gateway", "semmoe-fuzz"]),
 ];

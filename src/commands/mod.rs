@@ -3,6 +3,7 @@
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod keys;
+pub(crate) mod load;
 pub(crate) mod permute;
 pub(crate) mod placement;
 pub(crate) mod profile;

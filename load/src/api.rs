@@ -1,0 +1,153 @@
+//! The routes that can be loaded, and the bodies sent to them.
+
+use semmoe_engines::Route;
+use semmoe_text::LinePrompt;
+use serde_json::{Map, Value, json};
+
+/// A route that generates text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// `/generate` (SGLang, semmoe's worker)
+    Generate,
+}
+
+impl Api {
+    /// Where it is.
+    #[must_use]
+    pub fn path(self) -> &'static str {
+        match self {
+            Self::Chat => Route::Chat.path(),
+            Self::Completions => Route::Completions.path(),
+            Self::Generate => Route::Generate.path(),
+        }
+    }
+
+    /// Whether the body names the model.
+    #[must_use]
+    pub fn names_model(self) -> bool {
+        !matches!(self, Self::Generate)
+    }
+}
+
+/// What all bodies of a run have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct BodyForm<'a> {
+    pub(crate) api: Api,
+    pub(crate) model: Option<&'a str>,
+    pub(crate) max_tokens: u32,
+    pub(crate) stream: bool,
+    /// Put over the fields above.
+    pub(crate) extra: &'a Map<String, Value>,
+}
+
+impl BodyForm<'_> {
+    /// The body for a prompt; `None` if the route cannot carry it.
+    pub(crate) fn body(&self, prompt: LinePrompt) -> Option<Map<String, Value>> {
+        let mut body = Map::new();
+        if let Some(model) = self.model.filter(|_| self.api.names_model()) {
+            body.insert("model".into(), model.into());
+        }
+        let tools = self.put_prompt(prompt, &mut body)?;
+        if let Some(tools) = tools {
+            body.insert("tools".into(), tools);
+        }
+        match self.api {
+            Api::Generate => {
+                body.insert("sampling_params".into(), json!({ "max_new_tokens": self.max_tokens }));
+            }
+            Api::Chat | Api::Completions => {
+                body.insert("max_tokens".into(), self.max_tokens.into());
+            }
+        }
+        if self.stream {
+            body.insert("stream".into(), true.into());
+            if self.api.names_model() {
+                // The last event tells how many tokens there were.
+                body.insert("stream_options".into(), json!({ "include_usage": true }));
+            }
+        }
+        for (name, value) in self.extra {
+            body.insert(name.clone(), value.clone());
+        }
+        Some(body)
+    }
+
+    /// Puts the prompt in; returns tools that go with it.
+    fn put_prompt(&self, prompt: LinePrompt, body: &mut Map<String, Value>) -> Option<Option<Value>> {
+        let (name, value, tools) = match (self.api, prompt) {
+            (Api::Chat, LinePrompt::Messages { messages, tools }) => ("messages", messages, tools),
+            (Api::Chat, LinePrompt::Text(text)) => ("messages", json!([{ "role": "user", "content": text }]), None),
+            (Api::Completions, LinePrompt::Text(text)) => ("prompt", text.into(), None),
+            (Api::Completions, LinePrompt::Ids(ids)) => ("prompt", ids.into(), None),
+            (Api::Generate, LinePrompt::Text(text)) => ("text", text.into(), None),
+            (Api::Generate, LinePrompt::Ids(ids)) => ("input_ids", ids.into(), None),
+            (Api::Chat, LinePrompt::Ids(_)) | (_, LinePrompt::Messages { .. }) => return None,
+        };
+        body.insert(name.into(), value);
+        Some(tools)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_of_all_routes() {
+        let messages = json!([{"role": "user", "content": "a"}]);
+        let talk = LinePrompt::Messages { messages: messages.clone(), tools: Some(json!([1])) };
+        let text = LinePrompt::Text("a".into());
+        let ids = LinePrompt::Ids(vec![1, 2]);
+        let (none, extra) = (Map::new(), json!({"max_tokens": 9, "temperature": 0}));
+        let usage = json!({"include_usage": true});
+        for (api, stream, extra, prompt, expected) in [
+            (
+                Api::Chat,
+                false,
+                &none,
+                talk.clone(),
+                Some(json!({"model": "m", "messages": messages, "tools": [1], "max_tokens": 3})),
+            ),
+            (
+                Api::Chat,
+                true,
+                &none,
+                text.clone(),
+                Some(
+                    json!({"model": "m", "messages": messages, "max_tokens": 3, "stream": true, "stream_options": usage}),
+                ),
+            ),
+            (Api::Chat, false, &none, ids.clone(), None),
+            (Api::Completions, false, &none, talk.clone(), None),
+            (
+                Api::Completions,
+                false,
+                extra.as_object().unwrap(),
+                text.clone(),
+                Some(json!({"model": "m", "prompt": "a", "max_tokens": 9, "temperature": 0})),
+            ),
+            (
+                Api::Completions,
+                false,
+                &none,
+                ids.clone(),
+                Some(json!({"model": "m", "prompt": [1, 2], "max_tokens": 3})),
+            ),
+            (
+                Api::Generate,
+                true,
+                &none,
+                ids,
+                Some(json!({"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}, "stream": true})),
+            ),
+            (Api::Generate, false, &none, talk, None),
+        ] {
+            let form = BodyForm { api, model: Some("m"), max_tokens: 3, stream, extra };
+            assert_eq!(form.body(prompt).map(Value::Object), expected, "{api:?}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Connections of one worker, used again and again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+
+use super::target::Target;
+use crate::Failure;
+
+/// Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s: one that is about to be closed is not used.
+const LONGEST_IDLE: Duration = Duration::from_secs(4);
+
+pub(crate) type Sender = SendRequest<Full<Bytes>>;
+
+/// Idle connections of one worker; the last used is used first.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    target: Arc<Target>,
+    idle: Mutex<Vec<(Sender, Instant)>>,
+    counts: Arc<ConnectionCounts>,
+}
+
+/// What became of the connections of a run.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionCounts {
+    pub(crate) opened: AtomicU64,
+    /// The server sent something on them that nobody asked for, such as more than it announced.
+    pub(crate) stray: AtomicU64,
+}
+
+impl Connections {
+    pub(crate) fn new(target: Arc<Target>, counts: Arc<ConnectionCounts>) -> Self {
+        Self { target, idle: Mutex::new(Vec::new()), counts }
+    }
+
+    /// An idle connection that is still open.
+    pub(crate) async fn idle(&self) -> Option<Sender> {
+        loop {
+            let (mut sender, since) = self.lock().pop()?;
+            if since.elapsed() < LONGEST_IDLE && !sender.is_closed() && sender.ready().await.is_ok() {
+                return Some(sender);
+            }
+        }
+    }
+
+    /// A new connection. Its task ends when the connection does, or with the worker's runtime.
+    pub(crate) async fn open(&self) -> Result<Sender, Failure> {
+        let stream = self.target.connect().await.map_err(Failure::Connect)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|_| Failure::Closed)?;
+        self.counts.opened.fetch_add(1, Ordering::Relaxed);
+        let counts = Arc::clone(&self.counts);
+        tokio::spawn(async move {
+            // A request in flight gets the error itself; bytes after an answer belong to nobody.
+            if connection.await.is_err_and(|error| is_unexpected(&error)) {
+                counts.stray.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Ok(sender)
+    }
+
+    /// Gives a connection back after a complete answer.
+    pub(crate) fn keep(&self, sender: Sender) {
+        if !sender.is_closed() {
+            self.lock().push((sender, Instant::now()));
+        }
+    }
+
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Sender, Instant)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// hyper has no question for this kind of error.
+fn is_unexpected(error: &hyper::Error) -> bool {
+    !error.is_incomplete_message() && !error.is_closed() && !error.is_canceled() && !error.is_body_write_aborted() && {
+        use std::error::Error;
+        error.source().is_none() || error.is_parse()
+    }
+}

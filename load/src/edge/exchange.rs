@@ -1,0 +1,212 @@
+//! One request and its answer, measured.
+
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Response, header};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use super::connection::{Connections, Sender};
+use crate::Failure;
+use crate::answer::{self, Said};
+use crate::events::{Event, Events, TooLong};
+use crate::failure::{Break, Phase};
+use crate::stats::{Answered, Tokens};
+
+/// The longest answer that is not a stream, in bytes.
+const MAX_BODY_BYTES: usize = 64 << 20;
+/// So much of an error's body is read, so that its connection can be used again.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+
+const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
+
+/// What is seen of a request while it runs; a time-out finds it as far as it got.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// Latencies count from here: the request was due, or its client was free.
+    due: Instant,
+    pub(crate) phase: Phase,
+    pub(crate) headers: Option<HeaderMap>,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    events: u64,
+    longest_gap: Option<Duration>,
+    told: Option<u64>,
+    done: bool,
+    content: bool,
+}
+
+impl From<TooLong> for Failure {
+    fn from(_: TooLong) -> Self {
+        Self::Malformed("an event of more than 4 MiB")
+    }
+}
+
+impl Seen {
+    pub(crate) fn new(due: Instant) -> Self {
+        Self {
+            due,
+            phase: Phase::Head,
+            headers: None,
+            first: None,
+            last: None,
+            events: 0,
+            longest_gap: None,
+            told: None,
+            done: false,
+            content: false,
+        }
+    }
+
+    /// Sends `body` and reads the answer to its end; `on_gap` gets the gaps between content events.
+    pub(crate) async fn exchange(
+        &mut self,
+        connections: &Connections,
+        body: Bytes,
+        stream: bool,
+        on_gap: impl FnMut(Duration),
+    ) -> Result<Answered, Failure> {
+        let (mut sender, response) = send(connections, body).await?;
+        self.phase = Phase::Body;
+        let status = response.status();
+        let (head, body) = response.into_parts();
+        let headers = self.headers.insert(head.headers);
+        if !status.is_success() {
+            if drain(body).await {
+                connections.keep(sender);
+            }
+            return Err(Failure::Status(status.as_u16()));
+        }
+        if stream {
+            if !is_event_stream(headers) {
+                return Err(Failure::Malformed("not an event stream"));
+            }
+            self.read_stream(body, on_gap).await?;
+        } else {
+            self.read_document(body).await?;
+        }
+        let end = Instant::now();
+        // The connection's task learns of the end only when it runs again.
+        if sender.ready().await.is_ok() {
+            connections.keep(sender);
+        }
+        Ok(self.answered(end))
+    }
+
+    async fn read_stream(&mut self, mut body: Incoming, mut on_gap: impl FnMut(Duration)) -> Result<(), Failure> {
+        let mut events = Events::default();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| Failure::Broken(Break::Short))?;
+            let Some(data) = frame.data_ref() else { continue };
+            let now = Instant::now();
+            events.push(data, |event| self.event(event, now, &mut on_gap))?;
+        }
+        match (events.is_at_boundary(), self.done) {
+            (true, true) => Ok(()),
+            (false, _) => Err(Failure::Broken(Break::InEvent)),
+            (true, false) => Err(Failure::Broken(Break::NoDone)),
+        }
+    }
+
+    fn event(&mut self, event: Event<'_>, now: Instant, on_gap: &mut impl FnMut(Duration)) -> Result<(), Failure> {
+        if event.is_error {
+            return Err(Failure::ErrorEvent);
+        }
+        if self.done {
+            return Err(Failure::Malformed("events after [DONE]"));
+        }
+        if event.data == b"[DONE]" {
+            self.done = true;
+            return Ok(());
+        }
+        let said = self.document(event.data)?;
+        if said.content {
+            self.events += 1;
+            self.first.get_or_insert(now);
+            if let Some(last) = self.last.replace(now) {
+                let gap = now - last;
+                self.longest_gap = self.longest_gap.max(Some(gap));
+                on_gap(gap);
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_document(&mut self, mut body: Incoming) -> Result<(), Failure> {
+        let mut whole = BytesMut::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|_| Failure::Broken(Break::Short))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if whole.len().saturating_add(data.len()) > MAX_BODY_BYTES {
+                return Err(Failure::Malformed("an answer of more than 64 MiB"));
+            }
+            whole.extend_from_slice(&data);
+        }
+        let said = self.document(&whole)?;
+        if said.is_answer { Ok(()) } else { Err(NO_JSON) }
+    }
+
+    fn document(&mut self, json: &[u8]) -> Result<Said, Failure> {
+        let said = answer::read(json).ok_or(NO_JSON)?;
+        if said.is_error {
+            return Err(Failure::ErrorEvent);
+        }
+        self.told = said.output_tokens.or(self.told);
+        self.content |= said.content;
+        Ok(said)
+    }
+
+    fn answered(&self, end: Instant) -> Answered {
+        let gaps = u32::try_from(self.events.saturating_sub(1)).unwrap_or(u32::MAX);
+        let spread = self.first.zip(self.last).map(|(first, last)| last - first);
+        Answered {
+            ttft: self.first.map(|first| first.saturating_duration_since(self.due)),
+            e2e: end.saturating_duration_since(self.due),
+            mean_gap: spread.and_then(|spread| spread.checked_div(gaps)),
+            longest_gap: self.longest_gap,
+            tokens: self.told.map_or(Tokens::Events(self.events), Tokens::Told),
+            content: self.content,
+        }
+    }
+}
+
+/// Sends on an idle connection or a new one. A request that an idle connection did not take, as the server had just closed
+/// it, goes on a new one; nothing of it was sent.
+async fn send(connections: &Connections, body: Bytes) -> Result<(Sender, Response<Incoming>), Failure> {
+    let mut request = connections.target().request(body);
+    if let Some(mut sender) = connections.idle().await {
+        match sender.try_send_request(request).await {
+            Ok(response) => return Ok((sender, response)),
+            Err(mut refused) => match refused.take_message() {
+                Some(unsent) => request = unsent,
+                None => return Err(no_head(&refused.into_error())),
+            },
+        }
+    }
+    let mut sender = connections.open().await?;
+    let response = sender.send_request(request).await.map_err(|error| no_head(&error))?;
+    Ok((sender, response))
+}
+
+fn no_head(error: &hyper::Error) -> Failure {
+    if error.is_parse() { Failure::Malformed("not HTTP") } else { Failure::Closed }
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.trim_start().get(..17).is_some_and(|start| start.eq_ignore_ascii_case("text/event-stream"))
+}
+
+/// Reads a body that nobody needs; whether it ended.
+async fn drain(mut body: Incoming) -> bool {
+    let mut bytes = 0usize;
+    while let Some(frame) = body.frame().await {
+        let Ok(frame) = frame else { return false };
+        bytes = bytes.saturating_add(frame.data_ref().map_or(0, Bytes::len));
+        if bytes > MAX_ERROR_BYTES {
+            return false;
+        }
+    }
+    true
+}

@@ -1,0 +1,11 @@
+//! Sockets, threads and clocks: as little of them as there can be.
+
+mod connection;
+mod exchange;
+mod pacer;
+mod run;
+mod shared;
+mod target;
+mod worker;
+
+pub use run::{Snapshot, run};

@@ -1,0 +1,126 @@
+//! The server: its addresses, looked up once, and the head of every request.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
+use http_body_util::Full;
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
+use serde::Deserialize;
+use tokio::net::TcpStream;
+
+use crate::failure::ConnectFailure;
+use crate::{Api, LoadError, LoadOptions};
+
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Names the model where no body does; semmoe's gateway reads it.
+const MODEL_HEADER: &str = "x-semmoe-model";
+
+#[derive(Debug)]
+pub(crate) struct Target {
+    addresses: Vec<SocketAddr>,
+    /// The address that answered last.
+    good: AtomicUsize,
+    uri: Uri,
+    headers: HeaderMap,
+}
+
+impl Target {
+    /// Looks the server up and connects once, so that a wrong address is one error and not as many as there are requests.
+    pub(crate) async fn find(options: &LoadOptions) -> Result<Self, LoadError> {
+        let url = &options.url;
+        let unreachable = |cause: std::io::Error| LoadError::Connect { url: url.to_string(), cause: cause.to_string() };
+        let authority = url.authority();
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let host = if has_port { authority.to_owned() } else { format!("{authority}:80") };
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host(host).await.map_err(unreachable)?.collect();
+        let whole = url.join(options.api.path())?;
+        let uri = whole.path().parse().expect("the path of a valid URI is one");
+        let mut headers = options.headers.clone();
+        let host = HeaderValue::from_str(authority).expect("an authority is visible ASCII");
+        headers.insert(header::HOST, host);
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers
+            .entry(header::USER_AGENT)
+            .or_insert(HeaderValue::from_static(concat!("semmoe-load/", env!("CARGO_PKG_VERSION"))));
+        if let (Api::Generate, Some(model)) = (options.api, &options.model) {
+            let expected = "visible ASCII";
+            let value = HeaderValue::from_str(model).map_err(|_| LoadError::Option {
+                option: "the model's name",
+                found: model.clone(),
+                expected,
+            })?;
+            headers.insert(MODEL_HEADER, value);
+        }
+        let target = Self { addresses, good: AtomicUsize::new(0), uri, headers };
+        target.connect_cause().await.map_err(unreachable)?;
+        Ok(target)
+    }
+
+    /// A new connection.
+    pub(crate) async fn connect(&self) -> Result<TcpStream, ConnectFailure> {
+        self.connect_cause().await.map_err(|error| {
+            match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+                Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => ConnectFailure::NoFiles,
+                Some(rustix::io::Errno::CONNREFUSED) => ConnectFailure::Refused,
+                _ if error.kind() == std::io::ErrorKind::TimedOut => ConnectFailure::TimedOut,
+                _ => ConnectFailure::Other,
+            }
+        })
+    }
+
+    /// Tries every address, from the one that answered last.
+    async fn connect_cause(&self) -> std::io::Result<TcpStream> {
+        let first = self.good.load(Ordering::Relaxed);
+        let mut last = std::io::Error::other("the name has no address");
+        for offset in 0..self.addresses.len() {
+            let index = (first + offset) % self.addresses.len();
+            let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(self.addresses[index])).await;
+            match connected.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
+                Ok(stream) => {
+                    self.good.store(index, Ordering::Relaxed);
+                    stream.set_nodelay(true)?;
+                    return Ok(stream);
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// The request with this body.
+    pub(crate) fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = self.headers.clone();
+        request
+    }
+}
+
+#[derive(Deserialize)]
+struct Models {
+    data: Vec<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    id: String,
+}
+
+/// The one model that the server lists.
+pub(crate) async fn only_model(url: &BaseUrl, headers: &HeaderMap) -> Result<String, LoadError> {
+    let mut request = request(Method::GET, url, "/v1/models", None)?;
+    request.headers_mut().extend(headers.clone());
+    let (found_at, body) = HttpClient::default().whole(request, &AnswerLimits::default()).await?;
+    let models: Models = serde_json::from_slice(&body).map_err(|error| {
+        LoadError::Models(semmoe_engines::http::HttpError::Json { url: found_at, cause: error.to_string() })
+    })?;
+    match <[Model; 1]>::try_from(models.data) {
+        Ok([model]) => Ok(model.id),
+        Err(models) => Err(LoadError::Model { url: url.to_string(), found: models.len() }),
+    }
+}

@@ -1,0 +1,42 @@
+//! A load generator for servers that generate text: closed and open loop, latencies without coordinated omission, a report.
+//!
+//! | module | what |
+//! |---|---|
+//! | `options` | what a run is asked to do, checked |
+//! | `schedule`, `arrivals` | when requests are due |
+//! | `api`, `jobs` | what is sent |
+//! | `events`, `answer` | what an answer says |
+//! | `failure` | how a request can fail |
+//! | `latency`, `spread`, `stats` | what is kept: histograms and counts, bounded whatever the run's length |
+//! | `report`, `text` | what is told |
+//! | `edge` | the rest: sockets, threads, clocks |
+//!
+//! An answer counts as complete only when it is: all of `Content-Length`, or the last chunk; `[DONE]` at the end of a stream;
+//! no error in it.
+
+mod answer;
+mod api;
+mod arrivals;
+mod edge;
+mod error;
+mod events;
+mod failure;
+mod jobs;
+mod latency;
+mod options;
+mod report;
+mod schedule;
+mod spread;
+mod stats;
+mod text;
+
+pub use api::Api;
+pub use arrivals::read_arrivals;
+pub use edge::{Snapshot, run};
+pub use error::LoadError;
+pub use failure::{Break, ConnectFailure, Failure, Phase};
+pub use latency::LatencySummary;
+pub use options::{Limit, LoadOptions, MAX_CONCURRENCY, Pace, Slo, bearer, parse_header};
+pub use report::{ErrorCount, Generator, Goodput, PaceReport, Report, RequestCounts, TokenReport};
+pub use schedule::Schedule;
+pub use spread::SpreadSummary;

@@ -1,0 +1,269 @@
+//! What a run is asked to do, checked before anything is sent.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use semmoe_engines::http::BaseUrl;
+use serde_json::{Map, Value};
+
+use crate::{Api, LoadError};
+
+/// More clients than any machine has ports for.
+pub const MAX_CONCURRENCY: usize = 50_000;
+
+/// Headers whose values are secrets: a command line is seen by every user of the machine.
+const SECRETS: &[&str] = &["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"];
+/// Headers that the client itself writes.
+const FRAMING: &[&str] =
+    &["host", "content-length", "content-type", "transfer-encoding", "connection", "te", "upgrade"];
+
+/// When requests are sent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pace {
+    /// Closed loop: so many clients, each sending its next request when the last one ended.
+    Closed {
+        /// At least 1.
+        concurrency: usize,
+    },
+    /// Open loop: a Poisson process, whatever the server does.
+    Poisson {
+        /// Mean requests per second, above 0.
+        per_second: f64,
+    },
+    /// Open loop: the times of an arrival file.
+    Recorded {
+        /// The file.
+        arrivals: PathBuf,
+        /// Times are divided by this, above 0.
+        speed: f64,
+    },
+}
+
+/// When a run ends; warm-up requests do not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// After so many requests.
+    Requests(u64),
+    /// After so long; requests in flight then are waited for.
+    Duration(Duration),
+    /// With the arrival file.
+    Arrivals,
+}
+
+/// Service levels; a request is good when it holds all that are given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Slo {
+    /// Time to the first content, at most so many milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// Mean gap between the content events of the request, at most so many milliseconds.
+    pub itl_ms: Option<f64>,
+    /// Time to the end of the answer, at most so many milliseconds.
+    pub e2e_ms: Option<f64>,
+}
+
+impl Slo {
+    /// Whether any is given.
+    #[must_use]
+    pub fn is_given(&self) -> bool {
+        self.ttft_ms.is_some() || self.itl_ms.is_some() || self.e2e_ms.is_some()
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The server.
+    pub url: BaseUrl,
+    /// The route.
+    pub api: Api,
+    /// Whether answers are streamed.
+    pub stream: bool,
+    /// The model; `None` asks the server for the only one it serves.
+    pub model: Option<String>,
+    /// The prompts file: `.txt` has one a line, any other is JSON Lines.
+    pub prompts: PathBuf,
+    /// Tokens to generate at most.
+    pub max_tokens: u32,
+    /// Fields put over those of every body.
+    pub extra: Map<String, Value>,
+    /// Sent with every request.
+    pub headers: HeaderMap,
+    /// When requests are sent.
+    pub pace: Pace,
+    /// When the run ends.
+    pub limit: Limit,
+    /// So many requests are sent first and not measured.
+    pub warmup: u64,
+    /// Longest time of one request, from when it is sent.
+    pub timeout: Duration,
+    /// Service levels.
+    pub slo: Slo,
+    /// Seed of the Poisson process.
+    pub seed: u64,
+    /// Threads that send; `None` takes one for each core, and no more than clients.
+    pub threads: Option<usize>,
+    /// Requests of an open loop in flight at most; later ones wait, and are measured from when they were due.
+    pub max_in_flight: usize,
+    /// How long requests in flight may go on when the caller stops the run.
+    pub grace: Duration,
+}
+
+impl LoadOptions {
+    /// Chats that are not streamed, one at a time, each prompt of the file until `limit`.
+    #[must_use]
+    pub fn new(url: BaseUrl, prompts: PathBuf, pace: Pace, limit: Limit) -> Self {
+        Self {
+            url,
+            api: Api::Chat,
+            stream: false,
+            model: None,
+            prompts,
+            max_tokens: 128,
+            extra: Map::new(),
+            headers: HeaderMap::new(),
+            pace,
+            limit,
+            warmup: 0,
+            timeout: Duration::from_secs(600),
+            slo: Slo::default(),
+            seed: 0,
+            threads: None,
+            max_in_flight: 10_000,
+            grace: Duration::from_secs(5),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), LoadError> {
+        let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+        match &self.pace {
+            Pace::Closed { concurrency } if !(1..=MAX_CONCURRENCY).contains(concurrency) => {
+                return bad("concurrency", concurrency.to_string(), "1 to 50000");
+            }
+            Pace::Poisson { per_second } if !(1e-6..=1e6).contains(per_second) => {
+                return bad("rate", per_second.to_string(), "0.000001 to 1000000 requests per second");
+            }
+            Pace::Recorded { speed, .. } if !(1e-6..=1e6).contains(speed) => {
+                return bad("speed", speed.to_string(), "0.000001 to 1000000");
+            }
+            _ => {}
+        }
+        match self.limit {
+            Limit::Requests(0) => return bad("requests", "0".into(), "at least 1"),
+            Limit::Duration(time) if time.is_zero() || time > crate::schedule::LONGEST => {
+                return bad("duration", format!("{time:?}"), "above 0 and at most a year");
+            }
+            Limit::Arrivals if !matches!(self.pace, Pace::Recorded { .. }) => {
+                return bad("the end of the run", "that of an arrival file".into(), "an arrival file");
+            }
+            _ => {}
+        }
+        if self.timeout.is_zero() {
+            return bad("timeout", format!("{:?}", self.timeout), "above 0");
+        }
+        if !(1..=MAX_CONCURRENCY).contains(&self.max_in_flight) {
+            return bad("max in flight", self.max_in_flight.to_string(), "1 to 50000");
+        }
+        if self.threads.is_some_and(|threads| !(1..=1024).contains(&threads)) {
+            return bad("threads", format!("{:?}", self.threads), "1 to 1024");
+        }
+        self.check_slo()
+    }
+
+    fn check_slo(&self) -> Result<(), LoadError> {
+        let Slo { ttft_ms, itl_ms, e2e_ms } = self.slo;
+        for (option, value) in [("slo ttft", ttft_ms), ("slo itl", itl_ms), ("slo e2e", e2e_ms)] {
+            if value.is_some_and(|value| !(value.is_finite() && value > 0.0)) {
+                return Err(LoadError::Option { option, found: format!("{value:?} ms"), expected: "above 0" });
+            }
+        }
+        if !self.stream && (ttft_ms.is_some() || itl_ms.is_some()) {
+            return Err(LoadError::Option {
+                option: "a service level for the first token or the gaps",
+                found: "given for answers that are not streamed".into(),
+                expected: "streamed answers",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// A header as `name: value` for every request; secrets and what the client itself writes are refused.
+pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
+    let bad = |found: &str, expected| LoadError::Option { option: "a header", found: found.to_owned(), expected };
+    // Whatever is wrong with it, its value is not shown.
+    let Some((name, value)) = text.split_once(':') else { return Err(bad("without a colon", "name: value")) };
+    let name: HeaderName = name.trim().parse().map_err(|_| bad("of a name that is none", "letters, digits and '-'"))?;
+    if SECRETS.contains(&name.as_str()) {
+        return Err(bad(name.as_str(), "secrets to come from the environment (--api-key-env)"));
+    }
+    if FRAMING.contains(&name.as_str()) {
+        return Err(bad(name.as_str(), "another one than those that the client itself writes"));
+    }
+    let value = value.trim().parse().map_err(|_| bad("of a value that is none", "visible ASCII"))?;
+    Ok((name, value))
+}
+
+/// `Authorization: Bearer KEY`, which no `Debug` shows.
+pub fn bearer(key: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
+    let wrong = |_| LoadError::Option {
+        option: "the API key",
+        found: "not fit for a header".into(),
+        expected: "visible ASCII on one line",
+    };
+    let mut value: HeaderValue = format!("Bearer {}", key.trim()).parse().map_err(wrong)?;
+    value.set_sensitive(true);
+    Ok((header::AUTHORIZATION, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers() {
+        let (name, value) = parse_header("X-Semmoe-Session:  a:b ").unwrap();
+        assert_eq!((name.as_str(), value.to_str().unwrap()), ("x-semmoe-session", "a:b"));
+        for text in [
+            "Authorization: Bearer s3cret",
+            "x-API-key:s3cret",
+            "Host: s3cret",
+            "s3cret",
+            "a b: s3cret",
+            "a: s3cret\u{7f}",
+        ] {
+            let error = parse_header(text).map(|_| ()).unwrap_err().to_string();
+            assert!(!error.contains("s3cret"), "{error}");
+        }
+        let (_, value) = bearer("s3cret\n").unwrap();
+        assert_eq!(value, "Bearer s3cret");
+        assert!(!format!("{value:?}").contains("s3cret"));
+        assert!(!bearer("s3cret\nx").unwrap_err().to_string().contains("s3cret"));
+    }
+
+    #[test]
+    fn options_that_cannot_be_used_are_refused() {
+        let closed = Pace::Closed { concurrency: 1 };
+        let base = LoadOptions::new("http://a".parse().unwrap(), "p".into(), closed, Limit::Requests(1));
+        assert!(base.check().is_ok());
+        type Change = fn(&mut LoadOptions);
+        let changes: [Change; 11] = [
+            |o| o.pace = Pace::Closed { concurrency: 0 },
+            |o| o.pace = Pace::Poisson { per_second: f64::NAN },
+            |o| o.pace = Pace::Poisson { per_second: 0.0 },
+            |o| o.pace = Pace::Recorded { arrivals: "a".into(), speed: -1.0 },
+            |o| o.limit = Limit::Requests(0),
+            |o| o.limit = Limit::Duration(Duration::ZERO),
+            |o| o.limit = Limit::Arrivals,
+            |o| o.timeout = Duration::ZERO,
+            |o| o.max_in_flight = 0,
+            |o| o.slo.ttft_ms = Some(1.0),
+            |o| (o.stream, o.slo.itl_ms) = (true, Some(f64::INFINITY)),
+        ];
+        for (index, change) in changes.iter().enumerate() {
+            let mut options = base.clone();
+            change(&mut options);
+            assert!(options.check().is_err(), "change {index}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What a run measured.
+
+use serde::Serialize;
+
+use crate::latency::LatencySummary;
+use crate::spread::SpreadSummary;
+use crate::stats::Stats;
+use crate::{Limit, LoadOptions, Pace, Slo};
+
+/// A generator that sends later than this, at the 99th percentile, measures itself too.
+const LATE_MS: f64 = 10.0;
+/// The share of a core for each thread beyond which the generator is at its limit.
+const BUSY: f64 = 0.9;
+
+/// A run, as printed and as JSON. Times are in milliseconds unless the name says otherwise; never holds prompts or secrets.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Where to.
+    pub url: String,
+    /// The route's path.
+    pub route: &'static str,
+    /// The model asked for.
+    pub model: Option<String>,
+    /// Whether answers were streamed.
+    pub stream: bool,
+    /// How requests were paced.
+    #[serde(rename = "loop")]
+    pub pace: PaceReport,
+    /// The user stopped the run.
+    pub stopped: bool,
+    /// How long rates are over, in seconds.
+    pub seconds: f64,
+    /// Requests of the measured part.
+    pub requests: RequestCounts,
+    /// Complete answers per second.
+    pub requests_per_second: f64,
+    /// Tokens of complete answers.
+    pub output_tokens: TokenReport,
+    /// Requests that hold the service levels; none are given: `None`.
+    pub goodput: Option<Goodput>,
+    /// To the first content event; only streams.
+    pub ttft_ms: Option<LatencySummary>,
+    /// Between content events, also of requests that failed later; only streams.
+    pub inter_token_ms: Option<LatencySummary>,
+    /// The longest gap of each complete answer; only streams.
+    pub longest_gap_ms: Option<LatencySummary>,
+    /// To the last byte of complete answers.
+    pub e2e_ms: Option<LatencySummary>,
+    /// How late the generator itself sent; only open loops.
+    pub send_lateness_ms: Option<LatencySummary>,
+    /// Failed requests by kind, most first.
+    pub errors: Vec<ErrorCount>,
+    /// Requests by backend and rank, as the gateway's `x-semmoe-*` headers tell.
+    pub ranks: SpreadSummary,
+    /// Requests by backend.
+    pub backends: SpreadSummary,
+    /// What the load generator did and cost.
+    pub generator: Generator,
+    /// What to keep in mind when reading the figures.
+    pub warnings: Vec<String>,
+}
+
+/// How requests were paced.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum PaceReport {
+    /// So many clients, each waiting for its answer.
+    Closed {
+        /// Clients.
+        concurrency: usize,
+    },
+    /// Latencies count from when requests were due.
+    Poisson {
+        /// Requests per second asked for.
+        per_second: f64,
+        /// The seed of the times.
+        seed: u64,
+    },
+    /// Latencies count from when requests were due.
+    Recorded {
+        /// The arrival file.
+        arrivals: String,
+        /// Times were divided by it.
+        speed: f64,
+    },
+}
+
+/// Requests that were measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RequestCounts {
+    /// Sent, all in all.
+    pub sent: u64,
+    /// Answered completely.
+    pub ok: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Still in flight when the user stopped the run.
+    pub unfinished: u64,
+    /// Answered completely, without any content.
+    pub without_content: u64,
+    /// Sent before, and not measured.
+    pub warmup: u64,
+}
+
+/// Tokens of complete answers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TokenReport {
+    /// Tokens per second.
+    pub per_second: f64,
+    /// Tokens that engines told.
+    pub told: u64,
+    /// Answers that told them.
+    pub answers_that_told: u64,
+    /// Content events of answers that did not tell: at least one token each, perhaps more.
+    pub events: u64,
+}
+
+/// Requests that hold all service levels.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Goodput {
+    /// The levels.
+    pub slo: Slo,
+    /// Good requests per second.
+    pub requests_per_second: f64,
+    /// Good requests over all that ended, failed ones included.
+    pub share: f64,
+}
+
+/// Failed requests of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ErrorCount {
+    /// The kind.
+    pub kind: String,
+    /// How many.
+    pub count: u64,
+}
+
+/// What the load generator did and cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Generator {
+    /// Threads that sent.
+    pub threads: usize,
+    /// CPU time of the process during the run, in seconds.
+    pub cpu_seconds: f64,
+    /// CPU time for each request, in microseconds.
+    pub cpu_us_per_request: f64,
+    /// Connections opened.
+    pub connections: u64,
+    /// Requests in flight at the same time, at most.
+    pub most_in_flight: usize,
+    /// Requests of an open loop that waited as too many were in flight.
+    pub held_back: u64,
+    /// Connections on which the server sent what nobody asked for.
+    pub stray_bytes: u64,
+    /// Different prompts.
+    pub prompts: usize,
+    /// Prompts of the file that the route cannot carry.
+    pub prompts_left_out: usize,
+}
+
+/// What the edge knows beside the statistics.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    pub(crate) seconds: f64,
+    pub(crate) sent: u64,
+    pub(crate) most_in_flight: usize,
+    pub(crate) held_back: u64,
+    pub(crate) connections: u64,
+    pub(crate) stray: u64,
+    pub(crate) stopped: bool,
+    pub(crate) prompts: usize,
+    pub(crate) left_out: usize,
+    pub(crate) threads: usize,
+    pub(crate) cpu_seconds: f64,
+}
+
+impl Report {
+    pub(crate) fn new(options: &LoadOptions, stats: &Stats, facts: &Facts) -> Self {
+        let rate = |count: u64| if facts.seconds > 0.0 { count as f64 / facts.seconds } else { 0.0 };
+        let ended = stats.ok + stats.failed;
+        let sent = facts.sent.max(ended);
+        let mut errors: Vec<_> =
+            stats.failures.iter().map(|(kind, count)| ErrorCount { kind: kind.to_string(), count: *count }).collect();
+        errors.sort_by_key(|error| std::cmp::Reverse(error.count));
+        let mut report = Self {
+            url: options.url.to_string(),
+            route: options.api.path(),
+            model: options.model.clone(),
+            stream: options.stream,
+            pace: PaceReport::new(options),
+            stopped: facts.stopped,
+            seconds: facts.seconds,
+            requests: RequestCounts {
+                sent,
+                ok: stats.ok,
+                failed: stats.failed,
+                unfinished: sent - ended,
+                without_content: stats.no_content,
+                warmup: options.warmup,
+            },
+            requests_per_second: rate(stats.window.ok),
+            output_tokens: TokenReport {
+                per_second: rate(stats.window.tokens),
+                told: stats.told.1,
+                answers_that_told: stats.told.0,
+                events: stats.untold.1,
+            },
+            goodput: options.slo.is_given().then(|| Goodput {
+                slo: options.slo,
+                requests_per_second: rate(stats.window.good),
+                share: stats.good as f64 / ended.max(1) as f64,
+            }),
+            ttft_ms: stats.ttft.summary(),
+            inter_token_ms: stats.gaps.summary(),
+            longest_gap_ms: stats.longest_gap.summary(),
+            e2e_ms: stats.e2e.summary(),
+            send_lateness_ms: stats.late.summary(),
+            errors,
+            ranks: stats.ranks.summary(),
+            backends: stats.backends.summary(),
+            generator: Generator {
+                threads: facts.threads,
+                cpu_seconds: facts.cpu_seconds,
+                cpu_us_per_request: facts.cpu_seconds * 1e6 / sent.saturating_add(options.warmup).max(1) as f64,
+                connections: facts.connections,
+                most_in_flight: facts.most_in_flight,
+                held_back: facts.held_back,
+                stray_bytes: facts.stray,
+                prompts: facts.prompts,
+                prompts_left_out: facts.left_out,
+            },
+            warnings: Vec::new(),
+        };
+        report.warnings = report.warn(options);
+        report
+    }
+
+    /// The share of the requests that ended which failed; 0 when none ended.
+    #[must_use]
+    pub fn failed_share(&self) -> f64 {
+        self.requests.failed as f64 / (self.requests.ok + self.requests.failed).max(1) as f64
+    }
+
+    fn warn(&self, options: &LoadOptions) -> Vec<String> {
+        let (mut warnings, generator) = (Vec::new(), &self.generator);
+        let mut warn = |when: bool, text: String| warnings.extend(when.then_some(text));
+        let late = self.send_lateness_ms.map_or(0.0, |late| late.p99);
+        warn(
+            late > LATE_MS,
+            format!(
+                "the generator could not keep up: 1% of the requests were sent {late:.1} ms or more after they were due"
+            ),
+        );
+        let held = generator.held_back;
+        warn(
+            held > 0,
+            format!(
+                "{held} requests waited as {} were in flight; they are measured from when they were due",
+                options.max_in_flight
+            ),
+        );
+        let cores = generator.cpu_seconds / self.seconds.max(1e-9);
+        warn(
+            self.seconds > 1.0 && cores > BUSY * generator.threads as f64,
+            format!(
+                "the generator used {cores:.1} cores with {} threads, and may be the limit itself",
+                generator.threads
+            ),
+        );
+        let wanted = self.requests.sent.saturating_add(options.warmup);
+        warn(
+            wanted > generator.prompts as u64,
+            format!(
+                "{wanted} requests from {} prompts: prompts came again, and prefix caches know them",
+                generator.prompts
+            ),
+        );
+        let left_out = generator.prompts_left_out;
+        warn(
+            left_out > 0,
+            format!("{left_out} prompts of the file were left out, as {} cannot carry them", self.route),
+        );
+        let stray = generator.stray_bytes;
+        warn(stray > 0, format!("on {stray} connections the server sent bytes that belong to no answer"));
+        let untold = self.requests.ok - self.output_tokens.answers_that_told;
+        warn(untold > 0, format!("{untold} answers did not tell their tokens: content events stand for them"));
+        let empty = self.requests.without_content;
+        warn(empty > 0, format!("{empty} complete answers had no content"));
+        if let (Limit::Requests(asked), false) = (options.limit, self.stopped) {
+            let sent = self.requests.sent;
+            warn(sent < asked, format!("the arrival file ended after {sent} of {asked} requests"));
+        }
+        warnings
+    }
+}
+
+impl PaceReport {
+    fn new(options: &LoadOptions) -> Self {
+        match &options.pace {
+            Pace::Closed { concurrency } => Self::Closed { concurrency: *concurrency },
+            Pace::Poisson { per_second } => Self::Poisson { per_second: *per_second, seed: options.seed },
+            Pace::Recorded { arrivals, speed } => {
+                Self::Recorded { arrivals: arrivals.display().to_string(), speed: *speed }
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! When requests are sent: as others end (closed loop), or at given times whatever the server does (open loop).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most that a gap or a time may be: beyond it a number is a mistake, and sums stay exact.
+pub(crate) const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Times of an open loop, from the start of the run, never falling.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    source: Source,
+    speed: f64,
+    /// Seconds; of a Poisson process the last time.
+    now: f64,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Poisson { per_second: f64, random: fastrand::Rng },
+    Recorded { times: Arc<[Duration]>, next: usize },
+}
+
+impl Schedule {
+    /// Exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), without end; the same for the same seed.
+    #[must_use]
+    pub fn poisson(per_second: f64, seed: u64) -> Self {
+        let source = Source::Poisson { per_second, random: fastrand::Rng::with_seed(seed) };
+        Self { source, speed: 1.0, now: 0.0 }
+    }
+
+    /// Times as recorded, in order.
+    #[must_use]
+    pub fn recorded(times: Arc<[Duration]>) -> Self {
+        Self { source: Source::Recorded { times, next: 0 }, speed: 1.0, now: 0.0 }
+    }
+
+    /// Divides every time by `speed` (finite, above 0).
+    #[must_use]
+    pub fn at_speed(mut self, speed: f64) -> Self {
+        self.speed = speed;
+        self
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let seconds = match &mut self.source {
+            Source::Poisson { per_second, random } => {
+                // 1 - f64() is in (0, 1]: the logarithm is finite.
+                self.now += -(1.0 - random.f64()).ln() / *per_second;
+                self.now
+            }
+            Source::Recorded { times, next } => {
+                let time = times.get(*next)?.as_secs_f64();
+                *next += 1;
+                time
+            }
+        };
+        Some(Duration::try_from_secs_f64(seconds / self.speed).unwrap_or(LONGEST).min(LONGEST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The mean of n exponential gaps has a standard deviation of mean / sqrt(n): within 5 of them for all these seeds.
+    #[test]
+    fn poisson_gaps_have_the_mean_and_spread_of_an_exponential() {
+        for (seed, per_second) in [(1, 50.0), (2, 0.5), (3, 20_000.0)] {
+            let n = 20_000;
+            let times: Vec<f64> = Schedule::poisson(per_second, seed).take(n).map(|time| time.as_secs_f64()).collect();
+            let mean = times[n - 1] / n as f64;
+            let tolerance = 5.0 / (n as f64).sqrt();
+            assert!((mean * per_second - 1.0).abs() < tolerance, "{mean} at {per_second}");
+            let over_mean = times.windows(2).filter(|pair| pair[1] - pair[0] > mean).count() as f64 / n as f64;
+            assert!((over_mean - (-1.0f64).exp()).abs() < tolerance, "{over_mean} of the gaps are above the mean");
+        }
+    }
+
+    #[test]
+    fn seeds_decide_the_times() {
+        let times = |seed| Schedule::poisson(10.0, seed).take(100).collect::<Vec<_>>();
+        assert_eq!(times(7), times(7));
+        assert_ne!(times(7), times(8));
+    }
+
+    #[test]
+    fn recorded_times_are_scaled_and_end() {
+        let times: Arc<[Duration]> = [0, 100, 100, 400].map(Duration::from_millis).into();
+        let scaled: Vec<_> = Schedule::recorded(times).at_speed(4.0).collect();
+        assert_eq!(scaled, [0, 25, 25, 100].map(Duration::from_millis));
+    }
+
+    proptest! {
+        #[test]
+        fn times_never_fall_or_overflow(rate in 1e-300f64..1e300, speed in 1e-300f64..1e300, seed: u64) {
+            let times: Vec<_> = Schedule::poisson(rate, seed).at_speed(speed).take(50).collect();
+            prop_assert!(times.is_sorted());
+            prop_assert!(times.iter().all(|time| *time <= LONGEST));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A report for people.
+
+use std::fmt::{self, Display, Formatter};
+
+use crate::latency::LatencySummary;
+use crate::report::{PaceReport, Report};
+use crate::spread::SpreadSummary;
+
+/// So many labels of a spread are listed.
+const LISTED: usize = 16;
+
+impl Display for Report {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let streamed = if self.stream { "streamed" } else { "not streamed" };
+        writeln!(f, "{}{}, {streamed}, {}", self.url, self.route, self.pace)?;
+        let counts = &self.requests;
+        write!(f, "{} requests: {} ok, {} failed", counts.sent, counts.ok, counts.failed)?;
+        if counts.unfinished > 0 {
+            write!(f, ", {} unfinished", counts.unfinished)?;
+        }
+        if counts.warmup > 0 {
+            write!(f, ", after {} of warm-up", counts.warmup)?;
+        }
+        writeln!(f, "; {:.1} s{}", self.seconds, if self.stopped { ", stopped" } else { "" })?;
+        writeln!(f, "{:<22} {:>12.1}", "requests/s", self.requests_per_second)?;
+        let source = if self.output_tokens.events > 0 { " (content events where tokens were not told)" } else { "" };
+        writeln!(f, "{:<22} {:>12.1}{source}", "output tokens/s", self.output_tokens.per_second)?;
+        if let Some(goodput) = &self.goodput {
+            let (rate, share) = (goodput.requests_per_second, 100.0 * goodput.share);
+            writeln!(f, "{:<22} {rate:>12.1} ({share:.1}% held{})", "goodput, requests/s", Levels(self))?;
+        }
+        self.latencies(f)?;
+        for error in &self.errors {
+            writeln!(f, "{:>12} x {}", error.count, error.kind)?;
+        }
+        spread(f, "backends", &self.backends)?;
+        spread(f, "ranks", &self.ranks)?;
+        let generator = &self.generator;
+        writeln!(
+            f,
+            "generator: {} threads, {:.0} us CPU per request, {} connections, {} in flight at most",
+            generator.threads, generator.cpu_us_per_request, generator.connections, generator.most_in_flight
+        )?;
+        for warning in &self.warnings {
+            writeln!(f, "note: {warning}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn latencies(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let rows = [
+            ("first token", &self.ttft_ms),
+            ("inter-token", &self.inter_token_ms),
+            ("longest gap", &self.longest_gap_ms),
+            ("end to end", &self.e2e_ms),
+            ("sent late by", &self.send_lateness_ms),
+        ];
+        if rows.iter().any(|(_, row)| row.is_some()) {
+            let names = ["mean", "p50", "p90", "p99", "p99.9", "max"];
+            write!(f, "{:<22}", "milliseconds")?;
+            names.iter().try_for_each(|name| write!(f, " {name:>10}"))?;
+            writeln!(f)?;
+        }
+        for (name, row) in rows {
+            if let Some(LatencySummary { mean, p50, p90, p99, p999, max, .. }) = row {
+                write!(f, "{name:<22}")?;
+                [mean, p50, p90, p99, p999, max].iter().try_for_each(|value| write!(f, " {value:>10.3}"))?;
+                writeln!(f)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The service levels of a report.
+struct Levels<'a>(&'a Report);
+
+impl Display for Levels<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Some(goodput) = &self.0.goodput else { return Ok(()) };
+        let slo = &goodput.slo;
+        for (name, level) in [("first token", slo.ttft_ms), ("mean gap", slo.itl_ms), ("end to end", slo.e2e_ms)] {
+            if let Some(level) = level {
+                write!(f, ", {name} <= {level} ms")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Display for PaceReport {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed { concurrency } => write!(f, "closed loop of {concurrency}"),
+            Self::Poisson { per_second, seed } => {
+                write!(f, "open loop at {per_second}/s (seed {seed}), latencies from when requests were due")
+            }
+            Self::Recorded { arrivals, speed } => {
+                write!(f, "open loop of {arrivals} at speed {speed}, latencies from when requests were due")
+            }
+        }
+    }
+}
+
+fn spread(f: &mut Formatter<'_>, name: &str, spread: &SpreadSummary) -> fmt::Result {
+    let Some(ratio) = spread.max_over_mean else { return writeln!(f, "{name}: not told") };
+    write!(f, "{name}: {} seen, max/mean {ratio:.3}:", spread.requests.len())?;
+    for (label, count) in spread.requests.iter().take(LISTED) {
+        write!(f, " {label} {count},")?;
+    }
+    let more = spread.requests.len().saturating_sub(LISTED);
+    if more > 0 {
+        write!(f, " {more} more,")?;
+    }
+    writeln!(f, " {} not told", spread.not_told)
+}

@@ -1,0 +1,112 @@
+//! `semmoe load`.
+
+use semmoe_engines::http::BaseUrl;
+use semmoe_load::{Api, Limit, LoadError, LoadOptions, Pace, Report, Slo, bearer, parse_header};
+use serde_json::{Map, Value};
+
+use super::{print, print_json};
+use crate::args::{LoadArgs, LoadRoute};
+use crate::error::CliError;
+use crate::progress::say;
+use crate::signals::{block_on, stop_requested};
+use view::View;
+
+mod view;
+
+pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
+    let (json, max_errors) = (args.json, args.max_errors);
+    if max_errors.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+        return Err(CliError::input(format!("--max-errors is {max_errors:?}, expected a share from 0 to 1")));
+    }
+    let options = options(args)?;
+    let view = View::start();
+    let report = block_on(async {
+        semmoe_load::run(options, &|snapshot| view.show(snapshot), first_stop()).await.map_err(failure)
+    });
+    view.finish();
+    let report = report?;
+    if json {
+        print_json(&report)?
+    } else {
+        print(report.to_string().trim_end())?
+    }
+    verdict(&report, max_errors)
+}
+
+fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
+    let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
+    let pace = match (args.concurrency, args.rate, args.arrivals) {
+        (Some(concurrency), ..) => Pace::Closed { concurrency },
+        (_, Some(per_second), _) => Pace::Poisson { per_second },
+        (.., Some(arrivals)) => Pace::Recorded { arrivals, speed: args.speed },
+        (None, None, None) => return Err(CliError::input("none of --concurrency, --rate and --arrivals was given")),
+    };
+    let limit = match (args.requests, args.duration) {
+        (Some(requests), _) => Limit::Requests(requests),
+        (None, Some(time)) => Limit::Duration(time),
+        (None, None) => Limit::Arrivals,
+    };
+    let mut options = LoadOptions {
+        api: match args.route {
+            LoadRoute::Chat => Api::Chat,
+            LoadRoute::Completions => Api::Completions,
+            LoadRoute::Generate => Api::Generate,
+        },
+        stream: args.stream,
+        model: args.model,
+        max_tokens: args.max_tokens,
+        extra: args.body.as_deref().map_or(Ok(Map::new()), fields)?,
+        warmup: args.warmup,
+        timeout: args.timeout,
+        slo: Slo { ttft_ms: args.slo_ttft_ms, itl_ms: args.slo_itl_ms, e2e_ms: args.slo_e2e_ms },
+        seed: args.seed,
+        threads: args.threads,
+        max_in_flight: args.max_in_flight,
+        ..LoadOptions::new(url, args.prompts, pace, limit)
+    };
+    for header in &args.header {
+        options.headers.extend([parse_header(header).map_err(CliError::input)?]);
+    }
+    if let Some(variable) = args.api_key_env {
+        let key = std::env::var(&variable)
+            .map_err(|_| CliError::input(format!("the environment variable {variable} is not set, or not UTF-8")))?;
+        options.headers.extend([bearer(&key).map_err(CliError::input)?]);
+    }
+    Ok(options)
+}
+
+fn fields(json: &str) -> Result<Map<String, Value>, CliError> {
+    serde_json::from_str(json).map_err(|error| CliError::input(format!("--body is not a JSON object: {error}")))
+}
+
+/// The first Ctrl-C ends the run with a report, the second one ends the process.
+async fn first_stop() {
+    stop_requested().await;
+    say("semmoe: stopping; Ctrl-C again to leave at once");
+    tokio::spawn(async {
+        stop_requested().await;
+        std::process::exit(CliError::Interrupted.exit_code().into());
+    });
+}
+
+/// The exit code, after the report was printed.
+fn verdict(report: &Report, max_errors: Option<f64>) -> Result<(), CliError> {
+    let share = report.failed_share();
+    if report.stopped {
+        Err(CliError::Interrupted)
+    } else if report.requests.ok == 0 {
+        Err(CliError::failed("no request was answered"))
+    } else if max_errors.is_some_and(|most| share > most) {
+        Err(CliError::failed(format!("{:.4} of the requests failed, more than --max-errors allows", share)))
+    } else {
+        Ok(())
+    }
+}
+
+fn failure(error: LoadError) -> CliError {
+    match error {
+        LoadError::Cancelled => CliError::Interrupted,
+        error if error.is_input() => CliError::Input(error.to_string()),
+        error => CliError::Failed(error.to_string()),
+    }
+}
