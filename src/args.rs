@@ -17,10 +17,10 @@ pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, Ta
 #[derive(Debug, Parser)]
 #[command(name = "semmoe", version, about, propagate_version = true, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// How much to log on standard error.
-    #[arg(long, global = true, value_enum, default_value_t = LogLevel::Warn)]
-    pub(crate) log: LogLevel,
-    /// Log as JSON, one object a line.
+    /// How much to log on standard error [default: warn; serve: `[log]` of its configuration].
+    #[arg(long, global = true, value_enum)]
+    pub(crate) log: Option<LogLevel>,
+    /// Log as JSON, one object a line [serve: `[log]` of its configuration].
     #[arg(long, global = true)]
     pub(crate) log_json: bool,
     #[command(subcommand)]

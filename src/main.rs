@@ -18,8 +18,7 @@ use error::CliError;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    start_logging(cli.log, cli.log_json);
-    match run(cli.command) {
+    match run(cli.command, LogChoice { level: cli.log, json: cli.log_json }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             progress::say(&format!("semmoe: {error}"));
@@ -28,10 +27,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> Result<(), CliError> {
+fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
+    // That one's configuration has a say.
+    if !matches!(command, Command::Serve(_)) {
+        log.start(LevelFilter::WARN, false);
+    }
     match command {
         Command::Up(args) => up::run(&args),
-        Command::Serve(args) => commands::serve::run(&args),
+        Command::Serve(args) => commands::serve::run(&args, log),
         Command::Keys(command) => commands::keys::run(&command),
         Command::Worker(args) => commands::worker::run(args),
         Command::Profile(command) => commands::profile::run(command),
@@ -42,19 +45,36 @@ fn run(command: Command) -> Result<(), CliError> {
     }
 }
 
-fn start_logging(level: LogLevel, json: bool) {
-    let filter = match level {
-        LogLevel::Off => LevelFilter::OFF,
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
-    };
-    let logger = tracing_subscriber::fmt().with_max_level(filter).with_writer(std::io::stderr);
-    if json {
-        logger.json().init();
-    } else {
-        logger.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+/// What the command line says of logging.
+#[derive(Clone, Copy, Debug)]
+struct LogChoice {
+    level: Option<LogLevel>,
+    json: bool,
+}
+
+impl LogChoice {
+    /// Begins to log on standard error; the command line is stronger than what is given here.
+    fn start(self, level: LevelFilter, json: bool) {
+        let logger = tracing_subscriber::fmt()
+            .with_max_level(self.level.map_or(level, LogLevel::filter))
+            .with_writer(std::io::stderr);
+        if json || self.json {
+            logger.json().init();
+        } else {
+            logger.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+        }
+    }
+}
+
+impl LogLevel {
+    fn filter(self) -> LevelFilter {
+        match self {
+            Self::Off => LevelFilter::OFF,
+            Self::Error => LevelFilter::ERROR,
+            Self::Warn => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+            Self::Trace => LevelFilter::TRACE,
+        }
     }
 }

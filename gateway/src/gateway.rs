@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::error::StartError;
 use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
+use crate::otlp::Exporter;
 use crate::server::{Server, bind};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
@@ -43,7 +44,8 @@ impl Gateway {
             None => None,
         };
         let (snapshot, metrics) = load_all(config).await?;
-        let core = Arc::new(Core::new(snapshot, metrics));
+        let (tracer, exporter) = Exporter::start(&snapshot.config.tracing, &metrics.spans).unzip();
+        let core = Arc::new(Core::new(snapshot, metrics, tracer));
         let backends = backends(&core);
         for (backend, verdict) in probe_all(&core, &backends).await {
             if let Verdict::Refused(source) = verdict {
@@ -67,7 +69,7 @@ impl Gateway {
             address
         });
         tracing::info!(%data_addr, %admin_addr, "gateway serves");
-        Ok(Running { core, data, status, watchers, live, stop, data_addr, admin_addr, metrics_addr })
+        Ok(Running { core, data, status, watchers, live, exporter, stop, data_addr, admin_addr, metrics_addr })
     }
 }
 
@@ -95,6 +97,7 @@ pub struct Running {
     status: Vec<Server>,
     watchers: TaskTracker,
     live: Option<live::Task>,
+    exporter: Option<Exporter>,
     stop: CancellationToken,
     data_addr: SocketAddr,
     admin_addr: SocketAddr,
@@ -170,6 +173,9 @@ impl Running {
         join_all(self.status.into_iter().map(|server| server.shutdown(STATUS_GRACE, || ()))).await;
         if let Some(live) = self.live {
             live.stop().await;
+        }
+        if let Some(exporter) = self.exporter {
+            exporter.stop().await;
         }
         tracing::info!("gateway stopped");
     }

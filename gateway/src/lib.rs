@@ -13,6 +13,7 @@
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
 //! | `pins` | whether pins take effect, by the engine's loads |
+//! | `otlp` | spans of requests for an OpenTelemetry collector |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
@@ -38,6 +39,7 @@ mod health;
 mod live;
 mod load;
 mod metrics;
+mod otlp;
 mod outgoing;
 mod pins;
 mod plan;
@@ -52,8 +54,9 @@ mod trust;
 pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{
-    Config, ConfigError, Forward, RawAuth, RawBackend, RawBreaker, RawConfig, RawDrain, RawHealth, RawKey, RawLimits,
-    RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer, RawTables, RawTimeouts,
+    Config, ConfigError, Forward, LogFormat, LogLevel, RawAuth, RawBackend, RawBreaker, RawConfig, RawDrain, RawHealth,
+    RawKey, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer, RawTables,
+    RawTimeouts, RawTracing,
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};

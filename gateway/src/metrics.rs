@@ -9,6 +9,7 @@
 mod faults;
 mod live;
 mod shadow;
+mod spans;
 mod tables;
 mod trust;
 
@@ -27,6 +28,7 @@ use semmoe_text::SegmentCache;
 use faults::FaultMetrics;
 use live::LiveMetrics;
 use shadow::ShadowMetrics;
+pub(crate) use spans::SpanMetrics;
 use tables::TablesMetrics;
 use trust::TrustMetrics;
 
@@ -111,6 +113,7 @@ pub(crate) struct Metrics {
     shadow: ShadowMetrics,
     tables_generation: Gauge<u64, AtomicU64>,
     pub(crate) tables: TablesMetrics,
+    pub(crate) spans: SpanMetrics,
     score_failures: Family<ReasonLabels, Counter>,
     backend_healthy: Family<BackendLabels, Gauge>,
     retries: Family<RetryLabels, Counter>,
@@ -139,6 +142,7 @@ impl Metrics {
             shadow: ShadowMetrics::default(),
             tables_generation: Gauge::default(),
             tables: TablesMetrics::default(),
+            spans: SpanMetrics::default(),
             score_failures: Family::default(),
             backend_healthy: Family::default(),
             retries: Family::default(),
@@ -181,6 +185,7 @@ impl Metrics {
             self.tables_generation.clone(),
         );
         self.tables.register(registry);
+        self.spans.register(registry);
         registry.register(
             "score_failures",
             "Requests routed by load as they could not be scored",

@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
+use crate::otlp::Tracer;
 use crate::snapshot::{Snapshot, Text};
 use crate::tables::{FreshTables, Lanes, check_fit};
 use crate::trust::{self, Caller};
@@ -38,13 +39,15 @@ pub(crate) struct Core {
     pub(crate) scoring_huge: Arc<Semaphore>,
     /// Loads of tables.
     pub(crate) tables: Lanes,
+    /// Where requests are traced.
+    pub(crate) tracer: Option<Arc<Tracer>>,
     draining: AtomicBool,
     closing: AtomicBool,
     pub(crate) started_unix_seconds: u64,
 }
 
 impl Core {
-    pub(crate) fn new(snapshot: Snapshot, metrics: Metrics) -> Self {
+    pub(crate) fn new(snapshot: Snapshot, metrics: Metrics, tracer: Option<Arc<Tracer>>) -> Self {
         metrics.generation(snapshot.generation);
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -56,6 +59,7 @@ impl Core {
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
             tables: Lanes::new(),
+            tracer,
             draining: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             started_unix_seconds: started.map_or(0, |since| since.as_secs()),

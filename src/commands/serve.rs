@@ -1,14 +1,16 @@
 //! `semmoe serve`.
 
-use semmoe_gateway::{Config, Gateway};
+use semmoe_gateway::{Config, Gateway, LogFormat};
 
 use super::{announce, print};
+use crate::LogChoice;
 use crate::args::ServeArgs;
 use crate::error::CliError;
 use crate::signals::{Stop, Stops, block_on};
 
-pub(crate) fn run(args: &ServeArgs) -> Result<(), CliError> {
+pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
     let config = Config::load(&args.config).map_err(CliError::input)?;
+    log.start(config.log().level.into(), config.log().format == LogFormat::Json);
     block_on(async {
         if args.check {
             Gateway::check(&config).await.map_err(CliError::input)?;

@@ -3,10 +3,12 @@
 mod auth;
 mod error;
 mod faults;
+mod log;
 mod policy;
 mod raw;
 mod sampling;
 mod tables;
+mod tracing;
 mod validate;
 mod waiting;
 
@@ -24,11 +26,14 @@ pub use auth::{Forward, RawAuth, RawKey};
 pub use error::ConfigError;
 pub(crate) use faults::{BudgetRules, RetryConfig};
 pub use faults::{RawBreaker, RawRetry};
+pub use log::{LogFormat, LogLevel, RawLog};
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
 pub use tables::RawTables;
 pub(crate) use tables::TablesConfig;
+pub use tracing::RawTracing;
+pub(crate) use tracing::TracingConfig;
 pub(crate) use waiting::{DrainRules, QueueRules};
 pub use waiting::{RawDrain, RawQueue};
 
@@ -49,6 +54,8 @@ pub struct Config {
     pub(crate) routing: RoutingConfig,
     pub(crate) sampling: SamplingConfig,
     pub(crate) tables: TablesConfig,
+    pub(crate) tracing: TracingConfig,
+    pub(crate) log: RawLog,
 }
 
 impl Config {
@@ -69,6 +76,11 @@ impl Config {
     /// Checks a configuration made in memory; relative paths in it are below `base`.
     pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self, ConfigError> {
         validate::validate(raw, base)
+    }
+
+    /// What is to be logged, and how: by whoever starts the gateway.
+    pub fn log(&self) -> RawLog {
+        self.log
     }
 
     /// Addresses that will be bound: data, admin, metrics.

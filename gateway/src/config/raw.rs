@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
-use super::{RawAuth, RawBreaker, RawDrain, RawQueue, RawRetry, RawSampling, RawTables};
+use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawTables, RawTracing};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -50,6 +50,12 @@ pub struct RawConfig {
     /// Loading of tables while the gateway runs.
     #[serde(default)]
     pub tables: RawTables,
+    /// Traces for a collector.
+    #[serde(default)]
+    pub tracing: RawTracing,
+    /// Logs.
+    #[serde(default)]
+    pub log: RawLog,
 }
 
 /// `[server]`

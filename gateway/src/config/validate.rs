@@ -44,6 +44,8 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         routing,
         sampling: super::sampling::sampling(raw.sampling, base)?,
         tables: super::tables::tables(raw.tables, base)?,
+        tracing: super::tracing::tracing(raw.tracing)?,
+        log: raw.log,
     })
 }
 

@@ -14,6 +14,7 @@ mod retry;
 mod score;
 mod stream;
 mod ticket;
+mod trace;
 mod watch;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use axum::routing::{get, post};
 use semmoe_engines::Route;
 
 use crate::error::RequestError;
+use crate::otlp::Stage;
 use crate::state::Core;
 use crate::trust::RequestId;
 use ticket::Ticket;
@@ -51,6 +53,9 @@ pub(crate) fn router(core: Arc<Core>) -> Router {
 async fn serve(core: Arc<Core>, route: Route, mut request: Request) -> Response {
     let id = RequestId::of(request.headers_mut());
     let mut ticket = Ticket::new(Arc::clone(&core), id.clone());
+    if let Some(tracer) = &core.tracer {
+        ticket.traced(trace::begin(tracer, request.headers(), route, &id));
+    }
     match unless_closing(&core, exchange(&core, route, request, &mut ticket)).await {
         Ok(answer) => relay::respond(answer, ticket).map(Body::new),
         Err(error) => {
@@ -85,7 +90,9 @@ async fn exchange(
     ticket.caller(caller.clone());
     let body = body::read(core, &head.headers, body).await?;
     let arrived = Instant::now();
+    ticket.enter(Stage::Score);
     let job = read::read(core, route, &head.headers, caller, body).await?;
+    trace::scored(ticket, &job);
     ticket.policy(job.policy.acting_name());
     relay::relay(core, route, &head, &job, ticket, arrived).await
 }

@@ -15,6 +15,7 @@ use semmoe_tables::RankId;
 use crate::backend::Backend;
 use crate::error::RequestError;
 use crate::live::{self, Edit, Sample};
+use crate::otlp::Stage;
 use crate::state::Core;
 use crate::trust::REQUEST_ID;
 
@@ -24,6 +25,7 @@ use super::read::Job;
 use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
 use super::stream::RelayBody;
 use super::ticket::Ticket;
+use super::trace;
 use super::watch::{Expected, Watch};
 
 const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
@@ -85,6 +87,7 @@ pub(crate) async fn relay(
     let mut tries = Tries::new(core, job);
     let mut pending: Option<Pending<Answer>> = None;
     loop {
+        ticket.enter(Stage::Route);
         let patience = pending.as_ref().map_or(Patience::ForAll, Pending::patience);
         let placed = match (find(core, job, route, tries.tried(), patience).await, pending.take()) {
             (Ok(placed), None) => placed,
@@ -130,7 +133,15 @@ async fn attempt(
     let told = rank.filter(|_| !backend.ignores_pins());
     ticket.policy(policy);
     ticket.place(&backend.name, told, lease);
-    let write = |body: &Stripped| outbound(backend, dialect, route, head, body, pinned);
+    trace::placed(ticket, &backend.name, told, policy);
+    let traced = ticket.trace().map(|trace| trace.here());
+    let write = |body: &Stripped| {
+        let mut request = outbound(backend, dialect, route, head, body, pinned)?;
+        if let Some(here) = traced {
+            here.pass_on(request.headers_mut());
+        }
+        Ok(request)
+    };
     let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, rank));
     let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
@@ -145,6 +156,7 @@ async fn attempt(
     let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
     Ok(match answer {
         Ok(response) => {
+            trace::answered(ticket, response.status());
             if response.status().is_success() {
                 ticket.answered();
             }
@@ -163,6 +175,7 @@ async fn attempt(
         }
         Err(cause) => {
             let (cause, error) = cause.judge(backend);
+            trace::failed(ticket, cause.label());
             // Of an ill one its probes tell.
             if cause != Cause::Ill {
                 ticket.failed(backend);

@@ -7,6 +7,7 @@ use semmoe_tables::RankId;
 
 use crate::backend::Backend;
 use crate::metrics::{RequestLabels, rank_label};
+use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
 use crate::state::Core;
 use crate::trust::{Caller, RequestId};
@@ -22,6 +23,8 @@ pub(crate) struct Ticket {
     id: RequestId,
     caller: Caller,
     lease: Option<Lease>,
+    /// Where the request is traced.
+    trace: Option<Box<RequestTrace>>,
     /// The backend was judged by this attempt.
     judged: bool,
     finished: bool,
@@ -32,7 +35,34 @@ impl Ticket {
         let none = || "none".to_owned();
         let labels = RequestLabels { backend: none(), rank: none(), policy: none(), code: CLIENT_CLOSED };
         let caller = Caller::default();
-        Self { core, labels, started: Instant::now(), id, caller, lease: None, judged: false, finished: false }
+        Self {
+            core,
+            labels,
+            started: Instant::now(),
+            id,
+            caller,
+            lease: None,
+            trace: None,
+            judged: false,
+            finished: false,
+        }
+    }
+
+    /// The request is traced, if anything was given.
+    pub(crate) fn traced(&mut self, trace: Option<Box<RequestTrace>>) {
+        self.trace = trace;
+    }
+
+    /// The next stage of the request begins.
+    pub(crate) fn enter(&mut self, stage: Stage) {
+        if let Some(trace) = &mut self.trace {
+            trace.enter(stage);
+        }
+    }
+
+    /// What says how long which part took, where the request is traced.
+    pub(crate) fn trace(&mut self) -> Option<&mut RequestTrace> {
+        self.trace.as_deref_mut()
     }
 
     /// The request was let in.
@@ -105,6 +135,9 @@ impl Ticket {
         let (id, key) = (self.id.as_str(), self.caller.name());
         tracing::debug!(id, key, backend, rank, policy, code, seconds = took.as_secs_f64(), "request ended");
         self.core.metrics.request_done(&self.labels, took);
+        if let Some(trace) = self.trace.take() {
+            trace.finish(self.labels.code);
+        }
     }
 
     pub(crate) fn id(&self) -> &RequestId {

@@ -20,5 +20,6 @@ mod start;
 mod streams;
 mod support;
 mod swaps;
+mod traces;
 mod trust;
 mod watched;

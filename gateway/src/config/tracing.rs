@@ -1,0 +1,42 @@
+//! `[tracing]`: traces of requests for an OpenTelemetry collector.
+
+use semmoe_engines::http::BaseUrl;
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// `[tracing]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawTracing {
+    /// Base URL of a collector that takes OTLP over HTTP as JSON, `http://collector:4318`; absent: nothing is traced.
+    pub otlp: Option<String>,
+    /// Share of the requests, 0 to 1, that are traced where the client's `traceparent` does not decide it.
+    pub ratio: f64,
+    /// `service.name` of the spans.
+    pub service_name: String,
+}
+
+impl Default for RawTracing {
+    fn default() -> Self {
+        Self { otlp: None, ratio: 0.01, service_name: "semmoe-gateway".to_owned() }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TracingConfig {
+    pub(crate) otlp: Option<BaseUrl>,
+    pub(crate) ratio: f64,
+    pub(crate) service_name: String,
+}
+
+pub(super) fn tracing(raw: RawTracing) -> Result<TracingConfig, ConfigError> {
+    if !(0.0..=1.0).contains(&raw.ratio) {
+        return Err(ConfigError::value("tracing.ratio", format!("{}, expected 0 to 1", raw.ratio)));
+    }
+    if raw.service_name.is_empty() || raw.service_name.len() > 256 {
+        return Err(ConfigError::value("tracing.service_name", "expected 1 to 256 bytes"));
+    }
+    let parse = |url: String| url.parse().map_err(|error| ConfigError::value("tracing.otlp", error));
+    Ok(TracingConfig { otlp: raw.otlp.map(parse).transpose()?, ratio: raw.ratio, service_name: raw.service_name })
+}

@@ -1,0 +1,67 @@
+//! What a traced request tells about itself: numbers and configured names, nothing of what the client wrote.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use http::{HeaderMap, StatusCode};
+use semmoe_engines::Route;
+use semmoe_tables::RankId;
+
+use crate::otlp::{RequestTrace, Stage, Tracer, Value};
+use crate::trust::RequestId;
+
+use super::read::Job;
+use super::ticket::Ticket;
+
+/// A trace of this request, if it is to have one.
+pub(super) fn begin(
+    tracer: &Arc<Tracer>,
+    headers: &HeaderMap,
+    route: Route,
+    id: &RequestId,
+) -> Option<Box<RequestTrace>> {
+    let mut trace = RequestTrace::begin(tracer, headers, route.path())?;
+    trace.note_request("semmoe.request_id", text(id.as_str()));
+    Some(trace)
+}
+
+/// The prompt was read.
+pub(super) fn scored(ticket: &mut Ticket, job: &Job) {
+    let Some(trace) = ticket.trace() else { return };
+    trace.note_request("semmoe.model", text(&job.model.name));
+    trace.note_request("semmoe.generation", Value::Number(job.generation));
+    trace.note("semmoe.prompt_tokens", Value::Number(job.tokens));
+    trace.note("semmoe.scored", Value::Truth(job.share.is_some()));
+}
+
+/// A rank was chosen; the engine is asked next.
+pub(super) fn placed(ticket: &mut Ticket, backend: &str, rank: Option<RankId>, policy: &'static str) {
+    let Some(trace) = ticket.trace() else { return };
+    trace.note("semmoe.policy", Value::Text(policy.into()));
+    trace.enter(Stage::Upstream);
+    trace.note("semmoe.backend", text(backend));
+    if let Some(rank) = rank {
+        trace.note("semmoe.rank", Value::Number(rank.get().into()));
+    }
+}
+
+/// The head of the engine's answer is there.
+pub(super) fn answered(ticket: &mut Ticket, status: StatusCode) {
+    let Some(trace) = ticket.trace() else { return };
+    trace.note("http.response.status_code", Value::Number(status.as_u16().into()));
+    trace.note_elapsed("semmoe.head_seconds");
+    if status.is_server_error() {
+        trace.fail("server error");
+    }
+}
+
+/// There was no answer.
+pub(super) fn failed(ticket: &mut Ticket, cause: &'static str) {
+    if let Some(trace) = ticket.trace() {
+        trace.fail(cause);
+    }
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(Cow::Owned(text.to_owned()))
+}

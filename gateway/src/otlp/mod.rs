@@ -1,0 +1,21 @@
+//! Traces of requests, sent to an OpenTelemetry collector.
+//!
+//! | part | what |
+//! |---|---|
+//! | `context` | W3C `traceparent`: read from clients, written for engines |
+//! | `request` | the spans of one request |
+//! | `document` | spans as OTLP's JSON |
+//! | `export` | the queue, and the task that empties it |
+//!
+//! OTLP over HTTP is one POST of one document, through the HTTP client that is here anyway; OpenTelemetry's own crates would
+//! be ten more, with threads and batches of their own. A request that is not traced costs one look at an `Option`. Spans tell
+//! where a request went and how long what took; nothing of what it says.
+
+mod context;
+mod document;
+mod export;
+mod request;
+
+pub(crate) use document::Value;
+pub(crate) use export::{Exporter, Tracer};
+pub(crate) use request::{RequestTrace, Stage};
