@@ -127,6 +127,9 @@ fn what_cannot_be_run_is_refused() {
         (vec!["--concurrency", "1", "--requests", "1", "--slo-ttft-ms", "5"], "--stream"),
         (vec!["--concurrency", "0", "--requests", "1"], "concurrency is 0"),
         (vec!["--concurrency", "1", "--duration", "soon"], "--duration"),
+        (vec!["--concurrency", "1", "--requests", "4", "--rounds", "4"], "--compare"),
+        (vec!["--arrivals", arrivals, "--compare", &url], "cannot be used with"),
+        (vec!["--concurrency", "1", "--requests", "4", "--compare", &url, "--rounds", "1"], "rounds is 1"),
         (vec!["--arrivals", arrivals], "a.jsonl line 2: invalid type: null"),
         (vec!["--concurrency", "1", "--requests", "1", "--header", "authorization: Bearer k"], "--api-key-env"),
         (vec!["--concurrency", "1", "--requests", "1", "--api-key-env", "SEMMOE_NO_SUCH"], "SEMMOE_NO_SUCH is not set"),
@@ -139,6 +142,19 @@ fn what_cannot_be_run_is_refused() {
         assert!(refused.stdout.is_empty());
     }
     assert!(heads.try_recv().is_err(), "nothing was sent");
+}
+
+#[test]
+fn two_servers_are_compared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (prompts, (one, _heads), (other, _more)) = (prompts(&folder), mock(Some(STREAM)), mock(Some(STREAM)));
+    let pace = ["--stream", "--concurrency", "2", "--requests", "20", "--rounds", "4", "--json"];
+    let args = [&["--compare", &other][..], &pace].concat();
+    let report = json_of(&load(&one, &prompts, &args));
+    assert_eq!(report["rounds"].as_array().map(Vec::len), Some(4), "{report}");
+    assert_eq!(report["rounds"][3]["second"]["requests"]["ok"], 5, "{report}");
+    assert_eq!(report["rounds"][3]["second"]["url"], other, "{report}");
+    assert!(report["ratios"][0]["median"].as_f64().is_some_and(|ratio| ratio > 0.0), "{report}");
 }
 
 #[test]

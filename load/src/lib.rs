@@ -8,7 +8,7 @@
 //! | `events`, `answer` | what an answer says |
 //! | `failure` | how a request can fail |
 //! | `latency`, `spread`, `stats` | what is kept: histograms and counts, bounded whatever the run's length |
-//! | `report`, `text` | what is told |
+//! | `report`, `compare`, `text` | what is told |
 //! | `edge` | the rest: sockets, threads, clocks |
 //!
 //! An answer counts as complete only when it is: all of `Content-Length`, or the last chunk; `[DONE]` at the end of a stream;
@@ -17,6 +17,7 @@
 mod answer;
 mod api;
 mod arrivals;
+mod compare;
 mod edge;
 mod error;
 mod events;
@@ -32,7 +33,8 @@ mod text;
 
 pub use api::Api;
 pub use arrivals::read_arrivals;
-pub use edge::{Snapshot, run};
+pub use compare::{Comparison, Ratio, Round};
+pub use edge::{Snapshot, compare, run};
 pub use error::LoadError;
 pub use failure::{Break, ConnectFailure, Failure, Phase};
 pub use latency::LatencySummary;

@@ -169,6 +169,8 @@ pub(crate) struct Facts {
     pub(crate) stray: u64,
     pub(crate) stopped: bool,
     pub(crate) prompts: usize,
+    /// The prompt of the first request.
+    pub(crate) first_prompt: u64,
     pub(crate) left_out: usize,
     pub(crate) threads: usize,
     pub(crate) cpu_seconds: f64,
@@ -231,17 +233,11 @@ impl Report {
             },
             warnings: Vec::new(),
         };
-        report.warnings = report.warn(options);
+        report.warnings = report.warn(options, facts.first_prompt);
         report
     }
 
-    /// The share of the requests that ended which failed; 0 when none ended.
-    #[must_use]
-    pub fn failed_share(&self) -> f64 {
-        self.requests.failed as f64 / (self.requests.ok + self.requests.failed).max(1) as f64
-    }
-
-    fn warn(&self, options: &LoadOptions) -> Vec<String> {
+    fn warn(&self, options: &LoadOptions, first_prompt: u64) -> Vec<String> {
         let (mut warnings, generator) = (Vec::new(), &self.generator);
         let mut warn = |when: bool, text: String| warnings.extend(when.then_some(text));
         let late = self.send_lateness_ms.map_or(0.0, |late| late.p99);
@@ -267,7 +263,7 @@ impl Report {
                 generator.threads
             ),
         );
-        let wanted = self.requests.sent.saturating_add(options.warmup);
+        let wanted = first_prompt.saturating_add(self.requests.sent).saturating_add(options.warmup);
         warn(
             wanted > generator.prompts as u64,
             format!(

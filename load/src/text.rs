@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use crate::compare::Comparison;
 use crate::latency::LatencySummary;
 use crate::report::{PaceReport, Report};
 use crate::spread::SpreadSummary;
@@ -71,6 +72,34 @@ impl Report {
             }
         }
         Ok(())
+    }
+}
+
+impl Display for Comparison {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Some(last) = self.rounds.last() else { return writeln!(f, "stopped before the first round was complete") };
+        let stopped = if self.stopped { ", stopped" } else { "" };
+        writeln!(
+            f,
+            "{} rounds of a block each{stopped}; ratios of the second to the first, round by round",
+            self.rounds.len()
+        )?;
+        for (name, report, (ok, failed)) in
+            [("first", &last.first, self.ok_and_failed()[0]), ("second", &last.second, self.ok_and_failed()[1])]
+        {
+            writeln!(f, "{name:<7} {}{}, {}: {ok} ok, {failed} failed", report.url, report.route, report.pace)?;
+        }
+        write!(f, "{:<22} {:>12} {:>12} {:>8}", "median of the blocks", "first", "second", "ratio")?;
+        writeln!(f, " {:>8} {:>8} {:>9}", "least", "greatest", "above 1")?;
+        for ratio in &self.ratios {
+            let above = format!("{}/{}", ratio.rounds_above, self.rounds.len());
+            write!(f, "{:<22} {:>12.3} {:>12.3} {:>8.3}", ratio.figure, ratio.first, ratio.second, ratio.median)?;
+            writeln!(f, " {:>8.3} {:>8.3} {above:>9}", ratio.least, ratio.greatest)?;
+        }
+        // Each once, from the round that said it last.
+        let mut notes: Vec<&String> = last.first.warnings.iter().chain(&last.second.warnings).collect();
+        notes.dedup();
+        notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
     }
 }
 

@@ -91,6 +91,12 @@ pub(crate) struct LoadArgs {
     /// Threads that send [default: one for each core].
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
+    /// A second server: both are measured in turn, block by block, and compared by the ratios of neighbouring blocks.
+    #[arg(long, value_name = "URL", conflicts_with = "arrivals")]
+    pub(crate) compare: Option<String>,
+    /// With --compare: rounds of a block each, over which --requests or --duration (of each server) is shared out.
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "compare")]
+    pub(crate) rounds: usize,
     /// Print the report as one JSON document on standard output.
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,7 +1,7 @@
 //! `semmoe load`.
 
 use semmoe_engines::http::BaseUrl;
-use semmoe_load::{Api, Limit, LoadError, LoadOptions, Pace, Report, Slo, bearer, parse_header};
+use semmoe_load::{Api, Limit, LoadError, LoadOptions, Pace, Slo, Snapshot, bearer, parse_header};
 use serde_json::{Map, Value};
 
 use super::{print, print_json};
@@ -18,19 +18,35 @@ pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
     if max_errors.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
         return Err(CliError::input(format!("--max-errors is {max_errors:?}, expected a share from 0 to 1")));
     }
+    let (second, rounds) = (args.compare.clone(), args.rounds);
     let options = options(args)?;
+    let second: Option<BaseUrl> = second.map(|url| url.parse()).transpose().map_err(CliError::input)?;
     let view = View::start();
-    let report = block_on(async {
-        semmoe_load::run(options, &|snapshot| view.show(snapshot), first_stop()).await.map_err(failure)
+    let Some(second) = second else {
+        let report = block_on(async {
+            semmoe_load::run(options, &|snapshot| view.show(snapshot), first_stop()).await.map_err(failure)
+        });
+        view.finish();
+        let report = report?;
+        if json {
+            print_json(&report)?
+        } else {
+            print(report.to_string().trim_end())?
+        }
+        return verdict(report.stopped, [(report.requests.ok, report.requests.failed)], max_errors);
+    };
+    let compared = block_on(async {
+        let show = |snapshot: &Snapshot| view.show(snapshot);
+        semmoe_load::compare(options, second, rounds, &show, first_stop()).await.map_err(failure)
     });
     view.finish();
-    let report = report?;
+    let compared = compared?;
     if json {
-        print_json(&report)?
+        print_json(&compared)?
     } else {
-        print(report.to_string().trim_end())?
+        print(compared.to_string().trim_end())?
     }
-    verdict(&report, max_errors)
+    verdict(compared.stopped, compared.ok_and_failed(), max_errors)
 }
 
 fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
@@ -89,18 +105,23 @@ async fn first_stop() {
     });
 }
 
-/// The exit code, after the report was printed.
-fn verdict(report: &Report, max_errors: Option<f64>) -> Result<(), CliError> {
-    let share = report.failed_share();
-    if report.stopped {
-        Err(CliError::Interrupted)
-    } else if report.requests.ok == 0 {
-        Err(CliError::failed("no request was answered"))
-    } else if max_errors.is_some_and(|most| share > most) {
-        Err(CliError::failed(format!("{:.4} of the requests failed, more than --max-errors allows", share)))
-    } else {
-        Ok(())
+/// The exit code, after the report was printed, by what each server answered and failed.
+fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: Option<f64>) -> Result<(), CliError> {
+    if stopped {
+        return Err(CliError::Interrupted);
     }
+    for (ok, failed) in servers {
+        let share = failed as f64 / (ok + failed).max(1) as f64;
+        if ok == 0 {
+            return Err(CliError::failed("no request was answered"));
+        }
+        if max_errors.is_some_and(|most| share > most) {
+            return Err(CliError::failed(format!(
+                "a share of {share:.4} of the requests failed, more than --max-errors allows"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn failure(error: LoadError) -> CliError {

@@ -6,6 +6,7 @@ mod pacer;
 mod run;
 mod shared;
 mod target;
+mod threads;
 mod worker;
 
-pub use run::{Snapshot, run};
+pub use run::{Snapshot, compare, run};

@@ -1,36 +1,33 @@
-//! A whole run: threads, view, end.
+//! Whole runs: one server, or two in turn.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use semmoe_engines::http::BaseUrl;
+use tokio_util::sync::CancellationToken;
 
-use super::pacer::{Due, pace};
 use super::shared::Shared;
 use super::target::{Target, only_model};
-use super::worker::{Part, Worker};
+use super::threads::Workers;
 use crate::api::BodyForm;
 use crate::arrivals::read_arrivals;
+use crate::compare::{Comparison, Round};
 use crate::jobs::Jobs;
 use crate::latency::LatencySummary;
 use crate::report::{Facts, Report};
 use crate::schedule::Schedule;
-use crate::stats::Stats;
-use crate::{LoadError, LoadOptions, Pace};
+use crate::{Limit, LoadError, LoadOptions, Pace};
 
-/// Requests that a worker may be handed before it takes them.
-const QUEUE: usize = 256;
-/// Between two looks of the caller.
-const VIEW_INTERVAL: Duration = Duration::from_secs(1);
-/// Files that are none of our connections.
-const OTHER_FILES: u64 = 64;
+/// The caller's look at a run that goes on.
+type View<'a> = &'a (dyn Fn(&Snapshot) + Sync);
 
 /// How far a run is.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
+    /// This block, from 1, and how many there are: one, but for comparisons.
+    pub block: (usize, usize),
     /// Since the measured time began; `None` in the warm-up.
     pub elapsed: Option<Duration>,
     /// Complete answers.
@@ -51,53 +48,152 @@ pub struct Snapshot {
 ///
 /// `view` is called about once a second. When `stop` resolves nothing more is sent, what is in flight is waited for a little,
 /// and the report says so. Must run in a Tokio runtime; the load is sent from threads of its own.
-pub async fn run(
-    mut options: LoadOptions,
-    view: &(dyn Fn(&Snapshot) + Sync),
-    stop: impl Future<Output = ()>,
-) -> Result<Report, LoadError> {
+pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
     options.check()?;
-    let schedule = schedule(&options)?;
     tokio::pin!(stop);
-    let ready = async {
-        let target = Target::find(&options).await?;
+    let prepared = tokio::select! {
+        prepared = Prepared::new(options, None) => prepared?,
+        () = &mut stop => return Err(LoadError::Cancelled),
+    };
+    prepared.block(Place { block: (1, 1), first_prompt: 0 }, view, stop).await
+}
+
+/// [`run`] against the server of `options` and against `second` in turn: `rounds` times a block of each, whose order
+/// alternates. The limit is for each server and is shared out over the rounds; each block begins with the warm-up. Both
+/// blocks of a round send the same prompts, and in an open loop at the same times.
+pub async fn compare(
+    mut options: LoadOptions,
+    second: BaseUrl,
+    rounds: usize,
+    view: View<'_>,
+    stop: impl Future<Output = ()>,
+) -> Result<Comparison, LoadError> {
+    options.limit = block_limit(&options, rounds)?;
+    options.check()?;
+    let token = CancellationToken::new();
+    let work = async {
+        let first = Prepared::new(options.clone(), None).await?;
+        let same_model = options.model.is_some() || !options.api.names_model();
+        let jobs = same_model.then(|| Arc::clone(&first.jobs));
+        let second = Prepared::new(LoadOptions { url: second, ..options }, jobs).await?;
+        all_rounds(&[first, second], rounds, view, &token).await
+    };
+    let watch = async {
+        stop.await;
+        token.cancel();
+        std::future::pending().await
+    };
+    tokio::select! {
+        comparison = work => comparison,
+        never = watch => never,
+    }
+}
+
+fn block_limit(options: &LoadOptions, rounds: usize) -> Result<Limit, LoadError> {
+    let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+    let parts = u32::try_from(rounds).unwrap_or(0);
+    match (options.limit, &options.pace) {
+        _ if !(2..=10_000).contains(&parts) => bad("rounds", rounds.to_string(), "2 to 10000"),
+        (Limit::Arrivals, _) | (_, Pace::Recorded { .. }) => {
+            bad("the pace of a comparison", "an arrival file".into(), "a closed loop or a rate")
+        }
+        (Limit::Requests(all), _) => Ok(Limit::Requests(all.div_ceil(u64::from(parts)))),
+        (Limit::Duration(all), _) => Ok(Limit::Duration(all / parts)),
+    }
+}
+
+async fn all_rounds(
+    servers: &[Prepared; 2],
+    rounds: usize,
+    view: View<'_>,
+    token: &CancellationToken,
+) -> Result<Comparison, LoadError> {
+    let (mut done, mut first_prompt) = (Vec::new(), 0u64);
+    for round in 0..rounds {
+        let place = |at| Place { block: (2 * round + at + 1, 2 * rounds), first_prompt };
+        // What is first in a round may find the machine, or a cache, in another state: each is first as often.
+        let leader = round % 2;
+        let earlier = servers[leader].block(place(0), view, token.cancelled()).await?;
+        if token.is_cancelled() {
+            break;
+        }
+        let later = servers[1 - leader].block(place(1), view, token.cancelled()).await?;
+        if token.is_cancelled() {
+            break;
+        }
+        let sent = earlier.requests.sent.max(later.requests.sent);
+        first_prompt = first_prompt.saturating_add(sent).saturating_add(earlier.requests.warmup);
+        let (first, second) = if leader == 0 { (earlier, later) } else { (later, earlier) };
+        done.push(Round { first, second });
+    }
+    Ok(Comparison::new(done, token.is_cancelled()))
+}
+
+/// Which block of a run it is, and the number of its first prompt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) block: (usize, usize),
+    pub(crate) first_prompt: u64,
+}
+
+/// A server that was found, and what is sent to it.
+struct Prepared {
+    options: LoadOptions,
+    target: Arc<Target>,
+    jobs: Arc<Jobs>,
+    schedule: Option<Schedule>,
+}
+
+impl Prepared {
+    /// Takes `jobs` or makes its own.
+    async fn new(mut options: LoadOptions, jobs: Option<Arc<Jobs>>) -> Result<Self, LoadError> {
+        let schedule = schedule(&options)?;
+        let target = Arc::new(Target::find(&options).await?);
         if options.model.is_none() && options.api.names_model() {
             options.model = Some(only_model(&options.url, &options.headers).await?);
         }
-        Ok::<_, LoadError>(target)
-    };
-    let target = tokio::select! {
-        target = ready => target?,
-        () = &mut stop => return Err(LoadError::Cancelled),
-    };
-    let form = BodyForm {
+        let jobs = match jobs {
+            Some(jobs) => jobs,
+            None => Arc::new(Jobs::read(&options.prompts, &body_form(&options))?),
+        };
+        Ok(Self { options, target, jobs, schedule })
+    }
+
+    /// Sends until the limit.
+    async fn block(&self, place: Place, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
+        let (target, jobs) = (Arc::clone(&self.target), Arc::clone(&self.jobs));
+        let shared = Arc::new(Shared::new(target, jobs, &self.options, place));
+        let cpu = cpu_time();
+        let workers = Workers::start(&shared, &self.options, self.schedule.clone())?;
+        let stopped = workers.watch(view, stop).await;
+        let threads = workers.count();
+        let stats = workers.end();
+        let facts = Facts {
+            seconds: shared.window_length(stopped).as_secs_f64(),
+            sent: shared.sent.load(Ordering::Relaxed),
+            most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
+            held_back: shared.held_back.load(Ordering::Relaxed),
+            connections: shared.connections.opened.load(Ordering::Relaxed),
+            stray: shared.connections.stray.load(Ordering::Relaxed),
+            stopped: stopped.is_some(),
+            prompts: self.jobs.len(),
+            first_prompt: place.first_prompt,
+            left_out: self.jobs.left_out,
+            threads,
+            cpu_seconds: cpu_time().saturating_sub(cpu).as_secs_f64(),
+        };
+        Ok(Report::new(&self.options, &stats, &facts))
+    }
+}
+
+fn body_form(options: &LoadOptions) -> BodyForm<'_> {
+    BodyForm {
         api: options.api,
         model: options.model.as_deref(),
         max_tokens: options.max_tokens,
         stream: options.stream,
         extra: &options.extra,
-    };
-    let jobs = Jobs::read(&options.prompts, &form)?;
-    let shared = Arc::new(Shared::new(target, jobs, &options));
-    let cpu = cpu_time();
-    let workers = Workers::start(&shared, &options, schedule)?;
-    let stopped = workers.watch(view, stop).await;
-    let threads = workers.stats.len();
-    let stats = workers.end();
-    let facts = Facts {
-        seconds: shared.window_length(stopped).as_secs_f64(),
-        sent: shared.sent.load(Ordering::Relaxed),
-        most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
-        held_back: shared.held_back.load(Ordering::Relaxed),
-        connections: shared.connections.opened.load(Ordering::Relaxed),
-        stray: shared.connections.stray.load(Ordering::Relaxed),
-        stopped: stopped.is_some(),
-        prompts: shared.jobs.len(),
-        left_out: shared.jobs.left_out,
-        threads,
-        cpu_seconds: cpu_time().saturating_sub(cpu).as_secs_f64(),
-    };
-    Ok(Report::new(&options, &stats, &facts))
+    }
 }
 
 fn schedule(options: &LoadOptions) -> Result<Option<Schedule>, LoadError> {
@@ -106,138 +202,6 @@ fn schedule(options: &LoadOptions) -> Result<Option<Schedule>, LoadError> {
         Pace::Poisson { per_second } => Some(Schedule::poisson(*per_second, options.seed)),
         Pace::Recorded { arrivals, speed } => Some(Schedule::recorded(read_arrivals(arrivals)?).at_speed(*speed)),
     })
-}
-
-/// The threads of a run.
-struct Workers {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-    stats: Vec<Arc<Mutex<Stats>>>,
-    /// Closes when all threads are done.
-    done: watch::Receiver<()>,
-}
-
-impl Workers {
-    fn start(shared: &Arc<Shared>, options: &LoadOptions, schedule: Option<Schedule>) -> Result<Self, LoadError> {
-        let files = open_files();
-        let clients = match options.pace {
-            Pace::Closed { concurrency } if concurrency > files => {
-                let found = format!("{concurrency}, but this process may open {files} connections");
-                return Err(LoadError::Option {
-                    option: "concurrency",
-                    found,
-                    expected: "fewer, or a higher ulimit -n",
-                });
-            }
-            Pace::Closed { concurrency } => concurrency,
-            Pace::Poisson { .. } | Pace::Recorded { .. } => options.max_in_flight.min(files),
-        };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let count = options.threads.unwrap_or(cores).min(clients);
-        let (ended, done) = watch::channel(());
-        let mut workers = Self { shared: Arc::clone(shared), threads: Vec::new(), stats: Vec::new(), done };
-        let mut queues = Vec::new();
-        for index in 0..count {
-            let share = clients / count + usize::from(index < clients % count);
-            let part = if schedule.is_some() {
-                let (queue, due) = mpsc::channel::<Due>(QUEUE);
-                queues.push(queue);
-                Part::Open(due, share)
-            } else {
-                Part::Closed(share)
-            };
-            let stats = Arc::new(Mutex::new(Stats::new(shared.slo)));
-            workers.stats.push(Arc::clone(&stats));
-            let worker = Worker::new(Arc::clone(shared), stats);
-            let ended = ended.clone();
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(LoadError::Start)?;
-            workers.spawn(format!("load-{index}"), move || {
-                runtime.block_on(worker.run(part));
-                drop((runtime, ended));
-            })?;
-        }
-        if let Some(schedule) = schedule {
-            let shared = Arc::clone(shared);
-            let ended = ended.clone();
-            workers.spawn("load-pacer".into(), move || {
-                pace(&shared, schedule, &queues);
-                drop((queues, ended));
-            })?;
-        }
-        Ok(workers)
-    }
-
-    fn spawn(&mut self, name: String, work: impl FnOnce() + Send + 'static) -> Result<(), LoadError> {
-        let thread = std::thread::Builder::new().name(name).spawn(work);
-        self.threads.push(thread.map_err(LoadError::Start)?);
-        Ok(())
-    }
-
-    /// Shows how far the run is until all threads are done; when `stop` resolved first, returns when.
-    async fn watch(&self, view: &(dyn Fn(&Snapshot) + Sync), stop: impl Future<Output = ()>) -> Option<Instant> {
-        let mut done = self.done.clone();
-        let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + VIEW_INTERVAL, VIEW_INTERVAL);
-        let mut stopped = None;
-        tokio::pin!(stop);
-        loop {
-            tokio::select! {
-                // An error: all senders are gone.
-                _ = done.changed() => return stopped,
-                _ = ticks.tick() => view(&self.snapshot()),
-                () = &mut stop, if stopped.is_none() => {
-                    stopped = Some(Instant::now());
-                    self.shared.stop.cancel();
-                }
-            }
-        }
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let stats = self.merged();
-        Snapshot {
-            elapsed: self.shared.elapsed(),
-            ok: stats.ok,
-            failed: stats.failed,
-            in_flight: self.shared.in_flight.load(Ordering::Relaxed),
-            output_tokens: stats.told.1.saturating_add(stats.untold.1),
-            ttft: stats.ttft.summary(),
-            e2e: stats.e2e.summary(),
-        }
-    }
-
-    fn merged(&self) -> Stats {
-        let mut merged = Stats::new(self.shared.slo);
-        for stats in &self.stats {
-            merged.merge(&stats.lock().unwrap_or_else(PoisonError::into_inner));
-        }
-        merged
-    }
-
-    fn end(mut self) -> Stats {
-        for thread in self.threads.drain(..) {
-            // A thread that panicked was reported by the panic itself.
-            let _ = thread.join();
-        }
-        self.merged()
-    }
-}
-
-impl Drop for Workers {
-    /// A run that is dropped, or could not start all its threads, sends nothing more.
-    fn drop(&mut self) {
-        self.shared.stop.cancel();
-    }
-}
-
-/// How many connections this process may open; the soft limit is raised to the hard one.
-fn open_files() -> usize {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
-    let most = if raised { maximum } else { current };
-    let most = most.map_or(u64::MAX, |most| most.saturating_sub(OTHER_FILES).max(1));
-    usize::try_from(most).unwrap_or(usize::MAX)
 }
 
 /// CPU time of this process.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::connection::ConnectionCounts;
+use super::run::Place;
 use super::target::Target;
 use crate::jobs::Jobs;
 use crate::{Limit, Slo};
@@ -14,7 +15,11 @@ use crate::{Limit, Slo};
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) target: Arc<Target>,
-    pub(crate) jobs: Jobs,
+    pub(crate) jobs: Arc<Jobs>,
+    /// The prompt of the first request.
+    pub(crate) first_prompt: u64,
+    /// Which block of a comparison it is, and of how many.
+    pub(crate) block: (usize, usize),
     pub(crate) stream: bool,
     pub(crate) timeout: Duration,
     pub(crate) slo: Slo,
@@ -46,10 +51,12 @@ pub(crate) struct Ticket {
 }
 
 impl Shared {
-    pub(crate) fn new(target: Target, jobs: Jobs, options: &crate::LoadOptions) -> Self {
+    pub(crate) fn new(target: Arc<Target>, jobs: Arc<Jobs>, options: &crate::LoadOptions, place: Place) -> Self {
         Self {
-            target: Arc::new(target),
+            target,
             jobs,
+            first_prompt: place.first_prompt,
+            block: place.block,
             stream: options.stream,
             timeout: options.timeout,
             slo: options.slo,

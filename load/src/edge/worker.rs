@@ -116,7 +116,12 @@ impl Worker {
                 self.stats().gap(gap);
             }
         };
-        let exchange = seen.exchange(&self.connections, shared.jobs.body(ticket.number), shared.stream, on_gap);
+        let exchange = seen.exchange(
+            &self.connections,
+            shared.jobs.body(shared.first_prompt.wrapping_add(ticket.number)),
+            shared.stream,
+            on_gap,
+        );
         let result = match tokio::time::timeout(shared.timeout, exchange).await {
             Ok(result) => result,
             Err(_) => Err(Failure::Timeout(seen.phase)),

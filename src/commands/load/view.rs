@@ -71,14 +71,17 @@ impl View {
 
 /// Rates are those since the last look.
 fn describe(now: &Snapshot, before: Before) -> String {
-    let Some(elapsed) = now.elapsed else { return format!("warm-up, {} in flight", now.in_flight) };
+    let block = if now.block.1 > 1 { format!("block {} of {}, ", now.block.0, now.block.1) } else { String::new() };
+    let Some(elapsed) = now.elapsed else { return format!("{block}warm-up, {} in flight", now.in_flight) };
+    // A look at another block than before.
+    let before = if elapsed < before.elapsed || now.ok < before.ok { Before::default() } else { before };
     let seconds = elapsed.saturating_sub(before.elapsed).as_secs_f64().max(1e-3);
     let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
     let latency = |name: &str, summary: Option<LatencySummary>| {
         summary.map_or(String::new(), |s| format!(", {name} p50 {:.1} p99 {:.1} ms", s.p50, s.p99))
     };
     format!(
-        "{:.0} s: {} ok, {} failed, {} in flight, {:.1} requests/s, {:.0} tokens/s{}{}",
+        "{block}{:.0} s: {} ok, {} failed, {} in flight, {:.1} requests/s, {:.0} tokens/s{}{}",
         elapsed.as_secs_f64(),
         now.ok,
         now.failed,
@@ -96,11 +99,26 @@ mod tests {
 
     #[test]
     fn lines() {
-        let warm = Snapshot { elapsed: None, ok: 0, failed: 0, in_flight: 3, output_tokens: 0, ttft: None, e2e: None };
+        let warm = Snapshot {
+            block: (1, 1),
+            elapsed: None,
+            ok: 0,
+            failed: 0,
+            in_flight: 3,
+            output_tokens: 0,
+            ttft: None,
+            e2e: None,
+        };
         assert_eq!(describe(&warm, Before::default()), "warm-up, 3 in flight");
         let e2e = LatencySummary { count: 1, mean: 1.0, p50: 1.0, p90: 1.0, p99: 2.0, p999: 2.0, max: 2.0 };
         let now =
             Snapshot { elapsed: Some(Duration::from_secs(4)), ok: 30, output_tokens: 100, e2e: Some(e2e), ..warm };
+        let next = Snapshot { block: (2, 6), ..now.clone() };
+        let earlier = Before { elapsed: Duration::from_secs(9), ok: 90, output_tokens: 500 };
+        assert!(
+            describe(&next, earlier)
+                .starts_with("block 2 of 6, 4 s: 30 ok, 0 failed, 3 in flight, 7.5 requests/s, 25 ")
+        );
         let before = Before { elapsed: Duration::from_secs(2), ok: 10, output_tokens: 0 };
         assert_eq!(
             describe(&now, before),

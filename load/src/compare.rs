@@ -1,0 +1,122 @@
+//! Two servers measured in turn, block by block, and compared by the ratios of neighbouring blocks.
+//!
+//! A machine that does other things too changes its speed from minute to minute. Blocks that follow each other meet about the
+//! same machine, so that their ratio says more than two long runs do, and the spread of the ratios says how much.
+
+use serde::Serialize;
+
+use crate::Report;
+
+/// One round: a block of the first server and one of the second, in either order.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Round {
+    /// The block of `--url`.
+    pub first: Report,
+    /// The block of `--compare`.
+    pub second: Report,
+}
+
+/// Rounds, and what they say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// The user stopped the run; a round that was not complete is left out.
+    pub stopped: bool,
+    /// Ratios of each figure that all rounds have.
+    pub ratios: Vec<Ratio>,
+    /// The rounds themselves.
+    pub rounds: Vec<Round>,
+}
+
+/// One figure of the second server over that of the first one, round by round.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Ratio {
+    /// The figure's name.
+    pub figure: &'static str,
+    /// The median of the first server's blocks.
+    pub first: f64,
+    /// The median of the second server's blocks.
+    pub second: f64,
+    /// The median of the rounds' ratios.
+    pub median: f64,
+    /// The least of them.
+    pub least: f64,
+    /// The greatest of them.
+    pub greatest: f64,
+    /// Rounds in which the second figure was above the first one.
+    pub rounds_above: usize,
+}
+
+/// A figure of a report; `None` where the run did not measure it.
+type Figure = fn(&Report) -> Option<f64>;
+
+const FIGURES: [(&str, Figure); 12] = [
+    ("requests/s", |report| Some(report.requests_per_second)),
+    ("output tokens/s", |report| Some(report.output_tokens.per_second)),
+    ("goodput, requests/s", |report| report.goodput.map(|goodput| goodput.requests_per_second)),
+    ("first token, mean ms", |report| report.ttft_ms.map(|ms| ms.mean)),
+    ("first token, p50 ms", |report| report.ttft_ms.map(|ms| ms.p50)),
+    ("first token, p99 ms", |report| report.ttft_ms.map(|ms| ms.p99)),
+    ("inter-token, mean ms", |report| report.inter_token_ms.map(|ms| ms.mean)),
+    ("inter-token, p99 ms", |report| report.inter_token_ms.map(|ms| ms.p99)),
+    ("longest gap, p99 ms", |report| report.longest_gap_ms.map(|ms| ms.p99)),
+    ("end to end, mean ms", |report| report.e2e_ms.map(|ms| ms.mean)),
+    ("end to end, p50 ms", |report| report.e2e_ms.map(|ms| ms.p50)),
+    ("end to end, p99 ms", |report| report.e2e_ms.map(|ms| ms.p99)),
+];
+
+impl Comparison {
+    pub(crate) fn new(rounds: Vec<Round>, stopped: bool) -> Self {
+        let ratios = FIGURES.iter().filter_map(|(name, figure)| ratio(name, *figure, &rounds)).collect();
+        Self { stopped, ratios, rounds }
+    }
+
+    /// Requests that were answered completely, failed ones, of each server.
+    #[must_use]
+    pub fn ok_and_failed(&self) -> [(u64, u64); 2] {
+        let sum = |side: fn(&Round) -> &Report| {
+            self.rounds
+                .iter()
+                .map(side)
+                .fold((0, 0), |(ok, failed), report| (ok + report.requests.ok, failed + report.requests.failed))
+        };
+        [sum(|round| &round.first), sum(|round| &round.second)]
+    }
+}
+
+/// `None` unless every round has the figure of both servers, above 0.
+fn ratio(name: &'static str, figure: Figure, rounds: &[Round]) -> Option<Ratio> {
+    let pairs: Option<Vec<(f64, f64)>> = rounds
+        .iter()
+        .map(|round| figure(&round.first).zip(figure(&round.second)).filter(|(a, b)| *a > 0.0 && *b > 0.0))
+        .collect();
+    let pairs = pairs.filter(|pairs| !pairs.is_empty())?;
+    let ratios: Vec<f64> = pairs.iter().map(|(a, b)| b / a).collect();
+    Some(Ratio {
+        figure: name,
+        first: median(pairs.iter().map(|(a, _)| *a).collect()),
+        second: median(pairs.iter().map(|(_, b)| *b).collect()),
+        least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+        greatest: ratios.iter().copied().fold(0.0, f64::max),
+        rounds_above: ratios.iter().filter(|ratio| **ratio > 1.0).count(),
+        median: median(ratios),
+    })
+}
+
+/// Of at least one value; of an even number the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) { f64::midpoint(values[middle - 1], values[middle]) } else { values[middle] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        for (values, expected) in [(vec![3.0], 3.0), (vec![9.0, 1.0, 2.0], 2.0), (vec![4.0, 1.0, 2.0, 9.0], 3.0)] {
+            assert_eq!(median(values), expected);
+        }
+    }
+}
