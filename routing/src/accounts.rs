@@ -2,6 +2,7 @@
 
 mod cell;
 mod recent;
+mod succession;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -134,10 +135,10 @@ impl Accounts {
     /// Starts again from the prices of newly loaded tables; loads stay.
     pub fn reset_prices(&self, table_prices: &[f32]) {
         let even = self.even_tokens();
-        for (rank, cell) in self.cells.iter().enumerate() {
-            let start = table_prices.get(rank).map_or(0.0, |price| f64::from(*price));
-            cell.set_table_price(if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 });
-            cell.set_assigned(even);
+        self.set_table_prices(table_prices);
+        for cell in &self.cells {
+            // One that is away has the surplus in place of the count.
+            cell.set_assigned(if cell.is_available() { even } else { 0.0 });
         }
     }
 

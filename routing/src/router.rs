@@ -52,6 +52,20 @@ impl Router {
         Router { accounts: Accounts::new(ranks, table_prices, settings), prefixes: PrefixTable::new(ranks, prefix) }
     }
 
+    /// A router of other ranks that goes on from this one: see [`Accounts::succeed`] and [`PrefixTable::succeed`].
+    pub fn succeed(
+        &self,
+        from: &[Option<u16>],
+        table_prices: &[f32],
+        settings: &Settings,
+        prefix: &PrefixSettings,
+    ) -> Self {
+        Router {
+            accounts: self.accounts.succeed(from, table_prices, settings),
+            prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix),
+        }
+    }
+
     /// Loads and prices.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts

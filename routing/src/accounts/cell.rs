@@ -1,17 +1,26 @@
 //! The counts of one rank.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use super::recent::Recent;
 use crate::policy::RankLoad;
 
+/// What is in flight on one rank, on cache lines of its own. It belongs to the rank, whichever accounts it stands in: a
+/// request that was counted in by one is counted out for all.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Flight {
+    tokens: AtomicU64,
+    requests: AtomicU64,
+    pending: AtomicU64,
+}
+
 /// One rank, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Cell {
-    in_flight_tokens: AtomicU64,
-    in_flight_requests: AtomicU64,
-    pending: AtomicU64,
+    flight: Arc<Flight>,
     /// Among the last assignments, over the long and the short window.
     pub(super) recent: Recent,
     pub(super) latest: Recent,
@@ -39,12 +48,31 @@ fn take(number: &AtomicU64, amount: u64) {
 }
 
 impl Cell {
+    /// The same rank in other accounts: requests in flight are shared, the rest but the windows is copied.
+    pub(super) fn heir(&self) -> Self {
+        let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
+        let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));
+        Self {
+            flight: Arc::clone(&self.flight),
+            assigned_requests: copied(&self.assigned_requests),
+            assigned_tokens: copied(&self.assigned_tokens),
+            away: flag(&self.away),
+            unknown: flag(&self.unknown),
+            ..Self::default()
+        }
+    }
+
+    /// A rank that nothing is known of: away until it comes.
+    pub(super) fn newcomer() -> Self {
+        Self { away: AtomicBool::new(true), ..Self::default() }
+    }
+
     /// With the tokens assigned in place of the price, which depends on the other ranks.
     pub(super) fn load(&self, recent: (f64, f64), latest: (f64, f64)) -> RankLoad {
         RankLoad {
-            in_flight_tokens: self.in_flight_tokens.load(Relaxed),
-            in_flight_requests: u32::try_from(self.in_flight_requests.load(Relaxed)).unwrap_or(u32::MAX),
-            pending_tokens: self.pending.load(Relaxed),
+            in_flight_tokens: self.flight.tokens.load(Relaxed),
+            in_flight_requests: u32::try_from(self.flight.requests.load(Relaxed)).unwrap_or(u32::MAX),
+            pending_tokens: self.flight.pending.load(Relaxed),
             recent_tokens: recent.0,
             recent_requests: recent.1,
             latest_tokens: latest.0,
@@ -57,23 +85,23 @@ impl Cell {
     }
 
     pub(super) fn count_in(&self, tokens: u64, pending: u64) {
-        self.in_flight_tokens.fetch_add(tokens, Relaxed);
-        self.in_flight_requests.fetch_add(1, Relaxed);
+        self.flight.tokens.fetch_add(tokens, Relaxed);
+        self.flight.requests.fetch_add(1, Relaxed);
         self.assigned_requests.fetch_add(1, Relaxed);
         if pending > 0 {
-            self.pending.fetch_add(pending, Relaxed);
+            self.flight.pending.fetch_add(pending, Relaxed);
         }
     }
 
     pub(super) fn computed(&self, pending: u64) {
         if pending > 0 {
-            take(&self.pending, pending);
+            take(&self.flight.pending, pending);
         }
     }
 
     pub(super) fn count_out(&self, tokens: u64, pending: u64) {
-        take(&self.in_flight_tokens, tokens);
-        take(&self.in_flight_requests, 1);
+        take(&self.flight.tokens, tokens);
+        take(&self.flight.requests, 1);
         self.computed(pending);
     }
 

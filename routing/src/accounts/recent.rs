@@ -32,6 +32,13 @@ impl Window {
         (old != 0).then_some(((old >> 32) as u16, old & 0xffff_ffff))
     }
 
+    /// Those in it, the oldest first: rank and tokens. What is written meanwhile may be missed.
+    pub(super) fn held(&self) -> impl Iterator<Item = (u16, u64)> {
+        let (now, places) = (self.now(), self.places.len() as u64);
+        let held = (now.saturating_sub(places)..now).map(move |at| self.places[(at % places) as usize].load(Relaxed));
+        held.filter(|place| *place != 0).map(|place| ((place >> 32) as u16, place & 0xffff_ffff))
+    }
+
     /// Assignments so far.
     pub(super) fn now(&self) -> u64 {
         self.count.load(Relaxed)

@@ -96,6 +96,16 @@ impl Lru {
         self.entries.iter().map(|entry| entry.block)
     }
 
+    /// All blocks, the least recently used one first.
+    pub(super) fn oldest_first(&self) -> impl Iterator<Item = u64> {
+        let mut next = self.oldest;
+        std::iter::from_fn(move || {
+            let entry = self.entries.get(next as usize)?;
+            next = entry.newer;
+            Some(entry.block)
+        })
+    }
+
     fn unlink(&mut self, place: u32) {
         let Entry { newer, older, .. } = self.entries[place as usize];
         match newer {
@@ -149,6 +159,7 @@ mod tests {
                 let mut wanted = list.clone();
                 wanted.sort_unstable();
                 prop_assert_eq!(held, wanted);
+                prop_assert!(lru.oldest_first().eq(list.iter().rev().copied()));
             }
             prop_assert_eq!((lru.entries.capacity(), lru.places.capacity()), room);
         }

@@ -92,6 +92,22 @@ impl PrefixTable {
         })
     }
 
+    /// The table of other ranks that goes on from `old`, in which rank `r` was `from[r]`. Nothing is taken over where blocks
+    /// were of another length. `None` as for [`new`](Self::new).
+    pub fn succeed(old: Option<&Self>, from: &[Option<u16>], settings: &PrefixSettings) -> Option<Self> {
+        let table = Self::new(u16::try_from(from.len()).unwrap_or(u16::MAX), settings)?;
+        let Some(old) = old.filter(|old| old.block_tokens == table.block_tokens) else { return Some(table) };
+        let held = old.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        for (rank, from) in (0..u16::MAX).zip(from) {
+            let lru = from.and_then(|from| held.get(usize::from(from))?.as_ref());
+            for block in lru.into_iter().flat_map(Lru::oldest_first) {
+                table.record(rank, &[block]);
+            }
+        }
+        drop(held);
+        Some(table)
+    }
+
     /// Tokens of a block.
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens

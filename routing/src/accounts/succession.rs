@@ -1,0 +1,60 @@
+//! Accounts of other ranks that go on from accounts in use: a rank joins or leaves, or the settings change.
+//!
+//! Requests in flight are shared between both: whoever holds the old accounts still counts out what it counted in there,
+//! and both see it. Everything else is copied as it is in this moment.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::cell::Cell;
+use super::recent::{Recent, Window};
+use super::{Accounts, PRICE_LIMIT};
+use crate::settings::Settings;
+
+impl Accounts {
+    /// Accounts of `from.len()` ranks, of which rank `r` is rank `from[r]` of these ones; with `None` it is new, and away
+    /// until [`set_available`](Self::set_available) brings it in like one that comes back.
+    ///
+    /// Ranks that stay keep what is in flight on them (counted here or there, it is in both), their recent tokens and
+    /// requests, what made their prices, and whether they are available and known.
+    pub fn succeed(&self, from: &[Option<u16>], table_prices: &[f32], settings: &Settings) -> Accounts {
+        let ranks = u16::try_from(from.len()).unwrap_or(u16::MAX);
+        let old = |from: &Option<u16>| self.cells.get(usize::from((*from)?));
+        let cells = from.iter().take(usize::from(ranks)).map(|from| old(from).map_or_else(Cell::newcomer, Cell::heir));
+        let next = Accounts {
+            cells: cells.collect(),
+            memory: Window::new(settings.memory_of(ranks)),
+            window: Window::new(settings.window_of(ranks)),
+            mean_request: AtomicU64::new(self.mean_request.load(Relaxed)),
+            requests: AtomicU64::new(self.requests.load(Relaxed)),
+            price_step: settings.price_step,
+            price_pull: settings.price_pull,
+        };
+        next.set_table_prices(table_prices);
+        let mut to = vec![None; self.cells.len()];
+        for (rank, from) in (0..ranks).zip(from) {
+            if let Some(place) = from.and_then(|from| to.get_mut(usize::from(from))) {
+                *place = Some(rank);
+            }
+        }
+        next.replay(&self.memory, &next.memory, &to, |cell| &cell.recent);
+        next.replay(&self.window, &next.window, &to, |cell| &cell.latest);
+        next
+    }
+
+    /// Notes what was assigned lately, rank `r` of the old window being `to[r]` here.
+    fn replay(&self, old: &Window, window: &Window, to: &[Option<u16>], of: fn(&Cell) -> &Recent) {
+        for (rank, tokens) in old.held() {
+            if let Some(rank) = to.get(usize::from(rank)).copied().flatten() {
+                self.note_in(rank, tokens, window, of);
+            }
+        }
+    }
+
+    /// The tables' part of the prices.
+    pub(super) fn set_table_prices(&self, table_prices: &[f32]) {
+        for (rank, cell) in self.cells.iter().enumerate() {
+            let start = table_prices.get(rank).map_or(0.0, |price| f64::from(*price));
+            cell.set_table_price(if start.is_finite() { start.clamp(-PRICE_LIMIT, PRICE_LIMIT) } else { 0.0 });
+        }
+    }
+}
