@@ -93,7 +93,10 @@ pub(crate) struct ServeArgs {
     /// The gateway's configuration (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
-    /// Validate the configuration and the files it names, then exit.
+    /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
+    /// wrong. Engines are not asked.
+    ///
+    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check fails.
     #[arg(long)]
     pub(crate) check: bool,
 }

@@ -51,6 +51,27 @@ pub(crate) async fn stop_requested() {
     Stops::listen().next().await;
 }
 
+/// SIGHUP, by which a server is asked to read its configuration again.
+pub(crate) struct Hangups(Option<Signal>);
+
+impl Hangups {
+    /// From now on the signal does not end the process. Must be called in a runtime.
+    pub(crate) fn listen() -> Self {
+        Self(signal(SignalKind::hangup()).ok())
+    }
+
+    /// Resolves at the next one; several that came since count as one.
+    pub(crate) async fn next(&mut self) {
+        let received = match &mut self.0 {
+            Some(signal) => signal.recv().await,
+            None => None,
+        };
+        if received.is_none() {
+            std::future::pending().await
+        }
+    }
+}
+
 /// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it.
 pub(crate) async fn until_stopped<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     tokio::select! {

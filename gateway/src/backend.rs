@@ -38,6 +38,8 @@ impl Health {
 
 /// One backend.
 pub(crate) struct Backend {
+    /// As configured.
+    pub(crate) config: BackendConfig,
     pub(crate) name: String,
     pub(crate) engine: Engine,
     /// One, or one for each rank.
@@ -69,6 +71,7 @@ pub(crate) struct Backend {
 impl Backend {
     pub(crate) fn new(config: &BackendConfig, client: HttpClient) -> Self {
         Self {
+            config: config.clone(),
             name: config.name.clone(),
             engine: config.engine,
             urls: config.urls.clone(),

@@ -155,6 +155,8 @@ pub(crate) enum RequestError {
     NoEarlierTables { backend: String, wanted: Option<u64>, known: String },
     #[error("the answer could not be made: {cause}")]
     Internal { cause: String },
+    #[error("the old configuration stays: {cause}")]
+    ConfigRefused { outcome: &'static str, cause: String },
     #[error("refused for backend '{backend}', the old tables stay: {cause}")]
     TablesRefused { backend: String, cause: Incompatible },
 }
@@ -212,6 +214,10 @@ impl RequestError {
             Self::TablesBusy { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "tables_busy"),
             Self::NoEarlierTables { .. } => Row(StatusCode::CONFLICT, CLIENT, "no_earlier_tables"),
             Self::Internal { .. } => Row(StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal"),
+            Self::ConfigRefused { outcome: "invalid", .. } => {
+                Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "config_invalid")
+            }
+            Self::ConfigRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "config_refused"),
             Self::TablesRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "tables_refused"),
         }
     }

@@ -196,19 +196,24 @@ impl Core {
     }
 
     /// Whether no other backend of its model takes requests as usual.
-    fn is_last(&self, backend: &Backend) -> bool {
+    fn is_last(&self, backend: &Arc<Backend>) -> bool {
         let snapshot = self.snapshot();
-        let Some((model, at)) = snapshot.find(&backend.name) else { return false };
+        let Some((model, at)) = snapshot.position(backend) else { return false };
         let mut members = snapshot.models[model].members.iter().enumerate();
         !members.any(|(other, member)| other != at && can_serve(&member.backend) && is_closed(&member.backend))
     }
 
     /// Opens and closes the ranks of a model as the health and gates of its backends say. The caller holds what
     /// [`Core::changing`] gives.
-    pub(crate) fn refresh(&self, backend: &Backend) {
+    pub(crate) fn refresh(&self, backend: &Arc<Backend>) {
         let snapshot = self.snapshot();
-        let Some((model, _)) = snapshot.find(&backend.name) else { return };
-        let model = &snapshot.models[model];
+        if let Some((model, _)) = snapshot.position(backend) {
+            self.refresh_model(&snapshot.models[model]);
+        }
+    }
+
+    /// The same of all backends of a model of the current snapshot.
+    pub(crate) fn refresh_model(&self, model: &Model) {
         self.spare_the_last(model);
         for (index, member) in model.members.iter().enumerate() {
             model.pool.set_available(index, member.backend.takes_requests());

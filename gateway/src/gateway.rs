@@ -15,10 +15,12 @@ use crate::error::StartError;
 use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
+use crate::reload::{self, ReloadError, Reloaded};
 use crate::server::{Server, bind};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::{data, live, load, pins, tables, trust};
+use crate::summary::Summary;
+use crate::{data, live, load, tables, trust};
 
 /// For answers of the admin plane and of the metrics listener that are on their way at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
@@ -28,9 +30,10 @@ const STATUS_GRACE: Duration = Duration::from_secs(1);
 pub struct Gateway;
 
 impl Gateway {
-    /// Reads everything that the configuration names and checks that it belongs together, without serving.
-    pub async fn check(config: &Config) -> Result<(), StartError> {
-        load_all(config.clone()).await.map(|_| ())
+    /// Reads everything that the configuration names and checks that it belongs together, without serving and without asking
+    /// engines. Returns what would be served.
+    pub async fn check(config: &Config) -> Result<Summary, StartError> {
+        load_all(config.clone()).await.map(|(snapshot, _)| Summary::new(&snapshot))
     }
 
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
@@ -54,10 +57,7 @@ impl Gateway {
         }
         let stop = CancellationToken::new();
         let watchers = TaskTracker::new();
-        for backend in backends {
-            watchers.spawn(pins::watch(Arc::clone(&core), Arc::clone(&backend), stop.clone()));
-            watchers.spawn(health::watch(Arc::clone(&core), backend, stop.clone()));
-        }
+        core.watchers.follow(&core, &core.snapshot());
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
@@ -149,6 +149,14 @@ impl Running {
         }
     }
 
+    /// Reads the configuration's file again and brings it into force; or the old one stays, and this is why.
+    ///
+    /// # Errors
+    /// What is wrong with the file or with what it names.
+    pub async fn reload(&self) -> Result<Reloaded, ReloadError> {
+        reload::reload(&self.core).await
+    }
+
     /// Ends as `[drain]` says: tells load balancers first (`/readyz` is 503) and takes requests for a while still, then
     /// [`Running::shutdown`]. `hurried`: nobody has to be told.
     pub async fn drain(self, hurried: bool) {
@@ -170,6 +178,7 @@ impl Running {
         self.stop.cancel();
         self.watchers.close();
         self.watchers.wait().await;
+        self.core.watchers.stop().await;
         join_all(self.status.into_iter().map(|server| server.shutdown(STATUS_GRACE, || ()))).await;
         if let Some(live) = self.live {
             live.stop().await;

@@ -15,6 +15,8 @@
 //! | `pins` | whether pins take effect, by the engine's loads |
 //! | `otlp` | spans of requests for an OpenTelemetry collector |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
+//! | `reload` | the next configuration, made beside the running one and swapped in |
+//! | `watchers` | the tasks that watch each backend |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
 //! | `trust` | API keys, request ids |
@@ -45,11 +47,15 @@ mod pins;
 mod plan;
 mod pool;
 mod queue;
+mod reload;
 mod server;
 mod snapshot;
+mod stamp;
 mod state;
+mod summary;
 mod tables;
 mod trust;
+mod watchers;
 
 pub use backend::Health;
 pub use compat::Incompatible;
@@ -60,4 +66,6 @@ pub use config::{
 };
 pub use error::StartError;
 pub use gateway::{Gateway, Running};
+pub use reload::{ReloadError, Reloaded};
+pub use summary::Summary;
 pub use tables::TablesFileError;

@@ -15,45 +15,77 @@ use crate::error::StartError;
 use crate::metrics::Metrics;
 use crate::outgoing;
 use crate::plan::Plan;
-use crate::snapshot::{Member, Model, Snapshot, Text, new_pool};
+use crate::snapshot::{Member, Model, Snapshot, Text, TextSource, new_pool, next_pool};
+use crate::stamp::FileState;
 use crate::tables::{self, LoadedTables, Origin, Spool};
 
 pub(crate) fn snapshot(config: &Arc<Config>, metrics: &Metrics) -> Result<Snapshot, StartError> {
-    if let Some((key, dir)) = config.sampling.dirs().find(|(_, dir)| !dir.is_dir()) {
-        return Err(StartError::Dir { key, path: dir.to_owned() });
-    }
-    let models = config.models.iter().map(|model| load_model(model, config, metrics)).collect::<Result<_, _>>()?;
+    check_dirs(config)?;
+    let models = config.models.iter().map(|it| model(it, config, None, metrics)).collect::<Result<_, _>>()?;
     Ok(Snapshot::new(Arc::clone(config), models))
 }
 
-fn load_model(config: &ModelConfig, all: &Config, metrics: &Metrics) -> Result<Model, StartError> {
-    let plan = Plan::new(&config.name, &config.policy, metrics)
-        .map_err(|source| StartError::Policy { model: config.name.clone(), source })?;
-    let text = load_text(config, all.routing.segment_cache_bytes)
+/// Folders that must be there.
+pub(crate) fn check_dirs(config: &Config) -> Result<(), StartError> {
+    match config.sampling.dirs().find(|(_, dir)| !dir.is_dir()) {
+        Some((key, dir)) => Err(StartError::Dir { key, path: dir.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// A model with everything that it needs. With `old`, the model as it runs, what did not change is taken from there.
+pub(crate) fn model(
+    config: &ModelConfig,
+    all: &Config,
+    old: Option<(&Model, &Config)>,
+    metrics: &Metrics,
+) -> Result<Model, StartError> {
+    let was = old.and_then(|(_, all)| all.models.iter().find(|model| model.name == config.name));
+    let old_plan = old.filter(|_| was.is_some_and(|was| was.policy == config.policy)).map(|(old, _)| &old.plan);
+    let plan = match old_plan {
+        Some(plan) => Arc::clone(plan),
+        None => Arc::new(
+            Plan::new(&config.name, &config.policy, metrics)
+                .map_err(|source| StartError::Policy { model: config.name.clone(), source })?,
+        ),
+    };
+    let old_text = old.and_then(|(old, _)| old.text.as_ref());
+    let text = text(config, all.routing.segment_cache_bytes, old_text)
         .map_err(|source| StartError::Text { model: config.name.clone(), source })?;
     let mut members: Vec<Member> = Vec::new();
     for backend in &config.backends {
-        let first = members.iter().find_map(|member| member.tables.as_ref());
-        let first = first.map(|loaded| loaded.tables.as_ref());
-        let member = load_member(backend, all, text.as_ref(), first)?;
-        members.push(member);
+        let same = |old: &&Member| old.backend.config.is_same_engine(backend);
+        let old = old.and_then(|(old, _)| old.members.iter().find(same));
+        members.push(load_member(backend, all, text.as_deref(), &members, old)?);
     }
-    Ok(Model {
-        name: config.name.clone(),
-        aliases: config.aliases.clone(),
-        text: text.map(Arc::new),
-        pool: new_pool(&members, &plan, all, metrics),
-        plan: Arc::new(plan),
-        budget: Arc::default(),
-        queue: Arc::new(metrics.faults.queue(&config.name)),
-        members,
-    })
+    let pool = match old {
+        Some((old, was)) => next_pool(old, was, &members, &plan, all, metrics),
+        None => new_pool(&members, &plan, all, metrics),
+    };
+    let budget = old.map_or_else(Arc::default, |(old, _)| Arc::clone(&old.budget));
+    let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |(old, _)| Arc::clone(&old.queue));
+    Ok(Model { name: config.name.clone(), aliases: config.aliases.clone(), text, pool, plan, budget, queue, members })
 }
 
-fn load_text(config: &ModelConfig, segment_cache_bytes: usize) -> Result<Option<Text>, TextError> {
+fn text(
+    config: &ModelConfig,
+    segment_cache_bytes: usize,
+    old: Option<&Arc<Text>>,
+) -> Result<Option<Arc<Text>>, TextError> {
     let Some(path) = &config.tokenizer else { return Ok(None) };
+    let files = [Some(path.clone()), config.chat_template.clone()];
+    let beside = ["tokenizer_config.json", "chat_template.jinja"].map(|name| Some(path.with_file_name(name)));
+    let files = files.into_iter().chain(beside).flatten().map(|path| FileState::of(&path)).collect();
+    let made_of = TextSource { files, segment_cache_bytes };
+    match old {
+        Some(old) if old.made_of == made_of => Ok(Some(Arc::clone(old))),
+        _ => load_text(config, path, made_of).map(|text| Some(Arc::new(text))),
+    }
+}
+
+fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<Text, TextError> {
     let mut tokenizer = Tokenizer::from_file(path)?;
-    tokenizer.cache_segments(segment_cache_bytes);
+    tokenizer.cache_segments(made_of.segment_cache_bytes);
     match tokenizer.encoder() {
         Encoder::Fast => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
         Encoder::Oracle { reason } => {
@@ -64,7 +96,7 @@ fn load_text(config: &ModelConfig, segment_cache_bytes: usize) -> Result<Option<
         Some(path) => Some(load_template(path)?),
         None => template_beside(path)?,
     };
-    Ok(Some(Text { tokenizer, template }))
+    Ok(Text { tokenizer, template, made_of })
 }
 
 /// A configured template must be usable.
@@ -89,18 +121,37 @@ fn template_beside(tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> 
     if template.exists() { load_template(&template).map(Some) } else { Ok(None) }
 }
 
+/// A backend with its tables. `old` is the same engine as it runs: its tables, which may have been changed since, stay in use
+/// unless another file is configured for it, or the file is another one than was read.
 fn load_member(
     config: &BackendConfig,
     all: &Config,
     text: Option<&Text>,
-    other: Option<&Tables>,
+    others: &[Member],
+    old: Option<&Member>,
 ) -> Result<Member, StartError> {
-    let backend = Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?));
+    let tables_file = config.tables.as_deref().map(FileState::of);
+    if let Some(old) = old.filter(|old| old.tables_file == tables_file) {
+        return Ok(old.clone());
+    }
+    let other = others.iter().find_map(|member| member.tables.as_ref()).map(|loaded| loaded.tables.as_ref());
+    let backend = match old {
+        Some(old) => Arc::clone(&old.backend),
+        None => Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?)),
+    };
     let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
     let tables = match &config.tables {
         Some(path) => Some(open_tables(path, config, &tables::spool(all), text, other)?),
         None => None,
     };
+    if let Some(old) = old.filter(|old| {
+        let digest = |tables: &Tables| tables.digest().to_owned();
+        tables.is_some()
+            && old.tables.as_ref().map(|loaded| digest(&loaded.tables)) == tables.as_ref().map(|it| digest(&it.0))
+    }) {
+        // The watcher was faster.
+        return Ok(Member { tables_file, ..old.clone() });
+    }
     let ranks =
         compat::expected_ranks(tables.as_ref().map(|(tables, _)| tables), config.ranks).map_err(refuse)?.unwrap_or(0);
     let loaded = |(tables, origin)| {
@@ -109,7 +160,17 @@ fn load_member(
     };
     let tables = tables.map(loaded);
     let dialect = if config.urls.len() > 1 { Dialect::by_url(config.engine) } else { Dialect::of(config.engine, None) };
-    Ok(Member { backend, tables, earlier: Vec::new(), ranks, dialect })
+    Ok(match old {
+        Some(old) => {
+            let mut member = Member { tables_file, ..old.clone() };
+            match tables {
+                Some(loaded) => member.replace_tables(loaded, all.tables.history),
+                None => member.tables = None,
+            }
+            member
+        }
+        None => Member { backend, tables, earlier: Vec::new(), tables_file, ranks, dialect },
+    })
 }
 
 fn open_tables(

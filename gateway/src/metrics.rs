@@ -8,6 +8,7 @@
 
 mod faults;
 mod live;
+mod operation;
 mod shadow;
 mod spans;
 mod tables;
@@ -27,6 +28,7 @@ use semmoe_text::SegmentCache;
 
 use faults::FaultMetrics;
 use live::LiveMetrics;
+use operation::OperationMetrics;
 use shadow::ShadowMetrics;
 pub(crate) use spans::SpanMetrics;
 use tables::TablesMetrics;
@@ -124,6 +126,7 @@ pub(crate) struct Metrics {
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
     pub(crate) faults: FaultMetrics,
+    pub(crate) operation: OperationMetrics,
 }
 
 impl Metrics {
@@ -153,6 +156,7 @@ impl Metrics {
             live: LiveMetrics::default(),
             trust: TrustMetrics::default(),
             faults: FaultMetrics::default(),
+            operation: OperationMetrics::default(),
         };
         metrics.register();
         metrics
@@ -216,6 +220,7 @@ impl Metrics {
             "Failed attempts that may be retried, by cause and by what came of the retry, or why there was none",
             self.retries.clone(),
         );
+        self.operation.register(registry);
     }
 
     /// The text format.
@@ -295,6 +300,21 @@ impl Metrics {
     /// A retry, by what came of it, or one that was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
         self.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
+    }
+
+    /// A backend is gone: it is neither healthy nor ill any more. Returns whether its requests have ended, too; until then
+    /// they are counted on. Its counters stay.
+    pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
+        let labels = BackendLabels { backend: backend.to_owned() };
+        self.backend_healthy.remove(&labels);
+        self.pins_ignored.remove(&labels);
+        self.faults.forget(&labels);
+        let ranks = || (0..ranks).map(Some).chain([None]);
+        let ended = ranks().all(|rank| self.inflight(backend, rank).get() == 0);
+        for rank in ranks().filter(|_| ended) {
+            self.inflight.remove(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) });
+        }
+        ended
     }
 }
 

@@ -15,15 +15,13 @@ const LONGEST_KEY_FILE_BYTES: u64 = 4096;
 /// The client that a backend keeps, through every reload.
 pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<HttpClient, StartError> {
     let client = HttpClient::new(&ClientSettings { connect_timeout, ..ClientSettings::default() });
-    refresh(&client, config)?;
+    client.set_authorization(key(config)?);
     Ok(client)
 }
 
-/// Reads again what is in files, for requests from now on. On an error everything stays.
-pub(crate) fn refresh(client: &HttpClient, config: &BackendConfig) -> Result<(), StartError> {
-    let key = config.api_key_file.as_deref().map(|path| bearer(&config.name, path)).transpose()?;
-    client.set_authorization(key);
-    Ok(())
+/// The engine's key as its file has it now.
+pub(crate) fn key(config: &BackendConfig) -> Result<Option<HeaderValue>, StartError> {
+    config.api_key_file.as_deref().map(|path| bearer(&config.name, path)).transpose()
 }
 
 /// `Bearer` and the key in a file: one line, of which blanks around it are no part.

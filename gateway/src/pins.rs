@@ -42,9 +42,9 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
 }
 
 /// One comparison; `None` when it tells nothing.
-async fn compare(core: &Core, backend: &Backend) -> Option<bool> {
+async fn compare(core: &Core, backend: &Arc<Backend>) -> Option<bool> {
     let snapshot = core.snapshot();
-    let (model, member) = snapshot.find(&backend.name)?;
+    let (model, member) = snapshot.position(backend)?;
     let pool = &snapshot.models[model].pool;
     let before = pool.turnover(member);
     tokio::time::sleep(SETTLE).await;

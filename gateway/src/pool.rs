@@ -51,8 +51,8 @@ pub(crate) struct Pool {
     sequence: AtomicU64,
     /// The same for requests that only need a backend.
     unranked_sequence: AtomicU64,
-    /// Requests counted out so far, per slot.
-    finished: Vec<AtomicU64>,
+    /// Requests counted out so far, per slot. As what is in flight, it belongs to the rank, whichever pool it is in.
+    finished: Vec<Arc<AtomicU64>>,
 }
 
 /// The same ranks, as they would be if the watched policy placed the requests.
@@ -82,18 +82,8 @@ pub(crate) struct PoolSettings<'a> {
 
 impl Pool {
     pub(crate) fn new(members: &[Member<'_>], settings: &PoolSettings<'_>, metrics: &Metrics) -> Self {
-        let mut slots = Vec::new();
-        let mut available = Vec::new();
-        for (backend, member) in members.iter().enumerate() {
-            for rank in 0..member.ranks {
-                let inflight = metrics.inflight(member.name, Some(rank));
-                slots.push(Slot { backend, rank: RankId::new(rank), inflight });
-                available.push(member.available);
-            }
-        }
-        // The configuration bounds ranks per backend; more than 65535 in one model are cut off here.
-        let count = u16::try_from(slots.len()).unwrap_or(u16::MAX);
-        slots.truncate(usize::from(count));
+        let (slots, available) = slots(members, metrics);
+        let count = slots.len() as u16;
         let prices = prices(members);
         let router = || {
             let router = Router::new(count, &prices, settings.routing, settings.prefix);
@@ -107,9 +97,43 @@ impl Pool {
             shadow: settings.shadow.then(|| Shadow { router: router(), comparison: Comparison::new(count) }),
             sequence: AtomicU64::new(0),
             unranked_sequence: AtomicU64::new(0),
-            finished: slots.iter().map(|_| AtomicU64::new(0)).collect(),
+            finished: slots.iter().map(|_| Arc::default()).collect(),
             slots,
         }
+    }
+
+    /// A pool of other slots that goes on from this one, in which slot `s` was `from[s]`; one with `None` is new. What is in
+    /// flight on ranks that stay is counted in both pools, whichever a request was placed in. New slots get no requests
+    /// until [`set_available`](Self::set_available) opens them.
+    pub(crate) fn succeed(
+        &self,
+        from: &[Option<u16>],
+        members: &[Member<'_>],
+        settings: &PoolSettings<'_>,
+        metrics: &Metrics,
+    ) -> Self {
+        let (slots, _) = slots(members, metrics);
+        let from = &from[..slots.len().min(from.len())];
+        let prices = prices(members);
+        let router = |old: &Router| old.succeed(from, &prices, settings.routing, settings.prefix);
+        let shadow = settings.shadow.then(|| Shadow {
+            router: router(self.shadow.as_ref().map_or(&self.router, |shadow| &shadow.router)),
+            comparison: Comparison::new(slots.len() as u16),
+        });
+        let finished = |from: &Option<u16>| self.finished.get(usize::from((*from)?)).map(Arc::clone);
+        Self {
+            router: router(&self.router),
+            shadow,
+            sequence: AtomicU64::new(self.sequence.load(Ordering::Relaxed)),
+            unranked_sequence: AtomicU64::new(self.unranked_sequence.load(Ordering::Relaxed)),
+            finished: from.iter().map(|from| finished(from).unwrap_or_default()).collect(),
+            slots,
+        }
+    }
+
+    /// Whether a watched policy is followed.
+    pub(crate) fn has_shadow(&self) -> bool {
+        self.shadow.is_some()
     }
 
     pub(crate) fn slots(&self) -> &[Slot] {
@@ -240,6 +264,17 @@ impl Pool {
             .map(|((_, load), finished)| (u64::from(load.in_flight_requests), finished))
             .collect()
     }
+}
+
+/// All ranks of these members, and which of them get requests.
+fn slots(members: &[Member<'_>], metrics: &Metrics) -> (Vec<Slot>, Vec<bool>) {
+    let of = |(backend, member): (usize, &Member<'_>)| {
+        let slot =
+            |rank| Slot { backend, rank: RankId::new(rank), inflight: metrics.inflight(member.name, Some(rank)) };
+        (0..member.ranks).map(|rank| (slot(rank), member.available)).collect::<Vec<_>>()
+    };
+    // The configuration bounds ranks per backend; more than 65535 in one model are cut off here.
+    members.iter().enumerate().flat_map(of).take(usize::from(u16::MAX)).unzip()
 }
 
 fn prices(members: &[Member<'_>]) -> Vec<f32> {

@@ -17,6 +17,7 @@ use crate::metrics::Metrics;
 use crate::plan::Plan;
 use crate::pool::{Member as PoolMember, Pool, PoolSettings};
 use crate::queue::Queue;
+use crate::stamp::FileState;
 use crate::tables::{EarlierTables, FreshTables, LoadedTables};
 
 /// All models, and which swap made this state.
@@ -48,6 +49,15 @@ pub(crate) struct Model {
 pub(crate) struct Text {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: Option<ChatTemplate>,
+    /// The files and settings that it was made of.
+    pub(crate) made_of: TextSource,
+}
+
+/// What a [`Text`] is made of: with an equal one it need not be made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TextSource {
+    pub(crate) files: Vec<FileState>,
+    pub(crate) segment_cache_bytes: usize,
 }
 
 /// A backend of a model, with what is loaded for it.
@@ -57,23 +67,47 @@ pub(crate) struct Member {
     pub(crate) tables: Option<Arc<LoadedTables>>,
     /// Those that were in use before, latest first, at most as many as the configuration wants kept.
     pub(crate) earlier: Vec<EarlierTables>,
+    /// The configured file of tables as it was when it was last read; what is in use may have come later, and from elsewhere.
+    pub(crate) tables_file: Option<FileState>,
     /// Attention-DP ranks; 0 until a probe tells.
     pub(crate) ranks: u16,
     /// How it is pinned; the newest version's way until a probe tells.
     pub(crate) dialect: Dialect,
 }
 
+impl Member {
+    /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
+    pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
+        // Tables that are gone back to are earlier ones no more.
+        self.earlier.retain(|earlier| !Arc::ptr_eq(&earlier.tables, &loaded.tables));
+        if let Some(before) = self.tables.replace(loaded) {
+            let LoadedTables { tables, origin, generation, .. } = before.as_ref();
+            let before = EarlierTables { tables: Arc::clone(tables), origin: origin.clone(), generation: *generation };
+            self.earlier.insert(0, before);
+        }
+        self.earlier.truncate(history);
+    }
+}
+
 impl Snapshot {
     /// The first snapshot.
     pub(crate) fn new(config: Arc<Config>, models: Vec<Model>) -> Self {
-        let models: Vec<Arc<Model>> = models.into_iter().map(Arc::new).collect();
+        Self::of(1, config, models.into_iter().map(Arc::new).collect())
+    }
+
+    /// The next snapshot, with other settings and models.
+    pub(crate) fn with_models(&self, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
+        Self::of(self.generation + 1, config, models)
+    }
+
+    fn of(generation: u64, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
         let mut names = HashMap::new();
         for (index, model) in models.iter().enumerate() {
             for name in std::iter::once(&model.name).chain(&model.aliases) {
                 names.insert(name.clone(), index);
             }
         }
-        Self { generation: 1, config, models, names: Arc::new(names) }
+        Self { generation, config, models, names: Arc::new(names) }
     }
 
     /// The model of that name or alias; without a name, the only one.
@@ -96,6 +130,11 @@ impl Snapshot {
         })
     }
 
+    /// Where this very backend is; there may be another one of its name by now.
+    pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<(usize, usize)> {
+        self.find(&backend.name).filter(|(model, at)| Arc::ptr_eq(&self.models[*model].members[*at].backend, backend))
+    }
+
     /// All backends with their models.
     pub(crate) fn members(&self) -> impl Iterator<Item = (&Arc<Model>, &Member)> {
         self.models.iter().flat_map(|model| model.members.iter().map(move |member| (model, member)))
@@ -107,22 +146,14 @@ impl Snapshot {
         let mut next = self.next();
         let FreshTables { tables, scorer, origin } = fresh;
         let model = Arc::make_mut(&mut next.models[model]);
-        let member = &mut model.members[member];
-        // Tables that are gone back to are earlier ones no more.
-        member.earlier.retain(|earlier| !Arc::ptr_eq(&earlier.tables, &tables));
-        if let Some(before) = &member.tables {
-            let LoadedTables { tables, origin, generation, .. } = before.as_ref();
-            let before = EarlierTables { tables: Arc::clone(tables), origin: origin.clone(), generation: *generation };
-            member.earlier.insert(0, before);
-        }
-        member.earlier.truncate(self.config.tables.history);
-        member.tables = Some(Arc::new(LoadedTables { tables, scorer, origin, generation: next.generation }));
+        let loaded = Arc::new(LoadedTables { tables, scorer, origin, generation: next.generation });
+        model.members[member].replace_tables(loaded, self.config.tables.history);
         model.pool.reset_prices(&pool_members(&model.members));
         next
     }
 
-    /// The next snapshot, with what a probe found of a backend. With another number of ranks the model's pool starts
-    /// afresh; requests in flight keep the old one until they end.
+    /// The next snapshot, with what a probe found of a backend. With another number of ranks the backend is another engine:
+    /// its ranks' accounts start afresh.
     pub(crate) fn with_backend(
         &self,
         (model, member): (usize, usize),
@@ -131,11 +162,12 @@ impl Snapshot {
         metrics: &Metrics,
     ) -> Self {
         let mut next = self.next();
+        let old = &self.models[model];
         let model = Arc::make_mut(&mut next.models[model]);
         model.members[member].dialect = dialect;
         if model.members[member].ranks != ranks {
             model.members[member].ranks = ranks;
-            model.pool = new_pool(&model.members, &model.plan, &self.config, metrics);
+            model.pool = next_pool(old, &self.config, &model.members, &model.plan, &self.config, metrics);
         }
         next
     }
@@ -153,7 +185,39 @@ pub(crate) fn new_pool(members: &[Member], plan: &Plan, config: &Config, metrics
     Arc::new(Pool::new(&pool_members(members), &settings, metrics))
 }
 
-fn pool_members(members: &[Member]) -> Vec<PoolMember<'_>> {
+/// The pool of these backends that goes on from a model's; that one itself where nothing about it changes. Ranks stay with
+/// their engine: one of the same name, with the same ways to reach it and as many ranks.
+pub(crate) fn next_pool(
+    old: &Model,
+    old_config: &Config,
+    members: &[Member],
+    plan: &Plan,
+    config: &Config,
+    metrics: &Metrics,
+) -> Arc<Pool> {
+    let before = |member: &Member| {
+        let same =
+            |old: &&Member| old.ranks == member.ranks && old.backend.config.is_same_ranks(&member.backend.config);
+        old.members.iter().position(|old| same(&old))
+    };
+    let mut from = Vec::new();
+    for member in members {
+        let at = before(member);
+        let first = old.pool.slots().iter().position(|slot| Some(slot.backend) == at);
+        from.extend((0..usize::from(member.ranks)).map(|rank| u16::try_from(first? + rank).ok()));
+    }
+    let (routing, shadow) = (&config.routing, plan.policy().watched().is_some());
+    let (was, same_slots) =
+        (&old_config.routing, from.iter().copied().eq((0..old.pool.slots().len() as u16).map(Some)));
+    if same_slots && routing.settings == was.settings && routing.prefix == was.prefix && shadow == old.pool.has_shadow()
+    {
+        return Arc::clone(&old.pool);
+    }
+    let settings = PoolSettings { routing: &routing.settings, prefix: &routing.prefix, shadow };
+    Arc::new(old.pool.succeed(&from, &pool_members(members), &settings, metrics))
+}
+
+pub(crate) fn pool_members(members: &[Member]) -> Vec<PoolMember<'_>> {
     members.iter().map(pool_member).collect()
 }
 

@@ -19,9 +19,11 @@ use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::otlp::Tracer;
-use crate::snapshot::{Snapshot, Text};
+use crate::reload::Reloads;
+use crate::snapshot::{Member, Model, Snapshot, Text};
 use crate::tables::{FreshTables, Lanes, check_fit};
 use crate::trust::{self, Caller};
+use crate::watchers::Watchers;
 
 /// Longest health or information answer of an engine; SGLang's server information holds all of its arguments.
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
@@ -32,6 +34,10 @@ pub(crate) struct Core {
     changing: Mutex<()>,
     pub(crate) metrics: Metrics,
     pub(crate) live: Live,
+    pub(crate) reloads: Reloads,
+    pub(crate) watchers: Watchers,
+    /// Backends that are gone and may have requests in flight, with their ranks.
+    retired: Mutex<Vec<(String, u16)>>,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
     pub(crate) scoring: Arc<Semaphore>,
     /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
@@ -56,6 +62,9 @@ impl Core {
             changing: Mutex::new(()),
             metrics,
             live: Live::new(),
+            reloads: Reloads::default(),
+            watchers: Watchers::default(),
+            retired: Mutex::default(),
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
             tables: Lanes::new(),
@@ -87,6 +96,33 @@ impl Core {
         trust::admit(&self.snapshot.load().config.auth, headers, &self.metrics)
     }
 
+    /// To be held while the next snapshot is made from the current one, and while availability changes.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock.
+    pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) {
+        self.metrics.generation(next.generation);
+        self.snapshot.store(next);
+    }
+
+    /// Takes the backends that are in one snapshot and not in the next out of the metrics.
+    pub(crate) fn retire(&self, before: &Snapshot, next: &Snapshot) {
+        let gone = before.members().filter(|(_, member)| next.find(&member.backend.name).is_none());
+        let gone = gone.map(|(_, member)| (member.backend.name.clone(), member.ranks));
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(gone);
+        self.sweep();
+    }
+
+    /// Forgets the backends that are gone and whose requests have ended.
+    pub(crate) fn sweep(&self) {
+        let snapshot = self.snapshot();
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that came back is nobody to forget.
+        retired.retain(|(name, ranks)| snapshot.find(name).is_none() && !self.metrics.forget_backend(name, *ranks));
+    }
+
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
@@ -112,19 +148,35 @@ impl Core {
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Incompatible> {
         let changing = self.changing();
         let snapshot = self.snapshot();
-        let Some(at) = snapshot.find(&backend.name) else { return Ok(()) };
+        let Some(at) = snapshot.position(backend) else { return Ok(()) };
         // Kept even if it is refused below: tables that fit it may be loaded next.
         backend.set_probe(probe.clone());
         let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
         let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
         let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)?;
+        self.welcome(model, member, probe);
+        if member.ranks != ranks || member.dialect != probe.dialect {
+            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.metrics);
+            self.metrics.generation(next.generation);
+            self.snapshot.store(Arc::new(next));
+        }
+        self.refresh(backend);
+        drop(changing);
+        Ok(())
+    }
+
+    /// A backend told what it is, and it fits: it is healthy, and nothing is held against it.
+    pub(crate) fn welcome(&self, model: &Model, member: &Member, probe: &Probe) {
+        let (backend, tables) = (&member.backend, member.tables.as_ref().map(|loaded| loaded.tables.as_ref()));
+        let ranks = probe.dp_size.unwrap_or(member.ranks);
         // What was there before may have been another engine.
         backend.forget_pins();
         backend.live.probed(backend.engine, probe);
         self.metrics.live.refused(&backend.name, false);
         self.metrics.pins_ignored(&backend.name, false);
         tracing::info!(
+            model = model.name,
             backend = backend.name,
             version = probe.version.as_deref().unwrap_or("unknown"),
             ranks,
@@ -133,16 +185,8 @@ impl Core {
         );
         warn_of_routes_without_pins(&backend.name, &probe.dialect, ranks);
         self.note_health(backend, Health::Healthy);
-        if member.ranks != ranks || member.dialect != probe.dialect {
-            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.metrics);
-            self.metrics.generation(next.generation);
-            self.snapshot.store(Arc::new(next));
-        }
         // Whoever failed before it went away may have been another process.
         backend.gate.renew();
-        self.refresh(backend);
-        drop(changing);
-        Ok(())
     }
 
     /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another tokenizer
@@ -179,19 +223,17 @@ impl Core {
         }
     }
 
-    /// Held while the next snapshot is made, and while availability changes.
-    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Closes a backend.
-    pub(crate) fn dismiss(&self, backend: &Backend, cause: String) {
+    pub(crate) fn dismiss(&self, backend: &Arc<Backend>, cause: String) {
         let _changing = self.changing();
-        self.note_health(backend, Health::Unhealthy { cause });
-        self.refresh(backend);
+        // Of one that left in this moment nothing is to be told.
+        if self.snapshot().position(backend).is_some() {
+            self.note_health(backend, Health::Unhealthy { cause });
+            self.refresh(backend);
+        }
     }
 
-    fn note_health(&self, backend: &Backend, health: Health) {
+    pub(crate) fn note_health(&self, backend: &Backend, health: Health) {
         let name = backend.name.as_str();
         self.metrics.backend_healthy(name, health.is_healthy());
         if backend.set_health(health.clone()) {

@@ -1,30 +1,43 @@
 //! `semmoe serve`.
 
-use semmoe_gateway::{Config, Gateway, LogFormat};
+use std::convert::Infallible;
+
+use semmoe_gateway::{Config, Gateway, LogFormat, Running};
 
 use super::{announce, print};
 use crate::LogChoice;
 use crate::args::ServeArgs;
 use crate::error::CliError;
-use crate::signals::{Stop, Stops, block_on};
+use crate::signals::{Hangups, Stop, Stops, block_on};
 
 pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
     let config = Config::load(&args.config).map_err(CliError::input)?;
     log.start(config.log().level.into(), config.log().format == LogFormat::Json);
     block_on(async {
         if args.check {
-            Gateway::check(&config).await.map_err(CliError::input)?;
-            return print(&format!("{}: ok", args.config.display()));
+            let served = Gateway::check(&config).await.map_err(CliError::input)?;
+            return print(&format!("{}: ok\n{served}", args.config.display()));
         }
-        // Before anything can be asked to stop, so that no signal is missed.
-        let mut stops = Stops::listen();
+        // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the process.
+        let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
         let running = Gateway::start(config).await.map_err(CliError::failed)?;
         announce(&format!("ready: http://{}\nadmin: http://{}", running.data_addr(), running.admin_addr()));
-        let stop = stops.next().await;
+        let stop = tokio::select! {
+            stop = stops.next() => stop,
+            // What came of each reload is in the log and in the metrics.
+            never = reload_on(&mut hangups, &running) => match never {},
+        };
         tokio::select! {
             // Who presses Ctrl-C has no load balancer to tell.
             () = running.drain(stop == Stop::Interrupt) => Ok(()),
             _ = stops.next() => Err(CliError::Interrupted),
         }
     })
+}
+
+async fn reload_on(hangups: &mut Hangups, running: &Running) -> Infallible {
+    loop {
+        hangups.next().await;
+        let _ = running.reload().await;
+    }
 }

@@ -1,6 +1,7 @@
 //! The admin plane and the metrics listener. Every route stands in the table of `routes`.
 
 mod backends;
+mod config;
 mod guard;
 mod live;
 mod openapi;

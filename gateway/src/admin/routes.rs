@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use crate::state::Core;
 
-use super::{backends, index, live, openapi, routing, status, tables};
+use super::{backends, config, index, live, openapi, routing, status, tables};
 
 /// One route.
 #[derive(Clone, Copy)]
@@ -120,6 +120,14 @@ pub(super) const ADMIN: &[Route] = &[
         get(routing::list)
     })
     .json::<routing::Routing>(),
+    Route::get("/admin/config", "which configuration runs, since when, and what came of the last reload", || {
+        get(config::show)
+    })
+    .json::<config::Running>(),
+    Route::post("/admin/reload", "read the configuration's file again; the old one stays if it is wrong", || {
+        post(config::load)
+    })
+    .json::<crate::reload::Reloaded>(),
     Route::get("/admin/live", "observed and predicted LAR of sampled requests, drift, rolling profiles", || {
         get(live::show)
     })

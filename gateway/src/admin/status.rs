@@ -35,6 +35,7 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
 }
 
 pub(super) async fn metrics(State(core): State<Arc<Core>>) -> Response {
+    core.sweep();
     for model in &core.snapshot().models {
         if let Some(text) = &model.text {
             core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache());

@@ -1,8 +1,10 @@
 //! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
 
 mod auth;
+mod document;
 mod error;
 mod faults;
+mod fixed;
 mod log;
 mod policy;
 mod raw;
@@ -41,6 +43,8 @@ pub use waiting::{RawDrain, RawQueue};
 /// needs. Files that it names are not opened yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
+    /// Where it came from.
+    pub(crate) source: Source,
     pub(crate) server: ServerConfig,
     pub(crate) auth: AuthConfig,
     pub(crate) models: Vec<ModelConfig>,
@@ -64,13 +68,17 @@ impl Config {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
         let base = path.parent().unwrap_or(Path::new(""));
-        Self::from_toml(&text, base).map_err(|error| error.in_file(path))
+        let mut config = Self::from_toml(&text, base).map_err(|error| error.in_file(path))?;
+        config.source.file = Some(path.to_owned());
+        Ok(config)
     }
 
     /// Checks TOML text; relative paths in it are below `base`.
     pub fn from_toml(text: &str, base: &Path) -> Result<Self, ConfigError> {
         let raw: RawConfig = toml::from_str(text).map_err(|error| ConfigError::syntax(text, &error))?;
-        Self::from_raw(raw, base)
+        let mut config = Self::from_raw(raw, base)?;
+        config.source.document = document::document(text);
+        Ok(config)
     }
 
     /// Checks a configuration made in memory; relative paths in it are below `base`.
@@ -87,6 +95,15 @@ impl Config {
     pub fn addresses(&self) -> (SocketAddr, SocketAddr, Option<SocketAddr>) {
         (self.server.listen, self.server.admin, self.server.metrics)
     }
+}
+
+/// Where a configuration came from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Source {
+    /// `None` for one that was made in memory, which cannot be read again.
+    pub(crate) file: Option<PathBuf>,
+    /// As it stands there, without defaults and secrets.
+    pub(crate) document: serde_json::Value,
 }
 
 #[derive(Clone, PartialEq)]
@@ -140,6 +157,19 @@ pub(crate) struct BackendConfig {
     pub(crate) placement_digest: Option<String>,
     pub(crate) rank_base: Option<RankBase>,
     pub(crate) api_key_file: Option<PathBuf>,
+}
+
+impl BackendConfig {
+    /// Whether this is the same engine, spoken to in the same way: all but its tables is equal.
+    pub(crate) fn is_same_engine(&self, other: &Self) -> bool {
+        let without_tables = |config: &Self| Self { tables: None, ..config.clone() };
+        without_tables(self) == without_tables(other)
+    }
+
+    /// Whether what runs on the ranks of the one runs on those of the other: the same engine at the same place.
+    pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
+        (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

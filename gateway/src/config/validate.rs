@@ -31,6 +31,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
         .map(|(index, raw)| model(&format!("models[{index}]"), raw, base, &routing, &mut names))
         .collect::<Result<_>>()?;
     Ok(Config {
+        source: super::Source::default(),
         server: server(raw.server, base)?,
         auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,

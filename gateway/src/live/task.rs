@@ -119,7 +119,7 @@ fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError
 fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Option<f64>) {
     let snapshot = core.snapshot();
     let in_use =
-        snapshot.find(&seen.backend.name).and_then(|(model, at)| snapshot.models[model].members[at].tables.clone());
+        snapshot.position(&seen.backend).and_then(|(model, at)| snapshot.models[model].members[at].tables.clone());
     if in_use.is_none_or(|in_use| in_use.generation != seen.tables.generation) {
         return;
     }

@@ -88,6 +88,12 @@ impl FaultMetrics {
         self.breaker_changes.get_or_create(&BreakerLabels { backend: backend.to_owned(), to }).inc();
     }
 
+    /// The backend is gone.
+    pub(super) fn forget(&self, labels: &BackendLabels) {
+        self.breaker_state.remove(labels);
+        self.draining.remove(labels);
+    }
+
     pub(crate) fn draining(&self, backend: &str, draining: bool) {
         self.draining.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(draining));
     }

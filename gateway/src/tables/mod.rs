@@ -23,11 +23,10 @@ use semmoe_text::Scorer;
 use tokio::sync::Semaphore;
 
 use crate::config::Config;
-use file::Stamp;
 
 pub(crate) use change::{Source, change, check_fit};
 pub use file::TablesFileError;
-pub(crate) use file::{Spool, open};
+pub(crate) use file::{Spool, Stamp, open};
 pub(crate) use upload::{read, receive};
 pub(crate) use watch::watch;
 

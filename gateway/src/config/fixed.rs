@@ -1,0 +1,33 @@
+//! What cannot change while the gateway runs.
+
+use super::Config;
+
+impl Config {
+    /// Takes over from the running configuration what cannot change without a restart; returns the keys that were to
+    /// change.
+    pub(crate) fn keep_fixed(&mut self, running: &Self) -> Vec<&'static str> {
+        let mut kept = Vec::new();
+        keep(&mut kept, "server.listen", &mut self.server.listen, &running.server.listen);
+        keep(&mut kept, "server.admin", &mut self.server.admin, &running.server.admin);
+        keep(&mut kept, "server.metrics", &mut self.server.metrics, &running.server.metrics);
+        // The new file may be right in having no token, for the address that it has; the one that is bound needs it.
+        if !running.server.admin.ip().is_loopback() && self.server.admin_token_sha256.is_none() {
+            let token = &mut self.server.admin_token_sha256;
+            keep(&mut kept, "server.admin_token_sha256", token, &running.server.admin_token_sha256);
+        }
+        keep(&mut kept, "limits.connections", &mut self.limits.connections, &running.limits.connections);
+        keep(&mut kept, "timeouts.connect_seconds", &mut self.timeouts.connect, &running.timeouts.connect);
+        // Open profiles know their file and their bounds.
+        keep(&mut kept, "sampling.profile_*", &mut self.sampling.profile, &running.sampling.profile);
+        keep(&mut kept, "log", &mut self.log, &running.log);
+        keep(&mut kept, "tracing", &mut self.tracing, &running.tracing);
+        kept
+    }
+}
+
+fn keep<T: Clone + PartialEq>(kept: &mut Vec<&'static str>, key: &'static str, new: &mut T, running: &T) {
+    if new != running {
+        kept.push(key);
+        new.clone_from(running);
+    }
+}

@@ -1,0 +1,45 @@
+//! Metrics of reloads and discovery.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::OutcomeLabels;
+
+/// What an operator changes while the gateway runs.
+#[derive(Default)]
+pub(crate) struct OperationMetrics {
+    config_reloads: Family<OutcomeLabels, Counter>,
+    config_stale: Gauge,
+    config_needs_restart: Gauge,
+}
+
+impl OperationMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "config_reloads",
+            "Reloads of the configuration, by outcome: ok, invalid (the file), refused (what it names), failed",
+            self.config_reloads.clone(),
+        );
+        registry.register(
+            "config_stale",
+            "1 if the last reload failed, so that the file says something else than what runs",
+            self.config_stale.clone(),
+        );
+        registry.register(
+            "config_needs_restart",
+            "Keys that the last successful reload changed and that count only after a restart",
+            self.config_needs_restart.clone(),
+        );
+    }
+
+    pub(crate) fn config_reloaded(&self, outcome: &'static str) {
+        self.config_reloads.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.config_stale.set(i64::from(outcome != "ok"));
+    }
+
+    pub(crate) fn needs_restart(&self, keys: usize) {
+        self.config_needs_restart.set(keys as i64);
+    }
+}

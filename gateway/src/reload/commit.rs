@@ -1,0 +1,151 @@
+//! The one swap, and what follows from it.
+
+use std::sync::Arc;
+
+use crate::backend::Health;
+use crate::snapshot::{Member, Model, Snapshot, pool_members};
+use crate::state::Core;
+
+use super::Reloaded;
+use super::prepare::{Prepared, same};
+
+/// Swaps in what was prepared. `None` if what it was made beside has changed in a way that matters. Blocking, but for others
+/// it is short.
+pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloaded> {
+    prepared.renew_pools(core);
+    let Prepared { base, config, mut models, keys, probes } = prepared;
+    let changing = core.changing();
+    let current = core.snapshot();
+    for model in &mut models {
+        take_over(model, &base, &current)?;
+    }
+    let generation = current.generation + 1;
+    let mut reloaded = compare(&current, &models);
+    for member in models.iter_mut().flat_map(|model| &mut model.members) {
+        // Only tables that were loaded for this swap are nobody else's.
+        if let Some(tables) = member.tables.as_mut().and_then(Arc::get_mut) {
+            tables.generation = generation;
+        }
+    }
+    let models: Vec<Arc<Model>> = models.into_iter().map(|model| keep_or_wrap(model, &current)).collect();
+    let next = Arc::new(current.with_models(config, models));
+    for (backend, told) in &probes {
+        match (told, next.position(backend)) {
+            (Ok(probe), Some((model, member))) => {
+                let (model, member) = (&next.models[model], &next.models[model].members[member]);
+                backend.set_probe(probe.clone());
+                core.welcome(model, member, probe);
+            }
+            (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.to_string() }),
+            (Ok(_), None) => {}
+        }
+    }
+    for (backend, key) in keys {
+        backend.client.set_authorization(key);
+    }
+    core.swap(&changing, Arc::clone(&next));
+    for model in &next.models {
+        settle(core, model, &reloaded.tables_loaded);
+    }
+    drop(changing);
+    core.watchers.follow(core, &next);
+    core.retire(&current, &next);
+    reloaded.generation = next.generation;
+    Some(reloaded)
+}
+
+/// Takes what changed meanwhile into a prepared model. `None` if that does not go together.
+fn take_over(model: &mut Model, base: &Snapshot, current: &Snapshot) -> Option<()> {
+    let named = |snapshot: &Snapshot, name: &str| snapshot.models.iter().find(|model| model.name == name).cloned();
+    let (Some(old), Some(now)) = (named(base, &model.name), named(current, &model.name)) else { return Some(()) };
+    if Arc::ptr_eq(&old, &now) {
+        return Some(());
+    }
+    let of = |model: &Model, member: &Member| {
+        model.members.iter().find(|other| Arc::ptr_eq(&other.backend, &member.backend)).cloned()
+    };
+    let kept =
+        |member: &Member| of(&old, member).is_some_and(|before| same(before.tables.as_ref(), member.tables.as_ref()));
+    // Judged together with tables or ranks that are no more.
+    if !Arc::ptr_eq(&old.pool, &now.pool)
+        || !same(model.text.as_ref(), old.text.as_ref())
+        || !model.members.iter().all(|member| kept(member) || of(&old, member).is_none())
+    {
+        return None;
+    }
+    for member in &mut model.members {
+        if let Some(now) = of(&now, member) {
+            *member = now;
+        }
+    }
+    Some(())
+}
+
+/// The model as it runs, if nothing about it changes.
+fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
+    let Some(now) = current.models.iter().find(|now| now.name == model.name) else { return Arc::new(model) };
+    let same_members = model.members.len() == now.members.len()
+        && model.members.iter().zip(&now.members).all(|(next, now)| {
+            Arc::ptr_eq(&next.backend, &now.backend)
+                && same(next.tables.as_ref(), now.tables.as_ref())
+                && (next.ranks, next.dialect) == (now.ranks, now.dialect)
+                && next.tables_file == now.tables_file
+        });
+    let same_rest = Arc::ptr_eq(&model.plan, &now.plan)
+        && Arc::ptr_eq(&model.pool, &now.pool)
+        && same(model.text.as_ref(), now.text.as_ref())
+        && model.aliases == now.aliases;
+    if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
+}
+
+/// Opens and closes ranks, as a pool may be new, and starts anew what other tables decide.
+fn settle(core: &Core, model: &Model, tables_loaded: &[String]) {
+    let mut other_tables = false;
+    for member in &model.members {
+        if tables_loaded.contains(&member.backend.name) {
+            other_tables = true;
+            member.backend.live.reset();
+            core.metrics.live.drift(&member.backend.name, false);
+            // One that was refused for its old tables may be welcome now.
+            member.backend.suspect();
+        }
+    }
+    if other_tables {
+        model.pool.reset_prices(&pool_members(&model.members));
+    }
+    core.refresh_model(model);
+}
+
+/// What is in one state and not in the other.
+fn compare(current: &Snapshot, models: &[Model]) -> Reloaded {
+    let was = |name: &str| current.models.iter().find(|model| model.name == name);
+    let mut reloaded = Reloaded::default();
+    for model in models {
+        let Some(was) = was(&model.name) else {
+            reloaded.models_added.push(model.name.clone());
+            reloaded.backends_added.extend(model.members.iter().map(|member| member.backend.name.clone()));
+            continue;
+        };
+        if !same(model.text.as_ref(), was.text.as_ref()) {
+            reloaded.tokenizers_loaded.push(model.name.clone());
+        }
+        for member in &model.members {
+            let name = &member.backend.name;
+            match was.members.iter().find(|was| Arc::ptr_eq(&was.backend, &member.backend)) {
+                None => reloaded.backends_added.push(name.clone()),
+                Some(was) if !same(was.tables.as_ref(), member.tables.as_ref()) => {
+                    reloaded.tables_loaded.push(name.clone());
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    let stays = |member: &Member| {
+        models.iter().flat_map(|model| &model.members).any(|next| Arc::ptr_eq(&next.backend, &member.backend))
+    };
+    let gone = current.members().filter(|(_, member)| !stays(member));
+    reloaded.backends_removed = gone.map(|(_, member)| member.backend.name.clone()).collect();
+    let gone = current.models.iter().filter(|was| models.iter().all(|model| model.name != was.name));
+    reloaded.models_removed = gone.map(|model| model.name.clone()).collect();
+    reloaded
+}

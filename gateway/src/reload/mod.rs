@@ -1,0 +1,175 @@
+//! The configuration read again while the gateway runs, on SIGHUP or by `POST /admin/reload`.
+//!
+//! The file is read and judged, and what it names is loaded and probed, beside the running state (`prepare`); then one swap
+//! brings all of it (`commit`), or the old state stays and the reason is told. What did not change is taken over as it is:
+//! tokenizers, tables (also those that came by the admin plane), policies with their counts, and backends with their health,
+//! pins, believed caches and requests in flight. Requests that are under way end where they began.
+
+mod commit;
+mod prepare;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::config::{Config, ConfigError};
+use crate::error::StartError;
+use crate::state::Core;
+
+/// When the state changes that often while a reload is prepared, it is given up.
+const MOST_ATTEMPTS: usize = 10;
+
+/// Why the old configuration stays.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReloadError {
+    /// It was made in memory.
+    #[error("the configuration came from no file, so it cannot be read again")]
+    NoFile,
+    /// The gateway ends.
+    #[error("the gateway is shutting down")]
+    Stopping,
+    /// The file is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// What it names cannot be used.
+    #[error(transparent)]
+    Refused(#[from] StartError),
+    /// Tables or backends changed again and again meanwhile.
+    #[error("the state changed {attempts} times while the reload was prepared; try again")]
+    Moving {
+        /// How often it was tried.
+        attempts: usize,
+    },
+}
+
+impl ReloadError {
+    /// As it is counted.
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Config(_) => "invalid",
+            Self::Refused(_) => "refused",
+            Self::NoFile | Self::Stopping | Self::Moving { .. } => "failed",
+        }
+    }
+}
+
+/// What a reload changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[non_exhaustive]
+pub struct Reloaded {
+    /// Of the state that serves now.
+    pub generation: u64,
+    /// Models that were not there before.
+    pub models_added: Vec<String>,
+    /// Models that are gone.
+    pub models_removed: Vec<String>,
+    /// Backends that were not there before, or are another engine now.
+    pub backends_added: Vec<String>,
+    /// Backends that are gone, or are another engine now; their requests end there.
+    pub backends_removed: Vec<String>,
+    /// Models whose tokenizer or template was loaded anew.
+    pub tokenizers_loaded: Vec<String>,
+    /// Backends whose tables were loaded.
+    pub tables_loaded: Vec<String>,
+    /// Keys with a new value that counts only after a restart; everything else is in force.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// One reload at a time, and what came of the last one.
+#[derive(Default)]
+pub(crate) struct Reloads {
+    one: tokio::sync::Mutex<()>,
+    last: Mutex<Option<Last>>,
+}
+
+/// What came of a reload.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub(crate) struct Last {
+    unix_seconds: u64,
+    outcome: &'static str,
+    /// Why the old configuration stayed.
+    error: Option<String>,
+    /// Of the last one that succeeded.
+    needs_restart: Vec<&'static str>,
+}
+
+impl Reloads {
+    pub(crate) fn last(&self) -> Option<Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, done: &Result<Reloaded, ReloadError>) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = last.take().map(|last| last.needs_restart).unwrap_or_default();
+        *last = Some(Last {
+            unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            outcome: done.as_ref().map_or_else(ReloadError::outcome, |_| "ok"),
+            error: done.as_ref().err().map(ToString::to_string),
+            needs_restart: done.as_ref().map_or(before, |reloaded| reloaded.needs_restart.clone()),
+        });
+    }
+}
+
+/// Reads the configuration's file again and brings it into force, or leaves everything as it is.
+pub(crate) async fn reload(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
+    let _one = core.reloads.one.lock().await;
+    let done = read_and_apply(core).await;
+    core.reloads.note(&done);
+    core.metrics.operation.config_reloaded(done.as_ref().map_or_else(ReloadError::outcome, |_| "ok"));
+    match &done {
+        Ok(reloaded) => {
+            core.metrics.operation.needs_restart(reloaded.needs_restart.len());
+            let Reloaded { generation, backends_added, backends_removed, needs_restart, .. } = reloaded;
+            tracing::info!(generation, ?backends_added, ?backends_removed, "configuration reloaded");
+            if !needs_restart.is_empty() {
+                tracing::warn!(?needs_restart, "these keys changed and count after a restart only");
+            }
+        }
+        Err(error) => tracing::error!(%error, "configuration not reloaded, the old one stays"),
+    }
+    done
+}
+
+async fn read_and_apply(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
+    if core.is_draining() {
+        return Err(ReloadError::Stopping);
+    }
+    let running = core.config();
+    let file = running.source.file.clone().ok_or(ReloadError::NoFile)?;
+    let (config, needs_restart) = blocking(move || {
+        let mut config = Config::load(&file)?;
+        let needs_restart = config.keep_fixed(&running);
+        Ok((config, needs_restart))
+    })
+    .await?;
+    let reloaded = apply(core, Arc::new(config)).await?;
+    Ok(Reloaded { needs_restart, ..reloaded })
+}
+
+/// Brings a configuration into force. Called by one at a time.
+async fn apply(core: &Arc<Core>, config: Arc<Config>) -> Result<Reloaded, ReloadError> {
+    for _ in 0..MOST_ATTEMPTS {
+        let base = core.snapshot();
+        let prepared = {
+            let (core, base, config) = (Arc::clone(core), Arc::clone(&base), Arc::clone(&config));
+            blocking(move || Ok(prepare::Prepared::new(&core, base, config)?)).await?
+        };
+        let probed = prepared.probe(core).await?;
+        let core = Arc::clone(core);
+        if let Some(reloaded) = blocking(move || Ok(commit::commit(&core, probed))).await? {
+            return Ok(reloaded);
+        }
+    }
+    Err(ReloadError::Moving { attempts: MOST_ATTEMPTS })
+}
+
+/// Off the threads that do network I/O.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ReloadError> + Send + 'static,
+) -> Result<T, ReloadError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(StartError::Load { cause: error.to_string() }.into()))
+}

@@ -1,0 +1,144 @@
+//! The next models, made beside the running ones.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use http::HeaderValue;
+use semmoe_engines::http::HttpError;
+use semmoe_engines::probe::{Probe, probe};
+
+use crate::backend::Backend;
+use crate::compat;
+use crate::config::Config;
+use crate::error::StartError;
+use crate::load;
+use crate::outgoing;
+use crate::snapshot::{Member, Model, Snapshot, Text, next_pool};
+use crate::state::Core;
+
+/// What a new configuration comes to.
+pub(super) struct Prepared {
+    /// What it was made beside.
+    pub(super) base: Arc<Snapshot>,
+    pub(super) config: Arc<Config>,
+    pub(super) models: Vec<Model>,
+    /// The keys of the backends that stay.
+    pub(super) keys: Vec<(Arc<Backend>, Option<HeaderValue>)>,
+    /// What the new backends told.
+    pub(super) probes: Vec<(Arc<Backend>, Result<Probe, HttpError>)>,
+}
+
+/// A model and member by their places.
+type At = (usize, usize);
+
+impl Prepared {
+    /// Loads what is new and checks that everything belongs together. Blocking.
+    pub(super) fn new(core: &Core, base: Arc<Snapshot>, config: Arc<Config>) -> Result<Self, StartError> {
+        load::check_dirs(&config)?;
+        let mut models = Vec::new();
+        for wanted in &config.models {
+            let old = base.models.iter().find(|model| model.name == wanted.name);
+            let next =
+                load::model(wanted, &config, old.map(|old| (old.as_ref(), base.config.as_ref())), &core.metrics)?;
+            check(&next, old.map(AsRef::as_ref))?;
+            models.push(next);
+        }
+        let mut keys = Vec::new();
+        for member in models.iter().flat_map(|model| &model.members) {
+            if base.position(&member.backend).is_some() {
+                keys.push((Arc::clone(&member.backend), outgoing::key(&member.backend.config)?));
+            }
+        }
+        Ok(Self { base, config, models, keys, probes: Vec::new() })
+    }
+
+    /// Asks the new backends, all at a time. One that does not answer is waited for later; one whose answer does not fit
+    /// refuses all.
+    pub(super) async fn probe(mut self, core: &Core) -> Result<Self, StartError> {
+        let limits = core.probe_limits();
+        let fresh: Vec<At> = self.fresh().collect();
+        let ask = |(model, member): At| {
+            let backend = Arc::clone(&self.models[model].members[member].backend);
+            async move {
+                let told = probe(&backend.client, &backend.target(), &limits).await;
+                ((model, member), backend, told)
+            }
+        };
+        for ((model, member), backend, told) in join_all(fresh.into_iter().map(ask)).await {
+            let model = &mut self.models[model];
+            if let Ok(probe) = &told {
+                let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
+                let at = &mut model.members[member];
+                let tables = at.tables.as_ref().map(|loaded| loaded.tables.as_ref());
+                let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)
+                    .map_err(|source| StartError::Incompatible { backend: backend.name.clone(), source })?;
+                (at.ranks, at.dialect) = (ranks, probe.dialect);
+            }
+            self.probes.push((backend, told));
+        }
+        Ok(self)
+    }
+
+    /// The pools once more, with the ranks that new backends told. Blocking.
+    pub(super) fn renew_pools(&mut self, core: &Core) {
+        for model in &mut self.models {
+            let Some(old) = self.base.models.iter().find(|old| old.name == model.name) else {
+                model.pool = crate::snapshot::new_pool(&model.members, &model.plan, &self.config, &core.metrics);
+                continue;
+            };
+            let (was, members) = (&self.base.config, &model.members);
+            model.pool = next_pool(old, was, members, &model.plan, &self.config, &core.metrics);
+        }
+    }
+
+    fn fresh(&self) -> impl Iterator<Item = At> {
+        let members = self.models.iter().enumerate().flat_map(|(at, model)| {
+            model.members.iter().enumerate().map(move |(member, it)| ((at, member), &it.backend))
+        });
+        members.filter(|(_, backend)| self.base.position(backend).is_none()).map(|(at, _)| at)
+    }
+}
+
+/// What changed about a model that goes on, against what stays.
+fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
+    let Some(old) = old else { return Ok(()) };
+    let tokenizer = next.text.as_deref().map(|text: &Text| &text.tokenizer);
+    let other_text = !same(next.text.as_ref(), old.text.as_ref());
+    for member in &next.members {
+        let before = old.members.iter().find(|old| Arc::ptr_eq(&old.backend, &member.backend));
+        let other_tables = !before.is_some_and(|before| same(before.tables.as_ref(), member.tables.as_ref()));
+        // What runs as it ran is not judged again: it may be waiting for other tables.
+        if other_text || other_tables {
+            check_member(next, member, tokenizer)
+                .map_err(|source| StartError::Incompatible { backend: member.backend.name.clone(), source })?;
+        }
+    }
+    Ok(())
+}
+
+fn check_member(
+    model: &Model,
+    member: &Member,
+    tokenizer: Option<&semmoe_text::Tokenizer>,
+) -> Result<(), compat::Incompatible> {
+    let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
+    if let Some(tables) = tables {
+        compat::with_tokenizer(tables, tokenizer)?;
+        for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
+            compat::with_model(tables, "another backend's tables", other.tables.model())?;
+        }
+    }
+    let Some(probe) = member.backend.last_probe() else { return Ok(()) };
+    let configured = member.backend.configured_ranks;
+    let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
+    compat::with_backend(&probe, tables, tokenizer, configured.or(known)).map(|_| ())
+}
+
+/// The same thing, not an equal one.
+pub(super) fn same<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+        (None, None) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,75 @@
+//! What a gateway would serve, for `semmoe serve --check`.
+
+use std::fmt;
+
+use semmoe_text::Encoder;
+
+use crate::config::Config;
+use crate::snapshot::{Member, Model, Snapshot};
+
+/// One line for each listener, model and backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    lines: Vec<String>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines.join("\n"))
+    }
+}
+
+impl Summary {
+    pub(crate) fn new(snapshot: &Snapshot) -> Self {
+        let mut lines = vec![listeners(&snapshot.config)];
+        for model in &snapshot.models {
+            lines.push(describe(model));
+            lines.extend(model.members.iter().map(|member| format!("  {}", backend(member))));
+        }
+        Self { lines }
+    }
+}
+
+fn listeners(config: &Config) -> String {
+    let (data, admin, metrics) = config.addresses();
+    let metrics = metrics.map_or_else(|| "on the admin plane".to_owned(), |address| address.to_string());
+    format!("requests at {data}, admin plane at {admin}, metrics {metrics}")
+}
+
+fn describe(model: &Model) -> String {
+    let mut line = format!("model '{}'", model.name);
+    if !model.aliases.is_empty() {
+        line.push_str(&format!(", also as '{}'", model.aliases.join("', '")));
+    }
+    line.push_str(&format!(", policy {}", model.plan.policy().name()));
+    if let Some(trial) = model.plan.trial() {
+        line.push_str(&format!(" for {} percent, else {}", trial.canary.percent(), trial.baseline.name()));
+    }
+    if let Some(text) = &model.text {
+        let template = if text.template.is_some() { "with" } else { "without" };
+        let library = match text.tokenizer.encoder() {
+            Encoder::Fast => "fast",
+            Encoder::Oracle { .. } => "slow",
+        };
+        let tokens = text.tokenizer.vocab_size();
+        line.push_str(&format!(", {tokens} tokens ({library} library), {template} a chat template"));
+    }
+    line
+}
+
+fn backend(member: &Member) -> String {
+    let backend = &member.backend;
+    let urls: Vec<String> = backend.urls.iter().map(ToString::to_string).collect();
+    let ranks = if member.ranks > 0 { member.ranks.to_string() } else { "probed".to_owned() };
+    let mut line = format!("backend '{}': {} at {}, ranks {ranks}", backend.name, backend.engine, urls.join(" "));
+    if let Some(loaded) = &member.tables {
+        let tables = &loaded.tables;
+        let start = |digest: &str| digest.chars().take(12).collect::<String>();
+        line.push_str(&format!(
+            ", tables {} of placement {}",
+            start(tables.digest()),
+            start(tables.placement_digest())
+        ));
+    }
+    line
+}
