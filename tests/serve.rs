@@ -5,6 +5,7 @@ mod support;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
 use serde_json::{Value, json};
@@ -217,4 +218,46 @@ fn what_does_not_fit_is_refused_before_serving() {
     bytes.truncate(bytes.len() - 1);
     std::fs::write(&tables_path, bytes).expect("written");
     refused(&configuration(folder.path(), nobody, "affinity", with_tables), &["t.tables.safetensors"]);
+}
+
+/// Names and aliases that are served.
+fn models(url: &BaseUrl) -> Vec<String> {
+    let list: Value = block_on(async {
+        HttpClient::default().get_json(url, "/v1/models", &AnswerLimits::default()).await.expect("models")
+    });
+    let names = list["data"].as_array().expect("a list").iter();
+    names.map(|model| model["id"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn sighup_reads_the_configuration_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ranks = Ranks::start(2, None);
+    let config = configuration(folder.path(), &ranks.url, "round_robin", "");
+    let checked = semmoe(&["serve", "--check", "--config"]).arg(&config).output().expect("runs");
+    let told = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.status.success() && told.contains("semmoe.toml: ok\n"), "{}", describe(&checked));
+    assert!(told.contains(&format!("model '{MODEL}', also as 'tiny', policy round_robin")), "{told}");
+    let served = Served::start(&config);
+    assert_eq!(models(&served.url), [MODEL, "tiny"]);
+    let good = std::fs::read_to_string(&config).expect("readable");
+    // Wrong: the old one stays, whatever else the file says.
+    std::fs::write(&config, good.replace("\"tiny\"", "\"huge\"") + "colour = 3\n").expect("written");
+    let checked = semmoe(&["serve", "--check", "--config"]).arg(&config).output().expect("runs");
+    assert_eq!(checked.status.code(), Some(2), "{}", describe(&checked));
+    signal("-HUP", served.child.id());
+    // Right: signals are handled one after the other, so this one shows that the last one was.
+    std::fs::write(&config, good.replace("\"tiny\"", "\"small\"")).expect("written");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        signal("-HUP", served.child.id());
+        let seen = models(&served.url);
+        assert!(!seen.contains(&"huge".to_owned()), "{seen:?}");
+        if seen == [MODEL, "small"] {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{seen:?}");
+    }
+    served.stop();
+    ranks.stop();
 }

@@ -57,6 +57,8 @@ impl Rules {
         let is_probe = matches!(path, "/healthz" | "/readyz");
         match &self.token_sha256 {
             Some(expected) if !is_probe && !has_token(headers, expected) => Err(RequestError::Token),
+            // One that lost its token in a reload is closed, not open.
+            None if !self.loopback && !is_probe => Err(RequestError::Token),
             _ => Ok(()),
         }
     }

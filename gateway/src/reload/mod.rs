@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
 use crate::error::StartError;
+use crate::load;
 use crate::state::Core;
 
 /// When the state changes that often while a reload is prepared, it is given up.
@@ -141,6 +142,8 @@ async fn read_and_apply(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
     let file = running.source.file.clone().ok_or(ReloadError::NoFile)?;
     let (config, needs_restart) = blocking(move || {
         let mut config = Config::load(&file)?;
+        // Also those that count after a restart only, which must not fail then.
+        load::check_dirs(&config)?;
         let needs_restart = config.keep_fixed(&running);
         Ok((config, needs_restart))
     })

@@ -34,7 +34,6 @@ type At = (usize, usize);
 impl Prepared {
     /// Loads what is new and checks that everything belongs together. Blocking.
     pub(super) fn new(core: &Core, base: Arc<Snapshot>, config: Arc<Config>) -> Result<Self, StartError> {
-        load::check_dirs(&config)?;
         let mut models = Vec::new();
         for wanted in &config.models {
             let old = base.models.iter().find(|model| model.name == wanted.name);

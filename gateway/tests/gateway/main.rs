@@ -4,6 +4,7 @@
 mod backends;
 mod bodies;
 mod breakers;
+mod configs;
 mod counts;
 mod dialects;
 mod drains;

@@ -3,6 +3,7 @@
 //! What the mock does with a request is said by the request's own header `x-mock`, which the gateway passes on.
 
 pub(crate) mod experts;
+pub(crate) mod files;
 mod mock;
 mod ranked;
 mod schema;
