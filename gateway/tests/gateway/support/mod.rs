@@ -56,7 +56,9 @@ pub(crate) async fn reloadable(mock: &Mock, fixture: &Fixture, sections: &str) -
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ntables_root = \"{root}\"\n\
          [health]\ninterval_seconds = 0.02\n{sections}\n{toml}"
     );
-    Gateway::start(Config::from_toml(&text, Path::new("")).unwrap()).await.unwrap()
+    let file = fixture.folder.path().join("semmoe.toml");
+    std::fs::write(&file, text).unwrap();
+    Gateway::start(Config::load(&file).unwrap()).await.unwrap()
 }
 
 /// One model with round robin over one backend.
