@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `options` | what a run is asked to do, checked |
 //! | `schedule`, `arrivals` | when requests are due |
+//! | `window` | which requests are measured, and the time that rates are over |
 //! | `api`, `jobs` | what is sent |
 //! | `events`, `answer` | what an answer says |
 //! | `failure` | how a request can fail |
@@ -30,6 +31,7 @@ mod schedule;
 mod spread;
 mod stats;
 mod text;
+mod window;
 
 pub use api::Api;
 pub use arrivals::read_arrivals;

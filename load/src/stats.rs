@@ -57,7 +57,7 @@ pub(crate) struct Stats {
     pub(crate) failures: BTreeMap<Failure, u64>,
     pub(crate) no_content: u64,
     pub(crate) good: u64,
-    pub(crate) window: Window,
+    pub(crate) rated: Rated,
     /// Answers whose tokens the engine told, and their tokens.
     pub(crate) told: (u64, u64),
     /// Answers whose tokens it did not tell, and their events.
@@ -73,7 +73,7 @@ pub(crate) struct Stats {
 
 /// What ended within the time that rates are over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Window {
+pub(crate) struct Rated {
     pub(crate) ok: u64,
     pub(crate) good: u64,
     pub(crate) tokens: u64,
@@ -88,7 +88,7 @@ impl Stats {
             failures: BTreeMap::new(),
             no_content: 0,
             good: 0,
-            window: Window::default(),
+            rated: Rated::default(),
             told: (0, 0),
             untold: (0, 0),
             ttft: Latencies::new(),
@@ -109,10 +109,10 @@ impl Stats {
     pub(crate) fn request(&mut self, sample: &Sample<'_>) {
         let good = sample.result.as_ref().is_ok_and(|answered| self.is_good(answered));
         if let (Ok(answered), true) = (&sample.result, sample.in_window) {
-            self.window.ok += 1;
-            self.window.good += u64::from(good);
+            self.rated.ok += 1;
+            self.rated.good += u64::from(good);
             let (Tokens::Told(tokens) | Tokens::Events(tokens)) = answered.tokens;
-            self.window.tokens = self.window.tokens.saturating_add(tokens);
+            self.rated.tokens = self.rated.tokens.saturating_add(tokens);
         }
         if !sample.measured {
             return;
@@ -181,9 +181,9 @@ impl Stats {
         }
         self.no_content += other.no_content;
         self.good += other.good;
-        self.window.ok += other.window.ok;
-        self.window.good += other.window.good;
-        self.window.tokens = self.window.tokens.saturating_add(other.window.tokens);
+        self.rated.ok += other.rated.ok;
+        self.rated.good += other.rated.good;
+        self.rated.tokens = self.rated.tokens.saturating_add(other.rated.tokens);
         for (mine, theirs) in [(&mut self.told, &other.told), (&mut self.untold, &other.untold)] {
             *mine = (mine.0 + theirs.0, mine.1.saturating_add(theirs.1));
         }
@@ -228,7 +228,7 @@ mod tests {
         ] {
             let mut stats = Stats::new(slo);
             stats.request(&sample(result));
-            assert_eq!((stats.good, stats.window.good), (good, good), "{result:?}");
+            assert_eq!((stats.good, stats.rated.good), (good, good), "{result:?}");
         }
     }
 
@@ -237,9 +237,9 @@ mod tests {
         let mut stats = Stats::new(Slo::default());
         stats.request(&Sample { measured: false, ..sample(Ok(answered(1, 1, 1))) });
         stats.request(&Sample { measured: false, ..sample(Err(Failure::Closed)) });
-        assert_eq!((stats.ok, stats.failed, stats.window.ok, stats.window.tokens), (0, 0, 1, 5));
+        assert_eq!((stats.ok, stats.failed, stats.rated.ok, stats.rated.tokens), (0, 0, 1, 5));
         stats.request(&Sample { in_window: false, ..sample(Ok(answered(1, 1, 1))) });
-        assert_eq!((stats.ok, stats.window.ok, stats.told), (1, 1, (1, 5)));
+        assert_eq!((stats.ok, stats.rated.ok, stats.told), (1, 1, (1, 5)));
         assert_eq!(stats.e2e.summary().map(|summary| summary.count), Some(1));
     }
 

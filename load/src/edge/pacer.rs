@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::Sender;
 
-use super::shared::{Shared, Ticket};
+use super::shared::Shared;
 use crate::schedule::Schedule;
+use crate::window::Ticket;
 
 /// The longest sleep, so that a stop is noticed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);

@@ -169,7 +169,7 @@ impl Prepared {
         let threads = workers.count();
         let stats = workers.end();
         let facts = Facts {
-            seconds: shared.window_length(stopped).as_secs_f64(),
+            seconds: shared.window.length(stopped).as_secs_f64(),
             sent: shared.sent.load(Ordering::Relaxed),
             most_in_flight: shared.most_in_flight.load(Ordering::Relaxed),
             held_back: shared.held_back.load(Ordering::Relaxed),

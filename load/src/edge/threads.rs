@@ -125,7 +125,7 @@ impl Workers {
         let stats = self.merged();
         Snapshot {
             block: self.shared.block,
-            elapsed: self.shared.elapsed(),
+            elapsed: self.shared.window.begin().map(|begin| begin.elapsed()),
             ok: stats.ok,
             failed: stats.failed,
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),

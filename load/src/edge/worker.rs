@@ -10,9 +10,10 @@ use tokio::sync::mpsc::Receiver;
 use super::connection::Connections;
 use super::exchange::Seen;
 use super::pacer::Due;
-use super::shared::{InFlight, Shared, Ticket};
+use super::shared::{InFlight, Shared};
 use crate::Failure;
 use crate::stats::{Sample, Stats};
+use crate::window::Ticket;
 
 /// A client of a closed loop that got no connection waits so long: a dead server is not asked as fast as the machine can.
 const PAUSE_AFTER_NO_CONNECTION: Duration = Duration::from_millis(10);
@@ -129,7 +130,7 @@ impl Worker {
         let label = |name| seen.headers.as_ref()?.get(name)?.to_str().ok();
         self.stats().request(&Sample {
             measured: ticket.measured,
-            in_window: shared.in_window(ticket, Instant::now()),
+            in_window: shared.window.ended(ticket, Instant::now()),
             late,
             result,
             has_head: seen.headers.is_some(),

@@ -1,0 +1,133 @@
+//! Which requests are sent, which of them are measured, and over what time rates are.
+//!
+//! All times are given, so that this has no clock of its own.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::Limit;
+
+/// The requests of a run and the time that is measured.
+#[derive(Debug)]
+pub(crate) struct Window {
+    warmup: u64,
+    limit: Limit,
+    next: AtomicU64,
+    begin: OnceLock<Instant>,
+    /// When the last measured request ended, in nanoseconds from the begin.
+    last_end_ns: AtomicU64,
+}
+
+/// A request that may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    /// From 0, warm-up included.
+    pub(crate) number: u64,
+    pub(crate) measured: bool,
+}
+
+impl Window {
+    /// The first `warmup` requests are not measured.
+    pub(crate) fn new(warmup: u64, limit: Limit) -> Self {
+        Self { warmup, limit, next: AtomicU64::new(0), begin: OnceLock::new(), last_end_ns: AtomicU64::new(0) }
+    }
+
+    /// The next request, due at `due`; `None` when the limit is reached. The first measured one begins the measured time.
+    pub(crate) fn ticket(&self, due: Instant) -> Option<Ticket> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let Some(measured) = number.checked_sub(self.warmup) else {
+            return Some(Ticket { number, measured: false });
+        };
+        let begin = *self.begin.get_or_init(|| due);
+        let over = match self.limit {
+            Limit::Requests(most) => measured >= most,
+            Limit::Duration(time) => due.saturating_duration_since(begin) >= time,
+            Limit::Arrivals => false,
+        };
+        (!over).then_some(Ticket { number, measured: true })
+    }
+
+    /// Notes the end of a request, and returns whether it counts for rates.
+    ///
+    /// Over a duration whatever ends in it counts, of the warm-up too: as much as was in flight at its begin is left in flight
+    /// at its end.
+    pub(crate) fn ended(&self, ticket: Ticket, end: Instant) -> bool {
+        let Some(begin) = self.begin.get() else { return false };
+        if ticket.measured {
+            let since = end.saturating_duration_since(*begin);
+            self.last_end_ns.fetch_max(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+        match self.limit {
+            Limit::Duration(time) => end >= *begin && end.saturating_duration_since(*begin) <= time,
+            Limit::Requests(_) | Limit::Arrivals => ticket.measured,
+        }
+    }
+
+    /// How long rates are over: the duration asked for, or until the last measured request ended; at most until the caller
+    /// stopped the run, or the last request ended after that.
+    pub(crate) fn length(&self, stopped: Option<Instant>) -> Duration {
+        let Some(begin) = self.begin.get() else { return Duration::ZERO };
+        let last_end = Duration::from_nanos(self.last_end_ns.load(Ordering::Relaxed));
+        match (self.limit, stopped) {
+            (Limit::Duration(time), None) => time,
+            (Limit::Duration(time), Some(stopped)) => time.min(stopped.saturating_duration_since(*begin).max(last_end)),
+            (Limit::Requests(_) | Limit::Arrivals, _) => last_end,
+        }
+    }
+
+    /// When the measured time began.
+    pub(crate) fn begin(&self) -> Option<Instant> {
+        self.begin.get().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn requests_are_numbered_and_end_at_the_limit() {
+        let (window, now) = (Window::new(2, Limit::Requests(3)), Instant::now());
+        let tickets: Vec<_> = (0..8).map_while(|_| window.ticket(now)).collect();
+        assert_eq!(
+            tickets.iter().map(|ticket| (ticket.number, ticket.measured)).collect::<Vec<_>>(),
+            [(0, false), (1, false), (2, true), (3, true), (4, true)]
+        );
+        // A warm-up that ends late does not count, and the last measured one ends the time.
+        assert!(!window.ended(tickets[0], now + MS(900)));
+        assert!(window.ended(tickets[4], now + MS(700)) && window.ended(tickets[2], now + MS(500)));
+        assert_eq!((window.length(None), window.length(Some(now + MS(1)))), (MS(700), MS(700)));
+    }
+
+    #[test]
+    fn a_duration_counts_what_ends_in_it() {
+        let (window, start) = (Window::new(1, Limit::Duration(MS(100))), Instant::now());
+        let warm = window.ticket(start).unwrap();
+        assert!(!window.ended(warm, start + MS(5)), "nothing is measured yet");
+        let first = window.ticket(start + MS(10)).unwrap();
+        let last = window.ticket(start + MS(109)).unwrap();
+        assert!(first.measured && last.measured);
+        assert_eq!(window.ticket(start + MS(110)), None);
+        for (ticket, at, counts) in [(warm, 9, false), (warm, 10, true), (first, 110, true), (last, 111, false)] {
+            assert_eq!(window.ended(ticket, start + MS(at)), counts, "{ticket:?} at {at}");
+        }
+        assert_eq!(window.length(None), MS(100));
+    }
+
+    #[test]
+    fn a_stopped_duration_is_over_what_it_lasted() {
+        let (window, start) = (Window::new(0, Limit::Duration(MS(100))), Instant::now());
+        let ticket = window.ticket(start).unwrap();
+        assert_eq!(window.length(Some(start + MS(40))), MS(40));
+        window.ended(ticket, start + MS(60));
+        assert_eq!((window.length(Some(start + MS(40))), window.length(Some(start + MS(200)))), (MS(60), MS(100)));
+    }
+
+    #[test]
+    fn nothing_measured_lasts_no_time() {
+        assert_eq!(Window::new(5, Limit::Arrivals).length(None), Duration::ZERO);
+    }
+}
