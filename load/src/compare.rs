@@ -3,6 +3,8 @@
 //! A machine that does other things too changes its speed from minute to minute. Blocks that follow each other meet about the
 //! same machine, so that their ratio says more than two long runs do, and the spread of the ratios says how much.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::Report;
@@ -80,6 +82,21 @@ impl Comparison {
                 .fold((0, 0), |(ok, failed), report| (ok + report.requests.ok, failed + report.requests.failed))
         };
         [sum(|round| &round.first), sum(|round| &round.second)]
+    }
+}
+
+impl Comparison {
+    /// Failed requests of each server by kind.
+    pub(crate) fn errors(&self) -> [BTreeMap<&str, u64>; 2] {
+        let mut sums = [BTreeMap::new(), BTreeMap::new()];
+        for round in &self.rounds {
+            for (sum, report) in sums.iter_mut().zip([&round.first, &round.second]) {
+                for error in &report.errors {
+                    *sum.entry(error.kind.as_str()).or_default() += error.count;
+                }
+            }
+        }
+        sums
     }
 }
 

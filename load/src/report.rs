@@ -301,3 +301,78 @@ impl PaceReport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::stats::{Answered, Sample, Tokens};
+
+    /// One answer, sent so much late.
+    fn stats(late: Duration) -> Stats {
+        let mut stats = Stats::new(Slo::default());
+        let (e2e, tokens) = (Duration::from_millis(5), Tokens::Told(10));
+        let answered = Answered { ttft: None, e2e, mean_gap: None, longest_gap: None, tokens, content: true };
+        let (late, result) = (Some(late), Ok(answered));
+        let (backend, rank) = (None, None);
+        stats.request(&Sample { measured: true, in_window: true, late, result, has_head: true, backend, rank });
+        stats
+    }
+
+    fn facts() -> Facts {
+        Facts {
+            seconds: 2.0,
+            sent: 1,
+            most_in_flight: 1,
+            held_back: 0,
+            connections: 1,
+            stray: 0,
+            stopped: false,
+            prompts: 1,
+            first_prompt: 0,
+            left_out: 0,
+            threads: 2,
+            cpu_seconds: 1.0,
+        }
+    }
+
+    #[test]
+    fn a_generator_at_its_limit_says_so() {
+        let pace = Pace::Poisson { per_second: 1.0 };
+        let options = LoadOptions::new("http://a".parse().unwrap(), "p".into(), pace, Limit::Requests(1));
+        let calm = Duration::from_millis(9);
+        for (late, facts, expected) in [
+            (calm, facts(), None),
+            (Duration::from_millis(50), facts(), Some("the generator could not keep up")),
+            (calm, Facts { cpu_seconds: 3.7, ..facts() }, Some("the generator used 1.9 cores with 2 threads")),
+            (calm, Facts { held_back: 3, ..facts() }, Some("3 requests waited as 10000 were in flight")),
+            (
+                calm,
+                Facts { prompts: 8, first_prompt: 8, ..facts() },
+                Some("9 requests from 8 prompts: prompts came again"),
+            ),
+            (
+                calm,
+                Facts { stray: 2, ..facts() },
+                Some("on 2 connections the server sent bytes that belong to no answer"),
+            ),
+        ] {
+            let report = Report::new(&options, &stats(late), &facts);
+            let found: Vec<_> = report.warnings.iter().map(String::as_str).collect();
+            assert_eq!(found.len(), usize::from(expected.is_some()), "{found:?}");
+            assert!(expected.is_none_or(|expected| found[0].starts_with(expected)), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn rates_are_over_the_measured_time() {
+        let pace = Pace::Closed { concurrency: 1 };
+        let options = LoadOptions::new("http://a".parse().unwrap(), "p".into(), pace, Limit::Requests(1));
+        let report = Report::new(&options, &stats(Duration::ZERO), &Facts { sent: 4, stopped: true, ..facts() });
+        assert_eq!((report.requests_per_second, report.output_tokens.per_second), (0.5, 5.0));
+        assert_eq!((report.requests.unfinished, report.goodput), (3, None));
+        let nothing = Report::new(&options, &Stats::new(Slo::default()), &Facts { seconds: 0.0, sent: 0, ..facts() });
+        assert_eq!((nothing.requests_per_second, nothing.e2e_ms), (0.0, None));
+    }
+}

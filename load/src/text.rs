@@ -84,10 +84,13 @@ impl Display for Comparison {
             "{} rounds of a block each{stopped}; ratios of the second to the first, round by round",
             self.rounds.len()
         )?;
-        for (name, report, (ok, failed)) in
-            [("first", &last.first, self.ok_and_failed()[0]), ("second", &last.second, self.ok_and_failed()[1])]
+        let [of_first, of_second] = self.ok_and_failed();
+        let [first_errors, second_errors] = self.errors();
+        for (name, report, (ok, failed), errors) in
+            [("first", &last.first, of_first, first_errors), ("second", &last.second, of_second, second_errors)]
         {
             writeln!(f, "{name:<7} {}{}, {}: {ok} ok, {failed} failed", report.url, report.route, report.pace)?;
+            errors.iter().try_for_each(|(kind, count)| writeln!(f, "{count:>12} x {kind}"))?;
         }
         write!(f, "{:<22} {:>12} {:>12} {:>8}", "median of the blocks", "first", "second", "ratio")?;
         writeln!(f, " {:>8} {:>8} {:>9}", "least", "greatest", "above 1")?;
@@ -96,10 +99,10 @@ impl Display for Comparison {
             write!(f, "{:<22} {:>12.3} {:>12.3} {:>8.3}", ratio.figure, ratio.first, ratio.second, ratio.median)?;
             writeln!(f, " {:>8.3} {:>8.3} {above:>9}", ratio.least, ratio.greatest)?;
         }
-        // Each once, from the round that said it last.
-        let mut notes: Vec<&String> = last.first.warnings.iter().chain(&last.second.warnings).collect();
-        notes.dedup();
-        notes.iter().try_for_each(|note| writeln!(f, "note: {note}"))
+        // Each once, as the last round said it.
+        let (first, second) = (&last.first.warnings, &last.second.warnings);
+        let mut notes = first.iter().chain(second.iter().filter(|note| !first.contains(note)));
+        notes.try_for_each(|note| writeln!(f, "note: {note}"))
     }
 }
 

@@ -54,6 +54,19 @@ async fn blocks_alternate_and_share_their_prompts() {
 }
 
 #[tokio::test]
+async fn errors_of_each_server_are_told() {
+    let log = Log::default();
+    let first = server('a', 1, &log).await;
+    let busy = Mock::with_bytes("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n").await;
+    let options = first.options(Pace::Closed { concurrency: 1 }, Limit::Requests(4));
+    let url = busy.url.parse().unwrap();
+    let compared = semmoe_load::compare(options, url, 2, &|_| {}, std::future::pending()).await.unwrap();
+    assert_eq!(compared.ok_and_failed(), [(4, 0), (0, 4)]);
+    assert!(compared.ratios.is_empty(), "a server without answers has no figures");
+    assert!(compared.to_string().contains("           4 x status 503\n"), "{compared}");
+}
+
+#[tokio::test]
 async fn a_stop_leaves_out_the_round_that_is_not_complete() {
     let log = Log::default();
     let first = server('a', 1, &log).await;
