@@ -158,3 +158,83 @@ async fn probes_old_and_new_servers() {
     assert_eq!(error.status(), Some(404));
     assert!(probe::probe(&client, &Target::new(Engine::Openai, &base), &limits).await.is_err());
 }
+
+/// Serves connections one after the other, each for so many requests, and tells how many requests came on each.
+async fn counting_server(
+    requests_per_connection: &'static [usize],
+    answer: &'static [u8],
+) -> (BaseUrl, tokio::task::JoinHandle<usize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = BaseUrl::from(listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let mut served = 0;
+        for requests in requests_per_connection {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            for _ in 0..*requests {
+                let mut buffer = [0; 4096];
+                let mut read = 0;
+                while !buffer[..read].ends_with(b"\r\n\r\n") {
+                    let count = socket.read(&mut buffer[read..]).await.unwrap();
+                    assert!(count > 0, "the client closed a connection that it could have used again");
+                    read += count;
+                }
+                socket.write_all(answer).await.unwrap();
+                served += 1;
+            }
+        }
+        served
+    });
+    (base, server)
+}
+
+/// A server that takes one connection only is enough, whether a body ends by its length, by its last chunk or is empty.
+#[tokio::test]
+async fn connections_are_used_again() {
+    for answer in [
+        &b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabc"[..],
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\n\r\n",
+        b"HTTP/1.1 204 No\r\n\r\n",
+    ] {
+        let (base, server) = counting_server(&[3], answer).await;
+        let client = HttpClient::default();
+        for _ in 0..3 {
+            client.get_text(&base, "/", &AnswerLimits::default()).await.unwrap();
+        }
+        assert_eq!(server.await.unwrap(), 3);
+    }
+}
+
+/// What the engine closed while it was idle is noticed before anything is sent on it.
+#[tokio::test]
+async fn closed_idle_connections_are_replaced() {
+    let (base, server) = counting_server(&[2, 1, 2], b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na").await;
+    let client = HttpClient::default();
+    for _ in 0..5 {
+        assert_eq!(client.get_text(&base, "/", &AnswerLimits::default()).await.unwrap(), "a");
+    }
+    assert_eq!(server.await.unwrap(), 5);
+}
+
+/// A connection on which more came than was asked for is not used again: the next answer would be a forged one.
+#[tokio::test]
+async fn what_nobody_asked_for_is_not_taken_for_an_answer() {
+    const TWO: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\naHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nb";
+    let (base, server) = counting_server(&[1, 1], TWO).await;
+    let client = HttpClient::default();
+    for _ in 0..2 {
+        assert_eq!(client.get_text(&base, "/", &AnswerLimits::default()).await.unwrap(), "a");
+    }
+    assert_eq!(server.await.unwrap(), 2);
+}
+
+/// An answer that is not read to its end takes its connection with it.
+#[tokio::test]
+async fn half_read_answers_close_their_connection() {
+    let (base, server) = counting_server(&[1, 1], b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\na").await;
+    let client = HttpClient::default();
+    for _ in 0..2 {
+        let mut answer = client.send(request(Method::GET, &base, "/", None).unwrap()).await.unwrap();
+        assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+    }
+    assert_eq!(server.await.unwrap(), 2);
+}

@@ -1,6 +1,5 @@
 //! What can go wrong between this process and an engine, and whether trying elsewhere is safe.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use super::UrlError;
@@ -98,10 +97,8 @@ impl HttpError {
         }
     }
 
-    pub(super) fn from_client(url: String, error: &hyper_util::client::legacy::Error) -> Self {
-        // The outermost message only says which step failed, and the variant says that already.
-        let cause = error.source().map_or_else(|| error.to_string(), causes);
-        if error.is_connect() { Self::Connect { url, cause } } else { Self::Exchange { url, cause } }
+    pub(super) fn exchange(url: String, error: &hyper::Error) -> Self {
+        Self::Exchange { url, cause: causes(error) }
     }
 }
 

@@ -5,22 +5,29 @@
 //! Dropping a response (or the future that waits for one) closes its connection, so that the engine sees at once
 //! that nobody listens any more.
 
+mod body;
+mod connect;
+mod connection;
 mod error;
+mod pool;
 mod url;
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
-use http::{HeaderValue, Method, Request, Response, header};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_util::client::legacy::{Client, connect::HttpConnector};
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::{Serialize, de::DeserializeOwned};
 
+pub use body::AnswerBody;
+use connection::{Connection, Failed};
 pub use error::HttpError;
+use pool::Pool;
 pub use url::{BaseUrl, UrlError};
 
 /// Body of a request: complete bytes, cheap to clone for a second attempt.
@@ -34,8 +41,8 @@ pub struct ClientSettings {
     /// An idle connection is closed after this time; keep it below the engine's own keep-alive time, or a request
     /// may meet a connection that the engine is just closing.
     pub pool_idle_timeout: Duration,
-    /// Idle connections kept per engine.
-    pub max_idle_per_host: usize,
+    /// Idle connections kept, to all engines together.
+    pub max_idle: usize,
 }
 
 impl Default for ClientSettings {
@@ -44,7 +51,7 @@ impl Default for ClientSettings {
             connect_timeout: Duration::from_secs(2),
             // Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s.
             pool_idle_timeout: Duration::from_secs(4),
-            max_idle_per_host: 1024,
+            max_idle: 1024,
         }
     }
 }
@@ -65,11 +72,18 @@ impl Default for AnswerLimits {
 }
 
 /// A pooled HTTP/1.1 client. Cloning shares the pool.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct HttpClient {
-    inner: Client<HttpConnector, RequestBody>,
+    pool: Arc<Pool>,
+    connect_timeout: Duration,
     /// Replaces what a request carries.
     authorization: Arc<ArcSwapOption<HeaderValue>>,
+}
+
+impl std::fmt::Debug for HttpClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HttpClient").field("connect_timeout", &self.connect_timeout).finish_non_exhaustive()
+    }
 }
 
 impl Default for HttpClient {
@@ -81,15 +95,8 @@ impl Default for HttpClient {
 impl HttpClient {
     /// A client with its own pool. Must be used inside a Tokio runtime with timers and I/O.
     pub fn new(settings: &ClientSettings) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(settings.connect_timeout));
-        let inner = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(settings.pool_idle_timeout)
-            .pool_max_idle_per_host(settings.max_idle_per_host)
-            .pool_timer(TokioTimer::new())
-            .build(connector);
-        Self { inner, authorization: Arc::default() }
+        let pool = Arc::new(Pool::new(settings.max_idle, settings.pool_idle_timeout));
+        Self { pool, connect_timeout: settings.connect_timeout, authorization: Arc::default() }
     }
 
     /// From now on every request of this client and of its clones carries this `authorization`, in place of its own if it
@@ -101,13 +108,46 @@ impl HttpClient {
     /// Sends one request and returns as soon as the head of the answer is there; the body streams.
     ///
     /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
-    /// met a pooled connection already closed by the engine is sent again by the pool, as nothing was processed.
-    pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<Incoming>, HttpError> {
-        let url = request.uri().to_string();
+    /// met a pooled connection already closed by the engine goes out on another one, if nothing of it was sent.
+    pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
+        let address = Address::take_from(&mut request)?;
         if let Some(value) = self.authorization.load().as_deref() {
             request.headers_mut().insert(header::AUTHORIZATION, value.clone());
         }
-        self.inner.request(request).await.map_err(|error| HttpError::from_client(url, &error))
+        // The engine may have closed any number of idle connections; a new one is the end of it.
+        while let Some(mut connection) = self.pool.take(&address.origin) {
+            if !poll_fn(|cx| Poll::Ready(connection.is_usable(cx))).await {
+                continue;
+            }
+            match connection.send(request).await {
+                Ok(answer) => return Ok(self.answered(answer, connection, address.origin).await),
+                Err(Failed { unsent: Some(unsent), .. }) => request = unsent,
+                Err(Failed { error, unsent: None }) => return Err(HttpError::exchange(address.url(), &error)),
+            }
+        }
+        let connected = connect::connect(&address.origin, self.connect_timeout).await;
+        let mut connection = connected.map_err(|cause| HttpError::Connect { url: address.url(), cause })?;
+        match connection.send(request).await {
+            Ok(answer) => Ok(self.answered(answer, connection, address.origin).await),
+            Err(Failed { error, .. }) => Err(HttpError::exchange(address.url(), &error)),
+        }
+    }
+
+    async fn answered(
+        &self,
+        answer: Response<hyper::body::Incoming>,
+        connection: Box<Connection>,
+        origin: Authority,
+    ) -> Response<AnswerBody> {
+        let (head, body) = answer.into_parts();
+        let mut parts = Some((body, connection, origin));
+        let body = poll_fn(|cx| match parts.take() {
+            Some((body, connection, origin)) => {
+                Poll::Ready(AnswerBody::new(body, connection, origin, Arc::clone(&self.pool), cx))
+            }
+            None => Poll::Pending,
+        });
+        Response::from_parts(head, body.await)
     }
 
     /// [`HttpClient::send`] with a limit on the time to the head of the answer.
@@ -115,11 +155,11 @@ impl HttpClient {
         &self,
         request: Request<RequestBody>,
         limit: Duration,
-    ) -> Result<Response<Incoming>, HttpError> {
-        let url = request.uri().to_string();
+    ) -> Result<Response<AnswerBody>, HttpError> {
+        let uri = request.uri().clone();
         match tokio::time::timeout(limit, self.send(request)).await {
             Ok(answer) => answer,
-            Err(_) => Err(HttpError::Timeout { url, waiting_for: "the head of the answer", limit }),
+            Err(_) => Err(HttpError::Timeout { url: uri.to_string(), waiting_for: "the head of the answer", limit }),
         }
     }
 
@@ -178,6 +218,34 @@ impl HttpClient {
     }
 }
 
+/// Where a request goes.
+struct Address {
+    origin: Authority,
+    path: PathAndQuery,
+}
+
+impl Address {
+    /// Brings a request into the form in which it is sent: the path in its first line, the address in its `Host`.
+    fn take_from(request: &mut Request<RequestBody>) -> Result<Self, HttpError> {
+        let parts = std::mem::take(request.uri_mut()).into_parts();
+        let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let (Some(origin), Ok(host)) = parts.authority.map_or((None, Err(())), |origin| {
+            let host = HeaderValue::from_str(origin.as_str()).map_err(|_| ());
+            (Some(origin), host)
+        }) else {
+            let cause = UrlError::Syntax { url: path.to_string(), cause: "no host".to_owned() };
+            return Err(HttpError::Url { cause });
+        };
+        request.headers_mut().entry(header::HOST).or_insert(host);
+        *request.uri_mut() = Uri::from(path.clone());
+        Ok(Self { origin, path })
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}{}", self.origin, self.path)
+    }
+}
+
 /// A request for `path` (which starts with `/`) below `base`; a body is sent as JSON.
 pub fn request(
     method: Method,
@@ -195,7 +263,7 @@ pub fn request(
 }
 
 /// Reads a body to its end, at most `max_bytes`.
-pub async fn read_body(url: &str, mut body: Incoming, max_bytes: usize) -> Result<Bytes, HttpError> {
+pub async fn read_body(url: &str, mut body: AnswerBody, max_bytes: usize) -> Result<Bytes, HttpError> {
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| HttpError::Body { url: url.to_owned(), cause: error::causes(&error) })?;

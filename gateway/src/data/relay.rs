@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::Full;
-use hyper::body::Incoming;
-use semmoe_engines::http::RequestBody;
+use semmoe_engines::http::{AnswerBody, RequestBody};
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::{Dialect, Route, pin, verify};
 use semmoe_tables::RankId;
@@ -50,7 +49,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 /// The head of an engine's answer, and where it came from.
 pub(crate) struct Answer {
-    response: Response<Incoming>,
+    response: Response<AnswerBody>,
     /// What is to be seen in its body, and who sends it.
     watch: Watch,
     /// `None` where the engine chose it, or is known to have ignored the pin.
@@ -187,7 +186,12 @@ async fn attempt(
 }
 
 /// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
-fn echo(core: &Core, backend: &Backend, response: &Response<Incoming>, expected: Option<Expected>) -> Option<Expected> {
+fn echo(
+    core: &Core,
+    backend: &Backend,
+    response: &Response<AnswerBody>,
+    expected: Option<Expected>,
+) -> Option<Expected> {
     let expected = expected.filter(|_| response.status().is_success())?;
     match verify::echoed_rank(response.headers()) {
         Some(rank) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
+use semmoe_engines::http::AnswerBody;
 use semmoe_engines::sse::Events;
 use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep};
@@ -38,7 +38,7 @@ impl BrokenOff {
 /// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
 /// there at once; its ticket counts the request out at the last byte, at a failure, or at that drop.
 pub(crate) struct RelayBody {
-    upstream: Incoming,
+    upstream: AnswerBody,
     /// Boundaries, for server-sent events.
     events: Option<Events>,
     /// Cuts out what only a sampled request asked for.
@@ -56,7 +56,7 @@ pub(crate) struct RelayBody {
 
 impl RelayBody {
     pub(crate) fn new(
-        upstream: Incoming,
+        upstream: AnswerBody,
         events: bool,
         edit: Option<Edit>,
         idle_limit: Duration,

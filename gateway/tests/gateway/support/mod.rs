@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use semmoe_engines::http::AnswerBody;
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_gateway::{Config, Gateway, Running};
 use serde_json::Value;
@@ -132,7 +132,7 @@ impl Client {
         path: &str,
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
-    ) -> Response<Incoming> {
+    ) -> Response<AnswerBody> {
         let mut request = Request::builder().method(method).uri(self.base.join(path).unwrap());
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -167,7 +167,7 @@ impl Client {
 }
 
 /// The next frame of data, as text.
-pub(crate) async fn next_frame(response: &mut Response<Incoming>) -> Option<String> {
+pub(crate) async fn next_frame(response: &mut Response<AnswerBody>) -> Option<String> {
     let frame = tokio::time::timeout(PATIENCE, response.frame()).await.expect("a frame in time")?;
     Some(String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
 }

@@ -1,0 +1,93 @@
+//! The body of an engine's answer.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::connection::Connection;
+use super::pool::{Origin, Pool};
+
+/// The body of an answer, as it comes. It drives the connection that it comes over. At its end that goes back to be
+/// used again; dropping the body before its end closes it.
+pub struct AnswerBody {
+    incoming: Incoming,
+    lent: Option<Lent>,
+}
+
+/// A connection out of the pool.
+struct Lent {
+    connection: Box<Connection>,
+    origin: Origin,
+    home: Arc<Pool>,
+}
+
+impl std::fmt::Debug for AnswerBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AnswerBody").finish_non_exhaustive()
+    }
+}
+
+impl AnswerBody {
+    pub(super) fn new(
+        incoming: Incoming,
+        connection: Box<Connection>,
+        origin: Origin,
+        home: Arc<Pool>,
+        cx: &mut Context<'_>,
+    ) -> Self {
+        let mut body = Self { incoming, lent: Some(Lent { connection, origin, home }) };
+        if body.incoming.is_end_stream() {
+            body.give_back(cx);
+        }
+        body
+    }
+
+    /// The connection has nothing more to bring for this answer.
+    fn give_back(&mut self, cx: &mut Context<'_>) {
+        let Some(Lent { mut connection, origin, home }) = self.lent.take() else { return };
+        if connection.is_usable(cx) {
+            home.put(origin, connection);
+        }
+    }
+
+    fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let polled = Pin::new(&mut self.incoming).poll_frame(cx);
+        match &polled {
+            Poll::Pending => {}
+            Poll::Ready(Some(Err(_))) => self.lent = None,
+            // A reader that knows the length does not ask for more after the last byte.
+            Poll::Ready(Some(Ok(_))) if !self.incoming.is_end_stream() => {}
+            Poll::Ready(_) => self.give_back(cx),
+        }
+        polled
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<hyper::Result<Frame<Bytes>>>> {
+        let this = self.get_mut();
+        if let Poll::Ready(frame) = this.poll_incoming(cx) {
+            return Poll::Ready(frame);
+        }
+        if this.lent.as_mut().is_some_and(|lent| lent.connection.drive(cx)) {
+            // Over: what it still had to say has been said.
+            this.lent = None;
+        }
+        this.poll_incoming(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}

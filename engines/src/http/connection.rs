@@ -1,0 +1,78 @@
+//! A connection to an engine, driven by whoever uses it.
+//!
+//! hyper wants each connection polled, and is usually given a task for that; then every request and every piece of an
+//! answer crosses from one task to another and back. Here the future that sends a request polls the connection itself, and
+//! after it the body of the answer does. Nobody polls an idle connection: [`Connection::is_usable`] looks at it before it
+//! is used again.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use ::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::RequestBody;
+
+/// What a connection runs over.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+type Driver = http1::Connection<TokioIo<Box<dyn Stream>>, RequestBody>;
+
+pub(super) struct Connection {
+    sender: SendRequest<RequestBody>,
+    /// `None` once the connection is over.
+    driver: Option<Driver>,
+}
+
+/// A request that brought no answer.
+pub(super) struct Failed {
+    pub(super) error: hyper::Error,
+    /// The request, where nothing of it was sent.
+    pub(super) unsent: Option<Request<RequestBody>>,
+}
+
+impl Connection {
+    pub(super) async fn handshake(stream: Box<dyn Stream>) -> hyper::Result<Self> {
+        let (sender, driver) = http1::handshake(TokioIo::new(stream)).await?;
+        Ok(Self { sender, driver: Some(driver) })
+    }
+
+    /// Moves bytes; true once the connection is over.
+    pub(super) fn drive(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(driver) = &mut self.driver else { return true };
+        match Pin::new(driver).poll(cx) {
+            Poll::Pending => false,
+            Poll::Ready(_) => {
+                // What went wrong is told to the request or to the body, when this is dropped at the latest.
+                self.driver = None;
+                true
+            }
+        }
+    }
+
+    /// Whether the last exchange is complete and the engine has kept the connection open.
+    pub(super) fn is_usable(&mut self, cx: &mut Context<'_>) -> bool {
+        !self.drive(cx) && self.sender.is_ready()
+    }
+
+    /// Sends a request; returns with the head of its answer.
+    pub(super) async fn send(&mut self, request: Request<RequestBody>) -> Result<Response<Incoming>, Failed> {
+        let answer = self.sender.try_send_request(request);
+        let mut answer = std::pin::pin!(answer);
+        poll_fn(|cx| {
+            self.drive(cx);
+            answer.as_mut().poll(cx)
+        })
+        .await
+        .map_err(|mut failed| {
+            let unsent = failed.take_message();
+            Failed { error: failed.into_error(), unsent }
+        })
+    }
+}
