@@ -3,24 +3,31 @@
 //! A piece may be JSON or server-sent events. One that is cut inside the number tells nothing. Text cannot pretend to be
 //! a key, as quotes in it are escaped.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
+static DP_RANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"dp_rank\""));
+static PROMPT_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"prompt_tokens\""));
+
 /// The rank in `meta_info.dp_rank` of SGLang's `/generate` (since 0.5.10).
 pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
-    u32::try_from(number_after(piece, b"\"dp_rank\"")?).ok()
+    u32::try_from(number_after(piece, &DP_RANK)?).ok()
 }
 
 /// The prompt's tokens as the engine counted them: `usage.prompt_tokens` of the OpenAI routes (in streams the last event has
 /// it, if the client asked for it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
 pub fn prompt_tokens(piece: &[u8]) -> Option<u64> {
-    number_after(piece, b"\"prompt_tokens\"")
+    number_after(piece, &PROMPT_TOKENS)
 }
 
 /// The whole number behind the first `key`, with its quotes.
-fn number_after(piece: &[u8], key: &[u8]) -> Option<u64> {
-    let at = piece.windows(key.len()).position(|window| window == key)?;
+fn number_after(piece: &[u8], key: &Finder<'_>) -> Option<u64> {
+    let at = key.find(piece)?;
     if at > 0 && piece[at - 1] == b'\\' {
         return None;
     }
-    let rest = skip_space(&piece[at + key.len()..]);
+    let rest = skip_space(&piece[at + key.needle().len()..]);
     let rest = skip_space(rest.strip_prefix(b":")?);
     let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()

@@ -104,7 +104,7 @@ impl Events {
                     self.line_empty = false;
                     self.after_cr = false;
                     let line = &piece[at..];
-                    at += line.iter().position(|byte| matches!(byte, b'\n' | b'\r')).unwrap_or(line.len());
+                    at += memchr::memchr2(b'\n', b'\r', line).unwrap_or(line.len());
                 }
             }
         }

@@ -4,17 +4,20 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use semmoe_engines::http::AnswerBody;
 use semmoe_engines::sse::Events;
 use serde_json::json;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::live::Edit;
 
 use super::ticket::Ticket;
 use super::watch::Watch;
+
+/// Events are gathered into one frame until it has so many bytes: what engines write at once, and little enough to copy.
+const GATHERED_BYTES: usize = 16 << 10;
 
 /// An answer ends in the middle. Where it has no place for an error the connection to the client is closed.
 #[derive(Debug, thiserror::Error)]
@@ -43,11 +46,9 @@ pub(crate) struct RelayBody {
     events: Option<Events>,
     /// Cuts out what only a sampled request asked for.
     edit: Option<Edit>,
-    idle: Pin<Box<Sleep>>,
-    idle_limit: Duration,
-    /// The clock of `idle` runs. It starts with the first look that finds nothing, so that a slow client, who is not
-    /// looked for while he reads, never makes the engine look silent.
-    waiting: bool,
+    /// What was looked at too early: it comes next.
+    ahead: Option<Result<Frame<Bytes>, hyper::Error>>,
+    silence: Silence,
     status: u16,
     watch: Watch,
     ticket: Ticket,
@@ -69,9 +70,8 @@ impl RelayBody {
             events: events
                 .then(|| edit.as_ref().map_or_else(Events::new, |edit| Events::with_limit(edit.limit_bytes()))),
             edit,
-            idle: Box::pin(sleep(idle_limit)),
-            idle_limit,
-            waiting: false,
+            ahead: None,
+            silence: Silence { limit: idle_limit, deadline: None, clock: None },
             status,
             watch,
             ticket,
@@ -88,7 +88,7 @@ impl RelayBody {
         }
     }
 
-    fn data(&mut self, data: Bytes) -> Option<Frame<Bytes>> {
+    fn data(&mut self, data: Bytes) -> Bytes {
         self.ticket.computed();
         self.watch.look(self.ticket.core(), &data);
         let now = match &mut self.events {
@@ -100,18 +100,17 @@ impl RelayBody {
             Some(edit) => edit.push(now, self.events.as_ref().is_none_or(Events::is_at_boundary)),
         };
         self.finish_at_end();
-        (!now.is_empty()).then(|| Frame::data(now))
+        now
     }
 
-    fn end(&mut self) -> Option<Frame<Bytes>> {
+    fn end(&mut self) -> Bytes {
         self.ended = true;
         self.ticket.complete(&self.watch.backend, self.status);
         let rest = self.events.as_mut().map(Events::rest).unwrap_or_default();
-        let rest = match &mut self.edit {
+        match &mut self.edit {
             None => rest,
             Some(edit) => edit.end(rest),
-        };
-        (!rest.is_empty()).then(|| Frame::data(rest))
+        }
     }
 
     /// The engine died or fell silent: an error event where one fits, or else an end that nobody takes for a good one.
@@ -138,43 +137,61 @@ impl RelayBody {
     }
 }
 
+impl RelayBody {
+    fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.ahead.take() {
+            Some(ahead) => Poll::Ready(Some(ahead)),
+            None => Pin::new(&mut self.upstream).poll_frame(cx),
+        }
+    }
+
+    /// The next frame; small events that are there together are one, as every frame costs a system call or more.
+    fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
+        let mut gathered = Gathered::default();
+        while !self.ended && gathered.has_room() {
+            let next = match self.poll_upstream(cx) {
+                Poll::Pending if !gathered.is_empty() => break,
+                // Asked at the end of a drain, when every connection is polled once more.
+                Poll::Pending if self.ticket.core().is_closing() => {
+                    return Poll::Ready(Some(self.break_off(BrokenOff::Closing, 503)));
+                }
+                Poll::Pending => {
+                    ready!(self.silence.poll(cx));
+                    return Poll::Ready(Some(self.fail(format!("it sent nothing for {:?}", self.silence.limit))));
+                }
+                Poll::Ready(next) => next,
+            };
+            self.silence.deadline = None;
+            match next {
+                None => gathered.add(self.end()),
+                Some(Err(error)) if gathered.is_empty() => return Poll::Ready(Some(self.fail(error.to_string()))),
+                Some(Err(error)) => {
+                    self.ahead = Some(Err(error));
+                    break;
+                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => gathered.add(self.data(data)),
+                    Err(trailers) if gathered.is_empty() => return Poll::Ready(Some(Ok(trailers))),
+                    Err(trailers) => {
+                        self.ahead = Some(Ok(trailers));
+                        break;
+                    }
+                },
+            }
+            if self.events.is_none() && !gathered.is_empty() {
+                break;
+            }
+        }
+        Poll::Ready(gathered.whole().map(|data| Ok(Frame::data(data))))
+    }
+}
+
 impl Body for RelayBody {
     type Data = Bytes;
     type Error = BrokenOff;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        let this = self.get_mut();
-        loop {
-            if this.ended {
-                return Poll::Ready(None);
-            }
-            let Poll::Ready(next) = Pin::new(&mut this.upstream).poll_frame(cx) else {
-                // Asked at the end of a drain, when every connection is polled once more.
-                if this.ticket.core().is_closing() {
-                    return Poll::Ready(Some(this.break_off(BrokenOff::Closing, 503)));
-                }
-                if !this.waiting {
-                    this.waiting = true;
-                    this.idle.as_mut().reset(Instant::now() + this.idle_limit);
-                }
-                ready!(this.idle.as_mut().poll(cx));
-                return Poll::Ready(Some(this.fail(format!("it sent nothing for {:?}", this.idle_limit))));
-            };
-            this.waiting = false;
-            let frame = match next {
-                None => return Poll::Ready(this.end().map(Ok)),
-                Some(Err(error)) => return Poll::Ready(Some(this.fail(error.to_string()))),
-                Some(Ok(frame)) => frame,
-            };
-            match frame.into_data() {
-                Ok(data) => {
-                    if let Some(frame) = this.data(data) {
-                        return Poll::Ready(Some(Ok(frame)));
-                    }
-                }
-                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
-            }
-        }
+        self.get_mut().poll_gathered(cx)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -187,5 +204,67 @@ impl Body for RelayBody {
             // Held-back bytes, an error event and what is cut out are not in the engine's count.
             _ => SizeHint::default(),
         }
+    }
+}
+
+/// The clock of an engine that sends nothing. It starts with the first look that finds nothing, so that a slow client, for
+/// whom nobody looks while he reads, never makes the engine look silent.
+struct Silence {
+    limit: Duration,
+    /// When it is too long; `None` while something comes.
+    deadline: Option<Instant>,
+    /// Made when first needed, and set again only when it rings: most looks that find nothing cost no timer.
+    clock: Option<Pin<Box<Sleep>>>,
+}
+
+impl Silence {
+    /// Ready when nothing came for too long.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.limit);
+        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+        loop {
+            ready!(clock.as_mut().poll(cx));
+            if clock.deadline() >= deadline {
+                return Poll::Ready(());
+            }
+            clock.as_mut().reset(deadline);
+        }
+    }
+}
+
+/// Pieces that leave together. One alone is passed on uncopied.
+#[derive(Default)]
+struct Gathered {
+    first: Bytes,
+    all: BytesMut,
+}
+
+impl Gathered {
+    fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.all.is_empty()
+    }
+
+    fn has_room(&self) -> bool {
+        self.first.len().max(self.all.len()) < GATHERED_BYTES
+    }
+
+    fn add(&mut self, piece: Bytes) {
+        if piece.is_empty() {
+            return;
+        }
+        if self.is_empty() {
+            self.first = piece;
+            return;
+        }
+        if self.all.is_empty() {
+            self.all.reserve(GATHERED_BYTES);
+            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.all.extend_from_slice(&piece);
+    }
+
+    fn whole(self) -> Option<Bytes> {
+        let whole = if self.all.is_empty() { self.first } else { self.all.freeze() };
+        (!whole.is_empty()).then_some(whole)
     }
 }
