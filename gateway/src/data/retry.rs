@@ -8,8 +8,7 @@
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use hyper::body::Incoming;
-use semmoe_engines::http::{HttpError, RequestBody};
+use semmoe_engines::http::{AnswerBody, HttpError, RequestBody};
 
 use crate::backend::Backend;
 use crate::config::RetryConfig;
@@ -140,7 +139,7 @@ pub(crate) struct Wait<'a> {
 impl Wait<'_> {
     /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found ill and there is
     /// another one to ask.
-    pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Response<Incoming>, SendError> {
+    pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, SendError> {
         let uri = request.uri().clone();
         let mut sent = std::pin::pin!(self.backend.client.send(request));
         let mut left = self.limit;

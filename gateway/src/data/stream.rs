@@ -268,3 +268,43 @@ impl Gathered {
         (!whole.is_empty()).then_some(whole)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_piece_is_passed_on_and_several_are_joined_in_order() {
+        assert_eq!(Gathered::default().whole(), None);
+        let piece = Bytes::from_static(b"data: 1\n\n");
+        let mut gathered = Gathered::default();
+        for piece in [Bytes::new(), piece.clone(), Bytes::new()] {
+            gathered.add(piece);
+        }
+        assert_eq!(gathered.whole().map(|whole| whole.as_ptr()), Some(piece.as_ptr()));
+        let mut gathered = Gathered::default();
+        let mut added = Vec::new();
+        for piece in (0..).map(|number| Bytes::from(format!("data: {number}\n\n"))) {
+            if !gathered.has_room() {
+                break;
+            }
+            added.extend_from_slice(&piece);
+            gathered.add(piece);
+        }
+        assert!((GATHERED_BYTES..GATHERED_BYTES + 32).contains(&added.len()));
+        assert_eq!(gathered.whole().as_deref(), Some(&added[..]));
+    }
+
+    #[tokio::test]
+    async fn silence_counts_from_the_last_piece() {
+        let limit = Duration::from_millis(20);
+        let mut silence = Silence { limit, deadline: None, clock: None };
+        let _ = std::future::poll_fn(|cx| Poll::Ready(silence.poll(cx))).await;
+        tokio::time::sleep(limit / 2).await;
+        // Something came; the clock still stands on the time that was to be feared before.
+        silence.deadline = None;
+        let last = Instant::now();
+        std::future::poll_fn(|cx| silence.poll(cx)).await;
+        assert!(last.elapsed() >= limit);
+    }
+}

@@ -4,11 +4,7 @@ use std::sync::Arc;
 
 use http::{Request, Response, StatusCode, header};
 use semmoe_engines::Route;
-<<<<<<< HEAD
-use semmoe_engines::http::RequestBody;
-=======
-use semmoe_engines::http::{AnswerBody, HttpError, RequestBody};
->>>>>>> 82aed08 (perf(engines): the future that sends a request drives its connection; a pool of our own)
+use semmoe_engines::http::{AnswerBody, RequestBody};
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::routed;
 use semmoe_tables::RankId;
@@ -114,13 +110,8 @@ pub(crate) async fn send(
     mut request: Request<RequestBody>,
     sample: Option<Sample>,
     plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
-<<<<<<< HEAD
-) -> Result<(Result<Response<Incoming>, SendError>, Option<Sample>), RequestError> {
+) -> Result<(Result<Response<AnswerBody>, SendError>, Option<Sample>), RequestError> {
     let Some(sample) = sample else { return Ok((wait.send(request).await, None)) };
-=======
-) -> Result<(Result<Response<AnswerBody>, HttpError>, Option<Sample>), RequestError> {
-    let Some(sample) = sample else { return Ok((backend.client.send_within(request, limit).await, None)) };
->>>>>>> 82aed08 (perf(engines): the future that sends a request drives its connection; a pool of our own)
     // What is compressed cannot be cut.
     request.headers_mut().remove(header::ACCEPT_ENCODING);
     let answer = wait.send(request).await;
