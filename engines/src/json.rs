@@ -6,7 +6,6 @@
 //! allocated.
 
 mod elements;
-mod find;
 
 use std::ops::Range;
 
@@ -189,7 +188,7 @@ impl<'a> Members<'a> {
         let start = self.at;
         loop {
             let rest = &self.body[self.at..];
-            match find::quote_or_backslash(rest) {
+            match memchr::memchr2(b'"', b'\\', rest) {
                 None => return Err(ScanError::Expected { at: self.body.len(), expected: "the end of a string" }),
                 Some(length) if rest[length] == b'"' => {
                     let end = self.at + length;

@@ -16,7 +16,7 @@ use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
 use crate::reload::{self, ReloadError, Reloaded};
-use crate::server::{Server, bind};
+use crate::server::{Server, bind, routes};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::Summary;
@@ -61,11 +61,11 @@ impl Gateway {
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
-        let data = Server::start(data_listener, data::router(Arc::clone(&core)), Arc::clone(&core));
+        let data = Server::start(data_listener, data::service(&core), Arc::clone(&core));
         let mut status =
-            vec![Server::start(admin_listener, admin::router(Arc::clone(&core), guard), Arc::clone(&core))];
+            vec![Server::start(admin_listener, routes(admin::router(Arc::clone(&core), guard)), Arc::clone(&core))];
         let metrics_addr = metrics_listener.map(|(listener, address)| {
-            status.push(Server::start(listener, admin::metrics_router(Arc::clone(&core)), Arc::clone(&core)));
+            status.push(Server::start(listener, routes(admin::metrics_router(Arc::clone(&core))), Arc::clone(&core)));
             address
         });
         tracing::info!(%data_addr, %admin_addr, "gateway serves");

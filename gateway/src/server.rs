@@ -4,8 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{BoxError, Router};
+use http_body::Body;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::HttpService;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
@@ -46,13 +49,13 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves `router` until [`Server::shutdown`].
-    pub(crate) fn start(listener: TcpListener, router: Router, core: Arc<Core>) -> Self {
+    /// Serves requests until [`Server::shutdown`].
+    pub(crate) fn start<S: Serves>(listener: TcpListener, service: S, core: Arc<Core>) -> Self {
         let closing = CancellationToken::new();
         let aborting = CancellationToken::new();
         let connections = TaskTracker::new();
         let accept = Accept {
-            router,
+            service,
             permits: Arc::new(Semaphore::new(core.config().limits.connections)),
             core,
             aborting: aborting.clone(),
@@ -77,6 +80,38 @@ impl Server {
     }
 }
 
+/// What answers the requests of a listener.
+pub(crate) trait Serves:
+    HttpService<
+        Incoming,
+        Future: Send,
+        ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+        Error: Into<BoxError>,
+    > + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> Serves for S where
+    S: HttpService<
+            Incoming,
+            Future: Send,
+            ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+            Error: Into<BoxError>,
+        > + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// The routes of a plane on which nobody is in a hurry.
+pub(crate) fn routes(router: Router) -> impl Serves {
+    TowerToHyperService::new(router)
+}
+
 fn http(config: &Config) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
@@ -89,15 +124,15 @@ fn http(config: &Config) -> http1::Builder {
     http
 }
 
-struct Accept {
-    router: Router,
+struct Accept<S> {
+    service: S,
     core: Arc<Core>,
     permits: Arc<Semaphore>,
     aborting: CancellationToken,
     connections: TaskTracker,
 }
 
-impl Accept {
+impl<S: Serves> Accept<S> {
     async fn run(self, listener: TcpListener, closing: CancellationToken) -> GracefulShutdown {
         let graceful = GracefulShutdown::new();
         let accept = async {
@@ -126,10 +161,10 @@ impl Accept {
         graceful
     }
 
-    fn connection(&self, stream: TcpStream, watcher: Watcher) -> impl Future<Output = ()> + use<> {
+    fn connection(&self, stream: TcpStream, watcher: Watcher) -> impl Future<Output = ()> + use<S> {
         // Events are small and urgent. A socket that refuses is closing anyway.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(self.router.clone());
+        let service = self.service.clone();
         let connection = watcher.watch(http(&self.core.config()).serve_connection(TokioIo::new(stream), service));
         let aborting = self.aborting.clone();
         async move {

@@ -1,9 +1,9 @@
 //! Reading a request body: whole, within a size and a time.
 
-use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
+use hyper::body::Incoming;
 
 use crate::error::RequestError;
 use crate::state::Core;
@@ -11,7 +11,7 @@ use crate::state::Core;
 /// Room reserved before anything arrived, whatever the client announces.
 const FIRST_RESERVATION_BYTES: usize = 64 << 10;
 
-pub(crate) async fn read(core: &Core, headers: &HeaderMap, body: Body) -> Result<Bytes, RequestError> {
+pub(crate) async fn read(core: &Core, headers: &HeaderMap, body: Incoming) -> Result<Bytes, RequestError> {
     let (limit_bytes, limit) = core.body_limits();
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|announced| announced > limit_bytes) {
@@ -22,7 +22,7 @@ pub(crate) async fn read(core: &Core, headers: &HeaderMap, body: Body) -> Result
         .unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
 }
 
-async fn collect(mut body: Body, limit_bytes: usize, announced: Option<usize>) -> Result<Bytes, RequestError> {
+async fn collect(mut body: Incoming, limit_bytes: usize, announced: Option<usize>) -> Result<Bytes, RequestError> {
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {

@@ -17,50 +17,67 @@ mod ticket;
 mod trace;
 mod watch;
 
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
-use axum::Router;
-use axum::body::Body;
-use axum::extract::Request;
-use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::response::{IntoResponse, Response as OwnResponse};
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use semmoe_engines::Route;
 
 use crate::error::RequestError;
 use crate::otlp::Stage;
+use crate::server::Serves;
 use crate::state::Core;
 use crate::trust::RequestId;
+use stream::RelayBody;
 use ticket::Ticket;
 
 pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
 
-/// All routes of the data plane; every other one is 404, as engines have routes that replace weights.
-pub(crate) fn router(core: Arc<Core>) -> Router {
-    let mut router = Router::new();
-    for route in Route::ALL {
-        let core = Arc::clone(&core);
-        router = router.route(route.path(), post(move |request| serve(core, route, request)));
-    }
-    router
-        .route("/v1/models", get(move |request| async move { list_models(&core, request) }))
-        .method_not_allowed_fallback(wrong_method)
-        .fallback(no_route)
+/// The data plane as a service.
+pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
+    let core = Arc::clone(core);
+    service_fn(move |request| serve(Arc::clone(&core), request))
 }
 
-async fn serve(core: Arc<Core>, route: Route, mut request: Request) -> Response {
+/// Answers one request; every route that is not here is 404, as engines have routes that replace weights. There is no router
+/// in between: it would allocate for each request and again for each body.
+async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
     let id = RequestId::of(request.headers_mut());
+    let path = request.uri().path();
+    let own = if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
+        if request.method() == Method::POST {
+            return Ok(engine_route(core, route, request, id).await);
+        }
+        wrong_method(&request, "POST", &id)
+    } else if path != "/v1/models" {
+        no_route(&request, &id)
+    } else if [Method::GET, Method::HEAD].contains(request.method()) {
+        list_models(&core, request, &id)
+    } else {
+        wrong_method(&request, "GET,HEAD", &id)
+    };
+    Ok(own.map(Answered::Here))
+}
+
+async fn engine_route(core: Arc<Core>, route: Route, request: Request<Incoming>, id: RequestId) -> Response<Answered> {
     let mut ticket = Ticket::new(Arc::clone(&core), id.clone());
     if let Some(tracer) = &core.tracer {
         ticket.traced(trace::begin(tracer, request.headers(), route, &id));
     }
     match unless_closing(&core, exchange(&core, route, request, &mut ticket)).await {
-        Ok(answer) => relay::respond(answer, ticket).map(Body::new),
+        Ok(answer) => relay::respond(answer, ticket).map(Answered::Relayed),
         Err(error) => {
             ticket.finish(error.status().as_u16());
-            error.respond(&id)
+            error.respond(&id).map(Answered::Here)
         }
     }
 }
@@ -82,7 +99,7 @@ async fn unless_closing<T>(
 async fn exchange(
     core: &Arc<Core>,
     route: Route,
-    request: Request,
+    request: Request<Incoming>,
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
     let (mut head, body) = request.into_parts();
@@ -97,20 +114,56 @@ async fn exchange(
     relay::relay(core, route, &head, &job, ticket, arrived).await
 }
 
-fn list_models(core: &Core, mut request: Request) -> Response {
-    let id = RequestId::of(request.headers_mut());
+fn list_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     match core.let_in(request.headers_mut()) {
         Ok(caller) => models::list(core, &caller).into_response(),
-        Err(error) => error.respond(&id),
+        Err(error) => error.respond(id),
     }
 }
 
-async fn no_route(mut request: Request) -> Response {
-    let id = RequestId::of(request.headers_mut());
-    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }.respond(&id)
+fn no_route(request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
+    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }.respond(id)
 }
 
-async fn wrong_method(mut request: Request) -> Response {
-    let id = RequestId::of(request.headers_mut());
-    RequestError::Method { method: request.method().to_string(), path: request.uri().path().to_owned() }.respond(&id)
+fn wrong_method(request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    let mut response = RequestError::Method { method, path }.respond(id);
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+/// The body of an answer: the engine's, or one made here.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "nearly every answer is the large one, and a box would be an allocation for each"
+)]
+pub(crate) enum Answered {
+    Relayed(RelayBody),
+    Here(axum::body::Body),
+}
+
+impl Body for Answered {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        match self.get_mut() {
+            Self::Relayed(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Self::Here(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Relayed(body) => body.is_end_stream(),
+            Self::Here(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Relayed(body) => body.size_hint(),
+            Self::Here(body) => body.size_hint(),
+        }
+    }
 }
