@@ -136,6 +136,10 @@ impl LoadOptions {
 
     pub(crate) fn check(&self) -> Result<(), LoadError> {
         let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
+        // Whatever else the other parts can reach: here connections are plain TCP.
+        if self.url.join("/")?.scheme() != Some(&http::uri::Scheme::HTTP) {
+            return bad("the URL", self.url.to_string(), "http://");
+        }
         match &self.pace {
             Pace::Closed { concurrency } if !(1..=MAX_CONCURRENCY).contains(concurrency) => {
                 return bad("concurrency", concurrency.to_string(), "1 to 50000");
