@@ -163,6 +163,9 @@ pub(crate) struct RecordArgs {
     /// Tokenizer file or checkpoint directory; needed for "messages" and for --max-prompt-tokens.
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
+    /// The checkpoint's config.json, or its folder: for engines that do not tell the model's shape, as unmodified SGLang.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model_config: Option<PathBuf>,
     /// Tokens to generate per prompt; with 1 only the prompt's routing is recorded.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,

@@ -7,6 +7,7 @@
 //! | `answer` | one answer of an engine, checked against what was asked |
 //! | `drive` | bounded concurrency, retries, order |
 //! | `profiles` | builds profiles from traces, merges profiles |
+//! | `shape` | the model's shape from `config.json` |
 //! | `split` | a trace in two parts by request content |
 //! | `summary` | what is in a trace or a profile, in a few lines |
 //!
@@ -19,6 +20,7 @@ mod profiles;
 mod progress;
 mod prompts;
 mod record;
+mod shape;
 mod split;
 mod summary;
 
@@ -26,5 +28,6 @@ pub use error::ProfilerError;
 pub use profiles::{BuildReport, build, merge};
 pub use progress::{NoProgress, Progress};
 pub use record::{BadRecord, RecordOptions, RecordReport, record};
+pub use shape::model_config;
 pub use split::split;
 pub use summary::{LayerSummary, Summary, show};

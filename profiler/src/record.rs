@@ -31,7 +31,7 @@ pub struct RecordOptions {
     /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as ids, and
     /// messages can be rendered; without it `prompt` is sent as text.
     pub tokenizer: Option<PathBuf>,
-    /// The model's shape, for engines that do not tell it (`num_hidden_layers` must be known).
+    /// The model's shape, for engines that do not tell it (`num_hidden_layers` must be known). Without a name it has the engine's.
     pub model: Option<ModelInfo>,
     /// Tokens to generate per prompt, at least 1. With 1 the trace holds exactly the prompts' tokens.
     pub max_tokens: u32,
@@ -194,7 +194,12 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
 /// The caller's word and the engine's, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
     let told = server.model_info();
-    let model = match (&options.model, told) {
+    let mut given = options.model.clone();
+    if let Some(given) = given.as_mut().filter(|given| given.model.is_empty()) {
+        // A checkpoint's configuration does not say what it is called.
+        given.model = server.model_name().ok_or(ProfilerError::UnknownModel { field: "the model's name" })?.to_owned();
+    }
+    let model = match (&given, told) {
         (Some(given), Some(told)) => {
             let mut model = told;
             model.adopt(given)?;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::*;
 use semmoe_engines::Engine;
 use semmoe_profiler::{NoProgress, ProfilerError, Progress, record};
-use semmoe_tables::{ExpertId, LayerIdx, Trace, TraceRequest};
+use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Trace, TraceRequest};
 
 /// Whether the trace says of this request what the formula says.
 fn check_request(request: TraceRequest<'_>, prompt: &[u32], max_tokens: u32) {
@@ -207,6 +207,9 @@ async fn what_the_engine_does_not_tell_the_caller_must() {
     let mut options = mock.options(&lines);
     options.model = Some(model());
     mock.record(options.clone()).await.unwrap();
+    // A checkpoint's configuration has no name: the engine's is taken.
+    options.model = Some(ModelInfo { model: String::new(), ..model() });
+    assert_eq!(mock.record(options.clone()).await.unwrap().model, model());
 
     mock.state.info.lock().unwrap().top_k = Some(3);
     let error = mock.record(options).await.unwrap_err().to_string();

@@ -41,6 +41,7 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
     };
     let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
     let options = RecordOptions {
+        model: args.model_config.as_deref().map(semmoe_profiler::model_config).transpose().map_err(failure)?,
         tokenizer: args.tokenizer,
         max_tokens: args.max_tokens,
         max_prompt_tokens: args.max_prompt_tokens,
