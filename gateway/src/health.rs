@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use semmoe_engines::http::HttpError;
-use semmoe_engines::probe;
+use semmoe_engines::probe::{self, Probe};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
@@ -27,6 +27,19 @@ pub(crate) enum Verdict {
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
     let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
+    judge(core, backend, found)
+}
+
+/// The same, but only if the backend answers otherwise than before: an engine that was started anew between two probes looks
+/// healthy all the time, and may run another placement.
+pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>) {
+    let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
+    if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
+        judge(core, backend, found);
+    }
+}
+
+fn judge(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {
     let verdict = match found {
         Err(error) => Verdict::Silent(error),
         Ok(probe) => match core.admit(backend, &probe) {

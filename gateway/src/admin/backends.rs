@@ -106,6 +106,11 @@ pub(super) async fn undrain(
     State(core): State<Arc<Core>>,
     Path(name): Path<String>,
 ) -> Result<Json<Drained>, RequestError> {
+    // It may have been started anew in the meantime, with another placement.
+    let backend = core.snapshot().members().map(|(_, member)| Arc::clone(&member.backend)).find(|it| it.name == name);
+    if let Some(backend) = backend {
+        crate::health::look_again(&core, &backend).await;
+    }
     set_draining(&core, name, false)
 }
 

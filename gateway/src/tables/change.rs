@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use semmoe_tables::FormatError;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::backend::Backend;
 use crate::compat::{self, Incompatible};
 use crate::error::RequestError;
+use crate::health;
 use crate::snapshot::{Member, Model, Snapshot, Text};
 use crate::state::Core;
 
@@ -53,6 +55,10 @@ pub(crate) struct Swapped {
 /// Changes the tables of a backend. What goes wrong is counted, logged and kept for `GET /admin/tables`.
 pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) -> Result<Swapped, RequestError> {
     let (name, by) = (backend.clone(), source.name());
+    // Compared is with what it runs now.
+    if let Some(backend) = find(core, &backend) {
+        health::look_again(core, &backend).await;
+    }
     let done = match permit(&core.tables.loads).await {
         Err(busy) => Err(busy),
         Ok(_permit) => {
@@ -62,6 +68,11 @@ pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) ->
     };
     note(core, &name, by, done.as_ref());
     done
+}
+
+fn find(core: &Core, name: &str) -> Option<Arc<Backend>> {
+    let snapshot = core.snapshot();
+    snapshot.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name).cloned()
 }
 
 /// Reads, validates, compares, swaps. Blocking.
@@ -146,14 +157,12 @@ pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&S
         Err(RequestError::TablesPath { .. }) => "denied",
         Err(_) => "failed",
     });
-    let snapshot = core.snapshot();
-    let member = snapshot.members().map(|(_, member)| member).find(|member| member.backend.name == backend);
     let trouble = done.err().map(|error| Trouble {
         unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         by,
         cause: error.to_string(),
     });
-    let news = member.is_none_or(|member| member.backend.set_tables_trouble(trouble));
+    let news = find(core, backend).is_none_or(|backend| backend.set_tables_trouble(trouble));
     match done {
         Ok(Swapped { changed: true, generation, digest, .. }) => {
             tracing::info!(backend, by, generation, digest, "tables swapped");

@@ -171,3 +171,28 @@ async fn a_backend_with_a_new_placement_waits_for_its_tables() {
     gateway.wait_ready().await;
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
 }
+
+/// An engine that is started anew between two probes looks healthy all the time: it is asked before its tables change.
+#[tokio::test]
+async fn a_quick_restart_with_a_new_placement_is_seen() {
+    let mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = reloadable(&mock, &fixture, "").await;
+    let next = other(&fixture, 2, true, |_| ());
+    let old = fixture.builder(&TEXTS, 0).to_bytes().unwrap();
+    assert_eq!(upload(&gateway, "pod-a", next.clone()).await.status, 409);
+    let digest = semmoe_tables::Tables::from_bytes(next.clone()).unwrap().placement_digest().to_owned();
+    let mut info = fixture.info();
+    info["placement_digest"] = json!(digest);
+    mock.set_info(info);
+    assert_eq!(upload(&gateway, "pod-a", old).await.status, 409);
+    let told = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
+    gateway.wait_health("pod-a", told).await.unwrap();
+    assert_eq!(upload(&gateway, "pod-a", next).await.status, 200);
+    gateway.wait_ready().await;
+    assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
+    mock.set_info(fixture.info());
+    let undrain = Client::admin(&gateway).post("/admin/backends/pod-a/undrain", "").await;
+    assert_eq!(undrain.status, 200);
+    gateway.wait_health("pod-a", told).await.unwrap();
+}
