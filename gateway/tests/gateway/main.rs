@@ -10,6 +10,7 @@ mod dialects;
 mod drains;
 mod live;
 mod openapi;
+mod operating;
 mod pins;
 mod placement;
 mod policies;

@@ -1,0 +1,102 @@
+//! docs/operating.md says what is so: its configurations are accepted, its metrics, codes, routes and messages are there.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use semmoe_gateway::Config;
+
+use crate::support::{Client, Fixture, Mock, reloadable};
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+fn text() -> String {
+    std::fs::read_to_string(format!("{ROOT}/docs/operating.md")).unwrap()
+}
+
+/// Fenced blocks of one language.
+fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+    let fence = format!("```{language}\n");
+    text.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+}
+
+/// All words that begin with `prefix`.
+fn words<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
+    let parts = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || "_/.".contains(letter)));
+    parts.filter(|word| word.starts_with(prefix)).map(|word| word.trim_end_matches('.')).collect()
+}
+
+#[test]
+fn configurations_are_accepted() {
+    let text = text();
+    let all = blocks(&text, "toml");
+    let whole: Vec<&&str> = all.iter().filter(|block| block.starts_with("# semmoe.toml")).collect();
+    assert_eq!(whole.len(), 3);
+    for block in whole {
+        Config::from_toml(block, Path::new("")).unwrap_or_else(|error| panic!("{error} in\n{block}"));
+    }
+    let model = "[[models]]\nname = \"m\"\npolicy = \"least_load\"\n[[models.backends]]\nname = \"b\"\nengine = \"vllm\"\n\
+                 url = \"http://b\"\nranks = 1\n";
+    let sections: Vec<&&str> = all.iter().filter(|block| block.starts_with('[')).collect();
+    assert!(sections.len() >= 3);
+    for section in sections {
+        Config::from_toml(&format!("{section}{model}"), Path::new(""))
+            .unwrap_or_else(|error| panic!("{error} in\n{section}"));
+    }
+}
+
+#[tokio::test]
+async fn metrics_and_routes_are_there() {
+    let text = text();
+    let (mock, fixture) = (Mock::start(2), Fixture::new(2));
+    let gateway = reloadable(&mock, &fixture, "").await;
+    let client = Client::admin(&gateway);
+    // A family without a count is not shown, so that the sources are asked for its name.
+    let metrics = sources(Path::new(&format!("{ROOT}/gateway/src")));
+    for name in words(&text, "semmoe_") {
+        let family = name.trim_start_matches("semmoe_").trim_end_matches("_total");
+        assert!(metrics.contains(&format!("\"{family}\"")), "the document names {name}, which is no metric");
+    }
+    let routes = client.get("/").await.json()["routes"].as_object().unwrap().clone();
+    for path in words(&text, "/admin/") {
+        let known = routes.keys().any(|route| {
+            let route = route.split(' ').nth(1).unwrap();
+            let same = |(part, found): (&str, &str)| part == found || part == "{name}";
+            route.split('/').count() == path.split('/').count() && route.split('/').zip(path.split('/')).all(same)
+        });
+        assert!(known, "the document names {path}, which is no route");
+    }
+}
+
+/// What stands in the table of messages is what the sources say.
+#[test]
+fn codes_and_messages_are_those_of_the_sources() {
+    let text = text();
+    let (_, table) = text.split_once("## What messages want you to do").unwrap();
+    let sources =
+        sources(Path::new(&format!("{ROOT}/gateway/src"))) + &sources(Path::new(&format!("{ROOT}/tables/src")));
+    let cells = table.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.split('|').nth(1));
+    let mut checked = 0;
+    for cell in cells.skip(2) {
+        let codes = cell.split('`').skip(1).step_by(2).filter(|code| code.contains('_') && !code.contains('.'));
+        let messages = cell.split('"').skip(1).step_by(2).flat_map(|message| message.split("..."));
+        let messages = messages.map(|message| message.trim().trim_matches(',').trim()).filter(|part| !part.is_empty());
+        for part in codes.chain(messages) {
+            assert!(sources.contains(part), "{part:?} is in no source");
+            checked += 1;
+        }
+    }
+    assert!(checked > 20, "{checked}");
+}
+
+fn sources(folder: &Path) -> String {
+    let mut all = String::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.push_str(&sources(&path));
+        } else {
+            all.push_str(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+    all
+}
