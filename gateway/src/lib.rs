@@ -41,6 +41,7 @@ mod health;
 mod live;
 mod load;
 mod metrics;
+mod names;
 mod otlp;
 mod outgoing;
 mod pins;

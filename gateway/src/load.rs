@@ -64,7 +64,8 @@ pub(crate) fn model(
     };
     let budget = old.map_or_else(Arc::default, |(old, _)| Arc::clone(&old.budget));
     let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |(old, _)| Arc::clone(&old.queue));
-    Ok(Model { name: config.name.clone(), aliases: config.aliases.clone(), text, pool, plan, budget, queue, members })
+    let (name, aliases, adapters) = (config.name.clone(), config.aliases.clone(), config.adapters.clone());
+    Ok(Model { name, aliases, adapters, text, pool, plan, budget, queue, members })
 }
 
 fn text(

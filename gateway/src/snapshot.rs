@@ -3,7 +3,6 @@
 //! A request takes the current snapshot when it arrives and keeps it to its end, so that it never sees half a reload.
 //! A new snapshot is a cheap copy (everything large is shared) with one part replaced.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use semmoe_engines::Dialect;
@@ -14,6 +13,7 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
+use crate::names::Names;
 use crate::plan::Plan;
 use crate::pool::{Member as PoolMember, Pool, PoolSettings};
 use crate::queue::Queue;
@@ -28,8 +28,7 @@ pub(crate) struct Snapshot {
     /// The settings that these models were made with.
     pub(crate) config: Arc<Config>,
     pub(crate) models: Vec<Arc<Model>>,
-    /// Names and aliases to indices.
-    names: Arc<HashMap<String, usize>>,
+    names: Arc<Names>,
 }
 
 /// One model.
@@ -37,6 +36,8 @@ pub(crate) struct Snapshot {
 pub(crate) struct Model {
     pub(crate) name: String,
     pub(crate) aliases: Vec<String>,
+    /// LoRA adapters that requests may name; `None`: any.
+    pub(crate) adapters: Option<Vec<String>>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) budget: Arc<Budget>,
     pub(crate) queue: Arc<Queue>,
@@ -75,6 +76,13 @@ pub(crate) struct Member {
     pub(crate) dialect: Dialect,
 }
 
+impl Model {
+    /// Whether this is its name or an alias, and not that of one of its adapters.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.iter().any(|alias| alias == name)
+    }
+}
+
 impl Member {
     /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
     pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
@@ -101,21 +109,18 @@ impl Snapshot {
     }
 
     fn of(generation: u64, config: Arc<Config>, models: Vec<Arc<Model>>) -> Self {
-        let mut names = HashMap::new();
-        for (index, model) in models.iter().enumerate() {
-            for name in std::iter::once(&model.name).chain(&model.aliases) {
-                names.insert(name.clone(), index);
-            }
-        }
-        Self { generation, config, models, names: Arc::new(names) }
+        let names =
+            models.iter().map(|model| (std::iter::once(&model.name).chain(&model.aliases), model.adapters.clone()));
+        let names = Arc::new(Names::new(names));
+        Self { generation, config, models, names }
     }
 
-    /// The model of that name or alias; without a name, the only one.
+    /// The model of that name, alias or adapter; without a name, the only one.
     pub(crate) fn model(&self, name: Option<&str>) -> Result<&Arc<Model>, RequestError> {
         let known = || self.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ");
         match (name, self.models.as_slice()) {
             (Some(name), _) => {
-                let found = self.names.get(name).map(|index| &self.models[*index]);
+                let found = self.names.find(name).map(|index| &self.models[index]);
                 found.ok_or_else(|| RequestError::unknown_model(name, known()))
             }
             (None, [only]) => Ok(only),

@@ -41,6 +41,14 @@ fn describe(model: &Model) -> String {
     if !model.aliases.is_empty() {
         line.push_str(&format!(", also as '{}'", model.aliases.join("', '")));
     }
+    if let Some(adapters) = &model.adapters {
+        let adapters = if adapters.is_empty() {
+            "no adapters".to_owned()
+        } else {
+            format!("adapters '{}'", adapters.join("', '"))
+        };
+        line.push_str(&format!(", {adapters}"));
+    }
     line.push_str(&format!(", policy {}", model.plan.policy().name()));
     if let Some(trial) = model.plan.trial() {
         line.push_str(&format!(" for {} percent, else {}", trial.canary.percent(), trial.baseline.name()));

@@ -44,6 +44,7 @@ pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, Cli
                 ..RawBackend::default()
             }],
             aliases: Vec::new(),
+            adapters: None,
             baseline: None,
             canary: None,
             chat_template: None,

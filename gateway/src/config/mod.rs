@@ -132,6 +132,7 @@ impl std::fmt::Debug for ServerConfig {
 pub(crate) struct ModelConfig {
     pub(crate) name: String,
     pub(crate) aliases: Vec<String>,
+    pub(crate) adapters: Option<Vec<String>>,
     pub(crate) tokenizer: Option<PathBuf>,
     pub(crate) chat_template: Option<PathBuf>,
     pub(crate) policy: PolicyConfig,

@@ -95,6 +95,10 @@ pub struct RawModel {
     /// Further names.
     #[serde(default)]
     pub aliases: Vec<String>,
+    /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine knows
+    /// which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
+    #[serde(default)]
+    pub adapters: Option<Vec<String>>,
     /// `tokenizer.json` of the model; needed by policies that score prompts.
     #[serde(default)]
     pub tokenizer: Option<PathBuf>,

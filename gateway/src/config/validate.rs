@@ -116,6 +116,13 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
         let key = if at == 0 { format!("{key}.name") } else { format!("{key}.aliases[{}]", at - 1) };
         unique(&key, name, &mut names.models)?;
     }
+    for (at, adapter) in raw.adapters.iter().flatten().enumerate() {
+        let key = format!("{key}.adapters[{at}]");
+        if adapter.is_empty() {
+            return Err(ConfigError::value(key, "empty, expected the name of an adapter"));
+        }
+        unique(&key, &format!("{}:{adapter}", raw.name), &mut names.models)?;
+    }
     if (needs.share || needs.cached) && raw.tokenizer.is_none() {
         let reads = if needs.share { "scores prompts" } else { "reads prompts" };
         let cause = format!("must be set, as policy '{}' {reads}", raw.policy);
@@ -134,6 +141,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     Ok(ModelConfig {
         name: raw.name,
         aliases: raw.aliases,
+        adapters: raw.adapters,
         tokenizer: below(raw.tokenizer),
         chat_template: below(raw.chat_template),
         policy,

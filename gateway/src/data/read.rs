@@ -125,10 +125,11 @@ fn read_now(
 ) -> Result<Job, RequestError> {
     let stripped = Stripped::new(body)?;
     let routing = &snapshot.config.routing;
-    let model = permitted(core, &snapshot, model_name(route, headers, body)?.as_deref(), caller)?;
+    let name = model_name(route, headers, body)?;
+    let model = permitted(core, &snapshot, name.as_deref(), caller)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
-    let Scored { tokens, counted, share, blocks } = match score(model, route, body, block_tokens, effort) {
+    let Scored { tokens, counted, share, mut blocks } = match score(model, route, body, block_tokens, effort) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(error),
         Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }),
@@ -138,6 +139,9 @@ fn read_now(
             Scored::unseen(body)
         }
     };
+    if let Some(adapter) = name.as_deref().filter(|name| !model.is_named(name)) {
+        tell_apart(&mut blocks, adapter);
+    }
     let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
     Ok(Job {
         generation: snapshot.generation,
@@ -173,6 +177,14 @@ fn permitted<'a>(
             Err(RequestError::unknown_model(name, allowed.join(", ")))
         }
         (_, None) => Err(RequestError::NoModel { known: allowed.join(", ") }),
+    }
+}
+
+/// Engines share no keys and values between adapters: the same prompt under another one has other blocks.
+fn tell_apart(blocks: &mut [u64], adapter: &str) {
+    if !blocks.is_empty() {
+        let adapter = semmoe_routing::hash_key(adapter.as_bytes());
+        blocks.iter_mut().for_each(|block| *block ^= adapter);
     }
 }
 

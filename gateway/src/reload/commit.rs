@@ -94,7 +94,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
     let same_rest = Arc::ptr_eq(&model.plan, &now.plan)
         && Arc::ptr_eq(&model.pool, &now.pool)
         && same(model.text.as_ref(), now.text.as_ref())
-        && model.aliases == now.aliases;
+        && (&model.aliases, &model.adapters) == (&now.aliases, &now.adapters);
     if same_members && same_rest { Arc::clone(now) } else { Arc::new(model) }
 }
 

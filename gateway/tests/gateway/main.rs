@@ -1,6 +1,7 @@
 //! The gateway against mock engines on loopback. One binary, a module per subject.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
+mod adapters;
 mod backends;
 mod bodies;
 mod breakers;
@@ -16,6 +17,7 @@ mod placement;
 mod policies;
 mod queues;
 mod reload;
+mod replicas;
 mod retries;
 mod rollback;
 mod start;

@@ -70,6 +70,8 @@ fn configuration_errors_name_the_key() {
             "models[1].name: 'm' is taken already",
         ),
         (format!("{}{BACKEND}", MODEL.replace("\"m\"", "\"\"")), "models[0].name: \"\" is not a name"),
+        (format!("{MODEL}adapters = [\"a\", \"a\"]\n{BACKEND}"), "models[0].adapters[1]: 'm:a' is taken already"),
+        (format!("{MODEL}adapters = [\"\"]\n{BACKEND}"), "models[0].adapters[0]: empty"),
         ("x = ".to_owned(), "line 1: "),
     ] {
         let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();

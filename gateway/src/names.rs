@@ -1,0 +1,87 @@
+//! By which names requests find their model: its own, aliases, and `model:adapter` for its LoRA adapters.
+//!
+//! Names go to the engine as the client wrote them; only the engine knows which adapters it has loaded.
+
+use std::collections::HashMap;
+
+/// Longest name of a model, in bytes; the configuration takes no longer ones.
+pub(crate) const LONGEST_NAME_BYTES: usize = 256;
+
+/// All names of all models.
+pub(crate) struct Names {
+    /// Names and aliases to indices of models.
+    models: HashMap<String, usize>,
+    /// Of each model those adapters that requests may name; `None`: any.
+    adapters: Vec<Option<Vec<String>>>,
+}
+
+impl Names {
+    /// Of each model its names and its adapters, in order.
+    pub(crate) fn new<'a>(
+        models: impl Iterator<Item = (impl Iterator<Item = &'a String>, Option<Vec<String>>)>,
+    ) -> Self {
+        let mut all = Self { models: HashMap::new(), adapters: Vec::new() };
+        for (index, (names, adapters)) in models.enumerate() {
+            all.models.extend(names.map(|name| (name.clone(), index)));
+            all.adapters.push(adapters);
+        }
+        all
+    }
+
+    /// The model that a request names. A name with colons is a model's own name first, then that of the adapter of the model
+    /// with the longest name.
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
+        if let Some(index) = self.models.get(name) {
+            return Some(*index);
+        }
+        // What a client sends may be long and all colons.
+        let start = &name.as_bytes()[..name.len().min(LONGEST_NAME_BYTES + 1)];
+        let colons = (0..start.len()).rev().filter(|at| start[*at] == b':');
+        let (index, adapter) =
+            colons.into_iter().find_map(|at| Some((*self.models.get(&name[..at])?, &name[at + 1..])))?;
+        let known = match &self.adapters[index] {
+            None => !adapter.is_empty(),
+            Some(known) => known.iter().any(|known| known == adapter),
+        };
+        known.then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_belong_to_the_model_with_the_longest_name() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let models = [
+            (names(&["m", "alias"]), None),
+            (names(&["m:8b"]), Some(names(&["sql", "a:b"]))),
+            (names(&["closed"]), Some(Vec::new())),
+        ];
+        let names = Names::new(models.iter().map(|(names, adapters)| (names.iter(), adapters.clone())));
+        for (name, expected) in [
+            ("m", Some(0)),
+            ("m:any", Some(0)),
+            ("alias:any", Some(0)),
+            ("m:a:b:", Some(0)),
+            ("m:", None),
+            ("m:8b", Some(1)),
+            ("m:8b:sql", Some(1)),
+            ("m:8b:a:b", Some(1)),
+            ("m:8b:other", None),
+            ("m:8b:", None),
+            ("closed", Some(2)),
+            ("closed:x", None),
+            ("other:x", None),
+            (":", None),
+            ("", None),
+        ] {
+            assert_eq!(names.find(name), expected, "{name}");
+        }
+        let long = ":".repeat(1 << 20);
+        assert_eq!(names.find(&long), None);
+        assert_eq!(names.find(&format!("m{long}é")), Some(0));
+        assert_eq!(names.find(&format!("{}:x", "é".repeat(200))), None);
+    }
+}
