@@ -107,7 +107,7 @@ impl Dialect {
             Route::Generate => self.generate,
             // Only one URL for each rank tells embeddings apart.
             Route::Embeddings => self.openai.filter(|carrier| *carrier == Carrier::Url),
-            Route::Tokenize => None,
+            Route::Tokenize | Route::Extra => None,
         };
         carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
     }

@@ -79,14 +79,16 @@ pub enum Route {
     Generate,
     /// `/tokenize`
     Tokenize,
+    /// Another path that a configuration allows; what its bodies mean is the engine's matter.
+    Extra,
 }
 
 impl Route {
-    /// All of them.
+    /// All that have a path of their own.
     pub const ALL: [Self; 6] =
         [Self::Chat, Self::Completions, Self::Responses, Self::Embeddings, Self::Generate, Self::Tokenize];
 
-    /// The path, the same at the gateway and at the engine.
+    /// The path, the same at the gateway and at the engine; that of an extra route is the request's.
     pub fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -95,7 +97,13 @@ impl Route {
             Self::Embeddings => "/v1/embeddings",
             Self::Generate => "/generate",
             Self::Tokenize => "/tokenize",
+            Self::Extra => "",
         }
+    }
+
+    /// Its path, or that it is an extra one.
+    pub fn name(self) -> &'static str {
+        if self == Self::Extra { "extra" } else { self.path() }
     }
 
     /// Whether a body field `model` names the model.
@@ -111,7 +119,7 @@ impl Route {
 
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.path())
+        f.write_str(self.name())
     }
 }
 

@@ -28,6 +28,7 @@ pub mod probe;
 pub mod routed;
 pub mod sglang;
 pub mod sse;
+pub mod tls;
 pub mod verify;
 mod version;
 pub mod vllm;

@@ -76,6 +76,11 @@ impl Stripped {
         Ok(Self { body, open, has_members })
     }
 
+    /// A body that goes on as it is, whatever it is: of a route where no pin is put in.
+    pub fn opaque(body: &Bytes) -> Self {
+        Self { body: body.clone(), open: 0, has_members: false }
+    }
+
     /// The body as it is.
     pub fn bytes(&self) -> &Bytes {
         &self.body

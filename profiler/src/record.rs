@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semmoe_engines::Engine;
-use semmoe_engines::http::{AnswerLimits, BaseUrl, ClientSettings, HttpClient};
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
 use semmoe_engines::probe::server_info;
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
@@ -159,7 +159,7 @@ pub async fn record(
 
 async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Driven, ProfilerError> {
     options.validate()?;
-    let client = HttpClient::new(&ClientSettings::default());
+    let client = HttpClient::for_url(&options.url)?;
     let server = server_info(&client, &options.url, &AnswerLimits::default()).await?;
     let (model, prompts) = prepare(options, server).await?;
     let source = format!("recorded from {} at {}", options.engine, options.url);

@@ -46,6 +46,11 @@ impl AnswerBody {
         body
     }
 
+    /// Over a connection that other answers come over too, and that others drive.
+    pub(super) fn shared(incoming: Incoming) -> Self {
+        Self { incoming, lent: None }
+    }
+
     /// The connection has nothing more to bring for this answer.
     fn give_back(&mut self, cx: &mut Context<'_>) {
         let Some(Lent { mut connection, origin, home }) = self.lent.take() else { return };

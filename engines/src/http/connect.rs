@@ -1,29 +1,47 @@
-//! Making connections.
+//! Making connections: TCP, and TLS on it where the URL says https.
 
 use std::time::{Duration, Instant};
 
-use ::http::uri::Authority;
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
 use super::connection::{Connection, Stream};
+use super::pool::Origin;
+use crate::tls::ClientTls;
 
 const HTTP_PORT: u16 = 80;
+const HTTPS_PORT: u16 = 443;
 
 /// A new connection; on failure the cause in words.
-pub(super) async fn connect(origin: &Authority, limit: Duration) -> Result<Box<Connection>, String> {
-    let stream = tcp(origin, limit).await?;
-    let stream: Box<dyn Stream> = Box::new(stream);
+pub(super) async fn connect(
+    origin: &Origin,
+    tls: Option<&ClientTls>,
+    limit: Duration,
+) -> Result<Box<Connection>, String> {
+    let stream = open(origin, tls, limit).await?;
     Connection::handshake(stream).await.map(Box::new).map_err(|error| error.to_string())
 }
 
+/// What HTTP runs over. `limit` is for TCP and for TLS, each.
+pub(super) async fn open(origin: &Origin, tls: Option<&ClientTls>, limit: Duration) -> Result<Box<dyn Stream>, String> {
+    let stream = tcp(origin, limit).await?;
+    if !origin.secure {
+        return Ok(Box::new(stream));
+    }
+    let tls = tls.ok_or("no certificates were configured for https")?;
+    let secured = timeout(limit, tls.connect(origin.authority.host(), stream)).await;
+    let secured = secured.map_err(|_| format!("no TLS handshake within {limit:?}"))?;
+    Ok(Box::new(secured.map_err(|error| format!("TLS: {error}"))?))
+}
+
 /// Tries every address of a name, each for an equal share of the time that is left.
-async fn tcp(origin: &Authority, limit: Duration) -> Result<TcpStream, String> {
+async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, String> {
     let begin = Instant::now();
     let late = || format!("no connection within {limit:?}");
-    let host = origin.host();
+    let host = origin.authority.host();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let resolved = timeout(limit, lookup_host((host, origin.port_u16().unwrap_or(HTTP_PORT)))).await;
+    let port = origin.authority.port_u16().unwrap_or(if origin.secure { HTTPS_PORT } else { HTTP_PORT });
+    let resolved = timeout(limit, lookup_host((host, port))).await;
     let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| error.to_string())?.collect();
     let mut cause = format!("'{host}' has no address");
     for (tried, address) in (0u32..).zip(&addresses) {

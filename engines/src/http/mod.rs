@@ -1,6 +1,6 @@
 //! The one HTTP client: the gateway, the profiler, the command line and tests all speak through it.
 //!
-//! Plain TCP, HTTP/1.1, pooled, `TCP_NODELAY`, no redirects, no environment proxies. [`HttpClient::send`] hands
+//! TCP or TLS, HTTP/1.1 or HTTP/2, pooled, `TCP_NODELAY`, no redirects, no environment proxies. [`HttpClient::send`] hands
 //! back a streaming response; the `get_*`/`post_*` helpers read a whole answer under a time-out and a size limit.
 //! Dropping a response (or the future that waits for one) closes its connection, so that the engine sees at once
 //! that nobody listens any more.
@@ -9,6 +9,7 @@ mod body;
 mod connect;
 mod connection;
 mod error;
+mod h2;
 mod pool;
 mod url;
 
@@ -19,22 +20,25 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
-use http::uri::{Authority, PathAndQuery};
+use http::uri::PathAndQuery;
 use http::{HeaderValue, Method, Request, Response, Uri, header};
 use http_body_util::{BodyExt, Full};
 use serde::{Serialize, de::DeserializeOwned};
 
+use crate::tls::{ClientFiles, ClientTls};
+
 pub use body::AnswerBody;
 use connection::{Connection, Failed};
 pub use error::HttpError;
-use pool::Pool;
+use h2::Http2;
+use pool::{Origin, Pool};
 pub use url::{BaseUrl, UrlError};
 
 /// Body of a request: complete bytes, cheap to clone for a second attempt.
 pub type RequestBody = Full<Bytes>;
 
 /// How connections are made and kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct ClientSettings {
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
@@ -43,6 +47,10 @@ pub struct ClientSettings {
     pub pool_idle_timeout: Duration,
     /// Idle connections kept, to all engines together.
     pub max_idle: usize,
+    /// For URLs that begin with https.
+    pub tls: Option<Arc<ClientTls>>,
+    /// HTTP/2 in place of HTTP/1.1; without TLS the engine must expect it from the first byte ("prior knowledge").
+    pub http2: bool,
 }
 
 impl Default for ClientSettings {
@@ -52,6 +60,8 @@ impl Default for ClientSettings {
             // Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s.
             pool_idle_timeout: Duration::from_secs(4),
             max_idle: 1024,
+            tls: None,
+            http2: false,
         }
     }
 }
@@ -71,10 +81,13 @@ impl Default for AnswerLimits {
     }
 }
 
-/// A pooled HTTP/1.1 client. Cloning shares the pool.
+/// A pooled HTTP client. Cloning shares the pool.
 #[derive(Clone)]
 pub struct HttpClient {
     pool: Arc<Pool>,
+    /// In place of the pool.
+    http2: Option<Arc<Http2>>,
+    tls: Option<Arc<ClientTls>>,
     connect_timeout: Duration,
     /// Replaces what a request carries.
     authorization: Arc<ArcSwapOption<HeaderValue>>,
@@ -93,10 +106,27 @@ impl Default for HttpClient {
 }
 
 impl HttpClient {
+    /// A client for one address with default settings, which believes the system's authorities where it begins with https.
+    /// Blocking: they are files.
+    ///
+    /// # Errors
+    /// When the system has none.
+    pub fn for_url(url: &BaseUrl) -> Result<Self, HttpError> {
+        let tls = url.is_secure().then(|| ClientTls::load(ClientFiles::default(), false)).transpose();
+        let tls = tls.map_err(|error| HttpError::Connect { url: url.to_string(), cause: error.to_string() })?;
+        Ok(Self::new(&ClientSettings { tls: tls.map(Arc::new), ..ClientSettings::default() }))
+    }
+
     /// A client with its own pool. Must be used inside a Tokio runtime with timers and I/O.
     pub fn new(settings: &ClientSettings) -> Self {
         let pool = Arc::new(Pool::new(settings.max_idle, settings.pool_idle_timeout));
-        Self { pool, connect_timeout: settings.connect_timeout, authorization: Arc::default() }
+        Self {
+            pool,
+            http2: settings.http2.then(|| Arc::new(Http2::new(settings))),
+            tls: settings.tls.clone(),
+            connect_timeout: settings.connect_timeout,
+            authorization: Arc::default(),
+        }
     }
 
     /// From now on every request of this client and of its clones carries this `authorization`, in place of its own if it
@@ -110,10 +140,13 @@ impl HttpClient {
     /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
     /// met a pooled connection already closed by the engine goes out on another one, if nothing of it was sent.
     pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
-        let address = Address::take_from(&mut request)?;
         if let Some(value) = self.authorization.load().as_deref() {
             request.headers_mut().insert(header::AUTHORIZATION, value.clone());
         }
+        if let Some(http2) = &self.http2 {
+            return http2.send(request).await;
+        }
+        let address = Address::take_from(&mut request)?;
         // The engine may have closed any number of idle connections; a new one is the end of it.
         while let Some(mut connection) = self.pool.take(&address.origin) {
             if !poll_fn(|cx| Poll::Ready(connection.is_usable(cx))).await {
@@ -125,7 +158,7 @@ impl HttpClient {
                 Err(Failed { error, unsent: None }) => return Err(HttpError::exchange(address.url(), &error)),
             }
         }
-        let connected = connect::connect(&address.origin, self.connect_timeout).await;
+        let connected = connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout).await;
         let mut connection = connected.map_err(|cause| HttpError::Connect { url: address.url(), cause })?;
         match connection.send(request).await {
             Ok(answer) => Ok(self.answered(answer, connection, address.origin).await),
@@ -137,7 +170,7 @@ impl HttpClient {
         &self,
         answer: Response<hyper::body::Incoming>,
         connection: Box<Connection>,
-        origin: Authority,
+        origin: Origin,
     ) -> Response<AnswerBody> {
         let (head, body) = answer.into_parts();
         let mut parts = Some((body, connection, origin));
@@ -220,7 +253,7 @@ impl HttpClient {
 
 /// Where a request goes.
 struct Address {
-    origin: Authority,
+    origin: Origin,
     path: PathAndQuery,
 }
 
@@ -229,10 +262,12 @@ impl Address {
     fn take_from(request: &mut Request<RequestBody>) -> Result<Self, HttpError> {
         let parts = std::mem::take(request.uri_mut()).into_parts();
         let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
-        let (Some(origin), Ok(host)) = parts.authority.map_or((None, Err(())), |origin| {
-            let host = HeaderValue::from_str(origin.as_str()).map_err(|_| ());
-            (Some(origin), host)
-        }) else {
+        let (Some(origin), Ok(host)) =
+            Origin::of(parts.scheme.as_ref(), parts.authority).map_or((None, Err(())), |origin| {
+                let host = HeaderValue::from_str(origin.authority.as_str()).map_err(|_| ());
+                (Some(origin), host)
+            })
+        else {
             let cause = UrlError::Syntax { url: path.to_string(), cause: "no host".to_owned() };
             return Err(HttpError::Url { cause });
         };
@@ -242,7 +277,7 @@ impl Address {
     }
 
     fn url(&self) -> String {
-        format!("http://{}{}", self.origin, self.path)
+        format!("{}://{}{}", self.origin.scheme(), self.origin.authority, self.path)
     }
 }
 

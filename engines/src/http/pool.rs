@@ -8,15 +8,29 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use ::http::uri::Authority;
+use ::http::uri::{Authority, Scheme};
 
 use super::connection::Connection;
 
 /// More lists than this are of no use to one engine.
 const MOST_LISTS: usize = 64;
 
-/// Where a connection leads.
-pub(super) type Origin = Authority;
+/// Where a connection leads. A plain connection is never taken for a secure one.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Origin {
+    pub(super) secure: bool,
+    pub(super) authority: Authority,
+}
+
+impl Origin {
+    pub(super) fn of(scheme: Option<&Scheme>, authority: Option<Authority>) -> Option<Self> {
+        Some(Self { secure: scheme == Some(&Scheme::HTTPS), authority: authority? })
+    }
+
+    pub(super) fn scheme(&self) -> &'static str {
+        if self.secure { "https" } else { "http" }
+    }
+}
 
 struct Idle {
     origin: Origin,

@@ -6,9 +6,10 @@ use std::str::FromStr;
 use http::Uri;
 use http::uri::{Authority, Parts, PathAndQuery, Scheme};
 
-/// `http://host[:port][/prefix]`, without a trailing slash, user, query or fragment.
+/// `http://host[:port][/prefix]` or the same with https, without a trailing slash, user, query or fragment.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct BaseUrl {
+    secure: bool,
     authority: Authority,
     prefix: String,
 }
@@ -24,8 +25,8 @@ pub enum UrlError {
         /// The parser's message.
         cause: String,
     },
-    /// Another scheme than plain HTTP.
-    #[error("'{url}' must start with http:// (found scheme '{scheme}')")]
+    /// Another scheme.
+    #[error("'{url}' must start with http:// or https:// (found scheme '{scheme}')")]
     Scheme {
         /// As given.
         url: String,
@@ -55,10 +56,15 @@ impl BaseUrl {
             PathAndQuery::from_maybe_shared(format!("{}{path}", self.prefix))
         };
         let mut parts = Parts::default();
-        parts.scheme = Some(Scheme::HTTP);
+        parts.scheme = Some(if self.secure { Scheme::HTTPS } else { Scheme::HTTP });
         parts.authority = Some(self.authority.clone());
         parts.path_and_query = Some(path.map_err(|error| syntax(error.to_string()))?);
         Uri::from_parts(parts).map_err(|error| syntax(error.to_string()))
+    }
+
+    /// Whether it begins with https.
+    pub fn is_secure(&self) -> bool {
+        self.secure
     }
 
     /// `host[:port]` as in a `Host` header.
@@ -75,7 +81,8 @@ impl FromStr for BaseUrl {
         let uri: Uri = url
             .parse()
             .map_err(|error: http::uri::InvalidUri| UrlError::Syntax { url: owned(), cause: error.to_string() })?;
-        if uri.scheme() != Some(&Scheme::HTTP) {
+        let secure = uri.scheme() == Some(&Scheme::HTTPS);
+        if !secure && uri.scheme() != Some(&Scheme::HTTP) {
             return Err(UrlError::Scheme { url: owned(), scheme: uri.scheme_str().unwrap_or("").to_owned() });
         }
         let Some(authority) = uri.authority().filter(|authority| !authority.host().is_empty()) else {
@@ -88,13 +95,14 @@ impl FromStr for BaseUrl {
         if uri.query().is_some() || url.contains('#') {
             return Err(UrlError::Extra { url: owned(), found: "a query or fragment" });
         }
-        Ok(Self { authority: authority.clone(), prefix: uri.path().trim_end_matches('/').to_owned() })
+        Ok(Self { secure, authority: authority.clone(), prefix: uri.path().trim_end_matches('/').to_owned() })
     }
 }
 
 impl fmt::Display for BaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority, self.prefix)
+        let scheme = if self.secure { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority, self.prefix)
     }
 }
 
@@ -110,7 +118,7 @@ impl From<std::net::SocketAddr> for BaseUrl {
         let plain = std::net::SocketAddr::new(address.ip(), address.port());
         let authority = Authority::from_maybe_shared(plain.to_string())
             .expect("a socket address without scope is always a valid authority");
-        Self { authority, prefix: String::new() }
+        Self { secure: false, authority, prefix: String::new() }
     }
 }
 
@@ -125,6 +133,7 @@ mod tests {
             ("http://127.0.0.1:30000/", "/v1/loads?include=core", "http://127.0.0.1:30000/v1/loads?include=core"),
             ("http://[::1]:80/pod-a/", "/generate", "http://[::1]:80/pod-a/generate"),
             ("http://engine", "/", "http://engine/"),
+            ("https://engine:8443/x", "/health", "https://engine:8443/x/health"),
         ] {
             let base: BaseUrl = url.parse().unwrap();
             assert_eq!(base.join(path).unwrap().to_string(), joined);
@@ -135,8 +144,7 @@ mod tests {
 
     #[test]
     fn refuses() {
-        for url in
-            ["", "127.0.0.1:80", "https://a", "ftp://a", "http://", "http://u:p@a/", "http://a/?q=1", "http://a/#f"]
+        for url in ["", "127.0.0.1:80", "ws://a", "ftp://a", "http://", "http://u:p@a/", "http://a/?q=1", "http://a/#f"]
         {
             assert!(BaseUrl::from_str(url).is_err(), "{url}");
         }

@@ -1,0 +1,113 @@
+//! The client's side: whom it believes, and who it says it is.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::{TlsError, certificates, private_key, provider, roots};
+
+/// Files and names of a connection to an engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientFiles {
+    /// Authorities that may have signed the engine's certificate (PEM); absent: those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Certificates that this client shows (PEM), its own first; with `key`.
+    pub cert: Option<PathBuf>,
+    /// The key of the first certificate in `cert` (PEM).
+    pub key: Option<PathBuf>,
+    /// The name that the engine's certificate must have; absent: the host of the URL.
+    pub server_name: Option<String>,
+}
+
+/// Makes connections secure. Its files can be read again; connections that are there stay as they are.
+pub struct ClientTls {
+    files: ClientFiles,
+    http2: bool,
+    server_name: Option<ServerName<'static>>,
+    config: ArcSwap<ClientConfig>,
+}
+
+impl ClientTls {
+    /// Reads the files. `http2`: HTTP/2 is what is offered, or else HTTP/1.1. Blocking.
+    ///
+    /// # Errors
+    /// When a file cannot be used.
+    pub fn load(files: ClientFiles, http2: bool) -> Result<Self, TlsError> {
+        let server_name = files.server_name.as_deref().map(name).transpose()?;
+        let config = ArcSwap::from_pointee(config(&files, http2)?);
+        Ok(Self { files, http2, server_name, config })
+    }
+
+    /// Reads the files again, for connections from now on. On an error everything stays. Blocking.
+    ///
+    /// # Errors
+    /// When a file cannot be used.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.config.store(Arc::new(config(&self.files, self.http2)?));
+        Ok(())
+    }
+
+    /// The handshake with `host`, as it stands in a URL.
+    ///
+    /// # Errors
+    /// When the engine shows no certificate that is believed, or does not speak the protocol that is offered.
+    pub async fn connect(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let name = match &self.server_name {
+            Some(name) => name.clone(),
+            None => name(host).map_err(io::Error::other)?,
+        };
+        let stream = TlsConnector::from(self.config.load_full()).connect(name, stream).await?;
+        if self.http2 && stream.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return Err(io::Error::other("the engine does not offer HTTP/2 over TLS (ALPN 'h2')"));
+        }
+        Ok(stream)
+    }
+}
+
+impl std::fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientTls").field("files", &self.files).field("http2", &self.http2).finish_non_exhaustive()
+    }
+}
+
+fn name(host: &str) -> Result<ServerName<'static>, TlsError> {
+    let plain = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    ServerName::try_from(plain.to_owned()).map_err(|_| TlsError::Name { name: host.to_owned() })
+}
+
+fn config(files: &ClientFiles, http2: bool) -> Result<ClientConfig, TlsError> {
+    let settings = |error: rustls::Error| TlsError::Settings { cause: error.to_string() };
+    let trusted = files.ca.as_deref().map_or_else(system_roots, roots)?;
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(settings)?
+        .with_root_certificates(trusted);
+    let mut config = match (&files.cert, &files.key) {
+        (Some(cert), Some(key)) => builder
+            .with_client_auth_cert(certificates(cert)?, private_key(key)?)
+            .map_err(|error| TlsError::Pair { cert: cert.clone(), key: key.clone(), cause: error.to_string() })?,
+        (None, None) => builder.with_no_client_auth(),
+        _ => return Err(TlsError::Settings { cause: "`cert` and `key` go together".to_owned() }),
+    };
+    config.alpn_protocols = vec![if http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
+    Ok(config)
+}
+
+fn system_roots() -> Result<RootCertStore, TlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut store = RootCertStore::empty();
+    // A system's bundle may hold old ones that cannot be parsed.
+    let (added, _) = store.add_parsable_certificates(found.certs);
+    if added == 0 {
+        let cause = found.errors.first().map_or_else(|| "none were found".to_owned(), ToString::to_string);
+        return Err(TlsError::System { cause });
+    }
+    Ok(store)
+}

@@ -1,0 +1,62 @@
+//! Certificates and keys from PEM files, read under a bound.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::TlsError;
+
+/// A bundle of all public authorities is 200 to 300 kB.
+const LONGEST_FILE_BYTES: u64 = 4 << 20;
+
+fn fail(path: &Path, cause: impl ToString) -> TlsError {
+    TlsError::File { path: path.to_owned(), cause: cause.to_string() }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| fail(path, error))?;
+    file.take(LONGEST_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| fail(path, error))?;
+    if bytes.len() as u64 > LONGEST_FILE_BYTES {
+        return Err(fail(path, format!("longer than {LONGEST_FILE_BYTES} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// All certificates of a file, in its order; at least one.
+///
+/// # Errors
+/// When the file cannot be read, is no PEM or holds no certificate.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    let found = found.map_err(|error| fail(path, error))?;
+    if found.is_empty() {
+        return Err(fail(path, "no certificate in it, expected PEM"));
+    }
+    Ok(found)
+}
+
+/// The first private key of a file (PKCS#8, PKCS#1 or SEC1).
+///
+/// # Errors
+/// When the file cannot be read or holds none. What stands in it is not repeated.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    PrivateKeyDer::from_pem_slice(&read(path)?)
+        .map_err(|_| fail(path, "no private key in it, expected PEM without a password"))
+}
+
+/// The authorities of a file.
+///
+/// # Errors
+/// When the file cannot be read, holds no certificate, or one that cannot be an authority.
+pub fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        store.add(certificate).map_err(|error| fail(path, error))?;
+    }
+    Ok(store)
+}
