@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
+use semmoe_engines::tls::ClientTls;
 use semmoe_engines::verify::{PinWatch, Pins};
 use semmoe_engines::{Engine, RankBase};
 use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
 
 use crate::config::BackendConfig;
+use crate::credentials::Seen;
 use crate::gate::Gate;
 use crate::live::BackendLive;
+use crate::outgoing::Client;
 use crate::tables::Trouble;
 
 /// Whether a backend gets requests.
@@ -46,6 +49,10 @@ pub(crate) struct Backend {
     pub(crate) urls: Vec<BaseUrl>,
     /// The way to it: connections, and its key.
     pub(crate) client: HttpClient,
+    /// Its certificates, where it is spoken to over TLS.
+    pub(crate) tls: Option<Arc<ClientTls>>,
+    /// Its key's and certificates' files.
+    pub(crate) files_seen: Seen,
     pub(crate) configured_ranks: Option<u16>,
     pub(crate) configured_placement: Option<String>,
     configured_rank_base: Option<RankBase>,
@@ -69,13 +76,15 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    pub(crate) fn new(config: &BackendConfig, client: HttpClient) -> Self {
+    pub(crate) fn new(config: &BackendConfig, client: Client) -> Self {
         Self {
             config: config.clone(),
             name: config.name.clone(),
             engine: config.engine,
             urls: config.urls.clone(),
-            client,
+            client: client.http,
+            tls: client.tls,
+            files_seen: client.seen,
             configured_ranks: config.ranks,
             configured_placement: config.placement_digest.clone(),
             configured_rank_base: config.rank_base,

@@ -70,6 +70,14 @@ pub enum StartError {
         /// As configured.
         path: std::path::PathBuf,
     },
+    /// Certificates or keys of a listener or a backend.
+    #[error("{place}: {source}")]
+    Tls {
+        /// A key of the configuration, or the backend.
+        place: String,
+        /// What is wrong.
+        source: semmoe_engines::tls::TlsError,
+    },
     /// The file with an engine's key.
     #[error("backend '{backend}': cannot use the key in {}: {cause}", path.display())]
     KeyFile {
@@ -131,6 +139,8 @@ pub(crate) enum RequestError {
     Ill { backend: String, cause: String },
     #[error("{last} (attempts: {attempts}; {why})")]
     GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
+    #[error("{found} headers, more than the limit of {limit}")]
+    TooManyHeaders { found: usize, limit: usize },
     #[error("an API key is needed, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
     KeyMissing,
     #[error("the API key is not one of this gateway's")]
@@ -202,6 +212,7 @@ impl RequestError {
             Self::QueueTimeout { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_timeout"),
             Self::Ill { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
             Self::GaveUp { last, .. } => last.row(),
+            Self::TooManyHeaders { .. } => Row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers"),
             Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
             Self::KeyWrong => Row(StatusCode::UNAUTHORIZED, CLIENT, "invalid_api_key"),
             Self::ForeignHost { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_host"),

@@ -16,11 +16,11 @@ use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
 use crate::reload::{self, ReloadError, Reloaded};
-use crate::server::{Server, bind, routes};
+use crate::server::{ListenerTls, Server, bind, routes};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::Summary;
-use crate::{data, live, load, tables, trust};
+use crate::{credentials, data, live, load, tables, trust};
 
 /// For answers of the admin plane and of the metrics listener that are on their way at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
@@ -33,6 +33,7 @@ impl Gateway {
     /// Reads everything that the configuration names and checks that it belongs together, without serving and without asking
     /// engines. Returns what would be served.
     pub async fn check(config: &Config) -> Result<Summary, StartError> {
+        ListenerTls::load(config)?;
         load_all(config.clone()).await.map(|(snapshot, _)| Summary::new(&snapshot))
     }
 
@@ -46,6 +47,7 @@ impl Gateway {
             Some(address) => Some(bind("metrics", address).await?),
             None => None,
         };
+        let tls = ListenerTls::load(&config)?;
         let (snapshot, metrics) = load_all(config).await?;
         let (tracer, exporter) = Exporter::start(&snapshot.config.tracing, &metrics.spans).unzip();
         let core = Arc::new(Core::new(snapshot, metrics, tracer));
@@ -59,13 +61,15 @@ impl Gateway {
         let watchers = TaskTracker::new();
         core.watchers.follow(&core, &core.snapshot());
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
+        watchers.spawn(credentials::watch(Arc::clone(&core), tls.clone(), stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
-        let data = Server::start(data_listener, data::service(&core), Arc::clone(&core));
+        let core_of = || Arc::clone(&core);
+        let data = Server::start(data_listener, data::service(&core), core_of(), tls.data);
         let mut status =
-            vec![Server::start(admin_listener, routes(admin::router(Arc::clone(&core), guard)), Arc::clone(&core))];
+            vec![Server::start(admin_listener, routes(admin::router(core_of(), guard)), core_of(), tls.admin)];
         let metrics_addr = metrics_listener.map(|(listener, address)| {
-            status.push(Server::start(listener, routes(admin::metrics_router(Arc::clone(&core))), Arc::clone(&core)));
+            status.push(Server::start(listener, routes(admin::metrics_router(core_of())), core_of(), None));
             address
         });
         tracing::info!(%data_addr, %admin_addr, "gateway serves");

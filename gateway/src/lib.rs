@@ -20,7 +20,8 @@
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
 //! | `trust` | API keys, request ids |
-//! | `outgoing` | what a backend is spoken to with: its key |
+//! | `outgoing` | what a backend is spoken to with: its key, certificates |
+//! | `credentials` | files with keys and certificates, read again when they change |
 //! | `server`, `gateway` | listeners; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
@@ -33,6 +34,7 @@ mod breaker;
 mod budget;
 mod compat;
 pub mod config;
+mod credentials;
 mod data;
 mod error;
 mod gate;
@@ -60,6 +62,7 @@ mod watchers;
 
 pub use backend::Health;
 pub use compat::Incompatible;
+pub use config::{Access, RawClientTls, RawServerTls, TlsVersion};
 pub use config::{
     Config, ConfigError, Forward, LogFormat, LogLevel, RawAuth, RawBackend, RawBreaker, RawConfig, RawDrain, RawHealth,
     RawKey, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer, RawTables,

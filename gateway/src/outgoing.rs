@@ -1,27 +1,65 @@
-//! What a backend is spoken to with: a client of its own, which carries the engine's key. Blocking: it reads files.
+//! What a backend is spoken to with: a client of its own, with the engine's key and certificates. Blocking: it reads files.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
 use semmoe_engines::http::{ClientSettings, HttpClient};
+use semmoe_engines::tls::{ClientTls, TlsError};
 
+use crate::backend::Backend;
 use crate::config::BackendConfig;
+use crate::credentials::Seen;
 use crate::error::StartError;
 
 /// Longest key file; a key is a line.
 const LONGEST_KEY_FILE_BYTES: u64 = 4096;
 
-/// The client that a backend keeps, through every reload.
-pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<HttpClient, StartError> {
-    let client = HttpClient::new(&ClientSettings { connect_timeout, ..ClientSettings::default() });
-    client.set_authorization(key(config)?);
-    Ok(client)
+/// The client that a backend keeps, through every reload, and its certificates.
+pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<Client, StartError> {
+    let seen = Seen::of(paths(config));
+    let tls = config.tls.clone().map(|files| ClientTls::load(files, config.http2)).transpose();
+    let tls = tls.map_err(|source| fail(config, source))?.map(Arc::new);
+    let http2 = config.http2;
+    let settings = ClientSettings { connect_timeout, tls: tls.clone(), http2, ..ClientSettings::default() };
+    let http = HttpClient::new(&settings);
+    http.set_authorization(key(config)?);
+    Ok(Client { http, tls, seen })
+}
+
+/// A backend's client and what can be read again of it.
+pub(crate) struct Client {
+    pub(crate) http: HttpClient,
+    pub(crate) tls: Option<Arc<ClientTls>>,
+    /// The files as they were when they were read.
+    pub(crate) seen: Seen,
 }
 
 /// The engine's key as its file has it now.
 pub(crate) fn key(config: &BackendConfig) -> Result<Option<HeaderValue>, StartError> {
     config.api_key_file.as_deref().map(|path| bearer(&config.name, path)).transpose()
+}
+
+/// The files that [`refresh`] reads.
+pub(crate) fn files(backend: &Backend) -> impl Iterator<Item = &Path> {
+    paths(&backend.config)
+}
+
+fn paths(config: &BackendConfig) -> impl Iterator<Item = &Path> {
+    let tls = config.tls.iter().flat_map(|files| [&files.ca, &files.cert, &files.key]);
+    std::iter::once(&config.api_key_file).chain(tls).filter_map(|path| path.as_deref())
+}
+
+/// Reads a backend's files again, for requests and connections from now on. What cannot be used stays as it was.
+pub(crate) fn refresh(backend: &Backend) -> Result<(), StartError> {
+    backend.client.set_authorization(key(&backend.config)?);
+    let reloaded = backend.tls.as_ref().map_or(Ok(()), |tls| tls.reload());
+    reloaded.map_err(|source| fail(&backend.config, source))
+}
+
+fn fail(config: &BackendConfig, source: TlsError) -> StartError {
+    StartError::Tls { place: format!("backend '{}'", config.name), source }
 }
 
 /// `Bearer` and the key in a file: one line, of which blanks around it are no part.

@@ -1,5 +1,10 @@
 //! Listeners: accepting, bounding and closing connections.
 
+mod connection;
+mod peers;
+mod protocol;
+mod tls;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +12,20 @@ use std::time::Duration;
 use axum::{BoxError, Router};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::HttpService;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::Config;
 use crate::error::StartError;
 use crate::state::Core;
+use connection::Shared;
+use peers::Peers;
+
+pub(crate) use tls::{ListenerTls, ServerTls};
 
 /// After an accept failed for want of file descriptors or memory, some time for connections to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -31,12 +37,6 @@ pub(crate) async fn bind(what: &'static str, address: SocketAddr) -> Result<(Tcp
     let bound = listener.local_addr().map_err(fail)?;
     Ok((listener, bound))
 }
-
-/// For an error to be sent on a connection that is closed in the middle of a request.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// hyper's own limit.
-const HEADERS_ON_STACK: usize = 100;
 
 /// One listener and the connections that it accepted.
 pub(crate) struct Server {
@@ -50,16 +50,29 @@ pub(crate) struct Server {
 
 impl Server {
     /// Serves requests until [`Server::shutdown`].
-    pub(crate) fn start<S: Serves>(listener: TcpListener, service: S, core: Arc<Core>) -> Self {
+    pub(crate) fn start<S: Serves>(
+        listener: TcpListener,
+        service: S,
+        core: Arc<Core>,
+        tls: Option<Arc<ServerTls>>,
+    ) -> Self {
         let closing = CancellationToken::new();
         let aborting = CancellationToken::new();
         let connections = TaskTracker::new();
+        let limits = &core.config().limits;
         let accept = Accept {
-            service,
-            permits: Arc::new(Semaphore::new(core.config().limits.connections)),
-            core,
-            aborting: aborting.clone(),
+            permits: Arc::new(Semaphore::new(limits.connections)),
+            per_address: limits.connections_per_address,
+            peers: Arc::default(),
             connections: connections.clone(),
+            shared: Arc::new(Shared {
+                service,
+                core,
+                tls,
+                handshakes: Semaphore::new(limits.handshakes),
+                closing: closing.clone(),
+                aborting: aborting.clone(),
+            }),
         };
         let accepting = tokio::spawn(accept.run(listener, closing.clone()));
         Self { closing, aborting, connections, accepting }
@@ -84,7 +97,7 @@ impl Server {
 pub(crate) trait Serves:
     HttpService<
         Incoming,
-        Future: Send,
+        Future: Send + 'static,
         ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
         Error: Into<BoxError>,
     > + Clone
@@ -97,7 +110,7 @@ pub(crate) trait Serves:
 impl<S> Serves for S where
     S: HttpService<
             Incoming,
-            Future: Send,
+            Future: Send + 'static,
             ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
             Error: Into<BoxError>,
         > + Clone
@@ -112,24 +125,13 @@ pub(crate) fn routes(router: Router) -> impl Serves {
     TowerToHyperService::new(router)
 }
 
-fn http(config: &Config) -> http1::Builder {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(config.timeouts.header)
-        .max_header_size(config.limits.header_bytes);
-    // hyper keeps up to this many on the stack; any number that is set costs an allocation per request.
-    if config.limits.headers != HEADERS_ON_STACK {
-        http.max_headers(config.limits.headers);
-    }
-    http
-}
-
 struct Accept<S> {
-    service: S,
-    core: Arc<Core>,
     permits: Arc<Semaphore>,
-    aborting: CancellationToken,
+    /// Connections of one address; `None`: as many as it likes.
+    per_address: Option<usize>,
+    peers: Arc<Peers>,
     connections: TaskTracker,
+    shared: Arc<Shared<S>>,
 }
 
 impl<S: Serves> Accept<S> {
@@ -140,11 +142,16 @@ impl<S: Serves> Accept<S> {
                 // Without a free permit connections wait in the kernel's queue. The semaphore is never closed.
                 let permit = Arc::clone(&self.permits).acquire_owned().await;
                 match listener.accept().await {
-                    Ok((stream, _)) => {
-                        let connection = self.connection(stream, graceful.watcher());
+                    Ok((stream, from)) => {
+                        let peer = self.per_address.map(|limit| self.peers.enter(from.ip(), limit));
+                        if matches!(peer, Some(None)) {
+                            self.shared.core.metrics.trust.connection_refused();
+                            continue;
+                        }
+                        let (shared, watcher) = (Arc::clone(&self.shared), graceful.watcher());
                         self.connections.spawn(async move {
-                            let _permit = permit;
-                            connection.await;
+                            let _held = (permit, peer);
+                            shared.serve(stream, watcher).await;
                         });
                     }
                     Err(error) => {
@@ -159,23 +166,5 @@ impl<S: Serves> Accept<S> {
             () = closing.cancelled() => {}
         }
         graceful
-    }
-
-    fn connection(&self, stream: TcpStream, watcher: Watcher) -> impl Future<Output = ()> + use<S> {
-        // Events are small and urgent. A socket that refuses is closing anyway.
-        let _ = stream.set_nodelay(true);
-        let service = self.service.clone();
-        let connection = watcher.watch(http(&self.core.config()).serve_connection(TokioIo::new(stream), service));
-        let aborting = self.aborting.clone();
-        async move {
-            let mut connection = std::pin::pin!(connection);
-            tokio::select! {
-                // Errors here are the client's: it went away or spoke no HTTP.
-                _ = &mut connection => {}
-                () = aborting.cancelled() => {
-                    let _ = tokio::time::timeout(LAST_WORDS, connection).await;
-                }
-            }
-        }
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health};
 use crate::compat::{self, Incompatible};
-use crate::config::Config;
+use crate::config::{Access, Config};
 use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -89,6 +89,21 @@ impl Core {
     pub(crate) fn body_limits(&self) -> (usize, Duration) {
         let snapshot = self.snapshot.load();
         (snapshot.config.limits.body_bytes, snapshot.config.timeouts.body)
+    }
+
+    /// Most headers of a request; HTTP/1.1 has this limit while it reads.
+    pub(crate) fn most_headers(&self) -> usize {
+        self.snapshot.load().config.limits.headers
+    }
+
+    /// Which requests are logged.
+    pub(crate) fn access(&self) -> Access {
+        self.snapshot.load().config.log.access
+    }
+
+    /// Whether a path that is not the gateway's own goes to engines.
+    pub(crate) fn passes(&self, path: &str) -> bool {
+        self.snapshot.load().config.server.extra_routes.iter().any(|route| route == path)
     }
 
     /// Lets a request in, and takes its key out of its headers where the engine is not to see it.

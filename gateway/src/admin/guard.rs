@@ -10,7 +10,8 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use http::{HeaderMap, HeaderName, header};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderName, Uri, header};
 use sha2::{Digest, Sha256};
 
 use crate::error::RequestError;
@@ -27,9 +28,9 @@ impl Guard {
         Self { loopback: bound.ip().is_loopback(), core }
     }
 
-    fn judge(&self, path: &str, headers: &HeaderMap) -> Result<(), RequestError> {
+    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
         let rules = Rules { loopback: self.loopback, token_sha256: self.core.config().server.admin_token_sha256 };
-        rules.judge(path, headers)
+        rules.judge(uri, headers)
     }
 }
 
@@ -40,10 +41,12 @@ struct Rules {
 }
 
 impl Rules {
-    fn judge(&self, path: &str, headers: &HeaderMap) -> Result<(), RequestError> {
+    fn judge(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), RequestError> {
         if self.loopback {
-            let host = text(headers, &header::HOST);
-            if !is_loopback(host) {
+            // HTTP/2 has it in the URI; where it is in both places, both must be good.
+            let (header, authority) = (headers.get(header::HOST), uri.authority().map(Authority::as_str));
+            let host = header.and_then(|host| host.to_str().ok()).or(authority).unwrap_or("");
+            if !is_loopback(host) || !authority.is_none_or(is_loopback) {
                 return Err(RequestError::ForeignHost { found: host.to_owned() });
             }
             let origin = text(headers, &header::ORIGIN);
@@ -54,7 +57,7 @@ impl Rules {
             }
         }
         // A load balancer's or kubelet's probe has no token, and learns nothing from these two.
-        let is_probe = matches!(path, "/healthz" | "/readyz");
+        let is_probe = matches!(uri.path(), "/healthz" | "/readyz");
         match &self.token_sha256 {
             Some(expected) if !is_probe && !has_token(headers, expected) => Err(RequestError::Token),
             // One that lost its token in a reload is closed, not open.
@@ -69,7 +72,7 @@ pub(super) async fn check(
     request: Request,
     next: Next,
 ) -> Result<Response, RequestError> {
-    guard.judge(request.uri().path(), request.headers())?;
+    guard.judge(request.uri(), request.headers())?;
     Ok(next.run(request).await)
 }
 
@@ -102,7 +105,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
             .collect();
-        rules.judge("/admin/tables", &headers).is_ok()
+        rules.judge(&Uri::from_static("/admin/tables"), &headers).is_ok()
     }
 
     #[test]
@@ -128,6 +131,22 @@ mod tests {
         }
     }
 
+    /// As HTTP/2 has it, and proxies.
+    #[test]
+    fn hosts_in_the_uri() {
+        let rules = Rules { loopback: true, token_sha256: None };
+        for (uri, host, good) in [
+            ("http://127.0.0.1:8081/admin/tables", None, true),
+            ("http://evil.example/admin/tables", None, false),
+            ("http://evil.example/admin/tables", Some("localhost"), false),
+            ("http://localhost/admin/tables", Some("evil.example"), false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.extend(host.map(|host| (header::HOST, HeaderValue::from_static(host))));
+            assert_eq!(rules.judge(&Uri::from_static(uri), &headers).is_ok(), good, "{uri} {host:?}");
+        }
+    }
+
     #[test]
     fn tokens() {
         let digest: [u8; 32] = Sha256::digest(b"secret").into();
@@ -136,7 +155,7 @@ mod tests {
         for wrong in ["Bearer wrong", "secret", "Basic secret", ""] {
             assert!(!judge(&rules, &[("authorization", wrong)]), "{wrong}");
         }
-        assert!(rules.judge("/readyz", &HeaderMap::new()).is_ok());
-        assert!(rules.judge("/metrics", &HeaderMap::new()).is_err());
+        assert!(rules.judge(&Uri::from_static("/readyz"), &HeaderMap::new()).is_ok());
+        assert!(rules.judge(&Uri::from_static("/metrics"), &HeaderMap::new()).is_err());
     }
 }

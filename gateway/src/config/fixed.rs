@@ -15,6 +15,11 @@ impl Config {
             let token = &mut self.server.admin_token_sha256;
             keep(&mut kept, "server.admin_token_sha256", token, &running.server.admin_token_sha256);
         }
+        keep(&mut kept, "server.tls", &mut self.server.tls, &running.server.tls);
+        keep(&mut kept, "server.admin_tls", &mut self.server.admin_tls, &running.server.admin_tls);
+        keep(&mut kept, "limits.handshakes", &mut self.limits.handshakes, &running.limits.handshakes);
+        let (new, old) = (&mut self.limits.connections_per_address, &running.limits.connections_per_address);
+        keep(&mut kept, "limits.connections_per_address", new, old);
         keep(&mut kept, "limits.connections", &mut self.limits.connections, &running.limits.connections);
         keep(&mut kept, "timeouts.connect_seconds", &mut self.timeouts.connect, &running.timeouts.connect);
         // Open profiles know their file and their bounds.

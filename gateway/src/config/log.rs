@@ -11,6 +11,31 @@ pub struct RawLog {
     pub format: LogFormat,
     /// The least that is logged.
     pub level: LogLevel,
+    /// Requests that are logged, at target `semmoe::access` and level info.
+    pub access: Access,
+}
+
+/// Which requests stand in the access log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Access {
+    /// None.
+    Off,
+    /// Those with a status from 400 on, those that broke off, and those whose client went away.
+    #[default]
+    Errors,
+    /// All.
+    All,
+}
+
+impl Access {
+    pub(crate) fn wants(self, status: u16) -> bool {
+        match self {
+            Self::Off => false,
+            Self::Errors => status >= 400,
+            Self::All => true,
+        }
+    }
 }
 
 /// How a line looks.

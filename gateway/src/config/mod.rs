@@ -10,6 +10,7 @@ mod policy;
 mod raw;
 mod sampling;
 mod tables;
+mod tls;
 mod tracing;
 mod validate;
 mod waiting;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use semmoe_engines::http::BaseUrl;
+use semmoe_engines::tls::ClientFiles;
 use semmoe_engines::{Engine, RankBase};
 
 use crate::breaker::BreakerRules;
@@ -28,12 +30,14 @@ pub use auth::{Forward, RawAuth, RawKey};
 pub use error::ConfigError;
 pub(crate) use faults::{BudgetRules, RetryConfig};
 pub use faults::{RawBreaker, RawRetry};
-pub use log::{LogFormat, LogLevel, RawLog};
+pub use log::{Access, LogFormat, LogLevel, RawLog};
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
 pub use tables::RawTables;
 pub(crate) use tables::TablesConfig;
+pub(crate) use tls::ServerTlsConfig;
+pub use tls::{RawClientTls, RawServerTls, TlsVersion};
 pub use tracing::RawTracing;
 pub(crate) use tracing::TracingConfig;
 pub(crate) use waiting::{DrainRules, QueueRules};
@@ -114,6 +118,11 @@ pub(crate) struct ServerConfig {
     /// Digest of the admin token.
     pub(crate) admin_token_sha256: Option<[u8; 32]>,
     pub(crate) tables_root: Option<PathBuf>,
+    /// Paths that are passed through besides the gateway's own.
+    pub(crate) extra_routes: Vec<String>,
+    pub(crate) tls: Option<ServerTlsConfig>,
+    pub(crate) admin_tls: Option<ServerTlsConfig>,
+    pub(crate) credentials_interval: Duration,
 }
 
 impl std::fmt::Debug for ServerConfig {
@@ -124,7 +133,9 @@ impl std::fmt::Debug for ServerConfig {
             .field("metrics", &self.metrics)
             .field("admin_token", &self.admin_token_sha256.map(|_| "set"))
             .field("tables_root", &self.tables_root)
-            .finish()
+            .field("tls", &self.tls)
+            .field("admin_tls", &self.admin_tls)
+            .finish_non_exhaustive()
     }
 }
 
@@ -158,6 +169,9 @@ pub(crate) struct BackendConfig {
     pub(crate) placement_digest: Option<String>,
     pub(crate) rank_base: Option<RankBase>,
     pub(crate) api_key_file: Option<PathBuf>,
+    /// For URLs that begin with https.
+    pub(crate) tls: Option<ClientFiles>,
+    pub(crate) http2: bool,
 }
 
 impl BackendConfig {
@@ -180,6 +194,9 @@ pub(crate) struct Limits {
     pub(crate) headers: usize,
     pub(crate) table_bytes: usize,
     pub(crate) connections: usize,
+    pub(crate) connections_per_address: Option<usize>,
+    pub(crate) handshakes: usize,
+    pub(crate) streams: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -188,6 +205,7 @@ pub(crate) struct Timeouts {
     pub(crate) first_byte: Duration,
     pub(crate) idle: Duration,
     pub(crate) header: Duration,
+    pub(crate) handshake: Duration,
     pub(crate) body: Duration,
 }
 

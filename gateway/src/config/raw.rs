@@ -6,6 +6,7 @@ use semmoe_engines::RankBase;
 use serde::Deserialize;
 
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawTables, RawTracing};
+use super::{RawClientTls, RawServerTls};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -72,6 +73,15 @@ pub struct RawServer {
     pub admin_token_sha256: Option<String>,
     /// Folder below which `POST /admin/tables` may name files; absent: uploads only.
     pub tables_root: Option<PathBuf>,
+    /// Further paths of the engines that clients may use, exactly as they stand here, with any method; the backend is chosen by
+    /// load. Engines have paths that replace weights: list no more than is needed.
+    pub extra_routes: Vec<String>,
+    /// TLS on the data plane; absent: plain.
+    pub tls: Option<RawServerTls>,
+    /// TLS on the admin plane; absent: plain.
+    pub admin_tls: Option<RawServerTls>,
+    /// How often files with certificates and keys are looked at; changed ones are read again.
+    pub credentials_interval_seconds: f64,
 }
 
 impl Default for RawServer {
@@ -82,6 +92,10 @@ impl Default for RawServer {
             metrics: None,
             admin_token_sha256: None,
             tables_root: None,
+            extra_routes: Vec::new(),
+            tls: None,
+            admin_tls: None,
+            credentials_interval_seconds: 10.0,
         }
     }
 }
@@ -152,6 +166,12 @@ pub struct RawBackend {
     /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a client's.
     #[serde(default)]
     pub api_key_file: Option<PathBuf>,
+    /// Certificates and names, for URLs that begin with https.
+    #[serde(default)]
+    pub tls: Option<RawClientTls>,
+    /// HTTP/2 to this engine; without TLS it must expect that from the first byte.
+    #[serde(default)]
+    pub http2: bool,
 }
 
 /// `[limits]`
@@ -168,11 +188,27 @@ pub struct RawLimits {
     pub table_bytes: usize,
     /// Connections of clients at a time; further ones wait to be accepted.
     pub connections: usize,
+    /// Connections of one client address at a time, of which further ones are closed; absent: as many as `connections`. Behind
+    /// a load balancer all clients have its address.
+    pub connections_per_address: Option<usize>,
+    /// TLS handshakes at a time; further ones wait, within their time.
+    pub handshakes: usize,
+    /// Requests at a time on one HTTP/2 connection.
+    pub streams: u32,
 }
 
 impl Default for RawLimits {
     fn default() -> Self {
-        Self { body_bytes: 16 << 20, header_bytes: 64 << 10, headers: 100, table_bytes: 512 << 20, connections: 8192 }
+        Self {
+            body_bytes: 16 << 20,
+            header_bytes: 64 << 10,
+            headers: 100,
+            table_bytes: 512 << 20,
+            connections: 8192,
+            connections_per_address: None,
+            handshakes: 128,
+            streams: 128,
+        }
     }
 }
 
@@ -188,6 +224,8 @@ pub struct RawTimeouts {
     pub idle_seconds: f64,
     /// For a client to send a request's head; an idle connection is closed after it, too.
     pub header_seconds: f64,
+    /// For a client's TLS handshake.
+    pub handshake_seconds: f64,
     /// For a client to send a request's body.
     pub body_seconds: f64,
 }
@@ -199,6 +237,7 @@ impl Default for RawTimeouts {
             first_byte_seconds: 600.0,
             idle_seconds: 120.0,
             header_seconds: 60.0,
+            handshake_seconds: 10.0,
             body_seconds: 60.0,
         }
     }

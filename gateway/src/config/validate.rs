@@ -80,7 +80,37 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
         }
         bound.push((key, address));
     }
-    Ok(ServerConfig { listen, admin, metrics, admin_token_sha256, tables_root: raw.tables_root.map(|p| base.join(p)) })
+    Ok(ServerConfig {
+        listen,
+        admin,
+        metrics,
+        admin_token_sha256,
+        tables_root: raw.tables_root.map(|path| base.join(path)),
+        extra_routes: extra_routes(raw.extra_routes)?,
+        tls: raw.tls.map(|tls| super::tls::server(tls, base)),
+        admin_tls: raw.admin_tls.map(|tls| super::tls::server(tls, base)),
+        credentials_interval: seconds("server.credentials_interval_seconds", raw.credentials_interval_seconds)?,
+    })
+}
+
+/// Paths that mean themselves wherever they are read, and that are not the gateway's own.
+fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
+    for (at, path) in routes.iter().enumerate() {
+        let wrong =
+            |cause: &str| Err(ConfigError::value(format!("server.extra_routes[{at}]"), format!("'{path}' {cause}")));
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+        let odd = |part: &str| matches!(part, "" | "." | "..");
+        if !path.starts_with('/') || path.len() > 256 || !path.bytes().all(plain) || path[1..].split('/').any(odd) {
+            return wrong("is not a plain path like /v1/score");
+        }
+        if path == "/v1/models" || semmoe_engines::Route::ALL.iter().any(|route| route.path() == path) {
+            return wrong("is a route of the gateway already");
+        }
+        if routes[..at].contains(path) {
+            return wrong("is there already");
+        }
+    }
+    Ok(routes)
 }
 
 fn address(key: &str, text: &str) -> Result<SocketAddr> {
@@ -202,6 +232,8 @@ fn backend(
     Ok(BackendConfig {
         name: raw.name,
         engine,
+        tls: super::tls::client(key, raw.tls, &urls, base)?,
+        http2: raw.http2,
         urls,
         tables: raw.tables.map(|path| base.join(path)),
         ranks,
@@ -269,6 +301,12 @@ fn limits(raw: &RawLimits) -> Result<Limits> {
         headers: check("headers", raw.headers, 1)?,
         table_bytes: check("table_bytes", raw.table_bytes, 1)?,
         connections: check("connections", raw.connections, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
+        connections_per_address: raw
+            .connections_per_address
+            .map(|limit| check("connections_per_address", limit, 1))
+            .transpose()?,
+        handshakes: check("handshakes", raw.handshakes, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
+        streams: check("streams", raw.streams as usize, 1).map(|_| raw.streams)?,
     })
 }
 
@@ -278,6 +316,7 @@ fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
         first_byte: seconds("timeouts.first_byte_seconds", raw.first_byte_seconds)?,
         idle: seconds("timeouts.idle_seconds", raw.idle_seconds)?,
         header: seconds("timeouts.header_seconds", raw.header_seconds)?,
+        handshake: seconds("timeouts.handshake_seconds", raw.handshake_seconds)?,
         body: seconds("timeouts.body_seconds", raw.body_seconds)?,
     })
 }

@@ -1,5 +1,7 @@
 //! Reading a request body: whole, within a size and a time.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, header};
 use http_body_util::BodyExt;
@@ -8,6 +10,9 @@ use hyper::body::Incoming;
 use crate::error::RequestError;
 use crate::state::Core;
 
+/// What is taken of a refused request at most.
+const DISCARDED_BYTES: usize = 64 << 10;
+const DISCARD_TIME: Duration = Duration::from_millis(500);
 /// Room reserved before anything arrived, whatever the client announces.
 const FIRST_RESERVATION_BYTES: usize = 64 << 10;
 
@@ -20,6 +25,13 @@ pub(crate) async fn read(core: &Core, headers: &HeaderMap, body: Incoming) -> Re
     tokio::time::timeout(limit, collect(body, limit_bytes, announced))
         .await
         .unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
+}
+
+/// Takes the rest of a request that is refused, if it is short and comes soon: its connection can be used again then, and a client
+/// of HTTP/2 that is still sending sees the answer and not a reset stream.
+pub(crate) async fn discard(body: Incoming) {
+    let rest = collect(body, DISCARDED_BYTES, None);
+    let _ = tokio::time::timeout(DISCARD_TIME, rest).await;
 }
 
 async fn collect(mut body: Incoming, limit_bytes: usize, announced: Option<usize>) -> Result<Bytes, RequestError> {

@@ -4,6 +4,7 @@
 //! ([`relay`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
 //! counts it, however it ends.
 
+mod access;
 mod body;
 mod find;
 mod models;
@@ -21,11 +22,11 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, header};
+use http::{HeaderValue, Method, Request, Response, Version, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -36,6 +37,7 @@ use crate::otlp::Stage;
 use crate::server::Serves;
 use crate::state::Core;
 use crate::trust::RequestId;
+use access::{Ending, Record};
 use stream::RelayBody;
 use ticket::Ticket;
 
@@ -52,6 +54,10 @@ pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
 /// in between: it would allocate for each request and again for each body.
 async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
     let id = RequestId::of(request.headers_mut());
+    if request.version() == Version::HTTP_2 && request.headers().len() > core.most_headers() {
+        let (found, limit) = (request.headers().len(), core.most_headers());
+        return Ok(refuse(&core, &id, &RequestError::TooManyHeaders { found, limit }).map(Answered::Here));
+    }
     let path = request.uri().path();
     let own = if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
         if request.method() == Method::POST {
@@ -59,7 +65,10 @@ async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Respon
         }
         wrong_method(&request, "POST", &id)
     } else if path != "/v1/models" {
-        no_route(&request, &id)
+        if core.passes(path) {
+            return Ok(engine_route(core, Route::Extra, request, id).await);
+        }
+        no_route(&core, request, &id).await
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
         list_models(&core, request, &id)
     } else {
@@ -69,7 +78,7 @@ async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Respon
 }
 
 async fn engine_route(core: Arc<Core>, route: Route, request: Request<Incoming>, id: RequestId) -> Response<Answered> {
-    let mut ticket = Ticket::new(Arc::clone(&core), id.clone());
+    let mut ticket = Ticket::new(Arc::clone(&core), Record::new(id.clone(), Some(route)));
     if let Some(tracer) = &core.tracer {
         ticket.traced(trace::begin(tracer, request.headers(), route, &id));
     }
@@ -103,12 +112,19 @@ async fn exchange(
     ticket: &mut Ticket,
 ) -> Result<relay::Answer, RequestError> {
     let (mut head, body) = request.into_parts();
-    let caller = core.let_in(&mut head.headers)?;
-    ticket.caller(caller.clone());
+    let caller = match core.let_in(&mut head.headers) {
+        Ok(caller) => caller,
+        Err(refusal) => {
+            body::discard(body).await;
+            return Err(refusal);
+        }
+    };
+    ticket.record().caller = caller.clone();
     let body = body::read(core, &head.headers, body).await?;
     let arrived = Instant::now();
     ticket.enter(Stage::Score);
     let job = read::read(core, route, &head.headers, caller, body).await?;
+    ticket.record().read(&job.model, job.tokens);
     trace::scored(ticket, &job);
     ticket.policy(job.policy.acting_name());
     relay::relay(core, route, &head, &job, ticket, arrived).await
@@ -117,12 +133,22 @@ async fn exchange(
 fn list_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     match core.let_in(request.headers_mut()) {
         Ok(caller) => models::list(core, &caller).into_response(),
-        Err(error) => error.respond(id),
+        Err(error) => refuse(core, id, &error),
     }
 }
 
-fn no_route(request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
-    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }.respond(id)
+async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    body::discard(request.into_body()).await;
+    refuse(core, id, &RequestError::NoRoute { method, path })
+}
+
+/// Answers what reached no route; its path stands in no log, as it may hold anything.
+fn refuse(core: &Core, id: &RequestId, error: &RequestError) -> OwnResponse {
+    let status = error.status().as_u16();
+    let ending = Ending { backend: "none", rank: "none", policy: "none", status, took: Duration::ZERO };
+    Record::new(id.clone(), None).log(core.access(), &ending);
+    error.respond(id)
 }
 
 fn wrong_method(request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {

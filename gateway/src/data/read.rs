@@ -123,6 +123,9 @@ fn read_now(
     body: &Bytes,
     effort: Effort<'_>,
 ) -> Result<Job, RequestError> {
+    if route == Route::Extra {
+        return read_extra(core, snapshot, headers, caller, body);
+    }
     let stripped = Stripped::new(body)?;
     let routing = &snapshot.config.routing;
     let name = model_name(route, headers, body)?;
@@ -153,6 +156,38 @@ fn read_now(
         key: key.map(|value| semmoe_routing::hash_key(value.as_bytes())),
         // The body was seen to be JSON.
         streams: matches!(json::top_level(body, "stream"), Ok(Some(b"true"))),
+        policy: model.plan.next(),
+        model: Arc::clone(model),
+        body: stripped,
+        snapshot,
+    })
+}
+
+/// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked for, and
+/// client pins are removed as everywhere.
+fn read_extra(
+    core: &Core,
+    snapshot: Arc<Snapshot>,
+    headers: &HeaderMap,
+    caller: &Caller,
+    body: &Bytes,
+) -> Result<Job, RequestError> {
+    let stripped = Stripped::new(body).unwrap_or_else(|_| Stripped::opaque(body));
+    let named = model_name(Route::Extra, headers, stripped.bytes()).or_else(|error| match error {
+        RequestError::BodyScan(_) => model_name(Route::Generate, headers, &[]),
+        other => Err(other),
+    })?;
+    let model = permitted(core, &snapshot, named.as_deref(), caller)?;
+    let Scored { tokens, counted, share, blocks } = Scored::unseen(body);
+    Ok(Job {
+        generation: snapshot.generation,
+        tokens,
+        counted,
+        share,
+        blocks,
+        client_pin: None,
+        key: None,
+        streams: false,
         policy: model.plan.next(),
         model: Arc::clone(model),
         body: stripped,

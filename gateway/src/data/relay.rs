@@ -235,9 +235,10 @@ fn outbound(
 }
 
 fn path(route: Route, head: &Parts) -> String {
+    let path = if route == Route::Extra { head.uri.path() } else { route.path() };
     match head.uri.query() {
-        None => route.path().to_owned(),
-        Some(query) => format!("{}?{query}", route.path()),
+        None => path.to_owned(),
+        Some(query) => format!("{path}?{query}"),
     }
 }
 

@@ -93,7 +93,7 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
         Route::Chat => Some(semmoe_text::Route::Chat),
         Route::Completions => Some(semmoe_text::Route::Completions),
         Route::Generate => Some(semmoe_text::Route::Generate),
-        Route::Responses | Route::Embeddings | Route::Tokenize => None,
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Extra => None,
     }
 }
 

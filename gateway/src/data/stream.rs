@@ -90,6 +90,7 @@ impl RelayBody {
 
     fn data(&mut self, data: Bytes) -> Bytes {
         self.ticket.computed();
+        self.ticket.record().sent(data.len());
         self.watch.look(self.ticket.core(), &data);
         let now = match &mut self.events {
             None => data,

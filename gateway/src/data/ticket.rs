@@ -10,7 +10,9 @@ use crate::metrics::{RequestLabels, rank_label};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
 use crate::state::Core;
-use crate::trust::{Caller, RequestId};
+use crate::trust::RequestId;
+
+use super::access::{Ending, Record};
 
 /// The client went away before the end; nginx's code for it.
 const CLIENT_CLOSED: u16 = 499;
@@ -20,8 +22,7 @@ pub(crate) struct Ticket {
     core: Arc<Core>,
     labels: RequestLabels,
     started: Instant,
-    id: RequestId,
-    caller: Caller,
+    record: Record,
     lease: Option<Lease>,
     /// Where the request is traced.
     trace: Option<Box<RequestTrace>>,
@@ -31,21 +32,10 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    pub(crate) fn new(core: Arc<Core>, id: RequestId) -> Self {
+    pub(crate) fn new(core: Arc<Core>, record: Record) -> Self {
         let none = || "none".to_owned();
         let labels = RequestLabels { backend: none(), rank: none(), policy: none(), code: CLIENT_CLOSED };
-        let caller = Caller::default();
-        Self {
-            core,
-            labels,
-            started: Instant::now(),
-            id,
-            caller,
-            lease: None,
-            trace: None,
-            judged: false,
-            finished: false,
-        }
+        Self { core, labels, started: Instant::now(), record, lease: None, trace: None, judged: false, finished: false }
     }
 
     /// The request is traced, if anything was given.
@@ -65,9 +55,9 @@ impl Ticket {
         self.trace.as_deref_mut()
     }
 
-    /// The request was let in.
-    pub(crate) fn caller(&mut self, caller: Caller) {
-        self.caller = caller;
+    /// For the access log.
+    pub(crate) fn record(&mut self) -> &mut Record {
+        &mut self.record
     }
 
     pub(crate) fn policy(&mut self, name: &str) {
@@ -131,9 +121,8 @@ impl Ticket {
         self.lease = None;
         self.labels.code = code;
         let took = self.started.elapsed();
-        let RequestLabels { backend, rank, policy, code } = &self.labels;
-        let (id, key) = (self.id.as_str(), self.caller.name());
-        tracing::debug!(id, key, backend, rank, policy, code, seconds = took.as_secs_f64(), "request ended");
+        let RequestLabels { backend, rank, policy, .. } = &self.labels;
+        self.record.log(self.core.access(), &Ending { backend, rank, policy, status: code, took });
         self.core.metrics.request_done(&self.labels, took);
         if let Some(trace) = self.trace.take() {
             trace.finish(self.labels.code);
@@ -141,7 +130,7 @@ impl Ticket {
     }
 
     pub(crate) fn id(&self) -> &RequestId {
-        &self.id
+        &self.record.id
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

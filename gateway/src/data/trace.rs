@@ -20,7 +20,7 @@ pub(super) fn begin(
     route: Route,
     id: &RequestId,
 ) -> Option<Box<RequestTrace>> {
-    let mut trace = RequestTrace::begin(tracer, headers, route.path())?;
+    let mut trace = RequestTrace::begin(tracer, headers, route.name())?;
     trace.note_request("semmoe.request_id", text(id.as_str()));
     Some(trace)
 }

@@ -11,9 +11,17 @@ struct FailureLabels {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutcomeLabels {
+    outcome: &'static str,
+}
+
 #[derive(Default)]
 pub(crate) struct TrustMetrics {
     auth_failures: Family<FailureLabels, Counter>,
+    handshakes: Family<OutcomeLabels, Counter>,
+    credential_reloads: Family<OutcomeLabels, Counter>,
+    connections_refused: Counter,
 }
 
 impl TrustMetrics {
@@ -23,6 +31,30 @@ impl TrustMetrics {
             "Requests of the data plane refused for want of a key, for a wrong one, or for a model that the key may not use",
             self.auth_failures.clone(),
         );
+        registry.register("tls_handshakes", "TLS handshakes of clients, by outcome", self.handshakes.clone());
+        registry.register(
+            "credential_reloads",
+            "Changed files with certificates or keys that were read again, by outcome",
+            self.credential_reloads.clone(),
+        );
+        registry.register(
+            "connections_refused",
+            "Connections closed as their address had too many",
+            self.connections_refused.clone(),
+        );
+    }
+
+    /// `ok`, `failed` or `timeout`.
+    pub(crate) fn handshake(&self, outcome: &'static str) {
+        self.handshakes.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    pub(crate) fn credential_reload(&self, outcome: &'static str) {
+        self.credential_reloads.get_or_create(&OutcomeLabels { outcome }).inc();
+    }
+
+    pub(crate) fn connection_refused(&self) {
+        self.connections_refused.inc();
     }
 
     pub(crate) fn auth_failure(&self, reason: &'static str) {

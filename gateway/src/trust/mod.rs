@@ -12,7 +12,7 @@ mod request_id;
 
 use http::{HeaderMap, HeaderName, header};
 
-use crate::config::{AuthConfig, Config, Forward};
+use crate::config::{Access, AuthConfig, Config, Forward};
 use crate::error::RequestError;
 use crate::metrics::Metrics;
 
@@ -43,6 +43,9 @@ pub(crate) fn warn_of_exposure(config: &Config) {
             listen = %server.listen,
             "everybody who reaches this address can use the models: set [[auth.keys]], or listen on loopback"
         );
+    }
+    if config.log.access == Access::All && !tracing::enabled!(target: "semmoe::access", tracing::Level::INFO) {
+        tracing::warn!("log.access is \"all\", but the log level hides it: start with --log info");
     }
     if let Some(metrics) = server.metrics.filter(|metrics| !metrics.ip().is_loopback()) {
         tracing::info!(%metrics, "everybody who reaches this address can read the metrics");

@@ -60,7 +60,7 @@ fn configuration_errors_name_the_key() {
             format!("{MODEL}{}", BACKEND.replace("sglang", "trt")),
             "models[0].backends[0].engine: unknown engine 'trt' (known: sglang, semmoe, vllm, openai)",
         ),
-        (format!("{MODEL}{}", BACKEND.replace("http:", "https:")), "models[0].backends[0].url: "),
+        (format!("{MODEL}{}", BACKEND.replace("http:", "ftp:")), "models[0].backends[0].url: "),
         (format!("{MODEL}{BACKEND}ranks = 0\n"), "models[0].backends[0].ranks: 0"),
         (format!("{MODEL}{BACKEND}rank = 1\n"), "unknown field `rank`"),
         (format!("{MODEL}{BACKEND}{BACKEND}"), "models[0].backends[1].name: 'a' is taken already"),

@@ -2,6 +2,7 @@
 //!
 //! What the mock does with a request is said by the request's own header `x-mock`, which the gateway passes on.
 
+pub(crate) mod certs;
 pub(crate) mod experts;
 pub(crate) mod files;
 mod mock;
@@ -16,8 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
-use semmoe_engines::http::AnswerBody;
-use semmoe_engines::http::{BaseUrl, HttpClient};
+use semmoe_engines::http::{AnswerBody, BaseUrl, ClientSettings, HttpClient, HttpError};
 use semmoe_gateway::{Config, Gateway, Running};
 use serde_json::Value;
 
@@ -125,6 +125,30 @@ impl Client {
         Self { http: HttpClient::default(), base: address.into() }
     }
 
+    /// With connections of another kind.
+    pub(crate) fn with(settings: &ClientSettings, url: &str) -> Self {
+        Self { http: HttpClient::new(settings), base: url.parse().unwrap() }
+    }
+
+    /// The error, where no connection can be made.
+    pub(crate) async fn refusal(&self, path: &str) -> String {
+        self.try_open(Method::GET, path, &[], "").await.unwrap_err().to_string()
+    }
+
+    pub(crate) async fn try_open(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Result<Response<AnswerBody>, HttpError> {
+        let mut request = Request::builder().method(method).uri(self.base.join(path).unwrap());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        self.http.send(request.body(Full::new(body.into())).unwrap()).await
+    }
+
     /// Sends and returns as soon as the head of the answer is there.
     pub(crate) async fn open(
         &self,
@@ -133,11 +157,7 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Response<AnswerBody> {
-        let mut request = Request::builder().method(method).uri(self.base.join(path).unwrap());
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        self.http.send(request.body(Full::new(body.into())).unwrap()).await.unwrap()
+        self.try_open(method, path, headers, body).await.unwrap()
     }
 
     /// Sends and reads the whole answer.

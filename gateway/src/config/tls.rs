@@ -1,0 +1,93 @@
+//! `[server.tls]`, `[server.admin_tls]` and `[models.backends.tls]`: certificates, keys and who is believed.
+
+use std::path::{Path, PathBuf};
+
+use semmoe_engines::http::BaseUrl;
+use semmoe_engines::tls::ClientFiles;
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// `[server.tls]` and `[server.admin_tls]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawServerTls {
+    /// Certificates of this listener (PEM), its own first.
+    pub cert: PathBuf,
+    /// The key of the first one (PEM).
+    pub key: PathBuf,
+    /// Authorities (PEM); clients must show a certificate that one of them signed. Absent: clients show none.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
+    /// `1.2` or `1.3`.
+    #[serde(default)]
+    pub min_version: TlsVersion,
+}
+
+/// `[models.backends.tls]`
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawClientTls {
+    /// Authorities that may have signed the engine's certificate (PEM); absent: those that this system trusts.
+    pub ca: Option<PathBuf>,
+    /// Certificates that are shown to the engine (PEM); with `key`.
+    pub cert: Option<PathBuf>,
+    /// The key of the first one (PEM).
+    pub key: Option<PathBuf>,
+    /// The name in the engine's certificate; absent: the host of the URL.
+    pub server_name: Option<String>,
+}
+
+/// Oldest version of TLS that is spoken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum TlsVersion {
+    /// TLS 1.2 or 1.3.
+    #[default]
+    #[serde(rename = "1.2")]
+    V1_2,
+    /// TLS 1.3 alone.
+    #[serde(rename = "1.3")]
+    V1_3,
+}
+
+/// Checked; the files are read at start.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ServerTlsConfig {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+    pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) min_version: TlsVersion,
+}
+
+pub(super) fn server(raw: RawServerTls, base: &Path) -> ServerTlsConfig {
+    ServerTlsConfig {
+        cert: base.join(raw.cert),
+        key: base.join(raw.key),
+        client_ca: raw.client_ca.map(|path| base.join(path)),
+        min_version: raw.min_version,
+    }
+}
+
+/// What a connection to these URLs needs; `None` where all of them are plain.
+pub(super) fn client(
+    key: &str,
+    raw: Option<RawClientTls>,
+    urls: &[BaseUrl],
+    base: &Path,
+) -> Result<Option<ClientFiles>, ConfigError> {
+    let secure = urls.iter().any(BaseUrl::is_secure);
+    let Some(raw) = raw else { return Ok(secure.then(ClientFiles::default)) };
+    let wrong = |field: &str, cause: &str| Err(ConfigError::value(format!("{key}.{field}"), cause));
+    if !secure {
+        return wrong("tls", "set, but no URL of this backend begins with https://");
+    }
+    match (&raw.cert, &raw.key) {
+        (Some(_), None) => return wrong("tls.key", "must be set, as `cert` is"),
+        (None, Some(_)) => return wrong("tls.cert", "must be set, as `key` is"),
+        _ => {}
+    }
+    let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
+    let files =
+        ClientFiles { ca: below(raw.ca), cert: below(raw.cert), key: below(raw.key), server_name: raw.server_name };
+    Ok(Some(files))
+}

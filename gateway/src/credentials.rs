@@ -1,0 +1,69 @@
+//! Files with certificates and keys are read again when they change, as renewals and rotations come without a restart.
+//!
+//! A file that cannot be used changes nothing: what was read before stays in force, and a warning and
+//! `semmoe_credential_reloads_total{outcome="failed"}` tell. Connections that are there stay as they are.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::outgoing;
+use crate::server::ListenerTls;
+use crate::stamp::FileState;
+use crate::state::Core;
+
+/// Files as they were when they were read.
+pub(crate) struct Seen(Mutex<Vec<FileState>>);
+
+impl Seen {
+    /// To be taken before they are read, so that a change meanwhile is seen next time.
+    pub(crate) fn of<'a>(files: impl Iterator<Item = &'a Path>) -> Self {
+        Self(Mutex::new(files.map(FileState::of).collect()))
+    }
+
+    /// Looks again; whether they are others now.
+    fn changed<'a>(&self, files: impl Iterator<Item = &'a Path>) -> bool {
+        let now: Vec<FileState> = files.map(FileState::of).collect();
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *seen != now;
+        *seen = now;
+        changed
+    }
+}
+
+/// Looks at all files in an interval, until `stop`.
+pub(crate) async fn watch(core: Arc<Core>, listeners: ListenerTls, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(core.config().server.credentials_interval) => {}
+        }
+        let (core, listeners) = (Arc::clone(&core), listeners.clone());
+        // A panic in it was logged by its thread; the next look is another try.
+        let _ = tokio::task::spawn_blocking(move || refresh(&core, &listeners)).await;
+    }
+}
+
+/// Reads again what has changed since it was read. Blocking.
+fn refresh(core: &Core, listeners: &ListenerTls) {
+    for (place, tls) in listeners.all() {
+        if tls.seen.changed(tls.files()) {
+            tell(core, place, tls.reload());
+        }
+    }
+    for (_, member) in core.snapshot().members() {
+        let backend = &member.backend;
+        if backend.files_seen.changed(outgoing::files(backend)) {
+            tell(core, &format!("backend '{}'", backend.name), outgoing::refresh(backend));
+        }
+    }
+}
+
+fn tell<E: std::fmt::Display>(core: &Core, place: &str, outcome: Result<(), E>) {
+    core.metrics.trust.credential_reload(if outcome.is_ok() { "ok" } else { "failed" });
+    match outcome {
+        Ok(()) => tracing::info!(place, "certificates and keys were read again"),
+        Err(cause) => tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay"),
+    }
+}

@@ -1,0 +1,71 @@
+//! The access log: one event for a request at its end, at target `semmoe::access`.
+//!
+//! It names the request, the key (never the key itself), the model, where the request went and what became of it. There is no
+//! prompt, no header and no query in it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use semmoe_engines::Route;
+
+use crate::config::Access;
+use crate::snapshot::Model;
+use crate::trust::{Caller, RequestId};
+
+/// What is known of a request besides the labels of its metrics.
+pub(crate) struct Record {
+    pub(crate) id: RequestId,
+    pub(crate) caller: Caller,
+    /// `None` for paths that are none of the gateway's: they may hold anything.
+    pub(crate) route: Option<Route>,
+    model: Option<Arc<Model>>,
+    prompt_tokens: u64,
+    bytes: u64,
+}
+
+/// How it ended.
+pub(super) struct Ending<'a> {
+    pub(super) backend: &'a str,
+    pub(super) rank: &'a str,
+    pub(super) policy: &'a str,
+    pub(super) status: u16,
+    pub(super) took: Duration,
+}
+
+impl Record {
+    pub(crate) fn new(id: RequestId, route: Option<Route>) -> Self {
+        Self { id, caller: Caller::default(), route, model: None, prompt_tokens: 0, bytes: 0 }
+    }
+
+    /// The request was read; tokens are estimated where the prompt was not tokenized.
+    pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64) {
+        self.model = Some(Arc::clone(model));
+        self.prompt_tokens = prompt_tokens;
+    }
+
+    /// So many bytes of the answer's body are on their way.
+    pub(super) fn sent(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+    }
+
+    pub(super) fn log(&self, access: Access, ending: &Ending<'_>) {
+        if !access.wants(ending.status) {
+            return;
+        }
+        let Ending { backend, rank, policy, status, took } = ending;
+        tracing::info!(
+            target: "semmoe::access",
+            id = self.id.as_str(),
+            key = self.caller.name().unwrap_or("none"),
+            route = self.route.map_or("none", Route::name),
+            model = self.model.as_ref().map_or("none", |model| model.name.as_str()),
+            backend,
+            rank,
+            policy,
+            status,
+            prompt_tokens = self.prompt_tokens,
+            bytes = self.bytes,
+            ms = took.as_secs_f64() * 1e3,
+        );
+    }
+}

@@ -1,0 +1,78 @@
+//! Which HTTP a connection speaks, and its limits in either.
+
+use std::io;
+use std::time::Duration;
+
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::TokioTimer;
+use tokio::net::TcpStream;
+
+use super::connection::StreamTasks;
+use crate::config::Config;
+
+/// hyper's own limit.
+const HEADERS_ON_STACK: usize = 100;
+/// With these bytes HTTP/2 begins on a plain connection ("prior knowledge"); no HTTP/1.1 method does.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0";
+
+/// What a client may send ahead of what was read: of one request, and of all on its connection.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 1 << 20;
+/// What waits to be sent on one stream, besides what the engine's connection holds.
+const SEND_BUFFER_BYTES: usize = 64 << 10;
+/// Streams that a client opened and reset before they were looked at; more close the connection (CVE-2023-44487).
+const PENDING_RESETS: usize = 20;
+/// Streams reset for a client's errors; more close the connection (CVE-2025-8671). Those over `limits.streams` count, and an honest
+/// client may open some before it knows the limit.
+const ERROR_RESETS: usize = 1024;
+/// A client that does not answer a ping within this time is gone.
+const PING: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+impl Protocol {
+    /// Looks at the first bytes of a plain connection without taking them.
+    pub(super) async fn of_plain(stream: &TcpStream) -> io::Result<Self> {
+        let mut first = [0; PREFACE.len()];
+        let length = stream.peek(&mut first).await?;
+        // Three bytes tell them apart; a client whose first packet is shorter speaks HTTP/1.1, or will be told that it does not.
+        let is_http2 = length >= 3 && PREFACE.starts_with(&first[..length]);
+        Ok(if is_http2 { Self::Http2 } else { Self::Http1 })
+    }
+
+    /// As agreed in a handshake.
+    pub(super) fn of_alpn(agreed: Option<&[u8]>) -> Self {
+        if agreed == Some(b"h2") { Self::Http2 } else { Self::Http1 }
+    }
+}
+
+pub(super) fn http1(config: &Config) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(config.timeouts.header)
+        .max_header_size(config.limits.header_bytes);
+    // hyper keeps up to this many on the stack; any number that is set costs an allocation per request.
+    if config.limits.headers != HEADERS_ON_STACK {
+        http.max_headers(config.limits.headers);
+    }
+    http
+}
+
+pub(super) fn http2(config: &Config, tasks: StreamTasks) -> http2::Builder<StreamTasks> {
+    let mut http = http2::Builder::new(tasks);
+    http.timer(TokioTimer::new())
+        .max_header_list_size(u32::try_from(config.limits.header_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(config.limits.streams)
+        .max_pending_accept_reset_streams(PENDING_RESETS)
+        .max_local_error_reset_streams(ERROR_RESETS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PING);
+    http
+}

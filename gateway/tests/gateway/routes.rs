@@ -1,0 +1,97 @@
+//! Routes: those of the gateway, those that the configuration adds, and no others.
+
+use bytes::Bytes;
+use http::Method;
+use semmoe_gateway::Config;
+
+use crate::support::{Client, Mock, metric, plain_model, settled, start};
+
+/// What engines have and clients must not reach.
+const DANGEROUS: [&str; 8] = [
+    "/flush_cache",
+    "/update_weights_from_disk",
+    "/v1/load_lora_adapter",
+    "/start_profile",
+    "/server_info",
+    "/metrics",
+    "/health",
+    "/sleep",
+];
+
+fn extra(routes: &str, mock: &Mock) -> String {
+    format!("extra_routes = [{routes}]\n{}", plain_model(mock, 2))
+}
+
+/// In `[server]`.
+async fn start_with(toml: &str) -> semmoe_gateway::Running {
+    let text = format!("[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{toml}");
+    let config = Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    semmoe_gateway::Gateway::start(config).await.unwrap()
+}
+
+#[tokio::test]
+async fn other_routes_of_engines_are_not_there() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    for path in DANGEROUS {
+        for method in [Method::GET, Method::POST] {
+            let answer = client.call(method, path, &[], "{}").await;
+            assert_eq!(
+                (answer.status, answer.json()["error"]["code"].as_str()),
+                (404, Some("route_not_found")),
+                "{path}"
+            );
+        }
+    }
+    assert!(mock.seen.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn listed_routes_pass_and_only_they() {
+    let mut mock = Mock::start(2);
+    let gateway = start_with(&extra("\"/v1/score\", \"/flush_cache\"", &mock)).await;
+    gateway.wait_ready().await;
+    let client = Client::data(&gateway);
+    let gzip = Bytes::from_static(b"\x1f\x8b\x00 no JSON at all");
+    for (method, path, body) in [
+        (Method::POST, "/v1/score?x=1", Bytes::from_static(b"{\"model\":\"small\",\"q\":1}")),
+        (Method::POST, "/v1/score", gzip),
+        (Method::POST, "/v1/score", Bytes::from_static(b"[1,2]")),
+        (Method::GET, "/flush_cache", Bytes::new()),
+    ] {
+        let answer = client.call(method, path, &[], body.clone()).await;
+        assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, "pod-a"), "{path}");
+        let seen = mock.next().await;
+        assert_eq!((seen.path.as_str(), &seen.body), (path, &body));
+        assert_eq!(seen.header_pin(), None, "the engine chooses the rank");
+    }
+    // A client's pin is taken out as everywhere.
+    client.post("/v1/score", "{\"routed_dp_rank\":1,\"q\":1}").await;
+    assert_eq!(mock.next().await.body, "{\"q\":1}");
+    for (path, body) in
+        [("/v1/score", "{\"model\":\"none\"}"), ("/v1/scores", "{}"), ("/v1/score/", "{}"), ("/v1//score", "{}")]
+    {
+        assert_eq!(client.post(path, body).await.status, 404, "{path}");
+    }
+    for path in &DANGEROUS[1..] {
+        assert_eq!(client.post(path, "{}").await.status, 404, "{path}");
+    }
+    settled(&gateway).await;
+    let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"any\",policy=\"round_robin\",code=\"200\"}";
+    assert_eq!(metric(&gateway, line).await, 5.0);
+}
+
+#[test]
+fn routes_that_are_no_paths_are_refused() {
+    for path in
+        ["v1/score", "/", "/a/", "/a//b", "/a/../b", "/a?b", "/a b", "/{a}", "/a%2fb", "/v1/models", "/generate"]
+    {
+        let text = format!("[server]\nextra_routes = [\"{path}\"]\n[[models]]\nname = \"m\"\n");
+        let text = format!(
+            "{text}policy = \"round_robin\"\n[[models.backends]]\nname = \"a\"\nengine = \"sglang\"\nurl = \"http://a\"\n"
+        );
+        let error = Config::from_toml(&text, std::path::Path::new("")).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("server.extra_routes[0]: '{path}' is ")), "{error}");
+    }
+}
