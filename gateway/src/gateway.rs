@@ -93,6 +93,10 @@ async fn probe_all<'a>(core: &Core, backends: &'a [Arc<Backend>]) -> Vec<(&'a Ar
     join_all(backends.iter().map(|backend| async move { (backend, health::probe_fully(core, backend).await) })).await
 }
 
+fn url(address: SocketAddr, secure: bool) -> String {
+    format!("{}://{address}", if secure { "https" } else { "http" })
+}
+
 /// A gateway that serves, until [`Running::shutdown`]. Dropping it instead leaves its tasks to the runtime.
 pub struct Running {
     core: Arc<Core>,
@@ -122,6 +126,16 @@ impl Running {
     /// Where clients connect.
     pub fn data_addr(&self) -> SocketAddr {
         self.data_addr
+    }
+
+    /// The data plane's URL; https where it has certificates.
+    pub fn data_url(&self) -> String {
+        url(self.data_addr, self.core.config().server.tls.is_some())
+    }
+
+    /// The admin plane's URL.
+    pub fn admin_url(&self) -> String {
+        url(self.admin_addr, self.core.config().server.admin_tls.is_some())
     }
 
     /// Where the admin plane is.

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the process.
         let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
         let running = Gateway::start(config).await.map_err(CliError::failed)?;
-        announce(&format!("ready: http://{}\nadmin: http://{}", running.data_addr(), running.admin_addr()));
+        announce(&format!("ready: {}\nadmin: {}", running.data_url(), running.admin_url()));
         let stop = tokio::select! {
             stop = stops.next() => stop,
             // What came of each reload is in the log and in the metrics.

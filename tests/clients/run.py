@@ -49,6 +49,8 @@ def curl(*arguments):
     command = ["curl", "--silent", "--show-error", "--max-time", "30", "--include", *arguments]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     head, body = re.split(r"\r?\n\r?\n", answer, maxsplit=1)
+    if " 100" in head.splitlines()[0]:
+        head, body = re.split(r"\r?\n\r?\n", body, maxsplit=1)
     lines = head.splitlines()
     return int(lines[0].split()[1]), dict(line.lower().split(": ", 1) for line in lines[1:]), body
 

@@ -14,7 +14,7 @@ use crate::support::{Client, Mock, PATIENCE, config, metric, next_frame, plain_m
 const CHAT: &str = "/v1/chat/completions";
 
 fn url(gateway: &Running) -> String {
-    format!("https://127.0.0.1:{}", gateway.data_addr().port())
+    gateway.data_url()
 }
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn the_admin_plane_over_tls() {
     let mock = Mock::start(1);
     let section = authority.section("server.admin_tls", "server");
     let gateway = start(&format!("{section}{}", plain_model(&mock, 1))).await;
-    let url = format!("https://127.0.0.1:{}", gateway.admin_addr().port());
+    let url = gateway.admin_url();
     for http2 in [false, true] {
         let client = Client::with(&authority.client(http2, None), &url);
         assert_eq!(client.get("/admin/backends").await.status, 200, "http2: {http2}");
