@@ -174,6 +174,8 @@ pub(crate) struct Facts {
     pub(crate) left_out: usize,
     pub(crate) threads: usize,
     pub(crate) cpu_seconds: f64,
+    /// How long the threads ran, warm-up and last answers included.
+    pub(crate) wall_seconds: f64,
 }
 
 impl Report {
@@ -233,11 +235,11 @@ impl Report {
             },
             warnings: Vec::new(),
         };
-        report.warnings = report.warn(options, facts.first_prompt);
+        report.warnings = report.warn(options, facts);
         report
     }
 
-    fn warn(&self, options: &LoadOptions, first_prompt: u64) -> Vec<String> {
+    fn warn(&self, options: &LoadOptions, facts: &Facts) -> Vec<String> {
         let (mut warnings, generator) = (Vec::new(), &self.generator);
         let mut warn = |when: bool, text: String| warnings.extend(when.then_some(text));
         let late = self.send_lateness_ms.map_or(0.0, |late| late.p99);
@@ -255,15 +257,15 @@ impl Report {
                 options.max_in_flight
             ),
         );
-        let cores = generator.cpu_seconds / self.seconds.max(1e-9);
+        let cores = facts.cpu_seconds / facts.wall_seconds.max(1e-9);
         warn(
-            self.seconds > 1.0 && cores > BUSY * generator.threads as f64,
+            facts.wall_seconds > 1.0 && cores > BUSY * generator.threads as f64,
             format!(
                 "the generator used {cores:.1} cores with {} threads, and may be the limit itself",
                 generator.threads
             ),
         );
-        let wanted = first_prompt.saturating_add(self.requests.sent).saturating_add(options.warmup);
+        let wanted = facts.first_prompt.saturating_add(self.requests.sent).saturating_add(options.warmup);
         warn(
             wanted > generator.prompts as u64,
             format!(
@@ -334,6 +336,7 @@ mod tests {
             left_out: 0,
             threads: 2,
             cpu_seconds: 1.0,
+            wall_seconds: 2.0,
         }
     }
 
@@ -346,6 +349,7 @@ mod tests {
             (calm, facts(), None),
             (Duration::from_millis(50), facts(), Some("the generator could not keep up")),
             (calm, Facts { cpu_seconds: 3.7, ..facts() }, Some("the generator used 1.9 cores with 2 threads")),
+            (calm, Facts { cpu_seconds: 3.7, wall_seconds: 12.0, ..facts() }, None),
             (calm, Facts { held_back: 3, ..facts() }, Some("3 requests waited as 10000 were in flight")),
             (
                 calm,

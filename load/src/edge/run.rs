@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semmoe_engines::http::BaseUrl;
 use tokio_util::sync::CancellationToken;
@@ -52,8 +52,10 @@ pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output 
     options.check()?;
     tokio::pin!(stop);
     let prepared = tokio::select! {
-        prepared = Prepared::new(options, None) => prepared?,
+        // Looked at before anything is sent: it may have to begin to listen.
+        biased;
         () = &mut stop => return Err(LoadError::Cancelled),
+        prepared = Prepared::new(options, None) => prepared?,
     };
     prepared.block(Place { block: (1, 1), first_prompt: 0 }, view, stop).await
 }
@@ -84,8 +86,9 @@ pub async fn compare(
         std::future::pending().await
     };
     tokio::select! {
-        comparison = work => comparison,
+        biased;
         never = watch => never,
+        comparison = work => comparison,
     }
 }
 
@@ -163,7 +166,7 @@ impl Prepared {
     async fn block(&self, place: Place, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
         let (target, jobs) = (Arc::clone(&self.target), Arc::clone(&self.jobs));
         let shared = Arc::new(Shared::new(target, jobs, &self.options, place));
-        let cpu = cpu_time();
+        let (begin, cpu) = (Instant::now(), cpu_time());
         let workers = Workers::start(&shared, &self.options, self.schedule.clone())?;
         let stopped = workers.watch(view, stop).await;
         let threads = workers.count();
@@ -181,6 +184,7 @@ impl Prepared {
             left_out: self.jobs.left_out,
             threads,
             cpu_seconds: cpu_time().saturating_sub(cpu).as_secs_f64(),
+            wall_seconds: begin.elapsed().as_secs_f64(),
         };
         Ok(Report::new(&self.options, &stats, &facts))
     }

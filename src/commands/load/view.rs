@@ -1,4 +1,4 @@
-//! A run while it goes on: one line that is renewed on a terminal, a line now and then elsewhere; always on standard error.
+//! A run while it goes on: two lines that are renewed on a terminal, a line now and then elsewhere; always on standard error.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -34,7 +34,7 @@ impl View {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             // The template is a constant; a wrong one shows the default, which is no reason to stop the work.
             bar.set_style(
-                ProgressStyle::with_template("{spinner} {wide_msg}")
+                ProgressStyle::with_template("{spinner} {wide_msg}\n  {prefix}")
                     .unwrap_or_else(|_| ProgressStyle::default_spinner()),
             );
             bar.set_message("connecting");
@@ -56,9 +56,14 @@ impl View {
             *before = Before { elapsed, ok: now.ok, output_tokens: now.output_tokens };
             text
         };
+        let (counts, latencies) = text;
         match &self.line {
-            Some(bar) => bar.set_message(text),
-            None => say(&text),
+            Some(bar) => {
+                bar.set_message(counts);
+                bar.set_prefix(latencies);
+            }
+            None if latencies.is_empty() => say(&counts),
+            None => say(&format!("{counts}, {latencies}")),
         }
     }
 
@@ -69,28 +74,30 @@ impl View {
     }
 }
 
-/// Rates are those since the last look.
-fn describe(now: &Snapshot, before: Before) -> String {
+/// Counts and latencies. Rates are those since the last look.
+fn describe(now: &Snapshot, before: Before) -> (String, String) {
     let block = if now.block.1 > 1 { format!("block {} of {}, ", now.block.0, now.block.1) } else { String::new() };
-    let Some(elapsed) = now.elapsed else { return format!("{block}warm-up, {} in flight", now.in_flight) };
+    let Some(elapsed) = now.elapsed else {
+        return (format!("{block}warm-up, {} in flight", now.in_flight), String::new());
+    };
     // A look at another block than before.
     let before = if elapsed < before.elapsed || now.ok < before.ok { Before::default() } else { before };
     let seconds = elapsed.saturating_sub(before.elapsed).as_secs_f64().max(1e-3);
     let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
     let latency = |name: &str, summary: Option<LatencySummary>| {
-        summary.map_or(String::new(), |s| format!(", {name} p50 {:.1} p99 {:.1} ms", s.p50, s.p99))
+        summary.map(|s| format!("{name} p50 {:.1} p99 {:.1} ms", s.p50, s.p99))
     };
-    format!(
-        "{block}{:.0} s: {} ok, {} failed, {} in flight, {:.1} requests/s, {:.0} tokens/s{}{}",
+    let latencies: Vec<_> = [latency("first token", now.ttft), latency("end", now.e2e)].into_iter().flatten().collect();
+    let counts = format!(
+        "{block}{:.0} s: {} ok, {} failed, {} in flight, {:.1} requests/s, {:.0} tokens/s",
         elapsed.as_secs_f64(),
         now.ok,
         now.failed,
         now.in_flight,
         rate(now.ok, before.ok),
         rate(now.output_tokens, before.output_tokens),
-        latency("first token", now.ttft),
-        latency("end", now.e2e),
-    )
+    );
+    (counts, latencies.join(", "))
 }
 
 #[cfg(test)]
@@ -109,7 +116,7 @@ mod tests {
             ttft: None,
             e2e: None,
         };
-        assert_eq!(describe(&warm, Before::default()), "warm-up, 3 in flight");
+        assert_eq!(describe(&warm, Before::default()), ("warm-up, 3 in flight".to_owned(), String::new()));
         let e2e = LatencySummary { count: 1, mean: 1.0, p50: 1.0, p90: 1.0, p99: 2.0, p999: 2.0, max: 2.0 };
         let now =
             Snapshot { elapsed: Some(Duration::from_secs(4)), ok: 30, output_tokens: 100, e2e: Some(e2e), ..warm };
@@ -117,12 +124,16 @@ mod tests {
         let earlier = Before { elapsed: Duration::from_secs(9), ok: 90, output_tokens: 500 };
         assert!(
             describe(&next, earlier)
+                .0
                 .starts_with("block 2 of 6, 4 s: 30 ok, 0 failed, 3 in flight, 7.5 requests/s, 25 ")
         );
         let before = Before { elapsed: Duration::from_secs(2), ok: 10, output_tokens: 0 };
         assert_eq!(
             describe(&now, before),
-            "4 s: 30 ok, 0 failed, 3 in flight, 10.0 requests/s, 50 tokens/s, end p50 1.0 p99 2.0 ms"
+            (
+                "4 s: 30 ok, 0 failed, 3 in flight, 10.0 requests/s, 50 tokens/s".to_owned(),
+                "end p50 1.0 p99 2.0 ms".to_owned()
+            )
         );
     }
 }
