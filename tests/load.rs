@@ -127,6 +127,7 @@ fn what_cannot_be_run_is_refused() {
         (vec!["--concurrency", "1", "--requests", "1", "--slo-ttft-ms", "5"], "--stream"),
         (vec!["--concurrency", "0", "--requests", "1"], "concurrency is 0"),
         (vec!["--concurrency", "1", "--duration", "soon"], "--duration"),
+        (vec!["--concurrency", "1", "--requests", "1", "--cert", "a.pem"], "--key"),
         (vec!["--concurrency", "1", "--requests", "4", "--rounds", "4"], "--compare"),
         (vec!["--arrivals", arrivals, "--compare", &url], "cannot be used with"),
         (vec!["--concurrency", "1", "--requests", "4", "--compare", &url, "--rounds", "1"], "rounds is 1"),

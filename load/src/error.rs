@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use semmoe_engines::http::{HttpError, UrlError};
+use semmoe_engines::tls::TlsError;
 use semmoe_text::PromptLineError;
 
 /// An error of this crate; every message is one sentence.
@@ -69,6 +70,9 @@ pub enum LoadError {
     /// The address cannot be used.
     #[error(transparent)]
     Url(#[from] UrlError),
+    /// The certificates cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The server cannot be reached at all.
     #[error("cannot connect to {url}: {cause}")]
     Connect {

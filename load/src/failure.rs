@@ -28,6 +28,8 @@ pub enum ConnectFailure {
     Refused,
     /// Not in time.
     TimedOut,
+    /// TLS was not agreed on.
+    Tls,
     /// This process may open no more files.
     NoFiles,
     /// Anything else.
@@ -59,6 +61,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Connect(ConnectFailure::Refused) => f.write_str("connect: refused"),
             Self::Connect(ConnectFailure::TimedOut) => f.write_str("connect: timed out"),
+            Self::Connect(ConnectFailure::Tls) => f.write_str("connect: TLS"),
             Self::Connect(ConnectFailure::NoFiles) => f.write_str("connect: too many open files in the load generator"),
             Self::Connect(ConnectFailure::Other) => f.write_str("connect: failed"),
             Self::Timeout(Phase::Head) => f.write_str("timeout: no answer"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use semmoe_engines::http::BaseUrl;
+use semmoe_engines::tls::ClientFiles;
 use serde_json::{Map, Value};
 
 use crate::{Api, LoadError};
@@ -75,6 +76,8 @@ impl Slo {
 pub struct LoadOptions {
     /// The server.
     pub url: BaseUrl,
+    /// Whom an https server is believed by, and what is shown to it.
+    pub tls: ClientFiles,
     /// The route.
     pub api: Api,
     /// Whether answers are streamed.
@@ -115,6 +118,7 @@ impl LoadOptions {
     pub fn new(url: BaseUrl, prompts: PathBuf, pace: Pace, limit: Limit) -> Self {
         Self {
             url,
+            tls: ClientFiles::default(),
             api: Api::Chat,
             stream: false,
             model: None,
@@ -136,10 +140,6 @@ impl LoadOptions {
 
     pub(crate) fn check(&self) -> Result<(), LoadError> {
         let bad = |option, found: String, expected| Err(LoadError::Option { option, found, expected });
-        // Whatever else the other parts can reach: here connections are plain TCP.
-        if self.url.join("/")?.scheme() != Some(&http::uri::Scheme::HTTP) {
-            return bad("the URL", self.url.to_string(), "http://");
-        }
         match &self.pace {
             Pace::Closed { concurrency } if !(1..=MAX_CONCURRENCY).contains(concurrency) => {
                 return bad("concurrency", concurrency.to_string(), "1 to 50000");

@@ -22,6 +22,15 @@ pub(crate) struct LoadArgs {
     /// Base URL of a gateway or an engine.
     #[arg(long)]
     pub(crate) url: String,
+    /// https: authorities that may have signed the server's certificate (PEM) [default: those that the system trusts].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
+    /// https: the certificate to show (PEM).
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub(crate) cert: Option<PathBuf>,
+    /// https: the certificate's key (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    pub(crate) key: Option<PathBuf>,
     /// Prompts: JSON Lines with "messages", "input_ids" or "prompt"; a .txt file has one prompt a line.
     #[arg(long, value_name = "FILE")]
     pub(crate) prompts: PathBuf,

@@ -1,6 +1,7 @@
 //! `semmoe load`.
 
 use semmoe_engines::http::BaseUrl;
+use semmoe_engines::tls::ClientFiles;
 use semmoe_load::{Api, Limit, LoadError, LoadOptions, Pace, Slo, Snapshot, bearer, parse_header};
 use serde_json::{Map, Value};
 
@@ -68,6 +69,7 @@ fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
             LoadRoute::Completions => Api::Completions,
             LoadRoute::Generate => Api::Generate,
         },
+        tls: ClientFiles { ca: args.ca, cert: args.cert, key: args.key, server_name: None },
         stream: args.stream,
         model: args.model,
         max_tokens: args.max_tokens,

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use semmoe_engines::http::BaseUrl;
+use semmoe_engines::tls::ClientTls;
 use tokio_util::sync::CancellationToken;
 
 use super::shared::Shared;
@@ -151,9 +152,12 @@ impl Prepared {
     /// Takes `jobs` or makes its own.
     async fn new(mut options: LoadOptions, jobs: Option<Arc<Jobs>>) -> Result<Self, LoadError> {
         let schedule = schedule(&options)?;
-        let target = Arc::new(Target::find(&options).await?);
+        // Blocks for a few files, before anything is sent.
+        let tls =
+            options.url.is_secure().then(|| ClientTls::load(options.tls.clone(), false)).transpose()?.map(Arc::new);
+        let target = Arc::new(Target::find(&options, tls.clone()).await?);
         if options.model.is_none() && options.api.names_model() {
-            options.model = Some(only_model(&options.url, &options.headers).await?);
+            options.model = Some(only_model(&options.url, &options.headers, tls).await?);
         }
         let jobs = match jobs {
             Some(jobs) => jobs,

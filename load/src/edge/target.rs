@@ -1,15 +1,19 @@
 //! The server: its addresses, looked up once, and the head of every request.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use http_body_util::Full;
-use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
+use semmoe_engines::http::{AnswerLimits, BaseUrl, ClientSettings, HttpClient, request};
+use semmoe_engines::tls::ClientTls;
 use serde::Deserialize;
 use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
 
 use crate::failure::ConnectFailure;
 use crate::{Api, LoadError, LoadOptions};
@@ -26,22 +30,32 @@ pub(crate) struct Target {
     good: AtomicUsize,
     uri: Uri,
     headers: HeaderMap,
+    /// With the host's name, for https.
+    tls: Option<(Arc<ClientTls>, String)>,
+}
+
+/// What a connection runs over.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Secure(Box<TlsStream<TcpStream>>),
 }
 
 impl Target {
     /// Looks the server up and connects once, so that a wrong address is one error and not as many as there are requests.
-    pub(crate) async fn find(options: &LoadOptions) -> Result<Self, LoadError> {
+    pub(crate) async fn find(options: &LoadOptions, tls: Option<Arc<ClientTls>>) -> Result<Self, LoadError> {
         let url = &options.url;
         let unreachable = |cause: std::io::Error| LoadError::Connect { url: url.to_string(), cause: cause.to_string() };
         let authority = url.authority();
-        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        let host = if has_port { authority.to_owned() } else { format!("{authority}:80") };
-        let addresses: Vec<SocketAddr> = tokio::net::lookup_host(host).await.map_err(unreachable)?.collect();
+        let name: Authority = authority.parse().expect("the authority of a URL is one");
+        let port = name.port_u16().unwrap_or(if url.is_secure() { 443 } else { 80 });
+        let host = name.host().trim_start_matches('[').trim_end_matches(']');
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port)).await.map_err(unreachable)?.collect();
         let whole = url.join(options.api.path())?;
         let uri = whole.path().parse().expect("the path of a valid URI is one");
         let mut headers = options.headers.clone();
-        let host = HeaderValue::from_str(authority).expect("an authority is visible ASCII");
-        headers.insert(header::HOST, host);
+        let host_header = HeaderValue::from_str(authority).expect("an authority is visible ASCII");
+        headers.insert(header::HOST, host_header);
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers
             .entry(header::USER_AGENT)
@@ -55,21 +69,34 @@ impl Target {
             })?;
             headers.insert(MODEL_HEADER, value);
         }
-        let target = Self { addresses, good: AtomicUsize::new(0), uri, headers };
-        target.connect_cause().await.map_err(unreachable)?;
+        let tls = tls.filter(|_| url.is_secure()).map(|tls| (tls, host.to_owned()));
+        let target = Self { addresses, good: AtomicUsize::new(0), uri, headers, tls };
+        let stream = target.connect_cause().await.map_err(unreachable)?;
+        target.secure(stream).await.map_err(unreachable)?;
         Ok(target)
     }
 
     /// A new connection.
-    pub(crate) async fn connect(&self) -> Result<TcpStream, ConnectFailure> {
-        self.connect_cause().await.map_err(|error| {
+    pub(crate) async fn connect(&self) -> Result<Stream, ConnectFailure> {
+        let stream = self.connect_cause().await.map_err(|error| {
             match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
                 Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => ConnectFailure::NoFiles,
                 Some(rustix::io::Errno::CONNREFUSED) => ConnectFailure::Refused,
                 _ if error.kind() == std::io::ErrorKind::TimedOut => ConnectFailure::TimedOut,
                 _ => ConnectFailure::Other,
             }
+        })?;
+        self.secure(stream).await.map_err(|error| match error.kind() {
+            std::io::ErrorKind::TimedOut => ConnectFailure::TimedOut,
+            _ => ConnectFailure::Tls,
         })
+    }
+
+    async fn secure(&self, stream: TcpStream) -> std::io::Result<Stream> {
+        let Some((tls, host)) = &self.tls else { return Ok(Stream::Plain(stream)) };
+        let secured = tokio::time::timeout(CONNECT_TIMEOUT, tls.connect(host, stream)).await;
+        let secured = secured.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))?;
+        Ok(Stream::Secure(Box::new(secured)))
     }
 
     /// Tries every address, from the one that answered last.
@@ -112,10 +139,16 @@ struct Model {
 }
 
 /// The one model that the server lists.
-pub(crate) async fn only_model(url: &BaseUrl, headers: &HeaderMap) -> Result<String, LoadError> {
+pub(crate) async fn only_model(
+    url: &BaseUrl,
+    headers: &HeaderMap,
+    tls: Option<Arc<ClientTls>>,
+) -> Result<String, LoadError> {
     let mut request = request(Method::GET, url, "/v1/models", None)?;
     request.headers_mut().extend(headers.clone());
-    let (found_at, body) = HttpClient::default().whole(request, &AnswerLimits::default()).await?;
+    let (found_at, body) = HttpClient::new(&ClientSettings { tls, ..ClientSettings::default() })
+        .whole(request, &AnswerLimits::default())
+        .await?;
     let models: Models = serde_json::from_slice(&body).map_err(|error| {
         LoadError::Models(semmoe_engines::http::HttpError::Json { url: found_at, cause: error.to_string() })
     })?;

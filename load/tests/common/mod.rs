@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use semmoe_load::{Limit, LoadOptions, Pace, Report};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 /// What is done after a request was read.
 pub enum Reply {
@@ -44,15 +44,37 @@ impl Mock {
     where
         F: Future<Output = Reply> + Send + 'static,
     {
+        Self::start_with(None, answer).await
+    }
+
+    /// The same over TLS.
+    pub async fn start_with<F>(
+        tls: Option<tokio_rustls::TlsAcceptor>,
+        answer: impl Fn(Seen) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Reply> + Send + 'static,
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let answer: Arc<Answer> = Arc::new(move |seen| Box::pin(answer(seen)));
         let (requests, connections) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let counts = (Arc::clone(&requests), Arc::clone(&connections));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 counts.1.fetch_add(1, Ordering::SeqCst);
-                tokio::spawn(connection(stream, Arc::clone(&answer), Arc::clone(&counts.0)));
+                let (tls, answer, requests) = (tls.clone(), Arc::clone(&answer), Arc::clone(&counts.0));
+                tokio::spawn(async move {
+                    match tls {
+                        None => connection(stream, answer, requests).await,
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                connection(stream, answer, requests).await;
+                            }
+                        }
+                    }
+                });
             }
         });
         Self { url, requests, connections, folder: tempfile::tempdir().unwrap() }
@@ -93,7 +115,7 @@ pub async fn run(options: LoadOptions) -> Report {
     semmoe_load::run(options, &|_| {}, std::future::pending()).await.unwrap()
 }
 
-async fn connection(mut stream: TcpStream, answer: Arc<Answer>, requests: Arc<AtomicUsize>) {
+async fn connection(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Arc<Answer>, requests: Arc<AtomicUsize>) {
     let mut read = Vec::new();
     loop {
         let Some((head, body)) = request(&mut stream, &mut read).await else { return };
@@ -115,7 +137,7 @@ async fn connection(mut stream: TcpStream, answer: Arc<Answer>, requests: Arc<At
     }
 }
 
-async fn request(stream: &mut TcpStream, read: &mut Vec<u8>) -> Option<(String, serde_json::Value)> {
+async fn request(stream: &mut (impl AsyncRead + Unpin), read: &mut Vec<u8>) -> Option<(String, serde_json::Value)> {
     let end = loop {
         if let Some(at) = read.windows(4).position(|four| four == b"\r\n\r\n") {
             break at + 4;
