@@ -18,7 +18,7 @@ const LISTENER: u64 = u64::MAX;
 /// Taken from a connection in one turn.
 const READ_BYTES: usize = 64 << 10;
 /// Longest request taken.
-const REQUEST_BYTES: usize = 1 << 20;
+const REQUEST_BYTES: usize = 32 << 20;
 
 /// How the events of a stream leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
