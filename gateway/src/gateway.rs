@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 use crate::admin::{self, Guard};
 use crate::backend::{Backend, Health};
 use crate::config::Config;
+use crate::discovery::{self, Resolve, SystemResolver};
 use crate::error::StartError;
 use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
@@ -40,6 +41,14 @@ impl Gateway {
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
     /// background; one whose answer does not fit its tables is an error.
     pub async fn start(config: Config) -> Result<Running, StartError> {
+        Self::start_with(config, Arc::new(SystemResolver)).await
+    }
+
+    /// The same, with names made addresses by `resolver`.
+    ///
+    /// # Errors
+    /// As [`Gateway::start`].
+    pub async fn start_with(config: Config, resolver: Arc<dyn Resolve>) -> Result<Running, StartError> {
         trust::warn_of_exposure(&config);
         let (data_listener, data_addr) = bind("requests", config.server.listen).await?;
         let (admin_listener, admin_addr) = bind("administration", config.server.admin).await?;
@@ -62,6 +71,7 @@ impl Gateway {
         core.watchers.follow(&core, &core.snapshot());
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         watchers.spawn(credentials::watch(Arc::clone(&core), tls.clone(), stop.clone()));
+        watchers.spawn(discovery::watch(Arc::clone(&core), resolver, stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
         let core_of = || Arc::clone(&core);

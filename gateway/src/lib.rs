@@ -16,6 +16,7 @@
 //! | `otlp` | spans of requests for an OpenTelemetry collector |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `reload` | the next configuration, made beside the running one and swapped in |
+//! | `discovery` | backends that are found by name, and come and go |
 //! | `watchers` | the tasks that watch each backend |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
@@ -36,6 +37,7 @@ mod compat;
 pub mod config;
 mod credentials;
 mod data;
+mod discovery;
 mod error;
 mod gate;
 mod gateway;
@@ -64,10 +66,11 @@ pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{Access, RawClientTls, RawServerTls, TlsVersion};
 pub use config::{
-    Config, ConfigError, Forward, LogFormat, LogLevel, RawAuth, RawBackend, RawBreaker, RawConfig, RawDrain, RawHealth,
-    RawKey, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer, RawTables,
-    RawTimeouts, RawTracing,
+    Config, ConfigError, Forward, LogFormat, LogLevel, RawAuth, RawBackend, RawBreaker, RawConfig, RawDiscovery,
+    RawDrain, RawHealth, RawKey, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer,
+    RawTables, RawTimeouts, RawTracing,
 };
+pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;
 pub use gateway::{Gateway, Running};
 pub use reload::{ReloadError, Reloaded};

@@ -33,15 +33,24 @@ pub(crate) fn check_dirs(config: &Config) -> Result<(), StartError> {
     }
 }
 
+/// A model as it runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Running<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) config: &'a Config,
+    /// Whether files are looked at again.
+    pub(crate) reread: bool,
+}
+
 /// A model with everything that it needs. With `old`, the model as it runs, what did not change is taken from there.
 pub(crate) fn model(
     config: &ModelConfig,
     all: &Config,
-    old: Option<(&Model, &Config)>,
+    old: Option<Running<'_>>,
     metrics: &Metrics,
 ) -> Result<Model, StartError> {
-    let was = old.and_then(|(_, all)| all.models.iter().find(|model| model.name == config.name));
-    let old_plan = old.filter(|_| was.is_some_and(|was| was.policy == config.policy)).map(|(old, _)| &old.plan);
+    let was = old.and_then(|old| old.config.models.iter().find(|model| model.name == config.name));
+    let old_plan = old.filter(|_| was.is_some_and(|was| was.policy == config.policy)).map(|old| &old.model.plan);
     let plan = match old_plan {
         Some(plan) => Arc::clone(plan),
         None => Arc::new(
@@ -49,21 +58,26 @@ pub(crate) fn model(
                 .map_err(|source| StartError::Policy { model: config.name.clone(), source })?,
         ),
     };
-    let old_text = old.and_then(|(old, _)| old.text.as_ref());
-    let text = text(config, all.routing.segment_cache_bytes, old_text)
-        .map_err(|source| StartError::Text { model: config.name.clone(), source })?;
+    let text = match old {
+        Some(Running { model, reread: false, .. }) => Ok(model.text.clone()),
+        _ => text(config, all.routing.segment_cache_bytes, old.and_then(|old| old.model.text.as_ref())),
+    };
+    let text = text.map_err(|source| StartError::Text { model: config.name.clone(), source })?;
     let mut members: Vec<Member> = Vec::new();
     for backend in &config.backends {
         let same = |old: &&Member| old.backend.config.is_same_engine(backend);
-        let old = old.and_then(|(old, _)| old.members.iter().find(same));
-        members.push(load_member(backend, all, text.as_deref(), &members, old)?);
+        let known = old.and_then(|old| old.model.members.iter().find(same));
+        members.push(match known {
+            Some(known) if old.is_some_and(|old| !old.reread) => known.clone(),
+            _ => load_member(backend, all, text.as_deref(), &members, known)?,
+        });
     }
     let pool = match old {
-        Some((old, was)) => next_pool(old, was, &members, &plan, all, metrics),
+        Some(old) => next_pool(old.model, old.config, &members, &plan, all, metrics),
         None => new_pool(&members, &plan, all, metrics),
     };
-    let budget = old.map_or_else(Arc::default, |(old, _)| Arc::clone(&old.budget));
-    let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |(old, _)| Arc::clone(&old.queue));
+    let budget = old.map_or_else(Arc::default, |old| Arc::clone(&old.model.budget));
+    let queue = old.map_or_else(|| Arc::new(metrics.faults.queue(&config.name)), |old| Arc::clone(&old.model.queue));
     let (name, aliases, adapters) = (config.name.clone(), config.aliases.clone(), config.adapters.clone());
     Ok(Model { name, aliases, adapters, text, pool, plan, budget, queue, members })
 }

@@ -25,6 +25,13 @@ impl Summary {
         for model in &snapshot.models {
             lines.push(describe(model));
             lines.extend(model.members.iter().map(|member| format!("  {}", backend(member))));
+            let config = snapshot.config.models.iter().find(|config| config.name == model.name);
+            for source in config.iter().flat_map(|config| &config.discovery) {
+                let (name, dns, seconds) = (&source.name, &source.dns, source.interval.as_secs_f64());
+                lines.push(format!(
+                    "  backends '{name}-ADDRESS' at the addresses of {dns}, looked for every {seconds} s"
+                ));
+            }
         }
         Self { lines }
     }

@@ -45,6 +45,7 @@ pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, Cli
             }],
             aliases: Vec::new(),
             adapters: None,
+            discovery: Vec::new(),
             baseline: None,
             canary: None,
             chat_template: None,

@@ -22,6 +22,9 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
         if model.members.iter().any(|member| member.backend.takes_requests()) {
             continue;
         }
+        if model.members.is_empty() {
+            causes.push_str(&format!("model '{}': no backend was discovered yet\n", model.name));
+        }
         for member in &model.members {
             let cause = match member.backend.health() {
                 Health::Unhealthy { cause } => cause,

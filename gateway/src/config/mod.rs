@@ -1,6 +1,7 @@
 //! The configuration: raw TOML ([`RawConfig`]), validated once into [`Config`], which the rest of the crate trusts.
 
 mod auth;
+mod discovery;
 mod document;
 mod error;
 mod faults;
@@ -27,6 +28,8 @@ use crate::breaker::BreakerRules;
 
 pub(crate) use auth::{AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
+pub use discovery::RawDiscovery;
+pub(crate) use discovery::{DiscoveryConfig, Found};
 pub use error::ConfigError;
 pub(crate) use faults::{BudgetRules, RetryConfig};
 pub use faults::{RawBreaker, RawRetry};
@@ -147,7 +150,9 @@ pub(crate) struct ModelConfig {
     pub(crate) tokenizer: Option<PathBuf>,
     pub(crate) chat_template: Option<PathBuf>,
     pub(crate) policy: PolicyConfig,
+    /// Configured ones, and behind them those that were found.
     pub(crate) backends: Vec<BackendConfig>,
+    pub(crate) discovery: Vec<DiscoveryConfig>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -172,6 +177,8 @@ pub(crate) struct BackendConfig {
     /// For URLs that begin with https.
     pub(crate) tls: Option<ClientFiles>,
     pub(crate) http2: bool,
+    /// `None` for one that is configured.
+    pub(crate) found: Option<Found>,
 }
 
 impl BackendConfig {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use semmoe_engines::RankBase;
 use serde::Deserialize;
 
+use super::RawDiscovery;
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawTables, RawTracing};
 use super::{RawClientTls, RawServerTls};
 
@@ -130,9 +131,12 @@ pub struct RawModel {
     /// Percent of the requests that go by `policy`, the rest by `baseline`; absent: all by `policy`.
     #[serde(default)]
     pub canary: Option<u64>,
-    /// Engines that serve it, at least one.
+    /// Engines that serve it, at least one, or `discovery`.
     #[serde(default)]
     pub backends: Vec<RawBackend>,
+    /// Where further ones are found while the gateway runs.
+    #[serde(default)]
+    pub discovery: Vec<RawDiscovery>,
 }
 
 /// `[[models.backends]]`

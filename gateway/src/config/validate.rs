@@ -158,15 +158,20 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
         let cause = format!("must be set, as policy '{}' {reads}", raw.policy);
         return Err(ConfigError::value(format!("{key}.tokenizer"), cause));
     }
-    if raw.backends.is_empty() {
+    if raw.backends.is_empty() && raw.discovery.is_empty() {
         return Err(ConfigError::value(format!("{key}.backends"), "empty, expected at least one [[models.backends]]"));
     }
     let backends = raw.backends.into_iter().enumerate();
+    let scores = Scores(needs.share, &policy.name);
     let backends = backends
-        .map(|(index, raw)| {
-            backend(&format!("{key}.backends[{index}]"), raw, base, Scores(needs.share, &policy.name), names)
-        })
+        .map(|(index, raw)| backend(&format!("{key}.backends[{index}]"), raw, base, scores, names))
         .collect::<Result<_>>()?;
+    let mut discovery = Vec::new();
+    for (index, raw) in raw.discovery.iter().enumerate() {
+        let key = format!("{key}.discovery[{index}]");
+        let common = |raw: RawBackend| backend(&key, raw, base, scores, names);
+        discovery.push(super::discovery::discovery(&key, raw, common)?);
+    }
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
     Ok(ModelConfig {
         name: raw.name,
@@ -176,6 +181,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
         chat_template: below(raw.chat_template),
         policy,
         backends,
+        discovery,
     })
 }
 
@@ -240,6 +246,7 @@ fn backend(
         placement_digest: raw.placement_digest,
         rank_base: raw.rank_base,
         api_key_file: raw.api_key_file.map(|path| base.join(path)),
+        found: None,
     })
 }
 

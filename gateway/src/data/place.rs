@@ -174,5 +174,8 @@ fn causes(members: &[Member]) -> String {
             Health::Unhealthy { cause } => format!("backend '{name}': {cause}"),
         }
     };
+    if members.is_empty() {
+        return "none was discovered yet".to_owned();
+    }
     members.iter().map(cause).collect::<Vec<_>>().join("; ")
 }

@@ -1,5 +1,6 @@
 //! Metrics of reloads and discovery.
 
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -13,6 +14,19 @@ pub(crate) struct OperationMetrics {
     config_reloads: Family<OutcomeLabels, Counter>,
     config_stale: Gauge,
     config_needs_restart: Gauge,
+    discovery_answers: Family<AnswerLabels, Counter>,
+    discovery_backends: Family<SourceLabels, Gauge>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AnswerLabels {
+    source: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct SourceLabels {
+    source: String,
 }
 
 impl OperationMetrics {
@@ -32,11 +46,29 @@ impl OperationMetrics {
             "Keys that the last successful reload changed and that count only after a restart",
             self.config_needs_restart.clone(),
         );
+        registry.register(
+            "discovery_answers",
+            "Answers about where backends are, by outcome: ok, empty, failed (these two change nothing), too_many",
+            self.discovery_answers.clone(),
+        );
+        registry.register(
+            "discovery_backends",
+            "Backends that were found and take part",
+            self.discovery_backends.clone(),
+        );
     }
 
     pub(crate) fn config_reloaded(&self, outcome: &'static str) {
         self.config_reloads.get_or_create(&OutcomeLabels { outcome }).inc();
         self.config_stale.set(i64::from(outcome != "ok"));
+    }
+
+    pub(crate) fn discovery_answer(&self, source: &str, outcome: &'static str) {
+        self.discovery_answers.get_or_create(&AnswerLabels { source: source.to_owned(), outcome }).inc();
+    }
+
+    pub(crate) fn discovered(&self, source: &str, backends: usize) {
+        self.discovery_backends.get_or_create(&SourceLabels { source: source.to_owned() }).set(backends as i64);
     }
 
     pub(crate) fn needs_restart(&self, keys: usize) {

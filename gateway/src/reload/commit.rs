@@ -13,7 +13,7 @@ use super::prepare::{Prepared, same};
 /// it is short.
 pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloaded> {
     prepared.renew_pools(core);
-    let Prepared { base, config, mut models, keys, probes } = prepared;
+    let Prepared { base, config, mut models, keys, probes, .. } = prepared;
     let changing = core.changing();
     let current = core.snapshot();
     for model in &mut models {

@@ -8,6 +8,8 @@
 mod commit;
 mod prepare;
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,6 +17,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
+use crate::discovery::Key;
 use crate::error::StartError;
 use crate::load;
 use crate::state::Core;
@@ -145,25 +148,61 @@ async fn read_and_apply(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
         // Also those that count after a restart only, which must not fail then.
         load::check_dirs(&config)?;
         let needs_restart = config.keep_fixed(&running);
+        config.keep_found(&running);
         Ok((config, needs_restart))
     })
     .await?;
-    let reloaded = apply(core, Arc::new(config)).await?;
+    let (reloaded, _) = apply(core, Arc::new(config), Manner::Reload).await?;
     Ok(Reloaded { needs_restart, ..reloaded })
 }
 
+/// Makes the backends of sources those at these addresses, as far as they answer and fit. Returns also which were left out, and
+/// why.
+pub(crate) async fn rediscover(
+    core: &Arc<Core>,
+    found: HashMap<Key, Vec<SocketAddr>>,
+) -> Result<(Reloaded, LeftOut), ReloadError> {
+    let _one = core.reloads.one.lock().await;
+    if core.is_draining() {
+        return Err(ReloadError::Stopping);
+    }
+    let mut config = Config::clone(&core.config());
+    for ((model, source), addresses) in found {
+        if let Some(model) = config.models.iter_mut().find(|it| it.name == model) {
+            model.set_found(&source, addresses);
+        }
+    }
+    apply(core, Arc::new(config), Manner::Discovery).await
+}
+
+/// Names of backends that do not take part, and why.
+pub(crate) type LeftOut = Vec<(String, String)>;
+
+/// On whose behalf the state changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// An operator's: files are looked at again, and all of it comes into force or nothing.
+    Reload,
+    /// Backends were found, or are gone.
+    Discovery,
+}
+
 /// Brings a configuration into force. Called by one at a time.
-async fn apply(core: &Arc<Core>, config: Arc<Config>) -> Result<Reloaded, ReloadError> {
+async fn apply(core: &Arc<Core>, config: Arc<Config>, manner: Manner) -> Result<(Reloaded, LeftOut), ReloadError> {
     for _ in 0..MOST_ATTEMPTS {
         let base = core.snapshot();
         let prepared = {
             let (core, base, config) = (Arc::clone(core), Arc::clone(&base), Arc::clone(&config));
-            blocking(move || Ok(prepare::Prepared::new(&core, base, config)?)).await?
+            blocking(move || Ok(prepare::Prepared::new(&core, base, config, manner)?)).await?
         };
-        let probed = prepared.probe(core).await?;
+        let mut probed = prepared.probe(core, manner).await?;
+        let left_out = std::mem::take(&mut probed.left_out);
+        if manner == Manner::Discovery && *probed.config == *base.config {
+            return Ok((Reloaded { generation: base.generation, ..Reloaded::default() }, left_out));
+        }
         let core = Arc::clone(core);
         if let Some(reloaded) = blocking(move || Ok(commit::commit(&core, probed))).await? {
-            return Ok(reloaded);
+            return Ok((reloaded, left_out));
         }
     }
     Err(ReloadError::Moving { attempts: MOST_ATTEMPTS })

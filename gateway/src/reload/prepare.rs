@@ -16,6 +16,8 @@ use crate::outgoing;
 use crate::snapshot::{Member, Model, Snapshot, Text, next_pool};
 use crate::state::Core;
 
+use super::Manner;
+
 /// What a new configuration comes to.
 pub(super) struct Prepared {
     /// What it was made beside.
@@ -26,6 +28,8 @@ pub(super) struct Prepared {
     pub(super) keys: Vec<(Arc<Backend>, Option<HeaderValue>)>,
     /// What the new backends told.
     pub(super) probes: Vec<(Arc<Backend>, Result<Probe, HttpError>)>,
+    /// Backends that were found and do not take part, with the reason.
+    pub(super) left_out: Vec<(String, String)>,
 }
 
 /// A model and member by their places.
@@ -33,12 +37,18 @@ type At = (usize, usize);
 
 impl Prepared {
     /// Loads what is new and checks that everything belongs together. Blocking.
-    pub(super) fn new(core: &Core, base: Arc<Snapshot>, config: Arc<Config>) -> Result<Self, StartError> {
+    pub(super) fn new(
+        core: &Core,
+        base: Arc<Snapshot>,
+        config: Arc<Config>,
+        manner: Manner,
+    ) -> Result<Self, StartError> {
         let mut models = Vec::new();
         for wanted in &config.models {
             let old = base.models.iter().find(|model| model.name == wanted.name);
-            let next =
-                load::model(wanted, &config, old.map(|old| (old.as_ref(), base.config.as_ref())), &core.metrics)?;
+            let running =
+                old.map(|old| load::Running { model: old, config: &base.config, reread: manner == Manner::Reload });
+            let next = load::model(wanted, &config, running, &core.metrics)?;
             check(&next, old.map(AsRef::as_ref))?;
             models.push(next);
         }
@@ -48,12 +58,12 @@ impl Prepared {
                 keys.push((Arc::clone(&member.backend), outgoing::key(&member.backend.config)?));
             }
         }
-        Ok(Self { base, config, models, keys, probes: Vec::new() })
+        Ok(Self { base, config, models, keys, probes: Vec::new(), left_out: Vec::new() })
     }
 
-    /// Asks the new backends, all at a time. One that does not answer is waited for later; one whose answer does not fit
-    /// refuses all.
-    pub(super) async fn probe(mut self, core: &Core) -> Result<Self, StartError> {
+    /// Asks the new backends, all at a time. One that does not answer is waited for later, and one whose answer does not fit
+    /// refuses all; of those that were only found both are left out.
+    pub(super) async fn probe(mut self, core: &Core, manner: Manner) -> Result<Self, StartError> {
         let limits = core.probe_limits();
         let fresh: Vec<At> = self.fresh().collect();
         let ask = |(model, member): At| {
@@ -69,13 +79,35 @@ impl Prepared {
                 let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
                 let at = &mut model.members[member];
                 let tables = at.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-                let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)
-                    .map_err(|source| StartError::Incompatible { backend: backend.name.clone(), source })?;
-                (at.ranks, at.dialect) = (ranks, probe.dialect);
+                match compat::with_backend(probe, tables, tokenizer, backend.configured_ranks) {
+                    Ok(ranks) => (at.ranks, at.dialect) = (ranks, probe.dialect),
+                    Err(cause) if manner == Manner::Discovery => {
+                        self.left_out.push((backend.name.clone(), cause.to_string()));
+                        continue;
+                    }
+                    Err(source) => return Err(StartError::Incompatible { backend: backend.name.clone(), source }),
+                }
+            } else if let (Err(cause), Manner::Discovery) = (&told, manner) {
+                self.left_out.push((backend.name.clone(), cause.to_string()));
+                continue;
             }
             self.probes.push((backend, told));
         }
+        self.leave_out();
         Ok(self)
+    }
+
+    fn leave_out(&mut self) {
+        if self.left_out.is_empty() {
+            return;
+        }
+        let stays = |name: &str| self.left_out.iter().all(|(left_out, _)| left_out != name);
+        for model in &mut Arc::make_mut(&mut self.config).models {
+            model.backends.retain(|backend| stays(&backend.name));
+        }
+        for model in &mut self.models {
+            model.members.retain(|member| stays(&member.backend.name));
+        }
     }
 
     /// The pools once more, with the ranks that new backends told. Blocking.

@@ -8,6 +8,7 @@ mod breakers;
 mod configs;
 mod counts;
 mod dialects;
+mod discovery;
 mod drains;
 mod http2;
 mod live;

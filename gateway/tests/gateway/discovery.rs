@@ -1,0 +1,175 @@
+//! Backends that are found by name: they join, leave and stay as the answers say, and nothing is lost meanwhile.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use semmoe_gateway::{Config, Gateway, Resolve, Resolved, Running};
+use serde_json::json;
+
+use crate::support::files::{File, reload};
+use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, settled};
+
+/// Answers what the test says.
+#[derive(Default)]
+struct Names(Mutex<Option<Vec<SocketAddr>>>);
+
+impl Names {
+    fn new(mocks: &[&Mock]) -> Arc<Self> {
+        let names = Arc::new(Self::default());
+        names.set(mocks);
+        names
+    }
+
+    fn set(&self, mocks: &[&Mock]) {
+        *self.0.lock().unwrap() = Some(mocks.iter().map(|mock| mock.address).collect());
+    }
+
+    fn fail(&self) {
+        *self.0.lock().unwrap() = None;
+    }
+}
+
+impl Resolve for Names {
+    fn resolve(&self, name: String) -> Resolved<'_> {
+        assert_eq!(name, "engines.example:30000");
+        let answer = self.0.lock().unwrap().clone();
+        Box::pin(async move { answer.ok_or_else(|| io::Error::other("no such name")) })
+    }
+}
+
+const SOURCE: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
+                      dns = \"engines.example:30000\"\nengine = \"sglang\"\nranks = 1\ninterval_seconds = 0.01\n";
+
+async fn start(file: &File, names: &Arc<Names>) -> Running {
+    let names: Arc<dyn Resolve> = Arc::<Names>::clone(names);
+    Gateway::start_with(Config::load(&file.path()).unwrap(), names).await.unwrap()
+}
+
+/// Waits until a metric has a value.
+async fn until(gateway: &Running, line: &str, wanted: impl Fn(f64) -> bool) {
+    let wait = async {
+        while !wanted(metric(gateway, line).await) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{line}"));
+}
+
+const FOUND: &str = r#"semmoe_discovery_backends{source="pods"}"#;
+
+/// Waits for `more` further answers with this outcome.
+async fn answers(gateway: &Running, outcome: &str, more: f64) {
+    let line = format!("semmoe_discovery_answers_total{{source=\"pods\",outcome=\"{outcome}\"}}");
+    let before = metric(gateway, &line).await;
+    until(gateway, &line, |now| now >= before + more).await;
+}
+
+async fn backends(gateway: &Running) -> Vec<String> {
+    let list = Client::admin(gateway).get("/admin/backends").await.json();
+    list["backends"].as_array().unwrap().iter().map(|backend| backend["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn named(mocks: &[&Mock]) -> Vec<String> {
+    let mut addresses: Vec<SocketAddr> = mocks.iter().map(|mock| mock.address).collect();
+    addresses.sort();
+    addresses.iter().map(|address| format!("pods-{address}")).collect()
+}
+
+#[tokio::test]
+async fn backends_join_and_leave_with_the_answers() {
+    let (a, b) = (Mock::start(1), Mock::start(1));
+    let names = Names::new(&[]);
+    let file = File::new("", SOURCE);
+    let gateway = start(&file, &names).await;
+    let (client, admin) = (Client::data(&gateway), Client::admin(&gateway));
+    answers(&gateway, "empty", 1.0).await;
+    let ready = admin.get("/readyz").await;
+    assert_eq!((ready.status, &ready.body[..]), (503, &b"model 'tiny': no backend was discovered yet\n"[..]));
+    assert_eq!(client.post("/v1/completions", r#"{"model":"tiny"}"#).await.status, 503);
+    names.set(&[&a]);
+    until(&gateway, FOUND, |found| found == 1.0).await;
+    assert_eq!(admin.get("/readyz").await.status, 200);
+    assert_eq!(client.post("/v1/completions", r#"{"model":"tiny"}"#).await.status, 200);
+    names.set(&[&b, &a, &b]);
+    until(&gateway, FOUND, |found| found == 2.0).await;
+    assert_eq!(backends(&gateway).await, named(&[&a, &b]));
+    // A failed or an empty answer changes nothing, and neither does a reload.
+    names.fail();
+    answers(&gateway, "failed", 5.0).await;
+    names.set(&[]);
+    answers(&gateway, "empty", 5.0).await;
+    assert_eq!(reload(&gateway).await.status, 200);
+    assert_eq!(backends(&gateway).await, named(&[&a, &b]));
+    // One that is missing leaves; requests are served all the time.
+    names.set(&[&b]);
+    until(&gateway, FOUND, |found| found == 1.0).await;
+    assert_eq!(backends(&gateway).await, named(&[&b]));
+    for _ in 0..3 {
+        let answer = client.post("/v1/completions", r#"{"model":"tiny"}"#).await;
+        assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, named(&[&b])[0].as_str()));
+    }
+    // The source goes with its section.
+    file.write("", &crate::support::files::model("tiny", "", &[("pod-c", &a.url(), 1)]));
+    let told = reload(&gateway).await;
+    assert_eq!(told.json()["backends_removed"], json!(named(&[&b])), "{told:?}");
+    assert_eq!(backends(&gateway).await, ["pod-c"]);
+    settled(&gateway).await;
+    gateway.shutdown(PATIENCE).await;
+}
+
+#[tokio::test]
+async fn what_does_not_answer_or_fit_is_left_out_until_it_does() {
+    let fixture = Fixture::new(2);
+    let (good, foreign, mut dead) = (Mock::start(2), Mock::start(2), Mock::start(2));
+    for mock in [&good, &dead] {
+        mock.set_info(fixture.info());
+    }
+    let mut info = fixture.info();
+    info["placement_digest"] = json!("beef");
+    foreign.set_info(info);
+    dead.kill();
+    let tables = fixture.write("t", &TEXTS, 0);
+    let affinity = fixture.affinity("http://127.0.0.1:1", &tables);
+    let toml = affinity
+        .replace(
+            "[[models.backends]]\nname = \"pod-a\"",
+            "[[models.discovery]]\nname = \"pods\"\ninterval_seconds = 0.01",
+        )
+        .replace("url = \"http://127.0.0.1:1\"", "dns = \"engines.example:30000\"");
+    let names = Names::new(&[&good, &foreign, &dead]);
+    let file = File::new("", &toml);
+    let gateway = start(&file, &names).await;
+    until(&gateway, FOUND, |found| found == 1.0).await;
+    answers(&gateway, "ok", 3.0).await;
+    assert_eq!(backends(&gateway).await, named(&[&good]));
+    let body = json!({ "text": TEXTS[1] }).to_string();
+    let answer = Client::data(&gateway).post("/generate", body).await;
+    assert_eq!((answer.status, answer.header("x-semmoe-policy")), (200, "affinity"));
+    // States that are tried and not taken leave no trace.
+    assert_eq!(Client::admin(&gateway).get("/admin/config").await.json()["generation"], 2);
+    foreign.set_info(fixture.info());
+    dead.listen();
+    until(&gateway, FOUND, |found| found == 3.0).await;
+    assert_eq!(backends(&gateway).await, named(&[&good, &foreign, &dead]));
+    gateway.shutdown(PATIENCE).await;
+}
+
+#[test]
+fn wrong_sources_name_the_key() {
+    let key = "models[0].discovery[0]";
+    for (from, to, says) in [
+        ("engines.example:30000", "engines.example", format!("{key}.dns: 'engines.example' is not host:port")),
+        ("engines.example:30000", ":1", format!("{key}.dns: ")),
+        ("engines.example:30000", "http://a:1", format!("{key}.dns: ")),
+        ("engines.example:30000", "a:0", format!("{key}.dns: ")),
+        ("interval_seconds = 0.01", "interval_seconds = 0.0", format!("{key}.interval_seconds: 0")),
+        ("ranks = 1", "leave_after = 0", format!("{key}.leave_after: 0")),
+        ("ranks = 1", "ranks = 0", format!("{key}.ranks: 0")),
+        ("ranks = 1", "rank = 1", "unknown field `rank`".to_owned()),
+        ("round_robin", "affinity", "models[0].tokenizer: must be set".to_owned()),
+    ] {
+        let error = Config::from_toml(&SOURCE.replace(from, to), std::path::Path::new("")).unwrap_err().to_string();
+        assert!(error.contains(&says), "expected '{says}' in '{error}'");
+    }
+}
