@@ -63,7 +63,7 @@ async fn engine() -> String {
 async fn start(folder: &Path) -> Running {
     let text = format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\ntables_root = \"{0}\"\n\
-         [routing.settings]\nload_margin = 10.0\nprice_step = 0.0\nprice_pull = 0.0\n\
+         [routing.prefix]\nblocks_per_rank = 0\n[routing.settings]\nload_margin = 10.0\nprice_step = 0.0\nprice_pull = 0.0\n\
          [[models]]\nname = \"big\"\ntokenizer = \"{MODEL_DIR}/tokenizer.json\"\n\
          [[models.backends]]\nname = \"pod-a\"\nengine = \"sglang\"\nurl = \"{1}\"\ntables = \"{0}/0\"\n",
         folder.display(),

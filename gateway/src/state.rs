@@ -271,15 +271,18 @@ impl Core {
             check_fit(&seen, at, &fresh)
                 .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
             let changing = self.changing();
-            let locked = Instant::now();
             if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {
                 continue;
             }
             let next = seen.with_tables(at, fresh);
             let generation = next.generation;
-            self.snapshot.store(Arc::new(next));
+            let next = Arc::new(next);
+            // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
+            let complete = Instant::now();
+            self.snapshot.store(next);
+            let took = complete.elapsed();
             drop(changing);
-            self.metrics.tables.swapped(locked.elapsed());
+            self.metrics.tables.swapped(took);
             self.metrics.generation(generation);
             member.backend.live.reset();
             self.metrics.live.drift(&member.backend.name, false);

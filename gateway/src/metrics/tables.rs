@@ -1,4 +1,4 @@
-//! Reloads of tables: how they end, and how long others wait for the swap itself.
+//! Reloads of tables: how they end, and how long the swap itself takes.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl TablesMetrics {
         registry.register("table_reloads", "Reloads of tables, by outcome", self.reloads.clone());
         registry.register(
             "tables_swap_seconds",
-            "Time that other changes of state waited for a swap of tables; requests wait for none of it",
+            "From the next state with other tables being complete to requests getting it; none waits for that",
             self.swap_seconds.clone(),
         );
     }
