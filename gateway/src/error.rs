@@ -105,6 +105,8 @@ pub(crate) enum RequestError {
     Method { method: String, path: String },
     #[error("the body is longer than the limit of {limit_bytes} bytes")]
     BodyTooLong { limit_bytes: usize },
+    #[error("request bodies hold {limit_bytes} bytes already, which is the limit of all together")]
+    BodyMemory { limit_bytes: usize },
     #[error("the body could not be read: {cause}")]
     BodyRead { cause: String },
     #[error("the body did not arrive within {seconds} s")]
@@ -196,6 +198,7 @@ impl RequestError {
             Self::NoRoute { .. } => Row(StatusCode::NOT_FOUND, CLIENT, "route_not_found"),
             Self::Method { .. } => Row(StatusCode::METHOD_NOT_ALLOWED, CLIENT, "method_not_allowed"),
             Self::BodyTooLong { .. } => Row(StatusCode::PAYLOAD_TOO_LARGE, CLIENT, "body_too_long"),
+            Self::BodyMemory { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, BUSY, "body_memory"),
             Self::BodyRead { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_unreadable"),
             Self::BodyTimeout { .. } => Row(StatusCode::REQUEST_TIMEOUT, CLIENT, "body_timeout"),
             Self::BodyScan(_) | Self::BodyJson { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "body_not_json"),

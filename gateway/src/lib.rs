@@ -23,7 +23,7 @@
 //! | `trust` | API keys, request ids |
 //! | `outgoing` | what a backend is spoken to with: its key, certificates |
 //! | `credentials` | files with keys and certificates, read again when they change |
-//! | `server`, `gateway` | listeners; start and shutdown |
+//! | `server`, `stall`, `gateway` | listeners; clients that take nothing; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
 //! Bodies pass through byte for byte, but for the pin; what is retried, what fails open and what is refused is said in
@@ -56,6 +56,7 @@ mod reload;
 mod server;
 mod snapshot;
 mod stamp;
+mod stall;
 mod state;
 mod summary;
 mod tables;

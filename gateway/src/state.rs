@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use http::HeaderMap;
@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use crate::backend::{Backend, Health};
 use crate::compat::{self, Incompatible};
 use crate::config::{Access, Config};
+use crate::data::{BodyLimits, BodyMemory};
 use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -49,6 +50,7 @@ pub(crate) struct Core {
     pub(crate) tracer: Option<Arc<Tracer>>,
     draining: AtomicBool,
     closing: AtomicBool,
+    pub(crate) body_memory: BodyMemory,
     pub(crate) started_unix_seconds: u64,
 }
 
@@ -71,6 +73,7 @@ impl Core {
             tracer,
             draining: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            body_memory: BodyMemory::default(),
             started_unix_seconds: started.map_or(0, |since| since.as_secs()),
         }
     }
@@ -86,9 +89,14 @@ impl Core {
     }
 
     /// Longest body, and how long it may take: asked for before a request has its snapshot.
-    pub(crate) fn body_limits(&self) -> (usize, Duration) {
+    pub(crate) fn body_limits(&self) -> BodyLimits {
         let snapshot = self.snapshot.load();
-        (snapshot.config.limits.body_bytes, snapshot.config.timeouts.body)
+        let limits = &snapshot.config.limits;
+        BodyLimits {
+            bytes: limits.body_bytes,
+            time: snapshot.config.timeouts.body,
+            memory_bytes: limits.body_memory_bytes,
+        }
     }
 
     /// Most headers of a request; HTTP/1.1 has this limit while it reads.

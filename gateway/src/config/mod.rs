@@ -197,6 +197,7 @@ impl BackendConfig {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Limits {
     pub(crate) body_bytes: usize,
+    pub(crate) body_memory_bytes: usize,
     pub(crate) header_bytes: usize,
     pub(crate) headers: usize,
     pub(crate) table_bytes: usize,
@@ -214,6 +215,7 @@ pub(crate) struct Timeouts {
     pub(crate) header: Duration,
     pub(crate) handshake: Duration,
     pub(crate) body: Duration,
+    pub(crate) client: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -184,6 +184,8 @@ pub struct RawBackend {
 pub struct RawLimits {
     /// Longest request body, in bytes.
     pub body_bytes: usize,
+    /// Memory of all request bodies that came in more than one piece, in bytes; beyond it requests get 503.
+    pub body_memory_bytes: usize,
     /// Longest request head, in bytes.
     pub header_bytes: usize,
     /// Most header lines of a request.
@@ -205,6 +207,7 @@ impl Default for RawLimits {
     fn default() -> Self {
         Self {
             body_bytes: 16 << 20,
+            body_memory_bytes: 1 << 30,
             header_bytes: 64 << 10,
             headers: 100,
             table_bytes: 512 << 20,
@@ -232,6 +235,8 @@ pub struct RawTimeouts {
     pub handshake_seconds: f64,
     /// For a client to send a request's body.
     pub body_seconds: f64,
+    /// For a client to take any of what it is sent; then its connection is closed, as its request holds a rank.
+    pub client_seconds: f64,
 }
 
 impl Default for RawTimeouts {
@@ -243,6 +248,7 @@ impl Default for RawTimeouts {
             header_seconds: 60.0,
             handshake_seconds: 10.0,
             body_seconds: 60.0,
+            client_seconds: 120.0,
         }
     }
 }

@@ -304,6 +304,8 @@ fn limits(raw: &RawLimits) -> Result<Limits> {
     };
     Ok(Limits {
         body_bytes: check("body_bytes", raw.body_bytes, 1)?,
+        // Each body alone must fit.
+        body_memory_bytes: check("body_memory_bytes", raw.body_memory_bytes, raw.body_bytes)?,
         header_bytes: check("header_bytes", raw.header_bytes, 8192)?,
         headers: check("headers", raw.headers, 1)?,
         table_bytes: check("table_bytes", raw.table_bytes, 1)?,
@@ -325,6 +327,7 @@ fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
         header: seconds("timeouts.header_seconds", raw.header_seconds)?,
         handshake: seconds("timeouts.handshake_seconds", raw.handshake_seconds)?,
         body: seconds("timeouts.body_seconds", raw.body_seconds)?,
+        client: seconds("timeouts.client_seconds", raw.client_seconds)?,
     })
 }
 

@@ -18,10 +18,8 @@ use super::read::Job;
 pub(crate) enum Patience {
     /// Room on a rank, and a backend where there is none.
     ForAll,
-    /// Room: it was tried before, and there is an error to tell.
+    /// Room: it was tried before, and there is an error to tell, or an engine's own answer.
     ForRoom,
-    /// Nothing: there is an answer to relay.
-    None,
 }
 
 /// Places a request on a backend that is not among `except`.
@@ -87,11 +85,8 @@ async fn wait(
 }
 
 fn patient(rules: &QueueRules, patience: Patience) -> QueueRules {
-    let mut rules = *rules;
     match patience {
-        Patience::ForAll => {}
-        Patience::ForRoom => rules.wait_for_backend = std::time::Duration::ZERO,
-        Patience::None => rules.max_queued = 0,
+        Patience::ForAll => *rules,
+        Patience::ForRoom => QueueRules { wait_for_backend: std::time::Duration::ZERO, ..*rules },
     }
-    rules
 }

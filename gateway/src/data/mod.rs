@@ -41,6 +41,7 @@ use access::{Ending, Record};
 use stream::RelayBody;
 use ticket::Ticket;
 
+pub(crate) use body::{BodyLimits, BodyMemory};
 pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
 
@@ -115,12 +116,12 @@ async fn exchange(
     let caller = match core.let_in(&mut head.headers) {
         Ok(caller) => caller,
         Err(refusal) => {
-            body::discard(body).await;
+            body::discard(core, body).await;
             return Err(refusal);
         }
     };
     ticket.record().caller = caller.clone();
-    let body = body::read(core, &head.headers, body).await?;
+    let (body, _held) = body::read(core, &head.headers, body).await?;
     let arrived = Instant::now();
     ticket.enter(Stage::Score);
     let job = read::read(core, route, &head.headers, caller, body).await?;

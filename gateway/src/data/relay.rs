@@ -87,7 +87,7 @@ pub(crate) async fn relay(
     let mut pending: Option<Pending<Answer>> = None;
     loop {
         ticket.enter(Stage::Route);
-        let patience = pending.as_ref().map_or(Patience::ForAll, Pending::patience);
+        let patience = if pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
         let placed = match (find(core, job, route, tries.tried(), patience).await, pending.take()) {
             (Ok(placed), None) => placed,
             (Ok(placed), Some(pending)) => {
@@ -110,7 +110,11 @@ pub(crate) async fn relay(
             Err((cause, error)) => (cause, Failed::Error(error)),
         };
         match tries.failed(member, cause, failed) {
-            Ok(next) => pending = Some(next),
+            Ok(next) => {
+                // It may wait, and is nobody's work meanwhile.
+                ticket.unplace();
+                pending = Some(next);
+            }
             Err(last_word) => return last_word,
         }
     }

@@ -15,7 +15,6 @@ use crate::config::RetryConfig;
 use crate::error::RequestError;
 use crate::state::Core;
 
-use super::find::Patience;
 use super::read::Job;
 
 /// While the head of an answer is awaited its backend's health is looked at this often.
@@ -173,16 +172,6 @@ pub(crate) enum Failed<A> {
 pub(crate) struct Pending<A> {
     cause: Cause,
     failed: Failed<A>,
-}
-
-impl<A> Pending<A> {
-    /// What the next attempt may wait for.
-    pub(crate) fn patience(&self) -> Patience {
-        match self.failed {
-            Failed::Error(_) => Patience::ForRoom,
-            Failed::Answer(_) => Patience::None,
-        }
-    }
 }
 
 /// The attempts of one request. Every retry is counted once: by what came of it, or as unfinished when this is dropped

@@ -21,6 +21,7 @@ use super::protocol::{Protocol, http1, http2};
 use super::tls::ServerTls;
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::stall::Stalling;
 use crate::state::Core;
 
 /// For an error to be sent on a connection that is closed in the middle of a request.
@@ -83,7 +84,7 @@ impl<S: Serves> Shared<S> {
     where
         I: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let io = TokioIo::new(stream);
+        let io = TokioIo::new(Stalling::new(stream, config.timeouts.client));
         match protocol {
             Protocol::Http1 => {
                 let _ = watcher.watch(http1(config).serve_connection(io, self.service.clone())).await;

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
@@ -48,6 +48,8 @@ struct Shared {
     authorization: Mutex<Option<String>>,
     /// What is done with requests that do not say it themselves.
     behaviour: Mutex<String>,
+    /// Bytes of an endless answer that somebody took.
+    flooded: AtomicUsize,
 }
 
 pub(crate) struct Mock {
@@ -77,6 +79,7 @@ impl Mock {
             info: Mutex::new(info),
             authorization: Mutex::default(),
             behaviour: Mutex::default(),
+            flooded: AtomicUsize::new(0),
         });
         let mut mock = Self {
             address: ([127, 0, 0, 1], 0).into(),
@@ -128,6 +131,19 @@ impl Mock {
     /// As the header `x-mock` of requests without one.
     pub(crate) fn behave(&self, behaviour: &str) {
         behaviour.clone_into(&mut self.shared.behaviour.lock().unwrap());
+    }
+
+    /// Bytes of an endless answer that were taken before nobody took any more.
+    pub(crate) async fn flooded(&self) -> usize {
+        let mut before = 0;
+        loop {
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            let now = self.shared.flooded.load(Ordering::SeqCst);
+            if now > 0 && now == before {
+                return now;
+            }
+            before = now;
+        }
     }
 
     /// Lets streams send this many more events.
@@ -190,6 +206,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             let () = std::future::pending().await;
             unreachable!()
         }
+        "flood" => flood(&shared, watch),
         // When the test lets it go.
         "late" => {
             if let Ok(permit) = shared.events.acquire().await {
@@ -221,6 +238,16 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             whole_answer(whole, &path, body.len())
         }
     }
+}
+
+/// An answer without end, as fast as it is taken.
+fn flood(shared: &Arc<Shared>, watch: Watch) -> Response {
+    const PIECE: usize = 64 << 10;
+    let pieces = futures_util::stream::unfold((Arc::clone(shared), watch), |(shared, watch)| async move {
+        shared.flooded.fetch_add(PIECE, Ordering::SeqCst);
+        Some((Ok::<_, Infallible>(Bytes::from(vec![b'x'; PIECE])), (shared, watch)))
+    });
+    Body::from_stream(pieces).into_response()
 }
 
 /// Answers that come at once.
