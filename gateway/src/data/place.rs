@@ -34,8 +34,16 @@ pub(crate) fn place(core: &Arc<Core>, job: &Job, route: Route, except: &[usize])
     let now = Instant::now();
     let rests = |at: &usize| members[*at].backend.gate.is_resting(now);
     let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(rests)).collect();
-    // Rather a backend that rests than none.
-    place_with_care(core, job, route, &mut spared).or_else(|_| place_with_care(core, job, route, &mut except.to_vec()))
+    // Rather a backend that rests than none, and rather more trials than are allowed than an error.
+    place_with_care(core, job, route, &mut spared)
+        .or_else(|_| place_with_care(core, job, route, &mut except.to_vec()))
+        .or_else(|error| {
+            let as_usual = |at: usize, member: &Member| {
+                !except.contains(&at) && !member.backend.gate.is_on_trial() && member.backend.takes_requests()
+            };
+            let busy = members.iter().enumerate().any(|(at, member)| as_usual(at, member));
+            if busy { Err(error) } else { place_among(core, job, route, except) }
+        })
 }
 
 /// Places a request, on a backend whose breaker is half open only as a trial.

@@ -175,3 +175,35 @@ async fn an_engine_that_asks_for_rest_gets_it_while_others_can_serve() {
     assert_eq!((answer.status, answer.header("x-semmoe-backend"), answer.header("retry-after")), (503, "pod-a", "30"));
     settled(&gateway).await;
 }
+
+/// A retry finds only backends on trial, with as many trials as are allowed: it goes to one of them rather than fail.
+#[tokio::test]
+async fn a_backend_on_trial_is_better_than_none() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("{QUICK}{}", several(&[&a, &b]))).await;
+    let client = Client::data(&gateway);
+    a.behave("plain 503");
+    for _ in 0..4 {
+        client.post(CHAT, "{}").await;
+    }
+    until_shown(&gateway, "pod-a", |pod| pod["breaker"]["state"] == "half open").await;
+    drained(&mut a);
+    a.behave("late");
+    let ask = || {
+        let client = client.clone();
+        tokio::spawn(async move { client.post(CHAT, "{}").await })
+    };
+    // The one trial that is allowed.
+    let mut calls = vec![ask(), ask()];
+    a.next().await;
+    drained(&mut b);
+    b.behave("503");
+    calls.push(ask());
+    b.next().await;
+    a.next().await;
+    a.release(3);
+    for call in calls {
+        assert_eq!(call.await.unwrap().status, 200);
+    }
+    settled(&gateway).await;
+}
