@@ -52,6 +52,8 @@ pub(crate) struct RelayBody {
     status: u16,
     watch: Watch,
     ticket: Ticket,
+    /// The end without an error event, one look after it was seen.
+    broken: Option<BrokenOff>,
     ended: bool,
 }
 
@@ -75,6 +77,7 @@ impl RelayBody {
             status,
             watch,
             ticket,
+            broken: None,
             ended: false,
         };
         body.finish_at_end();
@@ -192,10 +195,25 @@ impl Body for RelayBody {
     type Error = BrokenOff;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
-        self.get_mut().poll_gathered(cx)
+        let this = self.get_mut();
+        if let Some(broken) = this.broken.take() {
+            return Poll::Ready(Some(Err(broken)));
+        }
+        match this.poll_gathered(cx) {
+            // hyper throws away what it has not written yet, be it the head: it gets a turn to write that first.
+            Poll::Ready(Some(Err(broken))) => {
+                this.broken = Some(broken);
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            polled => polled,
+        }
     }
 
     fn is_end_stream(&self) -> bool {
+        if self.broken.is_some() {
+            return false;
+        }
         self.ended || (self.events.is_none() && self.edit.is_none() && self.upstream.is_end_stream())
     }
 
