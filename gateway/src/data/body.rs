@@ -74,8 +74,10 @@ pub(crate) async fn read<'a>(
 
 /// Takes the rest of a request that is refused, if it is short and comes soon: its connection can be used again then, and a client
 /// of HTTP/2 that is still sending sees the answer and not a reset stream.
-pub(crate) async fn discard(core: &Core, body: Incoming) {
-    let mut held = Held { memory: &core.body_memory, limit_bytes: core.body_limits().memory_bytes, bytes: 0 };
+pub(crate) async fn discard(body: Incoming) {
+    // So little needs no account.
+    let memory = BodyMemory::default();
+    let mut held = Held { memory: &memory, limit_bytes: DISCARDED_BYTES, bytes: 0 };
     let rest = collect(body, DISCARDED_BYTES, None, &mut held);
     let _ = tokio::time::timeout(DISCARD_TIME, rest).await;
 }

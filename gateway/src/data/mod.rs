@@ -116,7 +116,7 @@ async fn exchange(
     let caller = match core.let_in(&mut head.headers) {
         Ok(caller) => caller,
         Err(refusal) => {
-            body::discard(core, body).await;
+            body::discard(body).await;
             return Err(refusal);
         }
     };
