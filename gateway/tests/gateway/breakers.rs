@@ -2,7 +2,7 @@
 
 use http::Method;
 
-use crate::support::{Client, Mock, metric, settled, several, shown, start, until_shown};
+use crate::support::{Client, Mock, PATIENCE, metric, settled, several, shown, start, until_shown};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -188,6 +188,7 @@ async fn a_backend_on_trial_is_better_than_none() {
     }
     until_shown(&gateway, "pod-a", |pod| pod["breaker"]["state"] == "half open").await;
     drained(&mut a);
+    drained(&mut b);
     a.behave("late");
     let ask = || {
         let client = client.clone();
@@ -203,9 +204,10 @@ async fn a_backend_on_trial_is_better_than_none() {
     calls.push(ask());
     b.next().await;
     a.next().await;
-    a.release(2);
+    a.release(9);
     for call in calls {
-        assert_eq!(call.await.unwrap().status, 200);
+        let answer = tokio::time::timeout(PATIENCE, call).await.expect("an answer in time");
+        assert_eq!(answer.unwrap().status, 200);
     }
     settled(&gateway).await;
 }
