@@ -99,9 +99,7 @@ async fn requests_wait_shortly_for_a_backend() {
     let mut mock = Mock::start(1);
     let gateway = start(&format!("[queue]\nwait_for_backend_seconds = 60\n{}", plain_model(&mock, 1))).await;
     mock.kill();
-    while gateway.health("pod-a").unwrap().is_healthy() {
-        Client::data(&gateway).post(CHAT, "{}").await;
-    }
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
     let calls: Vec<_> = (0..5).map(|_| ask(&gateway, "200")).collect();
     until_depth(&gateway, 5.0).await;
     mock.listen();
