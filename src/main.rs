@@ -1,5 +1,6 @@
 //! The `semmoe` command: reads arguments and environment, calls the crates, prints, and chooses the exit code.
 
+mod allocator;
 mod args;
 mod commands;
 mod error;
