@@ -1,5 +1,6 @@
 //! The `semmoe` command: reads arguments and environment, calls the crates, prints, and chooses the exit code.
 
+#[cfg(all(feature = "jemalloc", target_os = "linux"))]
 mod allocator;
 mod args;
 mod commands;
