@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -14,6 +13,7 @@ use semmoe_engines::json;
 use semmoe_engines::pin::{self, Stripped};
 use semmoe_routing::Policy;
 use semmoe_tables::RankId;
+use tokio_util::sync::CancellationToken;
 
 use crate::error::RequestError;
 use crate::snapshot::{Model, Snapshot};
@@ -61,56 +61,45 @@ pub(crate) async fn read(
     body: Bytes,
 ) -> Result<Job, RequestError> {
     let snapshot = core.snapshot();
-    let headers = headers.clone();
-    let offload = body.len() >= snapshot.config.routing.offload_bytes;
+    if body.len() < snapshot.config.routing.offload_bytes {
+        return read_now(core, snapshot, route, headers, &caller, &body, Effort::Score(&mut || true));
+    }
+    read_long(core, snapshot, route, headers.clone(), caller, body).await
+}
+
+/// Off the network threads, and with an end to the wait for the score. When the request has it, waits no longer, or its client
+/// goes away, what still works for it stops at the next slice.
+async fn read_long(
+    core: &Arc<Core>,
+    snapshot: Arc<Snapshot>,
+    route: Route,
+    headers: HeaderMap,
+    caller: Caller,
+    body: Bytes,
+) -> Result<Job, RequestError> {
     let limit = snapshot.config.routing.score_limit;
     let lane = if body.len() >= HUGE_BYTES { &core.scoring_huge } else { &core.scoring };
     let core_too = Arc::clone(core);
-    let work =
-        move |effort: Effort<'_>| read_now(&core_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort);
-    if !offload {
-        return work(Effort::Score(&mut || true));
-    }
-    let work = Arc::new(work);
+    let work = Arc::new(move |effort: Effort<'_>| {
+        read_now(&core_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort)
+    });
     // No end can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
     let died = |error: tokio::task::JoinError| Err(RequestError::BodyRead { cause: error.to_string() });
     let scored = async {
-        let waiting = Waiting::default();
-        let wanted = waiting.wanted();
+        let given_up = CancellationToken::new();
+        let _waiting = given_up.clone().drop_guard();
         let permit = Arc::clone(lane).acquire_owned().await;
         let work = Arc::clone(&work);
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            work(Effort::Score(&mut || wanted.load(Ordering::Relaxed)))
+            work(Effort::Score(&mut || !given_up.is_cancelled()))
         });
         done.await.unwrap_or_else(died)
     };
     match tokio::time::timeout(limit, scored).await {
         Ok(job) => job,
-        // Off the network threads too, as it is long, but it waits for no lane.
+        // It waits for no lane.
         Err(_) => tokio::task::spawn_blocking(move || work(Effort::Skip { limit })).await.unwrap_or_else(died),
-    }
-}
-
-/// A request that waits for its score. Dropped when it has it, when it waits no longer, and when the client goes away: what still
-/// works for it stops at the next slice.
-struct Waiting(Arc<AtomicBool>);
-
-impl Default for Waiting {
-    fn default() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
-    }
-}
-
-impl Waiting {
-    fn wanted(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
     }
 }
 
