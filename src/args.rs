@@ -5,13 +5,25 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod build;
+mod import;
 mod keys;
 mod load;
+mod record;
+mod show;
 mod tables;
+mod worker;
 
+pub(crate) use build::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
+pub(crate) use import::{IMPORT_ABOUT, ImportArgs, ImportFormat};
 pub(crate) use keys::{KeyName, KeysCommand};
 pub(crate) use load::{LoadArgs, LoadRoute};
+pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
+pub(crate) use show::ShowArgs;
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
+pub(crate) use worker::{
+    UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerServingArgs, WorkerTrustArgs,
+};
 
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
 #[derive(Debug, Parser)]
@@ -43,6 +55,7 @@ pub(crate) enum Command {
     /// Serve a model on this machine: rank processes, solved tables and the gateway.
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
+    /// With --experts tp there is no placement to solve: nothing is recorded, and requests go round robin.
     Up(UpArgs),
     /// Run the gateway in front of engines.
     Serve(ServeArgs),
@@ -77,10 +90,15 @@ pub(crate) struct UpArgs {
     /// A Hugging Face checkpoint directory in place of the bundled model.
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) attention: UnitAttentionArgs,
+    #[command(flatten)]
+    pub(crate) layout: UnitLayoutArgs,
     /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Serve held-out prompts under contiguous + round robin and under tables + affinity, print both, and exit.
+    /// Serve held-out prompts under contiguous + round robin and under tables + affinity (with attention tp: plain and shuffled),
+    /// print both, and exit.
     #[arg(long)]
     pub(crate) check: bool,
     /// With --check: print one JSON document on standard output.
@@ -118,9 +136,19 @@ pub(crate) struct WorkerArgs {
     /// Rank 0's HTTP address.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
     pub(crate) listen: SocketAddr,
-    /// Tables whose placement E this unit runs; contiguous placement when absent.
+    /// Tables whose placement E this unit runs; contiguous placement when absent. Not with --experts tp.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) attention: UnitAttentionArgs,
+    #[command(flatten)]
+    pub(crate) layout: UnitLayoutArgs,
+    #[command(flatten)]
+    pub(crate) serving: WorkerServingArgs,
+    #[command(flatten)]
+    pub(crate) network: WorkerNetworkArgs,
+    #[command(flatten)]
+    pub(crate) trust: WorkerTrustArgs,
     /// Leave when standard input closes, so that a rank never outlives the process that started it.
     #[arg(long)]
     pub(crate) exit_on_stdin_eof: bool,
@@ -129,96 +157,19 @@ pub(crate) struct WorkerArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProfileCommand {
     /// Send prompts to an engine and write the routing it reports as a trace.
+    #[command(long_about = record::RECORD_ABOUT)]
     Record(RecordArgs),
+    /// Import routing that others recorded: SGLang's recorder, EPLB's counts, NumPy's arrays.
+    #[command(long_about = IMPORT_ABOUT)]
+    Import(ImportArgs),
     /// Count traces into a profile.
+    #[command(long_about = build::BUILD_ABOUT)]
     Build(BuildArgs),
     /// Add profiles of one model and phase up.
+    #[command(long_about = build::MERGE_ABOUT)]
     Merge(MergeArgs),
-    /// Describe a trace or a profile.
+    /// Describe a trace or a profile: the paper's Table 1 for every layer, loads, evidence; with --html as a page with pictures.
     Show(ShowArgs),
-}
-
-/// Engines that `profile record` can drive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum RecordEngine {
-    Semmoe,
-    Sglang,
-    Vllm,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RecordArgs {
-    /// What answers at --url.
-    #[arg(long, value_enum)]
-    pub(crate) engine: RecordEngine,
-    /// Base URL of the engine.
-    #[arg(long)]
-    pub(crate) url: String,
-    /// Prompts, JSON Lines: objects with "prompt", "messages" or "input_ids".
-    #[arg(long, value_name = "FILE")]
-    pub(crate) prompts: PathBuf,
-    /// The trace to write.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    /// Tokenizer file or checkpoint directory; needed for "messages" and for --max-prompt-tokens.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) tokenizer: Option<PathBuf>,
-    /// The checkpoint's config.json, or its folder: for engines that do not tell the model's shape, as unmodified SGLang.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model_config: Option<PathBuf>,
-    /// Tokens to generate per prompt; with 1 only the prompt's routing is recorded.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) max_tokens: u32,
-    /// Cut prompts to this many tokens.
-    #[arg(long)]
-    pub(crate) max_prompt_tokens: Option<usize>,
-    /// Requests in flight.
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
-    pub(crate) concurrency: u16,
-    /// Share of answers that may be unusable before the recording is given up.
-    #[arg(long, default_value_t = 0.01)]
-    pub(crate) max_bad: f64,
-    /// Print the report as one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Which tokens of a trace count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PhaseArg {
-    Prefill,
-    Decode,
-    All,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BuildArgs {
-    /// Traces of one model.
-    #[arg(required = true, value_name = "TRACE")]
-    pub(crate) traces: Vec<PathBuf>,
-    /// The profile to write.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-    /// Which tokens to count.
-    #[arg(long, value_enum, default_value_t = PhaseArg::All)]
-    pub(crate) split: PhaseArg,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct MergeArgs {
-    /// Profiles of one model and phase.
-    #[arg(required = true, value_name = "PROFILE")]
-    pub(crate) profiles: Vec<PathBuf>,
-    /// The profile to write.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ShowArgs {
-    /// A trace or a profile.
-    #[arg(value_name = "FILE")]
-    pub(crate) file: PathBuf,
 }
 
 /// How the attention of the deployment is parallel, which decides the unit that is routed.

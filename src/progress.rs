@@ -27,6 +27,8 @@ enum Look {
 struct Lines {
     total: u64,
     done: u64,
+    /// The last remark.
+    remark: String,
     printed: Instant,
 }
 
@@ -42,7 +44,7 @@ impl Progress {
             Look::Bar(bar)
         } else {
             say(&format!("{title} ..."));
-            Look::Lines(Mutex::new(Lines { total, done: 0, printed: began }))
+            Look::Lines(Mutex::new(Lines { total, done: 0, remark: String::new(), printed: began }))
         };
         Self { title, look, began }
     }
@@ -85,14 +87,16 @@ impl Progress {
     fn print_now_and_then(&self, lines: &mut Lines) {
         if lines.printed.elapsed() >= PLAIN_INTERVAL {
             lines.printed = Instant::now();
-            say(&format!("{}: {} of {}", self.title, lines.done, lines.total));
+            let comma = if lines.remark.is_empty() { "" } else { ", " };
+            say(&format!("{}: {} of {}{comma}{}", self.title, lines.done, lines.total, lines.remark));
         }
     }
 
-    /// A short remark beside the bar.
+    /// A short remark beside the bar, and in the next line where there is none.
     pub(crate) fn remark(&self, text: &str) {
-        if let Look::Bar(bar) = &self.look {
-            bar.set_message(text.to_owned());
+        match &self.look {
+            Look::Bar(bar) => bar.set_message(text.to_owned()),
+            Look::Lines(lines) => text.clone_into(&mut lock(lines).remark),
         }
     }
 

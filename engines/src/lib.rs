@@ -11,6 +11,7 @@
 //! | [`probe`] | what an engine says about itself |
 //! | [`loads`] | requests in flight per rank, as the engine counts them |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
+//! | [`recording`] | routed experts of whole prompts asked for, and read from wherever they are told |
 //! | [`routed`] | routed experts asked for in requests and cut out of answers |
 //! | [`sse`] | where events end in a stream, so that nothing is put inside one |
 //! | [`verify`] | whether pins take effect: evidence, and a verdict with hysteresis |
@@ -25,6 +26,7 @@ pub mod loads;
 pub mod pieces;
 pub mod pin;
 pub mod probe;
+pub mod recording;
 pub mod routed;
 pub mod sglang;
 pub mod sse;

@@ -64,9 +64,20 @@ pub struct Stripped {
 impl Stripped {
     /// Removes every client pin. Without any, the bytes are not copied.
     pub fn new(body: &Bytes) -> Result<Self, ScanError> {
+        Self::seeing(body, None, |_| ())
+    }
+
+    /// As [`Stripped::new`]; `see` is shown every member on the way, so that nobody has to go through the body again, and `known` is
+    /// where the value of one stands that somebody has gone through already ([`Members::knowing`]).
+    pub fn seeing(
+        body: &Bytes,
+        known: Option<std::ops::Range<usize>>,
+        mut see: impl FnMut(&Member),
+    ) -> Result<Self, ScanError> {
         let mut plan = Plan::default();
-        for member in Members::new(body) {
+        for member in Members::knowing(body, known) {
             let member = member?;
+            see(&member);
             plan.add(&member, CLIENT_FIELDS.iter().any(|name| member.is(body, name)));
         }
         // The scan went through, so there is a brace.
@@ -84,6 +95,29 @@ impl Stripped {
     /// The body as it is.
     pub fn bytes(&self) -> &Bytes {
         &self.body
+    }
+
+    /// The body with this as its one `model`, in front of the other members, of which all bytes stay. Where it has it already
+    /// nothing is copied.
+    ///
+    /// # Errors
+    /// Where the body is no JSON object.
+    pub fn with_model(&self, name: &str) -> Result<Self, ScanError> {
+        const MODEL: &str = "model";
+        let (mut plan, mut same) = (Plan::default(), false);
+        let value = serde_json::Value::from(name).to_string();
+        for member in Members::new(&self.body) {
+            let member = member?;
+            let named = member.is(&self.body, MODEL);
+            same |= named && self.body[member.value.clone()] == *value.as_bytes();
+            plan.add(&member, named);
+        }
+        if same && plan.cut == 1 {
+            return Ok(self.clone());
+        }
+        let has_members = !plan.kept.is_empty();
+        let body = if plan.cut == 0 { self.body.clone() } else { plan.carry_out(&self.body, self.open) };
+        Ok(Self { body, open: self.open, has_members }.with_member(MODEL, &value))
     }
 
     /// The body with the pin as its first member; all other bytes stay.
@@ -236,6 +270,28 @@ mod tests {
         ] {
             assert_eq!(spliced(body), expected, "{body}");
         }
+    }
+
+    #[test]
+    fn a_model_gets_another_name_and_all_else_stays() {
+        for (body, expected) in [
+            (r#"{"model":"a","prompt":"x"}"#, r#"{"model":"b","prompt":"x"}"#),
+            (r#"{ "prompt" : 1.0e0 , "model" : "a" }"#, r#"{"model":"b", "prompt" : 1.0e0 }"#),
+            (r#"{"model":"a","n":1,"mode\u006c":null,"model":"c"}"#, r#"{"model":"b","n":1}"#),
+            ("{}", r#"{"model":"b"}"#),
+            (r#"{"x":{"model":"a"}}"#, r#"{"model":"b","x":{"model":"a"}}"#),
+        ] {
+            let body = Stripped::new(&Bytes::copy_from_slice(body.as_bytes())).unwrap();
+            assert_eq!(body.with_model("b").unwrap().bytes(), expected);
+            // And a pin goes in as ever.
+            let pinned = body.with_model("b").unwrap().pinned("routed_dp_rank", 3);
+            assert_eq!(pinned, expected.replacen('{', "{\"routed_dp_rank\":3,", 1));
+        }
+        let same = Stripped::new(&Bytes::from_static(b"{\"n\":1,\"model\":\"b\"}")).unwrap();
+        assert_eq!(same.with_model("b").unwrap().bytes().as_ptr(), same.bytes().as_ptr());
+        let quoted = same.with_model("a\"\\").unwrap();
+        assert_eq!(quoted.bytes(), r#"{"model":"a\"\\","n":1}"#);
+        assert!(Stripped::opaque(&Bytes::from_static(b"no JSON")).with_model("b").is_err());
     }
 
     #[test]

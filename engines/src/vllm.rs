@@ -99,6 +99,33 @@ pub async fn ranks(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -
     }
 }
 
+/// A model as [`MODELS`] tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Model {
+    /// The name that clients use.
+    pub id: String,
+    /// Directory or hub name of its checkpoint.
+    #[serde(default)]
+    pub root: Option<String>,
+    /// The longest prompt and answer together, in tokens.
+    #[serde(default)]
+    pub max_model_len: Option<u64>,
+}
+
+/// The first model of the server: adapters come after it.
+pub async fn first_model(
+    client: &HttpClient,
+    base: &BaseUrl,
+    limits: &AnswerLimits,
+) -> Result<Option<Model>, HttpError> {
+    #[derive(Deserialize)]
+    struct Models {
+        data: Vec<Model>,
+    }
+    let models: Models = client.get_json(base, MODELS, limits).await?;
+    Ok(models.data.into_iter().next())
+}
+
 /// Asks how the server counts ranks in pins, with a request of one token to the last of `count` ranks, the first of
 /// which has the global number `first`, more than 0. `None` when its answer does not tell.
 pub async fn rank_base(
@@ -107,16 +134,7 @@ pub async fn rank_base(
     (first, count): (u16, u16),
     limits: &AnswerLimits,
 ) -> Result<Option<RankBase>, HttpError> {
-    #[derive(Deserialize)]
-    struct Models {
-        data: Vec<Model>,
-    }
-    #[derive(Deserialize)]
-    struct Model {
-        id: String,
-    }
-    let models: Models = client.get_json(base, MODELS, limits).await?;
-    let Some(model) = models.data.into_iter().next() else { return Ok(None) };
+    let Some(model) = first_model(client, base, limits).await? else { return Ok(None) };
     let body = json!({ "model": model.id, "prompt": [0], "max_tokens": 1, "temperature": 0 });
     let mut request = request(Method::POST, base, Route::Completions.path(), Some(body.to_string().into()))?;
     let last = u32::from(first) + u32::from(count).saturating_sub(1);

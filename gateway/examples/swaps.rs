@@ -103,17 +103,17 @@ async fn swap(admin: &BaseUrl, swaps: u64) -> (Vec<(u64, u64)>, Vec<Duration>) {
     (homes, took)
 }
 
-/// Upper bounds of the buckets that hold the given shares of the swaps.
-fn pauses(metrics: &str, shares: &[f64]) -> Vec<String> {
-    let prefix = "semmoe_tables_swap_seconds_bucket{le=\"";
+/// How many times a histogram has, and upper bounds of the buckets that hold half, 99% and all of them.
+fn times(metrics: &str, histogram: &str) -> String {
+    let prefix = format!("{histogram}le=\"");
     let buckets: Vec<(&str, f64)> = metrics
         .lines()
-        .filter_map(|line| line.strip_prefix(prefix)?.split_once("\"} "))
+        .filter_map(|line| line.strip_prefix(&prefix)?.split_once("\"} "))
         .map(|(bound, count)| (bound, count.parse().unwrap()))
         .collect();
     let all = buckets.last().unwrap().1;
-    let bound = |share: &f64| buckets.iter().find(|(_, count)| *count >= share * all).unwrap().0.to_owned();
-    shares.iter().map(bound).collect()
+    let bound = |share: f64| buckets.iter().find(|(_, count)| *count >= share * all).unwrap().0;
+    format!("{all} times, half at most {} s, 99% at most {} s, all at most {} s", bound(0.5), bound(0.99), bound(1.0))
 }
 
 #[tokio::main]
@@ -143,8 +143,11 @@ async fn main() {
     println!("{swaps} swaps in {seconds:.1} s under {requests} requests ({:.0} a second)", requests as f64 / seconds);
     println!("failed 0, misrouted {misrouted}");
     let metrics = HttpClient::default().get_text(&admin, "/metrics", &AnswerLimits::default()).await.unwrap();
-    let bounds = pauses(&metrics, &[0.5, 0.99, 1.0]);
-    println!("pause in seconds: half at most {}, 99% at most {}, all at most {}", bounds[0], bounds[1], bounds[2]);
+    println!("the swap itself: {}", times(&metrics, "semmoe_tables_swap_seconds_bucket{"));
+    for (clock, what) in [("wall", "as time went by"), ("cpu", "as long as their threads ran")] {
+        let found = times(&metrics, &format!("semmoe_swap_wait_seconds_bucket{{clock=\"{clock}\","));
+        println!("requests waited for the state, {what}: {found}");
+    }
     let at = |share: f64| took[((took.len() - 1) as f64 * share) as usize];
     println!("whole reload: median {:.1?}, 99% {:.1?}, longest {:.1?}", at(0.5), at(0.99), at(1.0));
     gateway.shutdown(Duration::from_secs(5)).await;

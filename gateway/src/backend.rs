@@ -60,6 +60,8 @@ pub(crate) struct Backend {
     pins: Mutex<PinWatch>,
     /// The verdict, for the path of requests.
     pins_ignored: AtomicBool,
+    /// The engine said that it keeps no prefixes, for the path of requests.
+    keeps_no_prefixes: AtomicBool,
     /// Wakes the task that compares loads.
     loads_wanted: Notify,
     /// What sampled requests show.
@@ -90,6 +92,7 @@ impl Backend {
             configured_rank_base: config.rank_base,
             pins: Mutex::default(),
             pins_ignored: AtomicBool::new(false),
+            keeps_no_prefixes: AtomicBool::new(false),
             loads_wanted: Notify::new(),
             live: BackendLive::default(),
             probe: Mutex::new(None),
@@ -114,6 +117,12 @@ impl Backend {
     /// Whether its requests run elsewhere than they are pinned.
     pub(crate) fn ignores_pins(&self) -> bool {
         self.pins_ignored.load(Ordering::Relaxed)
+    }
+
+    /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not tell has such a
+    /// cache, as it is every engine's default.
+    pub(crate) fn keeps_prefixes(&self) -> bool {
+        !self.ignores_pins() && !self.keeps_no_prefixes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn pins(&self) -> PinWatch {
@@ -201,6 +210,8 @@ impl Backend {
     }
 
     pub(crate) fn set_probe(&self, probe: Probe) {
+        let disabled = probe.server.as_ref().is_some_and(|server| server.disable_radix_cache == Some(true));
+        self.keeps_no_prefixes.store(disabled, Ordering::Relaxed);
         *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(probe));
     }
 }

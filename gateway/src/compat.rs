@@ -5,7 +5,7 @@
 use semmoe_engines::probe::Probe;
 use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
 use semmoe_tables::{Attention, ModelInfo, Tables};
-use semmoe_text::Tokenizer;
+use semmoe_text::PromptEncoder;
 
 /// Why tables, model and backend do not belong together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +98,7 @@ pub enum Incompatible {
 }
 
 /// Tables against the model's tokenizer.
-pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&Tokenizer>) -> Result<(), Incompatible> {
+pub(crate) fn with_tokenizer(tables: &Tables, tokenizer: Option<&PromptEncoder>) -> Result<(), Incompatible> {
     if tables.attention() != Attention::Dp {
         return Err(Incompatible::Attention { found: tables.attention().to_string() });
     }
@@ -144,7 +144,7 @@ pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(
 pub(crate) fn with_backend(
     probe: &Probe,
     tables: Option<&Tables>,
-    tokenizer: Option<&Tokenizer>,
+    tokenizer: Option<&PromptEncoder>,
     configured: Option<u16>,
 ) -> Result<u16, Incompatible> {
     if probe.unknown_rank_base {

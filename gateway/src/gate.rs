@@ -183,9 +183,31 @@ impl Core {
         });
     }
 
-    /// New requests go elsewhere, or come again.
-    pub(crate) fn set_draining(&self, backend: &Arc<Backend>, draining: bool) {
-        self.change_gate(backend, |gate, _| gate.draining.store(draining, Ordering::Relaxed));
+    /// New requests go elsewhere, or come again. False if there is no such backend, and none of that name is drained for when
+    /// it comes back.
+    pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
+        let _changing = self.changing();
+        let snapshot = self.snapshot();
+        let Some((model, member)) = snapshot.find(name) else {
+            return if draining { self.drains.holds(name) } else { self.drains.forget(name) };
+        };
+        let backend = &snapshot.models[model].members[member].backend;
+        self.drains.set(name, draining);
+        self.drain_or_not(backend, draining);
+        self.refresh(backend);
+        true
+    }
+
+    /// A backend joins: it is drained if one of its name was. The caller holds what [`Core::changing`] gives.
+    pub(crate) fn keep_drained(&self, backend: &Backend) {
+        if self.drains.holds(&backend.name) {
+            self.drain_or_not(backend, true);
+            tracing::warn!(backend = backend.name, "it was drained before, and still is: undrain it when it may serve");
+        }
+    }
+
+    fn drain_or_not(&self, backend: &Backend, draining: bool) {
+        backend.gate.draining.store(draining, Ordering::Relaxed);
         self.metrics.faults.draining(&backend.name, draining);
     }
 

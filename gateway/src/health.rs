@@ -74,7 +74,18 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
     }
 }
 
+/// An engine, or a proxy before it, that sends more than its answers would have one client's answer taken for another's.
+fn note_strays(core: &Core, backend: &Backend) {
+    let strays = backend.client.take_strays();
+    if strays > 0 {
+        core.metrics.faults.strays(&backend.name, strays);
+        let backend = backend.name.as_str();
+        tracing::warn!(backend, strays, "connections were closed: the backend sent bytes that belong to no answer");
+    }
+}
+
 async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut u32) {
+    note_strays(core, backend);
     if !backend.health().is_healthy() {
         if matches!(probe_fully(core, backend).await, Verdict::Admitted) {
             *failures = 0;

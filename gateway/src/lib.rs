@@ -4,9 +4,9 @@
 //! |---|---|
 //! | [`config`] | TOML, raw and validated |
 //! | `load` | tokenizers, templates and tables from disk into the first snapshot |
-//! | `snapshot` | everything reloadable, swapped at once |
+//! | `snapshot`, `current` | everything reloadable, swapped at once; read without a lock |
 //! | `plan` | which policy places a request: the model's, or the baseline of its canary |
-//! | `gate`, `breaker` | whether a healthy backend gets requests: drained, circuit breaker |
+//! | `gate`, `breaker`, `drains` | whether a healthy backend gets requests: drained (also once it comes back), circuit breaker |
 //! | `budget` | how many retries a model's requests pay for |
 //! | `queue` | requests that wait for a rank, or for a backend |
 //! | `pool` | the ranks of a model, their accounts, leases |
@@ -16,7 +16,7 @@
 //! | `otlp` | spans of requests for an OpenTelemetry collector |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `reload` | the next configuration, made beside the running one and swapped in |
-//! | `discovery` | backends that are found by name, and come and go |
+//! | `discovery` | backends that are found by DNS (addresses, SRV records) or Kubernetes, and come and go |
 //! | `watchers` | the tasks that watch each backend |
 //! | `data` | a request's way to an engine and back |
 //! | `admin` | status, metrics, tables, backends, routing |
@@ -26,7 +26,7 @@
 //! | `server`, `stall`, `gateway` | listeners; clients that take nothing; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
-//! Bodies pass through byte for byte, but for the pin; what is retried, what fails open and what is refused is said in
+//! Bodies pass through byte for byte, but for the pin and an engine's own name of the model; what is retried, what fails open and what is refused is said in
 //! the modules' own words.
 
 mod admin;
@@ -36,8 +36,10 @@ mod budget;
 mod compat;
 pub mod config;
 mod credentials;
+mod current;
 mod data;
 mod discovery;
+mod drains;
 mod error;
 mod gate;
 mod gateway;
@@ -68,8 +70,8 @@ pub use compat::Incompatible;
 pub use config::{Access, RawClientTls, RawServerTls, TlsVersion};
 pub use config::{
     Config, ConfigError, Forward, LogFormat, LogLevel, RawAuth, RawBackend, RawBreaker, RawConfig, RawDiscovery,
-    RawDrain, RawHealth, RawKey, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting, RawSampling, RawServer,
-    RawTables, RawTimeouts, RawTracing,
+    RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting,
+    RawSampling, RawServer, RawTables, RawTimeouts, RawTracing,
 };
 pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;

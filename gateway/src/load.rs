@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use semmoe_engines::Dialect;
 use semmoe_tables::Tables;
-use semmoe_text::{ChatTemplate, Encoder, Scorer, TextError, Tokenizer};
+use semmoe_text::{ChatTemplate, Encoder, PromptEncoder, Renderer, Scorer, TextError, Tokenizer};
 
 use crate::backend::Backend;
 use crate::compat;
@@ -99,7 +99,7 @@ fn text(
 }
 
 fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<Text, TextError> {
-    let mut tokenizer = Tokenizer::from_file(path)?;
+    let mut tokenizer = encoder(path)?;
     tokenizer.cache_segments(made_of.segment_cache_bytes);
     match tokenizer.encoder() {
         Encoder::Fast => tracing::info!(model = config.name, "prompts are encoded by the fast library"),
@@ -111,7 +111,23 @@ fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<T
         Some(path) => Some(load_template(path)?),
         None => template_beside(path)?,
     };
+    if let Some(template) = &template {
+        match template.renderer() {
+            Renderer::Own => {
+                tracing::info!(model = config.name, "plain chats are rendered without the template library")
+            }
+            Renderer::Library { reason } => {
+                tracing::info!(model = config.name, reason, "all chats are rendered by the template library");
+            }
+        }
+    }
     Ok(Text { tokenizer, template, made_of })
+}
+
+/// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go with this one.
+fn encoder(path: &Path) -> Result<PromptEncoder, TextError> {
+    let read = || Tokenizer::from_file(path).map(Tokenizer::into_encoder);
+    std::thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A configured template must be usable.

@@ -9,6 +9,7 @@
 mod faults;
 mod live;
 mod operation;
+mod requests;
 mod shadow;
 mod spans;
 mod tables;
@@ -29,19 +30,13 @@ use semmoe_text::SegmentCache;
 use faults::FaultMetrics;
 use live::LiveMetrics;
 use operation::OperationMetrics;
+use requests::RequestMetrics;
+pub(crate) use requests::{NONE, Place};
 use shadow::ShadowMetrics;
 pub(crate) use spans::SpanMetrics;
 use tables::TablesMetrics;
+pub(crate) use tables::Waits;
 use trust::TrustMetrics;
-
-/// Labels of `semmoe_requests_total`.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub(crate) struct RequestLabels {
-    pub(crate) backend: String,
-    pub(crate) rank: String,
-    pub(crate) policy: String,
-    pub(crate) code: u16,
-}
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PolicyLabels {
@@ -96,6 +91,8 @@ struct SegmentCacheMetrics {
     hits: Family<ModelLabels, Counter>,
     misses: Family<ModelLabels, Counter>,
     bytes: Family<ModelLabels, Gauge>,
+    /// Plain chats that needed the template library.
+    chats_left: Family<ModelLabels, Counter>,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -106,8 +103,7 @@ struct ReasonLabels {
 /// All metrics of one gateway.
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<RequestLabels, Counter>,
-    request_seconds: Family<BackendLabels, Histogram, fn() -> Histogram>,
+    pub(crate) requests: RequestMetrics,
     overhead_seconds: Histogram,
     inflight: Family<RankLabels, Gauge>,
     predicted_lar: Family<PolicyLabels, Histogram, fn() -> Histogram>,
@@ -131,13 +127,11 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        // Seconds: 1 ms to 1000 s, a factor of about 2; 1 us to 1 s, the same.
-        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 21));
         let shares: fn() -> Histogram = || Histogram::new(linear_buckets(0.05, 0.05, 20));
         let mut metrics = Self {
             registry: Registry::with_prefix("semmoe"),
-            requests: Family::default(),
-            request_seconds: Family::new_with_constructor(seconds),
+            requests: RequestMetrics::default(),
+            // Seconds: 1 us to 1 s, a factor of about 2.
             overhead_seconds: Histogram::new(exponential_buckets(1e-6, 2.0, 21)),
             inflight: Family::default(),
             predicted_lar: Family::new_with_constructor(shares),
@@ -164,12 +158,7 @@ impl Metrics {
 
     fn register(&mut self) {
         let registry = &mut self.registry;
-        registry.register("requests", "Requests, by backend, rank, policy and status", self.requests.clone());
-        registry.register(
-            "request_seconds",
-            "From the body's arrival to the end of the answer",
-            self.request_seconds.clone(),
-        );
+        self.requests.register(registry);
         registry.register(
             "gateway_overhead_seconds",
             "From the body's arrival to its dispatch: scoring, choosing, pinning",
@@ -231,12 +220,6 @@ impl Metrics {
         text
     }
 
-    pub(crate) fn request_done(&self, labels: &RequestLabels, took: Duration) {
-        self.requests.get_or_create(labels).inc();
-        let backend = BackendLabels { backend: labels.backend.clone() };
-        self.request_seconds.get_or_create(&backend).observe(took.as_secs_f64());
-    }
-
     pub(crate) fn overhead(&self, took: Duration) {
         self.overhead_seconds.observe(took.as_secs_f64());
     }
@@ -274,10 +257,11 @@ impl Metrics {
         self.prompt_counts.get_or_create(&labels).inc() + 1
     }
 
-    /// The state of a model's segment cache.
-    pub(crate) fn segment_cache(&self, model: &str, cache: &SegmentCache) {
+    /// The state of a model's segment cache, and its plain chats that the template library rendered.
+    pub(crate) fn segment_cache(&self, model: &str, cache: &SegmentCache, chats_left: u64) {
         let labels = ModelLabels { model: model.to_owned() };
-        let SegmentCacheMetrics { hits, misses, bytes } = &self.segment_cache;
+        let SegmentCacheMetrics { hits, misses, bytes, chats_left: left } = &self.segment_cache;
+        left.get_or_create(&labels).inner().store(chats_left, Ordering::Relaxed);
         hits.get_or_create(&labels).inner().store(cache.hits, Ordering::Relaxed);
         misses.get_or_create(&labels).inner().store(cache.misses, Ordering::Relaxed);
         bytes.get_or_create(&labels).set(cache.bytes as i64);
@@ -327,6 +311,11 @@ impl SegmentCacheMetrics {
         );
         registry.register("segment_cache_misses", "Texts between added tokens that were encoded", self.misses.clone());
         registry.register("segment_cache_bytes", "Bytes held by that cache", self.bytes.clone());
+        registry.register(
+            "plain_chats_left_to_library",
+            "Chats of nothing but texts that only the template library could render, several times slower",
+            self.chats_left.clone(),
+        );
     }
 }
 
@@ -344,8 +333,8 @@ mod tests {
     #[test]
     fn names_are_those_of_the_design() {
         let metrics = Metrics::new();
-        let labels = RequestLabels { backend: "a".into(), rank: "1".into(), policy: "affinity".into(), code: 200 };
-        metrics.request_done(&labels, Duration::from_millis(3));
+        let rank = Place::Rank(semmoe_tables::RankId::new(1));
+        metrics.requests.done("a", rank, "affinity", 200, Duration::from_millis(3));
         metrics.inflight("a", Some(1)).inc();
         metrics.predicted_lar("affinity", 0.4);
         metrics.canary("m", "baseline").inc();

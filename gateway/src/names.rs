@@ -1,6 +1,7 @@
 //! By which names requests find their model: its own, aliases, and `model:adapter` for its LoRA adapters.
 //!
-//! Names go to the engine as the client wrote them; only the engine knows which adapters it has loaded.
+//! Names go to the engine as the client wrote them, unless the backend has a `served_name`; only the engine knows which adapters it
+//! has loaded.
 
 use std::collections::HashMap;
 

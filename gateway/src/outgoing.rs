@@ -5,16 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
-use semmoe_engines::http::{ClientSettings, HttpClient};
+use semmoe_engines::http::{ClientSettings, EngineKey, HttpClient, KeyError};
 use semmoe_engines::tls::{ClientTls, TlsError};
 
 use crate::backend::Backend;
 use crate::config::BackendConfig;
 use crate::credentials::Seen;
 use crate::error::StartError;
-
-/// Longest key file; a key is a line.
-const LONGEST_KEY_FILE_BYTES: u64 = 4096;
 
 /// The client that a backend keeps, through every reload, and its certificates.
 pub(crate) fn client(config: &BackendConfig, connect_timeout: Duration) -> Result<Client, StartError> {
@@ -62,31 +59,17 @@ fn fail(config: &BackendConfig, source: TlsError) -> StartError {
     StartError::Tls { place: format!("backend '{}'", config.name), source }
 }
 
-/// `Bearer` and the key in a file: one line, of which blanks around it are no part.
+/// The key in a file. That others may read it is said, and no error.
 fn bearer(backend: &str, path: &Path) -> Result<HeaderValue, StartError> {
-    let fail = |cause: String| StartError::KeyFile { backend: backend.to_owned(), path: path.to_owned(), cause };
-    let metadata = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?;
-    if !metadata.is_file() || metadata.len() > LONGEST_KEY_FILE_BYTES {
-        return Err(fail(format!("expected a file of at most {LONGEST_KEY_FILE_BYTES} bytes")));
-    }
-    warn_of_mode(backend, path, &metadata);
-    let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    let key = text.trim();
-    if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(fail("expected one line of printable characters without blanks".to_owned()));
-    }
-    let mut value = HeaderValue::try_from(format!("Bearer {key}")).map_err(|error| fail(error.to_string()))?;
-    // Debug output of headers hides it.
-    value.set_sensitive(true);
-    Ok(value)
-}
-
-/// Secrets that a cluster mounts are often readable by all inside the container, so this is no error.
-fn warn_of_mode(backend: &str, path: &Path, metadata: &std::fs::Metadata) {
-    use std::os::unix::fs::PermissionsExt;
-    let mode = metadata.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
+    let fail = |cause: KeyError| StartError::KeyFile {
+        backend: backend.to_owned(),
+        path: path.to_owned(),
+        cause: cause.to_string(),
+    };
+    let key = EngineKey::read(path).map_err(fail)?;
+    if let Some(mode) = key.open_mode {
         let (path, mode) = (path.display(), format!("{mode:03o}"));
         tracing::warn!(backend, %path, mode, "others than its owner can read the engine's key: chmod 600");
     }
+    Ok(key.authorization)
 }

@@ -66,8 +66,8 @@ impl Plan {
     }
 
     /// The model's own policy.
-    pub(crate) fn policy(&self) -> &dyn Policy {
-        self.policy.as_ref()
+    pub(crate) fn policy(&self) -> &Arc<dyn Policy> {
+        &self.policy
     }
 
     pub(crate) fn trial(&self) -> Option<&Trial> {

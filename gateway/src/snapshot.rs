@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use semmoe_engines::Dialect;
-use semmoe_text::{ChatTemplate, Tokenizer};
+use semmoe_text::{ChatTemplate, PromptEncoder};
 
 use crate::backend::Backend;
 use crate::budget::Budget;
@@ -48,7 +48,7 @@ pub(crate) struct Model {
 
 /// What turns a model's prompts into ids.
 pub(crate) struct Text {
-    pub(crate) tokenizer: Tokenizer,
+    pub(crate) tokenizer: PromptEncoder,
     pub(crate) template: Option<ChatTemplate>,
     /// The files and settings that it was made of.
     pub(crate) made_of: TextSource,

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use arc_swap::ArcSwap;
 use http::HeaderMap;
 use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
@@ -15,7 +14,9 @@ use tokio::sync::Semaphore;
 use crate::backend::{Backend, Health};
 use crate::compat::{self, Incompatible};
 use crate::config::{Access, Config};
+use crate::current::Current;
 use crate::data::{BodyLimits, BodyMemory};
+use crate::drains::Drains;
 use crate::error::RequestError;
 use crate::live::Live;
 use crate::metrics::Metrics;
@@ -30,7 +31,7 @@ use crate::watchers::Watchers;
 const PROBE_ANSWER_BYTES: usize = 4 << 20;
 
 pub(crate) struct Core {
-    snapshot: ArcSwap<Snapshot>,
+    pub(crate) current: Current,
     /// Held while the next snapshot is made from the current one, and while availability changes: both are short.
     changing: Mutex<()>,
     pub(crate) metrics: Metrics,
@@ -39,6 +40,8 @@ pub(crate) struct Core {
     pub(crate) watchers: Watchers,
     /// Backends that are gone and may have requests in flight, with their ranks.
     retired: Mutex<Vec<(String, u16)>>,
+    /// Backends that are drained, also when they come back.
+    pub(crate) drains: Drains,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
     pub(crate) scoring: Arc<Semaphore>,
     /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
@@ -60,13 +63,14 @@ impl Core {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let started = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            snapshot: ArcSwap::from_pointee(snapshot),
+            current: Current::new(snapshot, metrics.tables.waits()),
             changing: Mutex::new(()),
             metrics,
             live: Live::new(),
             reloads: Reloads::default(),
             watchers: Watchers::default(),
             retired: Mutex::default(),
+            drains: Drains::default(),
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
             tables: Lanes::new(),
@@ -80,17 +84,17 @@ impl Core {
 
     /// The current state; keep it for one request, not longer.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.snapshot.load_full()
+        self.current.load_full()
     }
 
     /// The settings as they are now, for work that is no request's. A request reads its own snapshot's.
     pub(crate) fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.snapshot.load().config)
+        Arc::clone(&self.current.load().config)
     }
 
     /// Longest body, and how long it may take: asked for before a request has its snapshot.
     pub(crate) fn body_limits(&self) -> BodyLimits {
-        let snapshot = self.snapshot.load();
+        let snapshot = self.current.load();
         let limits = &snapshot.config.limits;
         BodyLimits {
             bytes: limits.body_bytes,
@@ -101,22 +105,22 @@ impl Core {
 
     /// Most headers of a request; HTTP/1.1 has this limit while it reads.
     pub(crate) fn most_headers(&self) -> usize {
-        self.snapshot.load().config.limits.headers
+        self.current.load().config.limits.headers
     }
 
     /// Which requests are logged.
     pub(crate) fn access(&self) -> Access {
-        self.snapshot.load().config.log.access
+        self.current.load().config.log.access
     }
 
     /// Whether a path that is not the gateway's own goes to engines.
     pub(crate) fn passes(&self, path: &str) -> bool {
-        self.snapshot.load().config.server.extra_routes.iter().any(|route| route == path)
+        self.current.load().config.server.extra_routes.iter().any(|route| route == path)
     }
 
     /// Lets a request in, and takes its key out of its headers where the engine is not to see it.
     pub(crate) fn let_in(&self, headers: &mut HeaderMap) -> Result<Caller, RequestError> {
-        trust::admit(&self.snapshot.load().config.auth, headers, &self.metrics)
+        trust::admit(&self.current.load().config.auth, headers, &self.metrics)
     }
 
     /// To be held while the next snapshot is made from the current one, and while availability changes.
@@ -127,7 +131,7 @@ impl Core {
     /// Makes a snapshot the current one. `_changing`: it was made from the current one under the lock.
     pub(crate) fn swap(&self, _changing: &MutexGuard<'_, ()>, next: Arc<Snapshot>) {
         self.metrics.generation(next.generation);
-        self.snapshot.store(next);
+        self.current.store(next);
     }
 
     /// Takes the backends that are in one snapshot and not in the next out of the metrics.
@@ -141,6 +145,9 @@ impl Core {
     /// Forgets the backends that are gone and whose requests have ended.
     pub(crate) fn sweep(&self) {
         let snapshot = self.snapshot();
+        for backend in self.drains.follow(|name| snapshot.find(name).is_some(), Instant::now()) {
+            tracing::warn!(backend, "it is not there for too long: that it is drained is forgotten");
+        }
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         // One that came back is nobody to forget.
         retired.retain(|(name, ranks)| snapshot.find(name).is_none() && !self.metrics.forget_backend(name, *ranks));
@@ -182,7 +189,7 @@ impl Core {
         if member.ranks != ranks || member.dialect != probe.dialect {
             let next = snapshot.with_backend(at, ranks, probe.dialect, &self.metrics);
             self.metrics.generation(next.generation);
-            self.snapshot.store(Arc::new(next));
+            self.current.store(Arc::new(next));
         }
         self.refresh(backend);
         drop(changing);
@@ -286,9 +293,9 @@ impl Core {
             let generation = next.generation;
             let next = Arc::new(next);
             // Requests take no lock, and get the one or the other; only probes and other changes wait for this one.
-            let complete = Instant::now();
-            self.snapshot.store(next);
-            let took = complete.elapsed();
+            // Who sees the new ones sees no trouble with the old ones any more.
+            member.backend.set_tables_trouble(None);
+            let took = self.current.store(next);
             drop(changing);
             self.metrics.tables.swapped(took);
             self.metrics.generation(generation);

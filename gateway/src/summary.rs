@@ -27,9 +27,9 @@ impl Summary {
             lines.extend(model.members.iter().map(|member| format!("  {}", backend(member))));
             let config = snapshot.config.models.iter().find(|config| config.name == model.name);
             for source in config.iter().flat_map(|config| &config.discovery) {
-                let (name, dns, seconds) = (&source.name, &source.dns, source.interval.as_secs_f64());
+                let (name, place, seconds) = (&source.name, &source.place, source.interval.as_secs_f64());
                 lines.push(format!(
-                    "  backends '{name}-ADDRESS' at the addresses of {dns}, looked for every {seconds} s"
+                    "  backends '{name}-ADDRESS' at the addresses of {place}, looked for every {seconds} s"
                 ));
             }
         }

@@ -25,6 +25,27 @@ pub enum KernelError {
         /// The length that fits.
         expected: usize,
     },
+    /// A collective over no ranks at all.
+    #[error("there are 0 ranks, expected at least 1")]
+    NoRanks,
+    /// Offsets of the ranks' parts go back.
+    #[error("offset {index} is {found}, expected at least {before}, the one before")]
+    Descending {
+        /// Which offset.
+        index: usize,
+        /// The offset.
+        found: u32,
+        /// The one before.
+        before: u32,
+    },
+    /// A permutation has a token twice.
+    #[error("position {index} has token {token}, which an earlier position has too")]
+    Twice {
+        /// The second position.
+        index: usize,
+        /// The token.
+        token: usize,
+    },
     /// More items than positions can be counted in 32 bits.
     #[error("{found} items are more than the {limit} that one call takes")]
     TooMany {

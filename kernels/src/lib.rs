@@ -1,24 +1,41 @@
-//! Dispatch and combine for expert parallelism: the CPU reference.
+//! Collectives that move tokens to the ranks of their experts: what they mean, a reference, and the CPU's inner loops.
 //!
 //! Plain slices in, plain slices out: no threads, no transport, no allocation per call once the caller's scratch has grown.
-//! P = ranks, n = tokens of this rank, k = experts per token, N = experts, H = width of a row, R = rows that are sent
+//! P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows that are sent
 //! (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
 //!
 //! | module | what |
 //! |---|---|
+//! | [`reference`](mod@reference) | every collective over all ranks at once, as plainly as can be: what all backends equal bit for bit |
+//! | `element` | f32, f16, bf16: to f32 and back with the bits of a GPU |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
+//! | `split` | which rows go to which rank: contiguous, or shuffled |
+//! | `rebatch` | the paper's Algorithm 3: order, optional alignment, and back |
+//! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `combine` | the ranks' partial sums back into the tokens' order, in rank order |
+//! | `vector` | sums and norms of rows at the width of the processor's vectors |
 //! | `rows` | gather rows, and add weighted rows where they came from |
 
 mod argsort;
 mod combine;
 mod dispatch;
+mod element;
 mod error;
+mod norm;
+mod rebatch;
+pub mod reference;
 mod rows;
+mod split;
+mod vector;
 
-pub use argsort::{RankOrder, argsort_by_rank};
+pub use argsort::{Destination, RankOrder, argsort_by_rank, argsort_into};
 pub use combine::combine;
 pub use dispatch::{DispatchPlan, RankRows};
+pub use element::{Dtype, Element};
 pub use error::KernelError;
+pub use norm::{NORM_LANES, inverse_rms};
+pub use rebatch::{Alignment, RebatchScratch, rebatch, resume_rows};
 pub use rows::{add_weighted_rows, gather_rows};
+pub use split::{RowSplit, SeenTokens, even_offsets};
+pub use vector::{NormRow, norm_row, prefetch, sum_rows, sum_rows_wide};

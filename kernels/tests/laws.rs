@@ -63,7 +63,7 @@ proptest! {
     ) {
         let mut order = RankOrder::default();
         // Scratch that held something else must not show.
-        argsort_by_rank(&[0, 0, 0], 1, &mut order).unwrap();
+        argsort_by_rank(&[0u16, 0, 0], 1, &mut order).unwrap();
         argsort_by_rank(&destinations, ranks, &mut order).unwrap();
         let mut expected: Vec<u32> = (0..destinations.len() as u32).collect();
         expected.sort_by_key(|&i| destinations[i as usize]);
@@ -76,6 +76,23 @@ proptest! {
             prop_assert!(order.items(rank).iter().all(|&i| usize::from(destinations[i as usize]) == rank));
         }
         prop_assert_eq!(order.offsets()[ranks] as usize, destinations.len());
+        let mut wide = RankOrder::default();
+        argsort_by_rank(&destinations.iter().map(|&to| u32::from(to)).collect::<Vec<_>>(), ranks, &mut wide).unwrap();
+        prop_assert_eq!(wide, order);
+    }
+
+    #[test]
+    fn argsort_names_the_first_destination_out_of_range(
+        ranks in 0usize..9, n in 1usize..100, seed: u64, found in any::<u32>()
+    ) {
+        let index = seed as usize % n;
+        let found = found.max(ranks as u32);
+        let mut destinations: Vec<u32> = (0..n).map(|i| if ranks == 0 { 0 } else { i as u32 % ranks as u32 }).collect();
+        destinations[index] = found;
+        let (index, found) = if ranks == 0 { (0, destinations[0]) } else { (index, found) };
+        let error = argsort_by_rank(&destinations, ranks, &mut RankOrder::default()).unwrap_err();
+        let bound = ranks;
+        prop_assert_eq!(error, KernelError::OutOfRange { what: "destination", index, found: found as usize, bound });
     }
 
     #[test]
@@ -146,7 +163,7 @@ fn operands_that_do_not_fit_are_refused_by_name() {
     let mut plan = DispatchPlan::default();
     let hosts = [0, 1];
     for (found, expected) in [
-        (argsort_by_rank(&[0, 2], 2, &mut order), out_of_range("destination", 1, 2, 2)),
+        (argsort_by_rank(&[0u16, 2], 2, &mut order), out_of_range("destination", 1, 2, 2)),
         (plan.build(&[0, 2], &[1.0, 1.0], 2, &hosts, 2), out_of_range("expert", 1, 2, 2)),
         (plan.build(&[0, 1], &[1.0, 1.0], 2, &[0, 5], 2), out_of_range("rank of expert", 1, 5, 2)),
         (plan.build(&[0, 1, 0], &[1.0; 3], 2, &hosts, 2), length("experts", 3, 2)),

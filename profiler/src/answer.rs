@@ -1,10 +1,14 @@
-//! One answer of `/generate`, believed only as far as it agrees with what was asked and with the model.
+//! One answer of an engine, believed only as far as it agrees with what was asked and with the model.
 
-use semmoe_engines::sglang::{FinishReason, GenerateResponse, decode_routes};
+use semmoe_engines::recording::Told;
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
 
 use crate::ProfilerError;
 use crate::prompts::Input;
+use crate::routes::decode;
+
+/// Tokens of which so many differ cannot all have the same experts in every layer.
+const DIFFERENT_TOKENS: usize = 8;
 
 /// A checked request for the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,32 +35,54 @@ impl Checker {
     }
 
     /// The routes of an answer, or in one sentence why it cannot be believed.
-    pub(crate) fn check(&self, asked: &Input, answer: GenerateResponse) -> Result<Routed, String> {
-        if let Some(FinishReason::Abort { message }) = &answer.meta_info.finish_reason {
-            return Err(format!("the engine aborted it: {}", message.as_deref().unwrap_or("no reason given")));
-        }
-        let prompt = prompt(asked, &answer)?;
-        let prompt_len = u32::try_from(prompt.len()).map_err(|_| "the prompt is too long".to_owned())?;
-        let counted = answer.meta_info.prompt_tokens;
-        if counted != 0 && counted != u64::from(prompt_len) {
-            return Err(format!("meta_info.prompt_tokens is {counted}, but the prompt has {prompt_len} tokens"));
-        }
-        let Some((_, seen)) = answer.output_ids.split_last() else {
-            return Err("no token was generated, so the route of the prompt's last token is missing".into());
+    pub(crate) fn check(&self, asked: &Input, told: &Told) -> Result<Routed, String> {
+        let (token_ids, prompt_len) = tokens(asked, told)?;
+        let Some(text) = told.routed_experts.as_deref() else {
+            return Err("routed_experts is missing from the answer".into());
         };
-        let token_ids = [prompt, seen].concat();
-        let Some(data) = answer.meta_info.routed_experts.as_deref() else {
-            return Err("meta_info.routed_experts is missing".into());
-        };
-        let experts = decode_routes(data, token_ids.len(), self.rules.model()).map_err(|error| error.to_string())?;
+        let model = self.rules.model();
+        let routes = decode(text, token_ids.len(), model)?;
+        let experts = routes.experts(model)?;
         self.rules.check(&token_ids, prompt_len, &experts).map_err(|error| error.to_string())?;
+        if routes.all_tokens_alike() && differ(&token_ids) {
+            return Err("every token has the same experts in every layer, as no router gives them".into());
+        }
         Ok(Routed { token_ids, prompt_len, experts })
     }
 }
 
+fn differ(token_ids: &[u32]) -> bool {
+    let mut sorted = token_ids.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    sorted.len() >= DIFFERENT_TOKENS
+}
+
+/// The tokens that routes are expected of, and how many of them are the prompt.
+pub(crate) fn tokens(asked: &Input, told: &Told) -> Result<(Vec<u32>, u32), String> {
+    if let Some(reason) = &told.aborted {
+        return Err(format!("the engine aborted it: {reason}"));
+    }
+    let prompt = prompt(asked, told)?;
+    let prompt_len = u32::try_from(prompt.len()).map_err(|_| "the prompt is too long".to_owned())?;
+    if let Some(counted) = told.prompt_tokens.filter(|&counted| counted != u64::from(prompt_len)) {
+        return Err(format!("prompt_tokens is {counted}, but the prompt has {prompt_len} tokens"));
+    }
+    let seen: &[u32] = match (&told.output_ids, told.output_tokens) {
+        (Some(output), _) => match output.split_last() {
+            Some((_, seen)) => seen,
+            None => return Err("no token was generated, so the route of the prompt's last token is missing".into()),
+        },
+        // Of one generated token the id is not needed.
+        (None, Some(1)) => &[],
+        (None, _) => return Err("the ids of the generated tokens are missing from the answer".into()),
+    };
+    Ok(([prompt, seen].concat(), prompt_len))
+}
+
 /// The prompt's ids: those the engine says it saw, which must be those sent.
-fn prompt<'a>(asked: &'a Input, answer: &'a GenerateResponse) -> Result<&'a [u32], String> {
-    match (asked, answer.prompt_ids()) {
+fn prompt<'a>(asked: &'a Input, told: &'a Told) -> Result<&'a [u32], String> {
+    match (asked, &told.prompt_ids) {
         (Input::Ids(sent), None) => Ok(sent),
         (Input::Ids(sent), Some(seen)) if sent == seen => Ok(sent),
         (Input::Ids(sent), Some(seen)) => {
@@ -67,7 +93,7 @@ fn prompt<'a>(asked: &'a Input, answer: &'a GenerateResponse) -> Result<&'a [u32
                 sent.len()
             ))
         }
-        (Input::Text(_), Some(seen)) => Ok(seen),
-        (Input::Text(_), None) => Err("the prompt's token ids are missing".into()),
+        (_, Some(seen)) => Ok(seen),
+        (_, None) => Err("the prompt's token ids are missing from the answer".into()),
     }
 }

@@ -1,21 +1,22 @@
-//! Drives an engine: bounded concurrency, retries, results in the order of the prompts.
+//! Drives an engine: bounded concurrency and rate, retries, good answers to the partial recording.
 
-use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
-use semmoe_engines::sglang::{GENERATE, GenerateRequest, GenerateResponse, SamplingParams};
-use semmoe_tables::TraceBuilder;
+use semmoe_engines::recording::{Question, Sampling, Told, ask, read};
 
 use crate::answer::{Checker, Routed};
-use crate::prompts::{Input, Prompt};
+use crate::bad::allowed_bad;
+use crate::journal::Journal;
+use crate::prompts::{Place, Prompt, Prompts};
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
 /// Routed experts take about 4 kB a token for the largest models: enough for 60,000 tokens.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// Further attempts after a connection that failed or an error of the server.
-const RETRIES: u32 = 2;
+/// The longest wait before an attempt.
+const LONGEST_PAUSE: Duration = Duration::from_secs(15);
 /// The longest reason kept.
 const MAX_REASON_CHARS: usize = 400;
 /// Between two messages.
@@ -31,94 +32,131 @@ struct Outcome {
 /// What came of all of them.
 #[derive(Debug)]
 pub(crate) struct Driven {
-    pub(crate) builder: TraceBuilder,
-    pub(crate) bad: Vec<BadRecord>,
+    /// In the order of the file.
+    pub(crate) bad: Vec<(Place, BadRecord)>,
     pub(crate) retries: u64,
-    pub(crate) prompt_tokens: u64,
+    /// Answers that were there from an earlier run.
+    pub(crate) resumed: usize,
 }
 
-/// Sends every prompt and pushes the checked answers into `builder`, in the order of the prompts.
+/// Sends every prompt that has no good answer yet, and writes the checked answers to the journal.
 pub(crate) async fn drive(
-    client: &HttpClient,
-    options: &RecordOptions,
-    prompts: &[Prompt],
-    builder: TraceBuilder,
+    asked: &Engine<'_>,
+    prompts: &Prompts,
+    journal: &mut Journal,
     progress: &dyn Progress,
 ) -> Result<Driven, ProfilerError> {
-    let checker = Checker::new(builder.model())?;
-    let asked = Asked { client, options, checker: &checker };
-    let mut answers = futures_util::stream::iter(prompts.iter().enumerate())
-        .map(|(index, prompt)| asked.ask(index, prompt))
-        .buffer_unordered(options.concurrency);
-    let allowed = allowed_bad(options.max_bad, prompts.len());
-    let mut run = Run::new(Driven { builder, bad: Vec::new(), retries: 0, prompt_tokens: 0 }, prompts, progress);
+    let left: Vec<(usize, &Prompt)> =
+        prompts.good.iter().enumerate().filter(|(_, prompt)| !journal.contains(prompt.key)).collect();
+    let resumed = prompts.good.len() - left.len();
+    let checker = Checker::new(asked.model)?;
+    let driven = Driven { bad: prompts.bad.clone(), retries: 0, resumed };
+    let allowed = allowed_bad(asked.options.max_bad, prompts.len());
+    let mut run = Run::new(driven, &asked.options.prompts, prompts, left.len(), progress);
     progress.set_total(prompts.len() as u64);
+    progress.advance((resumed + prompts.bad.len()) as u64);
+    if run.driven.bad.len() > allowed {
+        return Err(run.too_many_bad(allowed, journal));
+    }
+    let pace = Pace::new(asked.options.rate);
+    let pace = &pace;
+    let paced = futures_util::stream::iter(left).then(|record| async move {
+        pace.turn().await;
+        record
+    });
+    let outcomes = paced.map(|(index, prompt)| asked.outcome(index, prompt, &checker));
+    let mut answers = std::pin::pin!(outcomes.buffer_unordered(asked.options.concurrency));
     while let Some(outcome) = answers.next().await {
-        run.take(outcome)?;
+        run.take(outcome, journal)?;
         // At the first answer too many: an engine that is gone would fail all the others as well.
         if run.driven.bad.len() > allowed {
-            return Err(run.too_many_bad(allowed));
+            return Err(run.too_many_bad(allowed, journal));
         }
     }
-    if run.driven.builder.requests() == 0 {
-        return Err(run.too_many_bad(allowed));
+    if journal.len() == 0 {
+        return Err(run.too_many_bad(allowed, journal));
     }
     let mut driven = run.driven;
-    driven.bad.sort_by_key(|bad| bad.line);
+    driven.bad.sort_by_key(|(place, _)| *place);
     Ok(driven)
 }
 
-/// How many of `total` answers may be bad.
-fn allowed_bad(share: f64, total: usize) -> usize {
-    (share * total as f64).floor() as usize
+/// So many requests a second begin.
+struct Pace(Option<tokio::sync::Mutex<tokio::time::Interval>>);
+
+impl Pace {
+    fn new(rate: Option<f64>) -> Self {
+        Pace(rate.map(|rate| {
+            let mut interval = tokio::time::interval(Duration::from_secs_f64(1.0 / rate));
+            interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            tokio::sync::Mutex::new(interval)
+        }))
+    }
+
+    async fn turn(&self) {
+        if let Some(interval) = &self.0 {
+            interval.lock().await.tick().await;
+        }
+    }
 }
 
 /// What every request needs.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
-    client: &'a HttpClient,
-    options: &'a RecordOptions,
-    checker: &'a Checker,
+pub(crate) struct Engine<'a> {
+    pub(crate) client: &'a HttpClient,
+    pub(crate) options: &'a RecordOptions,
+    pub(crate) model: &'a semmoe_tables::ModelInfo,
 }
 
-impl Asked<'_> {
-    async fn ask(self, index: usize, prompt: &Prompt) -> Outcome {
-        let request = self.request(index, &prompt.input);
-        let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
+impl Engine<'_> {
+    async fn outcome(&self, index: usize, prompt: &Prompt, checker: &Checker) -> Outcome {
+        let question = self.question(prompt, self.options.max_tokens);
         let mut retries = 0;
-        let answer: Result<GenerateResponse, HttpError> = loop {
-            let answer = self.client.post_json(&self.options.url, GENERATE, &request, &limits).await;
-            match answer {
-                Err(error) if retries < RETRIES && worth_retrying(&error) => {
+        let answer = loop {
+            match self.exchange(&question).await {
+                Err(Failed::Http(error)) if retries < self.options.retries && worth_retrying(&error) => {
                     retries += 1;
-                    tokio::time::sleep(self.options.retry_pause * retries).await;
+                    let pause = self.options.retry_pause.saturating_mul(1 << (retries - 1).min(16));
+                    tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
                 }
                 answer => break answer,
             }
         };
-        let routed = match answer {
-            Ok(answer) => self.checker.check(&prompt.input, answer),
-            Err(error) => Err(error.to_string()),
-        };
+        let routed = answer.map_err(Failed::reason).and_then(|told| checker.check(&prompt.input, &told));
         Outcome { index, retries, routed }
     }
 
-    fn request(self, index: usize, input: &Input) -> GenerateRequest {
-        let (text, input_ids) = match input {
-            Input::Text(text) => (Some(text.clone()), None),
-            Input::Ids(ids) => (None, Some(ids.clone())),
-        };
-        let mut sampling_params = SamplingParams::greedy(self.options.max_tokens);
-        sampling_params.temperature = self.options.temperature;
-        // Each prompt its own stream of numbers, the same in every run.
-        sampling_params.sampling_seed = (self.options.temperature > 0.0).then_some(index as u64);
-        GenerateRequest {
-            text,
-            input_ids,
-            sampling_params,
-            return_routed_experts: true,
-            return_prompt_token_ids: true,
-            ..GenerateRequest::default()
+    /// What the engine tells about a prompt, at the first attempt.
+    pub(crate) async fn told(&self, prompt: &Prompt) -> Result<Told, String> {
+        self.exchange(&self.question(prompt, 1)).await.map_err(Failed::reason)
+    }
+
+    fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
+        let temperature = self.options.temperature;
+        // Each prompt its own stream of numbers, the same in every run; engines take 31 bits at least.
+        let seed = (prompt.key.hash as u64).wrapping_add(prompt.key.occurrence.into()) & 0x7fff_ffff;
+        let sampling = Sampling { max_tokens, temperature, seed: (temperature > 0.0).then_some(seed) };
+        ask(self.options.engine, self.options.openai_routes, &self.model.model, prompt.input.asked(), sampling)
+    }
+
+    async fn exchange(&self, question: &Question) -> Result<Told, Failed> {
+        let limits = AnswerLimits { timeout: self.options.request_timeout, max_bytes: MAX_ANSWER_BYTES };
+        let sent = self.client.post(&self.options.url, question.route.path(), &question.body, &limits).await;
+        let (_, answer) = sent.map_err(Failed::Http)?;
+        read(question.route, &answer).map_err(Failed::Answer)
+    }
+}
+
+enum Failed {
+    Http(HttpError),
+    Answer(String),
+}
+
+impl Failed {
+    fn reason(self) -> String {
+        match self {
+            Failed::Http(error) => error.to_string(),
+            Failed::Answer(reason) => reason,
         }
     }
 }
@@ -127,19 +165,18 @@ impl Asked<'_> {
 fn worth_retrying(error: &HttpError) -> bool {
     match error {
         HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. } => true,
-        HttpError::Status { status, .. } => *status >= 500,
+        HttpError::Status { status, .. } => *status >= 500 || matches!(status, 408 | 429),
         _ => false,
     }
 }
 
-/// Puts outcomes into order and keeps count.
+/// Keeps count.
 struct Run<'a> {
     driven: Driven,
-    prompts: &'a [Prompt],
+    file: &'a Path,
+    prompts: &'a Prompts,
     progress: &'a dyn Progress,
-    /// Outcomes that came before their turn; `None` = bad.
-    early: BTreeMap<usize, Option<Routed>>,
-    next: usize,
+    asked: usize,
     answered: usize,
     tokens: u64,
     began: Instant,
@@ -147,32 +184,25 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(driven: Driven, prompts: &'a [Prompt], progress: &'a dyn Progress) -> Self {
+    fn new(driven: Driven, file: &'a Path, prompts: &'a Prompts, asked: usize, progress: &'a dyn Progress) -> Self {
         let began = Instant::now();
-        Run { driven, prompts, progress, early: BTreeMap::new(), next: 0, answered: 0, tokens: 0, began, spoke: began }
+        Run { driven, file, prompts, progress, asked, answered: 0, tokens: 0, began, spoke: began }
     }
 
-    fn take(&mut self, outcome: Outcome) -> Result<(), ProfilerError> {
+    fn take(&mut self, outcome: Outcome, journal: &mut Journal) -> Result<(), ProfilerError> {
         self.answered += 1;
         self.driven.retries += u64::from(outcome.retries);
-        let routed = match outcome.routed {
+        let prompt = &self.prompts.good[outcome.index];
+        match outcome.routed {
             Ok(routed) => {
                 self.tokens += routed.token_ids.len() as u64;
-                self.driven.prompt_tokens += u64::from(routed.prompt_len);
-                Some(routed)
+                journal.append(prompt.key, &routed)?;
             }
             Err(reason) => {
                 // Engines write into some reasons.
                 let reason = reason.chars().take(MAX_REASON_CHARS).collect();
-                self.driven.bad.push(BadRecord { line: self.prompts[outcome.index].line, reason });
-                None
-            }
-        };
-        self.early.insert(outcome.index, routed);
-        while let Some(routed) = self.early.remove(&self.next) {
-            self.next += 1;
-            if let Some(routed) = routed {
-                self.driven.builder.push(&routed.token_ids, routed.prompt_len, &routed.experts, None)?;
+                let (place, file) = (prompt.place, self.file.to_path_buf());
+                self.driven.bad.push((place, BadRecord { file, record: place.to_string(), reason }));
             }
         }
         self.report();
@@ -181,20 +211,36 @@ impl<'a> Run<'a> {
 
     fn report(&mut self) {
         self.progress.advance(1);
-        let last = self.answered == self.prompts.len();
+        let last = self.answered == self.asked;
         if !last && self.spoke.elapsed() < MESSAGE_INTERVAL {
             return;
         }
         self.spoke = Instant::now();
         let seconds = self.began.elapsed().as_secs_f64().max(1e-3);
-        let left = (self.prompts.len() - self.answered) as f64 * seconds / self.answered as f64;
+        let left = (self.asked - self.answered) as f64 * seconds / self.answered as f64;
         let speed = self.tokens as f64 / seconds;
         self.progress.message(&format!("{} tokens, {speed:.0} tokens/s, {left:.0} s left", self.tokens));
     }
 
-    fn too_many_bad(&self, allowed: usize) -> ProfilerError {
-        let first = self.driven.bad.iter().min_by_key(|bad| bad.line);
-        let (line, reason) = first.map_or((0, String::new()), |bad| (bad.line, bad.reason.clone()));
-        ProfilerError::TooManyBad { bad: self.driven.bad.len(), asked: self.answered, allowed, line, reason }
+    fn too_many_bad(&self, allowed: usize, journal: &Journal) -> ProfilerError {
+        let first = self.driven.bad.iter().min_by_key(|(place, _)| *place);
+        let nothing = || BadRecord { file: self.file.to_path_buf(), record: "no record".into(), reason: String::new() };
+        let first = Box::new(first.map_or_else(nothing, |(_, bad)| bad.clone()));
+        let of = self.prompts.bad.len() + self.answered;
+        ProfilerError::TooManyBad {
+            what: "records",
+            bad: self.driven.bad.len(),
+            of,
+            allowed,
+            first,
+            kept: kept(journal),
+        }
+    }
+}
+
+fn kept(journal: &Journal) -> String {
+    match journal.len() {
+        0 => "nothing was written".to_owned(),
+        n => format!("{n} good answers are kept in {}: the same command goes on from there", journal.path().display()),
     }
 }

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use semmoe_engines::Engine;
-use semmoe_engines::http::HttpError;
+use semmoe_engines::http::{HttpError, KeyError};
 use semmoe_tables::FormatError;
 use semmoe_text::{PromptLineError, TextError};
+
+use crate::BadRecord;
 
 /// An error of this crate; every message is one sentence.
 #[derive(Debug, thiserror::Error)]
@@ -21,8 +23,8 @@ pub enum ProfilerError {
         /// The values allowed.
         expected: &'static str,
     },
-    /// Recording from this engine is not built yet.
-    #[error("recording from {engine} is not built yet (built: semmoe, sglang)")]
+    /// Such an engine tells no routed experts.
+    #[error("{engine} does not tell routed experts (sglang, vllm and semmoe do)")]
     Engine {
         /// The engine.
         engine: Engine,
@@ -43,6 +45,14 @@ pub enum ProfilerError {
         path: PathBuf,
         /// What differs.
         cause: String,
+    },
+    /// The file with the engine's key.
+    #[error("cannot use the key in {}: {source}", path.display())]
+    KeyFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: KeyError,
     },
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
@@ -70,25 +80,42 @@ pub enum ProfilerError {
         /// The file.
         path: PathBuf,
     },
-    /// Too many answers were missing or wrong; nothing was written.
-    #[error(
-        "{bad} of {asked} answers were bad, more than {allowed} allowed, and nothing was written; first, line {line}: {reason}"
-    )]
+    /// Too many records were missing or wrong.
+    #[error("{bad} of {of} {what} were bad, more than {allowed} allowed, and {kept}; the first: {first}")]
     TooManyBad {
+        /// What a record is, in the plural.
+        what: &'static str,
         /// Bad ones.
         bad: usize,
-        /// Answers so far, bad ones included.
-        asked: usize,
-        /// Bad ones that would have been allowed for the whole file.
+        /// Records so far, bad ones included.
+        of: usize,
+        /// Bad ones that would have been allowed for all records.
         allowed: usize,
-        /// The line of the first one.
-        line: usize,
-        /// What was wrong with it.
-        reason: String,
+        /// The first one.
+        first: Box<BadRecord>,
+        /// What became of the good ones.
+        kept: String,
     },
-    /// The caller cancelled; nothing was written.
-    #[error("cancelled, and nothing was written")]
-    Cancelled,
+    /// A domain that has nothing to weight.
+    #[error("the domain {domain} has too few tokens to be weighted like the others")]
+    EmptyDomain {
+        /// Its name.
+        domain: String,
+    },
+    /// The caller cancelled.
+    #[error("cancelled: {kept}")]
+    Cancelled {
+        /// What became of the good answers.
+        kept: String,
+    },
+    /// The partial recording beside the trace is of something else.
+    #[error("{} is not of this recording: {difference}; remove it, or begin anew over it", path.display())]
+    OtherPartial {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        difference: String,
+    },
     /// Nothing to work on.
     #[error("no {what} was given")]
     NoInput {
@@ -104,6 +131,9 @@ pub enum ProfilerError {
     /// A tokenizer or template is wrong.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// Files of others could not be imported.
+    #[error(transparent)]
+    Import(#[from] crate::import::ImportError),
 }
 
 impl From<PromptLineError> for ProfilerError {
@@ -127,11 +157,15 @@ impl ProfilerError {
             | Self::Prompt { .. }
             | Self::NoPrompts { .. }
             | Self::NoInput { .. }
+            | Self::KeyFile { .. }
+            | Self::EmptyDomain { .. }
+            | Self::OtherPartial { .. }
             | Self::Text(_) => true,
+            Self::Import(error) => error.is_input(),
             Self::Io { action, .. } => *action == "read",
             Self::Format(FormatError::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
             Self::Format(_) => true,
-            Self::NoRoutedExperts | Self::TooManyBad { .. } | Self::Cancelled | Self::Http(_) => false,
+            Self::NoRoutedExperts | Self::TooManyBad { .. } | Self::Cancelled { .. } | Self::Http(_) => false,
         }
     }
 }

@@ -3,10 +3,18 @@
 //! | module | what |
 //! |---|---|
 //! | `record` | prompts in, trace out: drives an engine and keeps what its answers prove |
-//! | `prompts` | the prompts file: JSON Lines, checked whole before the first request |
+//! | `prompts` | the prompts file: JSON Lines, ShareGPT, plain text |
 //! | `answer` | one answer of an engine, checked against what was asked |
-//! | `drive` | bounded concurrency, retries, order |
-//! | `profiles` | builds profiles from traces, merges profiles |
+//! | `routes` | routed experts as engines encode them |
+//! | `drive` | bounded concurrency and rate, retries |
+//! | `journal` | the partial recording, from which one that ended early goes on |
+//! | `dense` | dense layers that a configuration does not tell |
+//! | [`show`](mod@show), [`html`] | what a trace or profile says of a model's routing, as figures and as a page with pictures |
+//! | [`import`](mod@import) | routing that others recorded, to a trace or to expert loads |
+//! | [`pickle`] | array files of others, read without trust: `.pt`, `.npy`, `.npz` |
+//! | `build`, `merge` | profiles from traces, and added up: any size, in parallel, the same bytes in any order |
+//! | `origin` | where counts come from |
+//! | `bad` | records that were left out |
 //! | `shape` | the model's shape from `config.json` |
 //! | `split` | a trace in two parts by request content |
 //! | `summary` | what is in a trace or a profile, in a few lines |
@@ -14,20 +22,36 @@
 //! The library never prints: long work reports to a [`Progress`] of the caller.
 
 mod answer;
+mod bad;
+mod build;
+mod dense;
 mod drive;
 mod error;
-mod profiles;
+pub mod html;
+pub mod import;
+mod journal;
+mod merge;
+mod origin;
+pub mod pickle;
 mod progress;
 mod prompts;
 mod record;
+mod routes;
 mod shape;
+pub mod show;
 mod split;
 mod summary;
+mod whole;
 
+pub use bad::BadRecord;
+pub use build::{BuildOptions, BuildReport, DomainInput, DomainReport, HoldOut, build};
 pub use error::ProfilerError;
-pub use profiles::{BuildReport, build, merge};
+pub use merge::{MergeOptions, merge};
 pub use progress::{NoProgress, Progress};
-pub use record::{BadRecord, RecordOptions, RecordReport, record};
+pub use prompts::PromptFormat;
+pub use record::{RecordOptions, RecordReport, record};
 pub use shape::model_config;
+pub use show::show;
 pub use split::split;
-pub use summary::{LayerSummary, Summary, show};
+pub use summary::{LayerSummary, Summary};
+use whole::write_whole;

@@ -1,28 +1,114 @@
-//! The prompts file: JSON Lines with `messages`, `input_ids` or `prompt`, checked whole before the first request.
+//! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read whole before the first request. What is wrong with a record
+//! is told with its place, and the others are taken.
 
+mod sharegpt;
+
+use std::collections::HashMap;
+use std::fmt;
 use std::path::Path;
 
+use semmoe_engines::recording::Asked;
 use semmoe_text::{
-    ChatTemplate, Limits, LineForm, LinePrompt, Prompt as TextPrompt, PromptLines, Route, TextError, Tokenizer,
-    prompt_ids,
+    ChatTemplate, Limits, LineForm, LinePrompt, Prompt as TextPrompt, PromptLineError, PromptLines, Route, TextError,
+    Tokenizer, prompt_ids,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::ProfilerError;
+use crate::{BadRecord, ProfilerError};
 
-/// What is sent for one line.
+/// What is sent for one record.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Input {
     Text(String),
     Ids(Vec<u32>),
+    /// A conversation, to which the engine applies the model's template.
+    Messages {
+        messages: Value,
+        tools: Option<Value>,
+    },
 }
 
-/// One line of the file.
+impl Input {
+    pub(crate) fn asked(&self) -> Asked<'_> {
+        match self {
+            Input::Text(text) => Asked::Text(text),
+            Input::Ids(ids) => Asked::Ids(ids),
+            Input::Messages { messages, tools } => Asked::Messages { messages, tools: tools.as_ref() },
+        }
+    }
+
+    /// FNV-1a of 128 bits over the kind and the content.
+    fn hash(&self) -> u128 {
+        let fold =
+            |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        let start = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+        match self {
+            Input::Text(text) => text.bytes().fold(fold(start, 0), fold),
+            Input::Ids(ids) => ids.iter().flat_map(|id| id.to_le_bytes()).fold(fold(start, 1), fold),
+            Input::Messages { messages, tools } => {
+                json!([messages, tools]).to_string().into_bytes().into_iter().fold(fold(start, 2), fold)
+            }
+        }
+    }
+}
+
+/// Which prompt an answer is for, in this run and in one that goes on: its content, and which one of equal prompts it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PromptKey {
+    pub(crate) hash: u128,
+    pub(crate) occurrence: u32,
+}
+
+/// One record of the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Prompt {
-    /// From 1.
-    pub(crate) line: usize,
+    pub(crate) place: Place,
+    pub(crate) key: PromptKey,
     pub(crate) input: Input,
+}
+
+/// Where a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    /// From 1.
+    Line(usize),
+    /// From 0.
+    Item(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Line(line) => write!(f, "line {line}"),
+            Place::Item(item) => write!(f, "conversation {item}"),
+        }
+    }
+}
+
+/// What a prompts file is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptFormat {
+    /// By the end of its name: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.
+    #[default]
+    Auto,
+    /// An object a line, with `messages`, `input_ids` or `prompt`; the first of these counts.
+    JsonLines,
+    /// A list of objects with `conversations`; what comes after the last human turn is left out.
+    ShareGpt,
+    /// A prompt a line.
+    Text,
+}
+
+impl PromptFormat {
+    fn of(self, path: &Path) -> Self {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        match self {
+            PromptFormat::Auto if extension.eq_ignore_ascii_case("json") => PromptFormat::ShareGpt,
+            PromptFormat::Auto if extension.eq_ignore_ascii_case("txt") => PromptFormat::Text,
+            PromptFormat::Auto => PromptFormat::JsonLines,
+            given => given,
+        }
+    }
 }
 
 /// Tokenizer and, where there is one, chat template.
@@ -49,42 +135,100 @@ impl Encoder {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Preparation<'a> {
     pub(crate) encoder: Option<&'a Encoder>,
+    pub(crate) format: PromptFormat,
     /// V: ids are below it.
     pub(crate) vocab_size: u32,
     /// Longer prompts are cut to this many tokens.
     pub(crate) max_prompt_tokens: Option<usize>,
-    /// Only so many lines are taken.
+    /// Only so many records are taken.
     pub(crate) max_prompts: Option<usize>,
 }
 
+/// The prompts of a file, and the records that are none.
+#[derive(Debug, Default)]
+pub(crate) struct Prompts {
+    pub(crate) good: Vec<Prompt>,
+    pub(crate) bad: Vec<(Place, BadRecord)>,
+    occurrences: HashMap<u128, u32>,
+}
+
 /// Reads and prepares all prompts; blank lines are skipped.
-pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Vec<Prompt>, ProfilerError> {
-    let mut prompts = Vec::new();
-    for item in PromptLines::open(path, LineForm::Json)?.take(how.max_prompts.unwrap_or(usize::MAX)) {
-        let (line, prompt) = item?;
-        let bad = |cause: String| ProfilerError::Prompt { path: path.to_path_buf(), line, cause };
-        prompts.push(Prompt { line, input: how.prepare(prompt).map_err(bad)? });
+pub(crate) fn read(path: &Path, how: Preparation<'_>) -> Result<Prompts, ProfilerError> {
+    let mut prompts = Prompts::default();
+    let mut left = how.max_prompts.unwrap_or(usize::MAX);
+    let mut take = |place: Place, prompt: Result<LinePrompt, String>| {
+        prompts.push(path, place, prompt.and_then(|prompt| how.prepare(prompt)));
+        left -= 1;
+        left > 0
+    };
+    let form = match how.format.of(path) {
+        PromptFormat::ShareGpt => None,
+        PromptFormat::Text => Some(LineForm::Plain),
+        PromptFormat::JsonLines | PromptFormat::Auto => Some(LineForm::Json),
+    };
+    if let Some(form) = form {
+        for item in PromptLines::open(path, form)? {
+            let (line, prompt) = match item {
+                Ok((line, prompt)) => (line, Ok(prompt)),
+                Err(PromptLineError::Line { line, cause, .. }) => (line, Err(cause)),
+                Err(error) => return Err(error.into()),
+            };
+            if !take(Place::Line(line), prompt) {
+                break;
+            }
+        }
+    } else {
+        sharegpt::read(path, &mut |item, prompt| take(Place::Item(item), prompt))?;
     }
-    if prompts.is_empty() {
+    if prompts.good.is_empty() && prompts.bad.is_empty() {
         return Err(ProfilerError::NoPrompts { path: path.to_path_buf() });
     }
     Ok(prompts)
 }
 
+impl Prompts {
+    fn push(&mut self, path: &Path, place: Place, input: Result<Input, String>) {
+        match input {
+            Ok(input) => {
+                let hash = input.hash();
+                let occurrence = self.occurrences.entry(hash).or_default();
+                let key = PromptKey { hash, occurrence: *occurrence };
+                *occurrence += 1;
+                self.good.push(Prompt { place, key, input });
+            }
+            Err(reason) => {
+                let bad = BadRecord { file: path.to_path_buf(), record: place.to_string(), reason };
+                self.bad.push((place, bad));
+            }
+        }
+    }
+
+    /// Records, bad ones included.
+    pub(crate) fn len(&self) -> usize {
+        self.good.len() + self.bad.len()
+    }
+}
+
 impl Preparation<'_> {
     fn prepare(self, prompt: LinePrompt) -> Result<Input, String> {
-        let prompt = text_prompt(prompt)?;
         let mut ids = match (prompt, self.encoder) {
-            (TextPrompt::Ids(lists), _) => lists.into_iter().next().unwrap_or_default(),
-            (TextPrompt::Texts(_), None) if self.max_prompt_tokens.is_some() => {
+            (LinePrompt::Ids(ids), _) => ids,
+            (_, None) if self.max_prompt_tokens.is_some() => {
                 return Err("a text can be cut to a number of tokens only with a tokenizer".into());
             }
-            (TextPrompt::Texts(texts), None) => {
-                let text = texts.into_iter().next().unwrap_or_default();
+            (LinePrompt::Text(text), None) => {
                 return if text.is_empty() { Err("the prompt is empty".into()) } else { Ok(Input::Text(text)) };
             }
-            (_, None) => return Err("it has messages, which need a tokenizer with a chat template".into()),
+            (LinePrompt::Messages { messages, tools }, None) => {
+                let is_list = messages.as_array().is_some_and(|list| !list.is_empty());
+                return if is_list {
+                    Ok(Input::Messages { messages, tools })
+                } else {
+                    Err("the prompt is empty".into())
+                };
+            }
             (prompt, Some(encoder)) => {
+                let prompt = text_prompt(prompt)?;
                 let lists = prompt_ids(&prompt, &encoder.tokenizer, encoder.template.as_ref(), Limits::default());
                 lists.map_err(|error| error.to_string())?.into_iter().next().unwrap_or_default()
             }

@@ -7,29 +7,37 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use semmoe_engines::Engine;
-use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
-use semmoe_engines::probe::server_info;
+use semmoe_engines::http::{AnswerLimits, BaseUrl, EngineKey, HttpClient};
 use semmoe_engines::sglang::ServerInfo;
-use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
+use semmoe_engines::{probe, vllm};
+use semmoe_tables::{ModelInfo, Provenance, TraceWriter};
 use serde::Serialize;
 
-use crate::drive::{Driven, drive};
-use crate::prompts::{Encoder, Preparation, Prompt, read};
-use crate::{ProfilerError, Progress};
+use crate::bad::check_share;
+use crate::dense::without_dense_layers;
+use crate::drive::{self, Driven, drive};
+use crate::journal::{Journal, Settings, partial_path};
+use crate::prompts::{Encoder, Preparation, PromptFormat, Prompts, read};
+use crate::shape::model_config;
+use crate::{BadRecord, ProfilerError, Progress};
 
 /// What to record, from where, and how.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
-    /// The engine's kind: semmoe's worker or SGLang.
+    /// The engine's kind: SGLang, vLLM or semmoe's worker.
     pub engine: Engine,
     /// Its address.
     pub url: BaseUrl,
-    /// JSON Lines: objects with `messages`, `input_ids` or `prompt`; the first of these that is there counts.
+    /// The file with the key that the engine asks for: one line, sent as `Authorization: Bearer` with every request.
+    pub api_key_file: Option<PathBuf>,
+    /// The prompts.
     pub prompts: PathBuf,
+    /// What they are written in.
+    pub format: PromptFormat,
     /// The trace to write.
     pub out: PathBuf,
     /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as ids, and
-    /// messages can be rendered; without it `prompt` is sent as text.
+    /// messages are rendered; without it `prompt` is sent as text and messages to the chat route.
     pub tokenizer: Option<PathBuf>,
     /// The model's shape, for engines that do not tell it (`num_hidden_layers` must be known). Without a name it has the engine's.
     pub model: Option<ModelInfo>,
@@ -43,11 +51,19 @@ pub struct RecordOptions {
     pub max_prompts: Option<usize>,
     /// Requests in flight, at least 1.
     pub concurrency: usize,
+    /// Requests begun a second, at most.
+    pub rate: Option<f64>,
+    /// The OpenAI routes also where the engine has `/generate`.
+    pub openai_routes: bool,
+    /// Begin anew where there is a partial recording.
+    pub fresh: bool,
     /// The longest wait for one answer.
     pub request_timeout: Duration,
-    /// Wait before the first retry; twice as long before the second.
+    /// Further attempts after a connection that failed, or an error of the server or a 429.
+    pub retries: u32,
+    /// Wait before the first retry; twice as long before each after it, up to 15 s.
     pub retry_pause: Duration,
-    /// The share of answers, 0..1, that may be missing or wrong and are left out; more is an error.
+    /// The share of records, 0..1, that may be missing or wrong and are left out; more is an error.
     pub max_bad: f64,
     /// Creation time, RFC 3339.
     pub created: String,
@@ -60,7 +76,9 @@ impl RecordOptions {
         RecordOptions {
             engine,
             url,
+            api_key_file: None,
             prompts,
+            format: PromptFormat::Auto,
             out,
             tokenizer: None,
             model: None,
@@ -69,8 +87,12 @@ impl RecordOptions {
             max_prompt_tokens: None,
             max_prompts: None,
             concurrency: 16,
+            rate: None,
+            openai_routes: false,
+            fresh: false,
             request_timeout: Duration::from_secs(120),
-            retry_pause: Duration::from_millis(200),
+            retries: 4,
+            retry_pause: Duration::from_millis(250),
             max_bad: 0.01,
             created,
         }
@@ -78,7 +100,7 @@ impl RecordOptions {
 
     fn validate(&self) -> Result<(), ProfilerError> {
         let bad = |option, found: String, expected| Err(ProfilerError::Option { option, found, expected });
-        if !self.engine.speaks_sglang() {
+        if self.engine == Engine::Openai {
             return Err(ProfilerError::Engine { engine: self.engine });
         }
         if self.max_tokens == 0 {
@@ -90,23 +112,15 @@ impl RecordOptions {
         if self.max_prompt_tokens == Some(0) {
             return bad("max_prompt_tokens", "0".into(), "at least 1");
         }
-        if !(0.0..=1.0).contains(&self.max_bad) {
-            return bad("max_bad", self.max_bad.to_string(), "a share between 0 and 1");
+        if let Some(rate) = self.rate.filter(|rate| !(1e-6..=1e6).contains(rate)) {
+            return bad("rate", rate.to_string(), "requests a second, above 0");
         }
+        check_share(self.max_bad)?;
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return bad("temperature", self.temperature.to_string(), "a number, not below 0");
         }
         check_directory(&self.out)
     }
-}
-
-/// A record that was left out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct BadRecord {
-    /// Its line in the prompts file, from 1.
-    pub line: usize,
-    /// Why.
-    pub reason: String,
 }
 
 /// What was recorded.
@@ -124,51 +138,157 @@ pub struct RecordReport {
     pub tokens: u64,
     /// Of these, tokens of prompts.
     pub prompt_tokens: u64,
+    /// Answers of an earlier run that ended early.
+    pub resumed: usize,
+    /// Layers that the model's configuration takes for MoE layers and that the engine reports no routes of.
+    pub dense_layers: Vec<u16>,
     /// Records that were left out.
     pub bad: Vec<BadRecord>,
     /// Attempts that had to be repeated.
     pub retries: u64,
-    /// From the first request to the last answer.
+    /// From the first request to the last answer, of this run.
     pub seconds: f64,
 }
 
 /// Sends every prompt to an engine and writes what it answers about its routing as a trace, in the order of the prompts file.
-/// The token sampled last has no route and is left out. `cancel` ends the run when it completes: requests in flight are
-/// dropped and nothing is written.
+/// The token sampled last has no route and is left out.
+///
+/// Good answers go to a partial recording beside the trace (`OUT.partial`) as they come. A recording that ended early is
+/// continued by the same call: prompts that were answered well are not sent again. `cancel` ends the run when it completes:
+/// requests in flight are dropped.
 ///
 /// # Errors
-/// Wrong options or prompts before the first request; an engine that cannot be reached or does not tell its model; more bad
-/// answers than allowed; a trace that cannot be written. Nothing is written then.
+/// Wrong options before the first request; an engine that cannot be reached or does not tell its model; more bad records than
+/// allowed; a trace that cannot be written. There is no trace then, and the partial recording stays if it holds an answer.
 pub async fn record(
     options: RecordOptions,
     progress: &dyn Progress,
     cancel: impl Future<Output = ()> + Send,
 ) -> Result<RecordReport, ProfilerError> {
     let began = Instant::now();
-    let (driven, seconds) = tokio::select! {
+    let run = tokio::select! {
         biased;
-        () = pin!(cancel) => return Err(ProfilerError::Cancelled),
-        driven = run(&options, progress) => (driven?, began.elapsed().as_secs_f64()),
+        () = pin!(cancel) => None,
+        run = run(&options, progress) => Some(run?),
     };
-    let Driven { builder, bad, retries, prompt_tokens } = driven;
-    let (model, requests, tokens) = (builder.model().clone(), builder.requests(), builder.tokens() as u64);
+    let Some(Run { model, prompts, mut journal, driven, dense_layers }) = run else {
+        // The run is dropped by now, and with it a partial recording without an answer.
+        let partial = partial_path(&options.out);
+        let kept = match partial.exists() {
+            true => format!("what was recorded is kept in {}: the same command goes on from there", partial.display()),
+            false => "nothing was written".to_owned(),
+        };
+        return Err(ProfilerError::Cancelled { kept });
+    };
+    let seconds = began.elapsed().as_secs_f64();
+    let source = format!("recorded from {} at {}", options.engine, options.url);
+    let provenance = Provenance { source, created: options.created.clone() };
     let out = options.out.clone();
-    let digest = blocking(move || Ok(builder.write(&out)?)).await?;
-    Ok(RecordReport { out: options.out, digest, model, requests, tokens, prompt_tokens, bad, retries, seconds })
+    let (digest, written, model) = blocking(move || {
+        let (digest, written) = write(&out, &model, provenance, &prompts, &mut journal)?;
+        journal.remove();
+        Ok((digest, written, model))
+    })
+    .await?;
+    let Driven { bad, retries, resumed } = driven;
+    let bad = bad.into_iter().map(|(_, bad)| bad).collect();
+    let Written { requests, tokens, prompt_tokens } = written;
+    Ok(RecordReport {
+        out: options.out,
+        digest,
+        model,
+        requests,
+        tokens,
+        prompt_tokens,
+        resumed,
+        dense_layers,
+        bad,
+        retries,
+        seconds,
+    })
 }
 
-async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Driven, ProfilerError> {
+/// What a run leaves for the trace.
+struct Run {
+    model: ModelInfo,
+    prompts: Prompts,
+    journal: Journal,
+    driven: Driven,
+    dense_layers: Vec<u16>,
+}
+
+async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Run, ProfilerError> {
     options.validate()?;
     let client = HttpClient::for_url(&options.url)?;
-    let server = server_info(&client, &options.url, &AnswerLimits::default()).await?;
-    let (model, prompts) = prepare(options, server).await?;
-    let source = format!("recorded from {} at {}", options.engine, options.url);
-    let builder = TraceBuilder::new(model, Provenance { source, created: options.created.clone() })?;
-    drive(&client, options, &prompts, builder, progress).await
+    authorize(&client, options, progress)?;
+    let server = server(&client, options).await?;
+    let told = server.model_info().is_some();
+    let (mut model, prompts) = prepare(options, server).await?;
+    let mut dense_layers = Vec::new();
+    if let (false, Some(first)) = (told, prompts.good.first()) {
+        let engine = drive::Engine { client: &client, options, model: &model };
+        (model, dense_layers) = without_dense_layers(&engine, first).await;
+    }
+    let settings = Settings::new(model.clone(), options.engine.to_string(), options.max_tokens, options.temperature);
+    let mut journal = Journal::open(&options.out, &settings, options.fresh)?;
+    let engine = drive::Engine { client: &client, options, model: &model };
+    let driven = drive(&engine, &prompts, &mut journal, progress).await?;
+    Ok(Run { model, prompts, journal, driven, dense_layers })
+}
+
+fn authorize(client: &HttpClient, options: &RecordOptions, progress: &dyn Progress) -> Result<(), ProfilerError> {
+    let Some(path) = &options.api_key_file else { return Ok(()) };
+    let key = EngineKey::read(path).map_err(|source| ProfilerError::KeyFile { path: path.clone(), source })?;
+    if let Some(mode) = key.open_mode {
+        let path = path.display();
+        progress.message(&format!("others than its owner can read the engine's key in {path} ({mode:03o}): chmod 600"));
+    }
+    client.set_authorization(Some(key.authorization));
+    Ok(())
+}
+
+/// What the server tells about itself and its model.
+async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerInfo, ProfilerError> {
+    let limits = AnswerLimits::default();
+    if options.engine.speaks_sglang() {
+        return Ok(probe::server_info(client, &options.url, &limits).await?);
+    }
+    let model = vllm::first_model(client, &options.url, &limits).await?;
+    let (served_model_name, model_path) = model.map_or((None, None), |model| (Some(model.id), model.root));
+    Ok(ServerInfo { served_model_name, model_path, ..ServerInfo::default() })
+}
+
+/// What a trace holds.
+#[derive(Default)]
+struct Written {
+    requests: usize,
+    tokens: u64,
+    prompt_tokens: u64,
+}
+
+/// Puts the answers into the order of the prompts.
+fn write(
+    out: &Path,
+    model: &ModelInfo,
+    provenance: Provenance,
+    prompts: &Prompts,
+    journal: &mut Journal,
+) -> Result<(String, Written), ProfilerError> {
+    let mut writer = TraceWriter::create(out, model.clone(), provenance, false)?;
+    let mut written = Written::default();
+    for prompt in &prompts.good {
+        if let Some(routed) = journal.read(prompt.key)? {
+            writer.push(&routed.token_ids, routed.prompt_len, &routed.experts, None)?;
+            written.requests += 1;
+            written.tokens += routed.token_ids.len() as u64;
+            written.prompt_tokens += u64::from(routed.prompt_len);
+        }
+    }
+    Ok((writer.finish()?, written))
 }
 
 /// The model as engine, caller and tokenizer know it together, and the prompts.
-async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelInfo, Vec<Prompt>), ProfilerError> {
+async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelInfo, Prompts), ProfilerError> {
     if server.enable_return_routed_experts == Some(false) {
         return Err(ProfilerError::NoRoutedExperts);
     }
@@ -181,6 +301,7 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
         }
         let how = Preparation {
             encoder: encoder.as_ref(),
+            format: options.format,
             vocab_size: model.vocab_size,
             max_prompt_tokens: options.max_prompt_tokens,
             max_prompts: options.max_prompts,
@@ -194,7 +315,11 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
 /// The caller's word and the engine's, which must agree.
 fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, ProfilerError> {
     let told = server.model_info();
-    let mut given = options.model.clone();
+    let mut given = match (&options.model, &told) {
+        // An engine on this machine names the folder of its checkpoint.
+        (None, None) => local_config(server)?,
+        (given, _) => given.clone(),
+    };
     if let Some(given) = given.as_mut().filter(|given| given.model.is_empty()) {
         // A checkpoint's configuration does not say what it is called.
         given.model = server.model_name().ok_or(ProfilerError::UnknownModel { field: "the model's name" })?.to_owned();
@@ -214,6 +339,11 @@ fn model_of(options: &RecordOptions, server: &ServerInfo) -> Result<ModelInfo, P
         return Err(ProfilerError::UnknownModel { field: "num_hidden_layers" });
     }
     Ok(model)
+}
+
+fn local_config(server: &ServerInfo) -> Result<Option<ModelInfo>, ProfilerError> {
+    let config = server.model_path.as_deref().map(|path| Path::new(path).join("config.json"));
+    config.filter(|config| config.is_file()).map(|config| model_config(&config)).transpose()
 }
 
 fn missing_field(server: &ServerInfo) -> &'static str {
@@ -272,6 +402,6 @@ async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         // Only a runtime that shuts down cancels such work.
-        Err(_) => Err(ProfilerError::Cancelled),
+        Err(_) => Err(ProfilerError::Cancelled { kept: "nothing was written".into() }),
     }
 }

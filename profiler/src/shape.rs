@@ -10,7 +10,9 @@ use crate::ProfilerError;
 /// The largest published configurations have a few hundred kB.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 /// N, as families name it.
-const EXPERTS: [&str; 3] = ["num_experts", "n_routed_experts", "num_local_experts"];
+const EXPERTS: [&str; 4] = ["num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"];
+/// k, as families name it.
+const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
 
 /// Reads `config.json`, or the one in a folder. The model's name is left empty: it is the engine's to tell.
 ///
@@ -34,14 +36,19 @@ fn wrong(path: &Path, found: String) -> ProfilerError {
 }
 
 fn shape(config: &Value) -> Result<ModelInfo, String> {
-    let experts = EXPERTS.into_iter().find(|name| !config[*name].is_null());
-    let experts = experts.ok_or_else(|| format!("none of {} is there", EXPERTS.join(", ")))?;
+    // Models that see have the part that speaks inside.
+    let config = if config["text_config"].is_object() { &config["text_config"] } else { config };
+    let one_of = |names: [&'static str; 4]| {
+        let found = names.into_iter().find(|name| !config[*name].is_null());
+        found.ok_or_else(|| format!("none of {} is there", names.join(", ")))
+    };
+    let experts = one_of(EXPERTS)?;
     let layers = number(config, "num_hidden_layers")?;
     Ok(ModelInfo {
         model: String::new(),
         tokenizer_sha256: None,
         num_experts: number(config, experts)?,
-        top_k: number(config, "num_experts_per_tok")?,
+        top_k: number(config, one_of(TOP_K)?)?,
         vocab_size: number(config, "vocab_size")?,
         num_hidden_layers: layers,
         layer_ids: moe_layers(config, layers)?,
@@ -51,6 +58,11 @@ fn shape(config: &Value) -> Result<ModelInfo, String> {
 /// Layers with experts: all but those that a family's own keys say are dense.
 fn moe_layers(config: &Value, layers: u16) -> Result<Vec<u16>, String> {
     let or = |name: &str, default: u16| if config[name].is_null() { Ok(default) } else { number(config, name) };
+    // Some say it layer by layer: 1 has experts.
+    if let Some(list) = config["moe_layer_freq"].as_array() {
+        let sparse = list.iter().map(Value::as_u64).enumerate().filter(|(_, sparse)| *sparse == Some(1));
+        return Ok(sparse.filter_map(|(layer, _)| u16::try_from(layer).ok()).filter(|layer| *layer < layers).collect());
+    }
     // DeepSeek: the first k are dense, and then every f-th is not. Qwen: every s-th is not, counted from 1, but for some.
     let (first, frequency) = (or("first_k_dense_replace", 0)?, or("moe_layer_freq", 1)?.max(1));
     let step = or("decoder_sparse_step", 1)?.max(1);
@@ -94,6 +106,9 @@ mod tests {
         assert_eq!(with(base("num_experts"), qwen).unwrap(), [1, 5]);
         let deepseek = json!({ "first_k_dense_replace": 3, "moe_layer_freq": 1 });
         assert_eq!(with(base("n_routed_experts"), deepseek).unwrap(), [3, 4, 5]);
+        let list = json!({ "moe_layer_freq": [0, 1, 1, 0, 1, 1, 1] });
+        assert_eq!(with(base("n_routed_experts"), list).unwrap(), [1, 2, 4, 5]);
+        assert_eq!(shape(&json!({ "text_config": base("num_experts") })).unwrap().layer_ids, all);
         for keys in [
             json!({ "vocab_size": "many" }),
             json!({ "num_hidden_layers": 70_000 }),

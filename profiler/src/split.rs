@@ -14,10 +14,15 @@ pub fn split(trace: &Trace, hold_out: f64) -> Result<(Trace, Trace), ProfilerErr
         let (found, expected) = (hold_out.to_string(), "a share between 0 and 1");
         return Err(ProfilerError::Option { option: "hold_out", found, expected });
     }
-    let held = |request: TraceRequest<'_>| position(request) < hold_out;
+    let held = |request: TraceRequest<'_>| is_held(request, hold_out);
     let solve = TraceBuilder::select(trace, |_, request| !held(request))?;
     let judge = TraceBuilder::select(trace, |_, request| held(request))?;
     Ok((solve, judge))
+}
+
+/// Whether a request belongs to the share that is held out.
+pub(crate) fn is_held(request: TraceRequest<'_>, hold_out: f64) -> bool {
+    position(request) < hold_out
 }
 
 /// A number in 0..1, evenly spread, that depends on the prompt.

@@ -1,11 +1,8 @@
 //! What is in a trace or a profile, in a few lines.
 
 use std::fmt;
-use std::path::Path;
 
-use semmoe_tables::{
-    ExpertId, FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TokenId, Trace,
-};
+use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TokenId, Trace};
 use serde::Serialize;
 
 use crate::ProfilerError;
@@ -52,20 +49,6 @@ pub struct LayerSummary {
     pub max_over_mean: f64,
     /// Entropy of the loads over that of even loads, 0..1.
     pub entropy: f64,
-}
-
-/// Summarises a trace or a profile file.
-///
-/// # Errors
-/// When the file is neither or is damaged.
-pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
-    match Trace::open(path) {
-        Ok(trace) => Summary::of_trace(&trace),
-        Err(FormatError::File { source, .. }) if matches!(*source, FormatError::WrongFormat { .. }) => {
-            Ok(Summary::of_profile(&Profile::open(path)?))
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 impl Summary {
@@ -115,19 +98,40 @@ fn layer_summary(profile: &Profile, layer: usize) -> LayerSummary {
         let row = profile.row(LayerIdx::new(layer as u16), token);
         row.experts.iter().zip(row.counts).for_each(|(&e, &count)| loads[usize::from(e)] += u64::from(count));
     }
-    let activations: u64 = loads.iter().sum();
-    // The lowest of equals.
-    let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
-    let share = |load: u64| if activations == 0 { 0.0 } else { load as f64 / activations as f64 };
-    let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();
-    let even = (loads.len() as f64).ln();
+    let even = evenness(&loads);
     LayerSummary {
         layer_id: model.layer_ids[layer],
-        activations,
-        busiest: (ExpertId::new(busiest as u16), share(loads[busiest])),
-        max_over_mean: share(loads[busiest]) * loads.len() as f64,
-        entropy: if even > 0.0 { entropy / even } else { 1.0 },
+        activations: even.total,
+        busiest: (ExpertId::new(even.busiest as u16), even.busiest_share),
+        max_over_mean: even.max_over_mean,
+        entropy: even.entropy,
     }
+}
+
+/// How even loads are.
+pub(crate) struct Evenness {
+    /// Their sum.
+    pub(crate) total: u64,
+    /// The greatest, the lowest of equals.
+    pub(crate) busiest: usize,
+    /// Its share of the sum, 0..1.
+    pub(crate) busiest_share: f64,
+    /// It over the mean; 1 = even, 0 without loads.
+    pub(crate) max_over_mean: f64,
+    /// Entropy over that of even loads, 0..1.
+    pub(crate) entropy: f64,
+}
+
+/// How even the loads of the experts of a layer are.
+pub(crate) fn evenness(loads: &[u64]) -> Evenness {
+    let total: u64 = loads.iter().sum();
+    let busiest = (0..loads.len()).rev().max_by_key(|&e| loads[e]).unwrap_or(0);
+    let share = |load: u64| if total == 0 { 0.0 } else { load as f64 / total as f64 };
+    let entropy: f64 = loads.iter().map(|&load| share(load)).filter(|&p| p > 0.0).map(|p| -p * p.ln()).sum();
+    let even = (loads.len() as f64).ln();
+    let busiest_share = loads.get(busiest).map_or(0.0, |&load| share(load));
+    let max_over_mean = busiest_share * loads.len() as f64;
+    Evenness { total, busiest, busiest_share, max_over_mean, entropy: if even > 0.0 { entropy / even } else { 1.0 } }
 }
 
 impl fmt::Display for Summary {

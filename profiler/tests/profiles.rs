@@ -1,12 +1,12 @@
-//! Building, merging, splitting and showing, from files.
+//! Splitting and showing, from files.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use semmoe_profiler::{ProfilerError, Summary, build, merge, show, split};
-use semmoe_tables::{ModelInfo, Phase, Profile, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT};
+use semmoe_profiler::{BuildOptions, NoProgress, Summary, build, show, split};
+use semmoe_tables::{ModelInfo, Provenance, Trace, TraceBuilder, UNKNOWN_EXPERT};
 
 const CREATED: &str = "2026-01-02T03:04:05Z";
 
@@ -47,37 +47,10 @@ impl Files {
 }
 
 #[test]
-fn building_all_at_once_equals_merging_parts() {
-    let files = Files(tempfile::tempdir().unwrap());
-    let a = files.trace("a", 16, &[vec![1, 2, 3, 4], vec![1, 1]]);
-    let b = files.trace("b", 16, &[vec![5, 1]]);
-    let out = |name: &str| files.path(name);
-    let whole = build(&[a.clone(), b.clone()], &out("whole"), Phase::All, CREATED).unwrap();
-    assert_eq!((whole.tokens, whole.inputs), (8, 2));
-    build(std::slice::from_ref(&a), &out("pa"), Phase::All, CREATED).unwrap();
-    build(std::slice::from_ref(&b), &out("pb"), Phase::All, CREATED).unwrap();
-    let merged = merge(&[out("pb"), out("pa")], &out("merged"), CREATED).unwrap();
-    assert_eq!(merged.digest, whole.digest);
-    let profile = Profile::open(&out("merged")).unwrap();
-    assert_eq!(profile.provenance().source, "merged from pb, pa");
-    assert_eq!(profile.provenance().created, CREATED);
-    let prefill = build(&[a, b], &out("prefill"), Phase::Prefill, CREATED).unwrap();
-    assert_eq!(prefill.tokens, 4);
-
-    let error = merge(&[out("whole"), out("prefill")], &out("no"), CREATED).unwrap_err().to_string();
-    assert!(error.ends_with("prefill: the profile's phase is prefill, expected all"), "{error}");
-    let other = files.trace("other", 17, &[vec![1]]);
-    let error = build(&[out("a"), other], &out("no"), Phase::All, CREATED).unwrap_err().to_string();
-    assert!(error.ends_with("other: different models: `vocab_size` is 17 here and 16 there"), "{error}");
-    assert!(matches!(build(&[], &out("no"), Phase::All, CREATED), Err(ProfilerError::NoInput { what: "trace" })));
-    assert!(!out("no").exists());
-}
-
-#[test]
 fn summaries() {
     let files = Files(tempfile::tempdir().unwrap());
     let path = files.trace("t", 16, &[vec![0, 1, 2, 3], vec![0, 0, 0, 0]]);
-    build(std::slice::from_ref(&path), &files.path("p"), Phase::All, CREATED).unwrap();
+    build(&BuildOptions::new(vec![path.clone().into()], files.path("p")), &NoProgress).unwrap();
     let of_trace = show(&path).unwrap();
     let of_profile = show(&files.path("p")).unwrap();
     assert_eq!((of_trace.kind, of_trace.requests, of_trace.prompt_tokens), ("trace", Some(2), Some(4)));

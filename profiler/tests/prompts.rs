@@ -70,7 +70,8 @@ async fn wrong_lines_are_named() {
         (r#"{"input_ids": [1, -1]}"#, "input_ids is not a list of token ids"),
         (r#"{"input_ids": [4294967296]}"#, "input_ids is not a list of token ids"),
         (r#"{"input_ids": [20000]}"#, "token id 20000 is not below the vocabulary size (20000)"),
-        (r#"{"messages": [{"role": "user", "content": "x"}]}"#, "need a tokenizer with a chat template"),
+        (r#"{"messages": []}"#, "the prompt is empty"),
+        (r#"{"messages": "x"}"#, "the prompt is empty"),
     ] {
         let error =
             mock.record(mock.options(&[good.clone(), String::new(), line.into()])).await.unwrap_err().to_string();

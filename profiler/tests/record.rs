@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::*;
 use semmoe_engines::Engine;
-use semmoe_profiler::{NoProgress, ProfilerError, Progress, record};
+use semmoe_profiler::{NoProgress, ProfilerError, Progress, RecordOptions, record};
 use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Trace, TraceRequest};
 
 /// Whether the trace says of this request what the formula says.
@@ -76,13 +76,13 @@ async fn lies_are_named_and_left_out() {
     for (id, reason) in [
         (first_id::TOO_MANY_ROWS, "hold 18 values, expected 2 rows x 3 layers x 2 experts"),
         (first_id::TOO_FEW_ROWS, "hold 6 values, expected 2 rows"),
-        (first_id::EXPERT_OUT_OF_RANGE, "name expert 8 at row 0"),
+        (first_id::EXPERT_OUT_OF_RANGE, "token 0 names expert 8 in layer 1"),
         (first_id::TRUNCATED_BASE64, "routed experts"),
         (first_id::ALWAYS_500, "answered 500: out of luck"),
         (first_id::SAME_EXPERT_TWICE, "experts distinct within a token"),
         (first_id::NO_EXPERT, "token 0 has no expert in MoE layer 2, expected 2"),
         (first_id::OTHER_PROMPT, "saw another prompt: 3 tokens instead of 2, the first difference at 2"),
-        (first_id::NO_ROUTES, "meta_info.routed_experts is missing"),
+        (first_id::NO_ROUTES, "routed_experts is missing"),
         (first_id::ABORTED, "aborted it: no memory"),
         (first_id::REFUSED_400, "answered 400: too long"),
         (first_id::NOTHING_GENERATED, "no token was generated"),
@@ -92,7 +92,7 @@ async fn lies_are_named_and_left_out() {
         let mut options = mock.options(&[ids_line(&[1]), String::new(), ids_line(&[id, 9]), ids_line(&[2])]);
         options.max_bad = 0.34;
         let report = mock.record(options.clone()).await.unwrap();
-        assert_eq!((report.bad.len(), report.requests, report.bad[0].line), (1, 2, 3), "{reason}");
+        assert_eq!((report.bad.len(), report.requests, &*report.bad[0].record), (1, 2, "line 3"), "{reason}");
         assert!(report.bad[0].reason.contains(reason), "{} lacks {reason}", report.bad[0].reason);
         let trace = Trace::open(&mock.out()).unwrap();
         check_request(trace.request(0), &[1], 1);
@@ -101,8 +101,11 @@ async fn lies_are_named_and_left_out() {
         std::fs::remove_file(mock.out()).unwrap();
         options.max_bad = 0.33;
         let error = mock.record(options).await.unwrap_err();
-        assert!(matches!(&error, ProfilerError::TooManyBad { bad: 1, allowed: 0, line: 3, .. }), "{error}");
-        assert!(error.to_string().contains(reason) && mock.left_nothing(), "{error}");
+        assert!(matches!(&error, ProfilerError::TooManyBad { bad: 1, allowed: 0, .. }), "{error}");
+        assert!(error.to_string().contains("prompts.jsonl line 3: "), "{error}");
+        assert!(error.to_string().contains(reason) && !mock.out().exists(), "{error}");
+        // The good answers, if any came before.
+        let _ = std::fs::remove_file(mock.partial());
     }
 }
 
@@ -112,7 +115,7 @@ async fn an_answer_without_any_good_one_is_no_trace() {
     let mut options = mock.options(&[ids_line(&[first_id::NO_ROUTES])]);
     options.max_bad = 1.0;
     let error = mock.record(options).await.unwrap_err().to_string();
-    assert!(error.starts_with("1 of 1 answers were bad") && mock.left_nothing(), "{error}");
+    assert!(error.starts_with("1 of 1 records were bad") && mock.left_nothing(), "{error}");
 }
 
 #[tokio::test]
@@ -136,7 +139,7 @@ async fn an_engine_that_is_gone_ends_the_run_early() {
     options.concurrency = 1;
     options.max_bad = 0.05;
     let error = mock.record(options).await.unwrap_err();
-    assert!(matches!(error, ProfilerError::TooManyBad { bad: 3, asked: 3, allowed: 2, .. }), "{error}");
+    assert!(matches!(error, ProfilerError::TooManyBad { bad: 3, of: 3, allowed: 2, .. }), "{error}");
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     mock.url = listener.local_addr().unwrap().into();
@@ -146,13 +149,24 @@ async fn an_engine_that_is_gone_ends_the_run_early() {
 }
 
 #[tokio::test]
-async fn cancelling_drops_what_is_in_flight_and_writes_nothing() {
+async fn cancelling_drops_what_is_in_flight_and_keeps_what_is_there() {
     let mut mock = Mock::start().await;
-    let options = mock.options(&[ids_line(&[1]), ids_line(&[first_id::HANGS]), ids_line(&[2])]);
-    let error = record(options, &NoProgress, mock.state.hanging.notified()).await.unwrap_err();
-    assert!(matches!(error, ProfilerError::Cancelled), "{error}");
+    let mut options = mock.options(&[ids_line(&[first_id::HANGS])]);
+    let error = record(options.clone(), &NoProgress, mock.state.hanging.notified()).await.unwrap_err();
+    assert_eq!(error.to_string(), "cancelled: nothing was written");
     assert!(mock.left_nothing());
     mock.dropped.recv().await.unwrap();
+
+    options = RecordOptions { concurrency: 1, ..mock.options(&[ids_line(&[1]), ids_line(&[first_id::HANGS])]) };
+    let error = record(options, &NoProgress, mock.state.hanging.notified()).await.unwrap_err();
+    assert!(matches!(&error, ProfilerError::Cancelled { kept } if kept.contains("goes on from there")), "{error}");
+    assert!(mock.partial().exists() && !mock.out().exists());
+    mock.dropped.recv().await.unwrap();
+    let report = mock.record(mock.options(&[ids_line(&[3]), ids_line(&[1])])).await.unwrap();
+    assert_eq!((report.requests, report.resumed), (2, 1));
+    let trace = Trace::open(&mock.out()).unwrap();
+    check_request(trace.request(1), &[1], 1);
+    assert_eq!(mock.state.attempts.lock().unwrap()[&1], 1);
 }
 
 #[tokio::test]
@@ -164,6 +178,34 @@ async fn a_request_that_takes_too_long_is_bad_and_not_repeated() {
     assert!(error.contains("did not send the whole answer within 50ms"), "{error}");
     mock.dropped.recv().await.unwrap();
     assert_eq!(mock.state.attempts.lock().unwrap()[&first_id::HANGS], 1);
+}
+
+#[tokio::test]
+async fn an_engine_with_a_key_gets_it_from_its_file_and_nobody_else_does() {
+    let mock = Mock::start().await;
+    *mock.state.key.lock().unwrap() = Some("sk-of-the-engine".into());
+    let without = mock.record(mock.options(&[ids_line(&[1])])).await.unwrap_err().to_string();
+    assert!(without.contains("401"), "{without}");
+    let keys = tempfile::tempdir().unwrap();
+    let file = keys.path().join("engine.key");
+    let with = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        RecordOptions { api_key_file: Some(file.clone()), ..mock.options(&[ids_line(&[1])]) }
+    };
+    let error = mock.record(with("sk-of another")).await.unwrap_err();
+    assert!(error.is_input() && error.to_string().contains("engine.key: expected one line"), "{error}");
+    assert!(!error.to_string().contains("sk-of") && mock.state.attempts.lock().unwrap().is_empty());
+    let error = mock.record(with("sk-of-another\n")).await.unwrap_err().to_string();
+    assert!(error.contains("401") && !error.contains("sk-of"), "{error}");
+
+    let heard = Heard::default();
+    let options = with("sk-of-the-engine\n");
+    assert!(!format!("{options:?}").contains("sk-of"));
+    let report = record(options, &heard, std::future::pending()).await.unwrap();
+    assert_eq!(report.requests, 1);
+    let trace = std::fs::read(mock.out()).unwrap();
+    assert!(!trace.windows(5).any(|bytes| bytes == b"sk-of") && !format!("{report:?}").contains("sk-of"));
+    assert!(heard.messages.lock().unwrap().iter().all(|message| !message.contains("sk-of")));
 }
 
 /// Keeps what it is told.
@@ -225,7 +267,7 @@ async fn wrong_options_are_told_before_the_first_request() {
     let good = mock.options(&[ids_line(&[1])]);
     type Change = fn(&mut semmoe_profiler::RecordOptions);
     let cases: [(Change, &str); 8] = [
-        (|o| o.engine = Engine::Vllm, "recording from vllm is not built yet (built: semmoe, sglang)"),
+        (|o| o.engine = Engine::Openai, "openai does not tell routed experts (sglang, vllm and semmoe do)"),
         (|o| o.max_tokens = 0, "max_tokens is 0, expected at least 1"),
         (|o| o.concurrency = 0, "concurrency is 0, expected at least 1"),
         (|o| o.max_prompt_tokens = Some(0), "max_prompt_tokens is 0"),

@@ -35,8 +35,9 @@ impl Policy for Affinity {
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let share = evidence(request, loads);
-        let cost = |index: usize, _: &RankLoad| self.cost.parts(request, share, loads, index).total();
-        let (index, capped) = cheapest(loads, sequence, self.cap.most(loads, request.tokens), cost)?;
+        let costs = self.cost.of(request, share, loads);
+        let most = self.cap.most(loads, request.tokens);
+        let (index, capped) = cheapest(loads, sequence, most, |index, _| costs.on(index).total())?;
         Choice::at(index, request, capped)
     }
 }

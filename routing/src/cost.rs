@@ -4,9 +4,17 @@
 //!
 //! ```text
 //! cost(r) =  pending[r] + w * in_flight[r]       backlog: what rank r computes first, and what slows its steps
-//!          + a - cached[r]                        what rank r must compute of this request
-//!          + gamma * a * (1 - s[r] + price[r])    what it must send to other ranks, and what taking r takes from others
+//!          + (1 + q) * (
+//!              a - cached[r]                      what rank r must compute of this request
+//!            + gamma * a * (1 - s[r] + price[r])  what it must send to other ranks, and what taking r takes from others
+//!            )
+//! q       =  mean of pending / mean recent request
 //! ```
+//!
+//! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that are to
+//! be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue, none runs idle,
+//! whichever takes it. Without `q` a long queue would drown what is local, just when throughput is all that counts
+//! (bench/replay has both).
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication) and `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight). The cheapest rank under the cap is taken:
@@ -33,14 +41,26 @@ pub struct Cost {
     in_flight_weight: f64,
 }
 
+/// The cost of one request on each of the ranks that `loads` tells of.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs<'a> {
+    cost: Cost,
+    request: &'a Request<'a>,
+    share: Option<&'a [f64]>,
+    loads: &'a [RankLoad],
+    /// Requests that wait for this one's work: itself, and those behind it.
+    waiters: f64,
+}
+
 /// What a request costs on one rank, in token-equivalents of prefill work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostParts {
     /// What is there already.
     pub backlog: f64,
-    /// Tokens of the request that are not in the rank's prefix cache.
+    /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them.
     pub uncached: f64,
-    /// Tokens times gamma times (remote share + price); 0 without evidence, for then it would be the same everywhere.
+    /// Tokens times gamma times (remote share + price), for each request that waits for them; 0 without evidence, for then
+    /// it would be the same everywhere.
     pub communication: f64,
 }
 
@@ -57,17 +77,35 @@ impl Cost {
         Cost { communication: settings.communication, in_flight_weight: settings.in_flight_weight }
     }
 
-    /// What the request costs on the rank at `index`, one of `loads`. `share`: as [`evidence`] gives it.
-    pub fn parts(&self, request: &Request<'_>, share: Option<&[f64]>, loads: &[RankLoad], index: usize) -> CostParts {
-        let load = &loads[index];
-        let tokens = request.tokens.max(1) as f64;
-        let remote = |share: &[f64]| self.communication * tokens * (1.0 - share[index] + load.price);
+    /// What the request costs on any of `loads`. `share`: as [`evidence`] gives it.
+    pub fn of<'a>(&self, request: &'a Request<'a>, share: Option<&'a [f64]>, loads: &'a [RankLoad]) -> Costs<'a> {
+        Costs { cost: *self, request, share, loads, waiters: 1.0 + waiting(loads) }
+    }
+}
+
+impl Costs<'_> {
+    /// The cost on the rank at `index`.
+    pub fn on(&self, index: usize) -> CostParts {
+        let load = &self.loads[index];
+        let tokens = self.request.tokens.max(1) as f64;
+        let remote = |share: &[f64]| self.cost.communication * tokens * (1.0 - share[index] + load.price);
         CostParts {
-            backlog: load.pending_tokens as f64 + self.in_flight_weight * load.in_flight_tokens as f64,
-            uncached: request.uncached(index, loads.len()) as f64,
-            communication: share.map_or(0.0, remote),
+            backlog: load.pending_tokens as f64 + self.cost.in_flight_weight * load.in_flight_tokens as f64,
+            uncached: self.waiters * self.request.uncached(index, self.loads.len()) as f64,
+            communication: self.waiters * self.share.map_or(0.0, remote),
         }
     }
+}
+
+/// q: prompts that wait on an available rank in the mean, as far as is known, each counted as a mean recent request.
+fn waiting(loads: &[RankLoad]) -> f64 {
+    let (mut pending, mut recent, mut ranks) = (0.0, Sums::default(), 0.0);
+    for load in loads.iter().filter(|load| load.available) {
+        pending += load.pending_tokens as f64;
+        recent.add(load.recent_tokens, load.recent_requests);
+        ranks += 1.0;
+    }
+    if pending > 0.0 && recent.tokens > 0.0 { pending * recent.requests / (ranks * recent.tokens) } else { 0.0 }
 }
 
 /// The request's shares, if they tell the available ranks apart.

@@ -60,7 +60,7 @@ pub use affinity::Affinity;
 pub use affinity_paper::AffinityPaper;
 pub use canary::Canary;
 pub use comparison::{Comparison, Report, ReportSide};
-pub use cost::{Cap, Cost, CostParts};
+pub use cost::{Cap, Cost, CostParts, Costs};
 pub use hash::hash_key;
 pub use load_only::{LeastLoad, PowerOfTwo, Random};
 pub use policy::{Choice, Needs, Policy, RankLoad, Request};

@@ -31,8 +31,9 @@ impl Policy for Prefix {
     }
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
-        let cost = |index: usize, _: &RankLoad| self.cost.parts(request, None, loads, index).total();
-        let (index, capped) = cheapest(loads, sequence, self.cap.most(loads, request.tokens), cost)?;
+        let costs = self.cost.of(request, None, loads);
+        let most = self.cap.most(loads, request.tokens);
+        let (index, capped) = cheapest(loads, sequence, most, |index, _| costs.on(index).total())?;
         Choice::at(index, request, capped)
     }
 }

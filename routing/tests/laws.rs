@@ -141,6 +141,23 @@ fn without_evidence_the_lighter_rank_is_taken() {
     assert_eq!(affinity().choose(&short, &accounts.loads(), 0).unwrap().rank, 2);
 }
 
+/// One prompt more waits where the experts are. With queues everywhere that is worth it, with none elsewhere it is not.
+#[test]
+fn a_long_queue_everywhere_does_not_drown_what_is_local() {
+    let accounts = Accounts::new(4, &[], &Settings::default());
+    let share = [0.55, 0.15, 0.15, 0.15];
+    let request = Request { tokens: 100, share: Some(&share), ..Request::default() };
+    let waiting = Work { tokens: 100, pending: 100 };
+    accounts.assign(0, waiting);
+    assert_ne!(affinity().choose(&request, &accounts.loads(), 0).unwrap().rank, 0);
+    for rank in (0..4).cycle().take(40) {
+        accounts.assign(rank, waiting);
+    }
+    assert_eq!(affinity().choose(&request, &accounts.loads(), 0).unwrap().rank, 0);
+    let nothing_known = Request { share: None, ..request };
+    assert_ne!(affinity().choose(&nothing_known, &accounts.loads(), 0).unwrap().rank, 0, "backlog decides alone");
+}
+
 #[test]
 fn unavailable_ranks_are_never_taken_and_come_back_unflooded() {
     let accounts = Accounts::new(4, &[], &Settings::default());

@@ -177,6 +177,7 @@ fn print_judged(judged: &Evaluation) {
             burst_imbalance,
             burst_imbalance_mean,
             cached_share,
+            ..
         }) = figures
         {
             let cached = cached_share.map_or_else(String::new, |cached| format!(" cached {cached:.4}"));

@@ -41,6 +41,10 @@ struct Job {
     share: Option<Vec<f64>>,
     /// [ranks] activations that are local on each.
     local: Vec<u64>,
+    /// [ranks] other ranks that its tokens are sent to from each, all layers.
+    remote: Vec<u64>,
+    /// Routes: tokens times layers.
+    routes: u64,
     activations: u64,
 }
 
@@ -113,19 +117,27 @@ fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &Eval
         blocks: Vec::new(),
         share: mean_share(prompt, hosts.places, |token| tables.token_row(token)),
         local: vec![0; hosts.places],
+        remote: vec![0; hosts.places],
+        routes: 0,
         activations: 0,
     };
+    let mut seen = Vec::new();
     block_hashes(prompt, options.prefix.block_tokens, &mut job.blocks);
     for position in 0..tokens.len() {
         let mut known = false;
         for layer in 0..hosts.layers {
             let Some(route) = request.route(position, LayerIdx::new(layer as u16)) else { continue };
             known = true;
+            job.routes += 1;
             for expert in route.experts() {
                 job.activations += 1;
                 for &place in hosts.of(hosts.column(layer, expert.index())) {
                     job.local[usize::from(place)] += 1;
                 }
+            }
+            for (place, remote) in job.remote.iter_mut().enumerate() {
+                let experts = route.experts().map(|expert| expert.index());
+                *remote += hosts.sent_to(layer, experts, place, &mut seen) as u64;
             }
         }
         job.known_tokens += u64::from(known);
@@ -213,21 +225,33 @@ fn room(loads: &[u64], capacity: &[u64], needed: u64) -> Vec<u64> {
 }
 
 fn figures(jobs: &[Job], ranks: &[usize], places: usize) -> RequestFigures {
-    let mut loads = vec![0; places];
-    let (mut local, mut activations) = (0, 0);
-    for (job, &rank) in jobs.iter().zip(ranks) {
-        loads[rank] += job.tokens;
-        local += job.local[rank];
-        activations += job.activations;
-    }
+    let jobs: Vec<&Job> = jobs.iter().collect();
     let tokens: Vec<u64> = jobs.iter().map(|job| job.tokens).collect();
-    of_loads(local as f64 / activations as f64, &loads, ranks, &tokens)
+    let mut loads = vec![0; places];
+    for (tokens, &rank) in tokens.iter().zip(ranks) {
+        loads[rank] += tokens;
+    }
+    of_jobs(&jobs, ranks, &loads, &tokens)
 }
 
-fn of_loads(request_lar: f64, loads: &[u64], ranks: &[usize], tokens: &[u64]) -> RequestFigures {
+/// `tokens` are those of the jobs that count as load, `loads` their sums by rank.
+fn of_jobs(jobs: &[&Job], ranks: &[usize], loads: &[u64], tokens: &[u64]) -> RequestFigures {
+    let (mut local, mut activations, mut remote, mut routes) = (0, 0, 0, 0);
+    for (job, &rank) in jobs.iter().zip(ranks) {
+        local += job.local[rank];
+        activations += job.activations;
+        remote += job.remote[rank];
+        routes += job.routes;
+    }
     let (burst_imbalance, burst_imbalance_mean) = bursts(ranks, tokens, loads.len());
-    let request_imbalance = max_over_mean(loads);
-    RequestFigures { request_lar, request_imbalance, burst_imbalance, burst_imbalance_mean, cached_share: None }
+    RequestFigures {
+        request_lar: local as f64 / activations as f64,
+        remote_ranks_per_token: remote as f64 / routes as f64,
+        request_imbalance: max_over_mean(loads),
+        burst_imbalance,
+        burst_imbalance_mean,
+        cached_share: None,
+    }
 }
 
 /// Greatest tokens of a rank over the mean in every [`BURST`] consecutive requests (in all, if there are fewer): the
@@ -267,10 +291,8 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
     let capacity = mass_capacity(mass.iter().sum(), places, token_margin);
     let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
     let plan = whole(&problem, &problem.solve(None), MOST_ROUNDS);
-    let local: u64 = known.iter().zip(&plan.label).map(|(job, &rank)| job.local[usize::from(rank)]).sum();
-    let activations: u64 = known.iter().map(|job| job.activations).sum();
     let ranks: Vec<usize> = plan.label.iter().map(|&rank| usize::from(rank)).collect();
-    of_loads(local as f64 / activations as f64, &plan.loads(&mass, places), &ranks, &mass)
+    of_jobs(&known, &ranks, &plan.loads(&mass, places), &mass)
 }
 
 #[cfg(test)]

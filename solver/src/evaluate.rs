@@ -49,6 +49,8 @@ pub struct Evaluation {
     /// Ranks other than its own that a token is sent to, mean over tokens and layers; null for a profile, whose
     /// counts do not say which experts were activated together.
     pub remote_ranks_per_token: Option<f64>,
+    /// The same with every token or request on a random rank: the expected value.
+    pub remote_ranks_random: Option<f64>,
     /// Greatest activations of a group over the mean, mean over layers.
     pub expert_load_imbalance: f64,
     /// The paper's figure: greatest over median, mean over layers.
@@ -85,6 +87,8 @@ pub struct Evaluation {
 pub struct RequestFigures {
     /// Local activation rate.
     pub request_lar: f64,
+    /// Ranks other than its own that a token is sent to, mean over tokens and layers.
+    pub remote_ranks_per_token: f64,
     /// Greatest tokens of a rank over the mean.
     pub request_imbalance: f64,
     /// The same within any [`BURST`](crate::BURST) consecutive requests, the greatest of all.
@@ -156,6 +160,7 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
             .node_local_rate()
             .map(|rate| (1.0 - rate) * f64::from(model.top_k)),
         remote_ranks_per_token: judged.tally.remote_ranks_per_token(),
+        remote_ranks_random: judged.tally.remote_ranks_random(),
         expert_load_imbalance: mean(|spread| spread.max_over_mean),
         expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),
         token_imbalance: judged.token_imbalance,

@@ -93,6 +93,26 @@ impl Hosts {
         self.of(column).iter().any(|&host| usize::from(host) == place)
     }
 
+    /// Places that a token at `place` with these experts is sent to, itself left out: an expert with a replica at `place` is
+    /// reached there, another one at its first place. `seen` is scratch.
+    pub(crate) fn sent_to(
+        &self,
+        layer: usize,
+        experts: impl Iterator<Item = usize>,
+        place: usize,
+        seen: &mut Vec<bool>,
+    ) -> usize {
+        seen.clear();
+        seen.resize(self.places, false);
+        for expert in experts {
+            let column = self.column(layer, expert);
+            if !self.is_local(column, place) {
+                seen[usize::from(self.of(column)[0])] = true;
+            }
+        }
+        seen.iter().filter(|&&seen| seen).count()
+    }
+
     pub(crate) fn column(&self, layer: usize, expert: usize) -> usize {
         layer * self.experts + expert
     }

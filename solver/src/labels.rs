@@ -1,7 +1,7 @@
 //! T for attention tp: the likeliest groups of a token in a layer.
 
 use half::f16;
-use semmoe_tables::{GroupLabels, LayerIdx, MAX_LABELS, NO_GROUP, Placement, Profile, Route, TpParts, TraceRequest};
+use semmoe_tables::{GroupLabels, LayerIdx, MAX_LABELS, NO_GROUP, Placement, Profile, TpParts, TraceRequest};
 
 use crate::evidence::{LayerEvidence, Shrinkage};
 use crate::token_table::activation_evidence;
@@ -54,15 +54,6 @@ pub(crate) fn labels_of<'a>(group: &'a [u16], prob: &'a [f16], labels: usize, ro
     (groups[0] != NO_GROUP).then_some(GroupLabels { groups, probs: &prob[span] })
 }
 
-/// The group that holds most of a route's experts, the lowest of equals: the token's group, as A is asked by it.
-pub(crate) fn main_group(route: Route<'_>, group_of: &[u16], scratch: &mut [u32]) -> u16 {
-    scratch.fill(0);
-    for expert in route.experts() {
-        scratch[usize::from(group_of[expert.index()])] += 1;
-    }
-    (1..scratch.len()).fold(0, |best, group| if scratch[group] > scratch[best] { group } else { best }) as u16
-}
-
 /// The groups of one token, layer by layer, as far as its routes are known.
 #[derive(Debug)]
 pub(crate) struct MainGroups {
@@ -72,7 +63,7 @@ pub(crate) struct MainGroups {
 
 impl MainGroups {
     pub(crate) fn new(placement: &Placement) -> Self {
-        MainGroups { groups: vec![None; placement.layers()], scratch: vec![0; usize::from(placement.groups())] }
+        MainGroups { groups: vec![None; placement.layers()], scratch: Vec::new() }
     }
 
     /// Looks at another token.
@@ -80,7 +71,7 @@ impl MainGroups {
         for (layer, group) in self.groups.iter_mut().enumerate() {
             let layer = LayerIdx::new(layer as u16);
             let route = request.route(position, layer);
-            *group = route.map(|route| main_group(route, placement.layer(layer), &mut self.scratch));
+            *group = route.map(|route| placement.main_group(layer, route.experts(), &mut self.scratch).get());
         }
     }
 

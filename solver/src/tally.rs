@@ -17,9 +17,11 @@ pub(crate) struct Tally {
     pub(crate) group_load: Vec<f64>,
     /// Places other than their own that tokens had to be sent to, all layers.
     remote_ranks: f64,
+    /// The same with every token on a random place: the expected value.
+    remote_ranks_random: f64,
     /// Routes with a known set of experts, all layers.
     routes: u64,
-    /// Marks the places of a route.
+    /// Scratch: the places of a route.
     seen: Vec<bool>,
 }
 
@@ -32,8 +34,9 @@ impl Tally {
             column_load: vec![0; hosts.layers * hosts.experts],
             group_load: vec![0.0; hosts.layers * hosts.groups],
             remote_ranks: 0.0,
+            remote_ranks_random: 0.0,
             routes: 0,
-            seen: vec![false; hosts.places],
+            seen: Vec::new(),
         }
     }
 
@@ -52,28 +55,21 @@ impl Tally {
         self.local[layer] += count as f64 * hosts.local_share(column, place);
     }
 
-    /// Adds the route of one token at `place`: its activations, and the places that it must be sent to. An expert
-    /// with a replica at `place` is reached there, another one at its first place.
+    /// Adds the route of one token at `place`: its activations, and the places that it must be sent to.
     pub(crate) fn add_route(
         &mut self,
         hosts: &Hosts,
         layer: usize,
-        experts: impl Iterator<Item = usize>,
+        experts: impl Iterator<Item = usize> + Clone,
         place: Option<usize>,
     ) {
-        self.seen.fill(false);
+        let mut sent_from = |place| hosts.sent_to(layer, experts.clone(), place, &mut self.seen) as f64;
+        let random = (0..hosts.places).map(&mut sent_from).sum::<f64>() / hosts.places as f64;
+        self.remote_ranks += place.map_or(random, sent_from);
+        self.remote_ranks_random += random;
         for expert in experts {
             self.add(hosts, (layer, expert), 1, place);
-            let column = hosts.column(layer, expert);
-            if place.is_none_or(|place| !hosts.is_local(column, place)) {
-                self.seen[usize::from(hosts.of(column)[0])] = true;
-            }
         }
-        let sent = self.seen.iter().filter(|&&seen| seen).count() as f64;
-        self.remote_ranks += match place {
-            Some(_) => sent,
-            None => sent * (1.0 - 1.0 / hosts.places as f64),
-        };
         self.routes += 1;
     }
 
@@ -102,5 +98,10 @@ impl Tally {
     /// Mean over tokens and layers; `None` where only counts were added.
     pub(crate) fn remote_ranks_per_token(&self) -> Option<f64> {
         (self.routes > 0).then(|| self.remote_ranks / self.routes as f64)
+    }
+
+    /// The same with every token on a random place.
+    pub(crate) fn remote_ranks_random(&self) -> Option<f64> {
+        (self.routes > 0).then(|| self.remote_ranks_random / self.routes as f64)
     }
 }

@@ -4,10 +4,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use common::{options, planted, profile_of, provenance, solve_trace};
 use half::f16;
-use semmoe_solver::{EvalInput, EvalOptions, SolveError, Unit, evaluate};
-use semmoe_tables::{Attention, LayerIdx, Placement, Tables, TablesBuilder, Trace};
+use semmoe_solver::{EvalInput, EvalOptions, Evaluation, SolveError, Unit, evaluate};
+use semmoe_tables::{
+    Attention, GroupId, LayerIdx, NO_GROUP, Placement, Tables, TablesBuilder, TokenId, TpParts, Trace, TraceRequest,
+};
 
 /// Contiguous placement, and T that knows nothing.
 fn neutral(trace: &Trace, groups: u16) -> Tables {
@@ -58,7 +62,94 @@ fn affinity_finds_planted_kinds_and_stays_balanced() {
     assert!(batch.request_lar >= judged.batch_predicted.unwrap().request_lar - 1e-3, "{judged:?}");
     assert!(batch.request_imbalance < 1.03, "{judged:?}");
     let remote = judged.remote_ranks_per_token.unwrap();
+    assert!(
+        (remote - affinity.remote_ranks_per_token).abs() < 1e-12 && remote < 0.5 * robin.remote_ranks_per_token,
+        "{judged:?}"
+    );
     assert!(remote > 0.0 && remote < 2.0 * (1.0 - judged.lar) + 1e-9, "two experts, at most one message each");
+}
+
+/// The group of a token in a layer as Algorithm 3 has it, by a plain reading of the tables.
+fn group_by_algorithm_3(tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<usize> {
+    let token = TokenId::new(request.token_ids()[position]);
+    let main = |layer: u16| {
+        let layer = LayerIdx::new(layer);
+        let mut held = [0; 4];
+        for expert in request.route(position, layer)?.experts() {
+            held[tables.placement().group_of(layer, expert).index()] += 1;
+        }
+        let most = held.iter().max().unwrap();
+        held.iter().position(|count| count == most).map(|group| GroupId::new(group as u16))
+    };
+    let before = layer.checked_sub(2).and_then(|older| Some((main(older)?, main(older + 1)?)));
+    tables.likeliest_group(LayerIdx::new(layer), token, before).map(|likely| likely.group.index())
+}
+
+/// T and A by chance, some of them silent; A only where there are two layers before.
+fn labels_by_chance(trace: &Trace) -> Tables {
+    let model = trace.model();
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut labels = |rows: usize, silent: usize| {
+        let (mut group, mut prob) = (Vec::new(), Vec::new());
+        for row in 0..rows {
+            let (first, share) = (random.u16(0..4), 0.5 + 0.3 * random.f64());
+            let known = row >= silent && random.usize(..5) > 0;
+            group.extend([first, (first + 1) % 4].map(|group| if known { group } else { NO_GROUP }));
+            prob.extend([share, 0.9 - share].map(|share| f16::from_f64(if known { share } else { 0.0 })));
+        }
+        (group, prob)
+    };
+    let (token_group, token_prob) = labels(3 * model.vocab_size as usize, 0);
+    let (transition_group, transition_prob) = labels(3 * 16, 2 * 16);
+    let parts = TpParts { labels: 2, token_group, token_prob, transition_group, transition_prob };
+    let placement = Placement::contiguous(3, model.num_experts, 4).unwrap();
+    TablesBuilder::tp(model.clone(), provenance(), placement, parts, vec![0.0; 4]).finish().unwrap()
+}
+
+#[test]
+fn figures_of_tokens_equal_a_plain_count() {
+    let (trace, other) = (planted(4, 60, 0.7, 11), planted(4, 40, 0.7, 12));
+    let solved = evaluated_plainly(&solve_trace(&trace, &options(4, Attention::Tp)).unwrap().tables, &other);
+    assert!(solved.remote_ranks_per_token < solved.remote_ranks_random.map(|random| 0.8 * random), "{solved:?}");
+    let by_chance = evaluated_plainly(&labels_by_chance(&other), &other);
+    assert!((by_chance.lar - by_chance.lar_t_only.unwrap()).abs() > 1e-6, "A has its say: {by_chance:?}");
+}
+
+/// Counts once more what `evaluate` tells of tokens.
+fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
+    let judged = evaluate(tables, EvalInput::Trace(other), &EvalOptions::default()).unwrap();
+    // Local activations and remote groups, where the tables put a token and summed over all four groups.
+    let (mut local, mut remote, mut all, mut routes) = ([0.0; 2], [0.0; 2], 0.0, 0.0);
+    for request in other.iter() {
+        for (position, layer) in (0..request.token_ids().len()).flat_map(|at| (0..3).map(move |layer| (at, layer))) {
+            let Some(route) = request.route(position, LayerIdx::new(layer)) else { continue };
+            let groups: Vec<usize> = route
+                .experts()
+                .map(|expert| tables.placement().group_of(LayerIdx::new(layer), expert).index())
+                .collect();
+            let figures = |own: usize| {
+                let distinct: BTreeSet<usize> = groups.iter().copied().filter(|&group| group != own).collect();
+                (groups.iter().filter(|&&group| group == own).count() as f64, distinct.len() as f64)
+            };
+            let everywhere = (0..4).map(figures).fold((0.0, 0.0), |sum, at| (sum.0 + at.0 / 4.0, sum.1 + at.1 / 4.0));
+            let own = group_by_algorithm_3(tables, request, position, layer);
+            for (at, (here, there)) in [own.map_or(everywhere, figures), everywhere].into_iter().enumerate() {
+                local[at] += here;
+                remote[at] += there;
+            }
+            all += groups.len() as f64;
+            routes += 1.0;
+        }
+    }
+    for (found, expected) in [
+        (judged.lar, local[0] / all),
+        (judged.lar_random, local[1] / all),
+        (judged.remote_ranks_per_token.unwrap(), remote[0] / routes),
+        (judged.remote_ranks_random.unwrap(), remote[1] / routes),
+    ] {
+        assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+    }
+    judged
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn linear_and_round_robin_are_what_they_are_called() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(common::fixed_cases(12))]
 
     /// What a solve found, given back to it: the same placement, and the same value from the unit step alone.
     #[test]

@@ -90,7 +90,7 @@ fn nodes_cost_less_than_a_solve_that_does_not_know_them() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10))]
+    #![proptest_config(common::fixed_cases(10))]
 
     #[test]
     fn every_constraint_holds(seed: u64, dp: bool, purity in 0.3f64..0.9) {

@@ -37,7 +37,7 @@ fn check_slots(tables: &Tables, groups: u16, counts: impl Fn(usize) -> bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(10))]
+    #![proptest_config(common::fixed_cases(10))]
 
     #[test]
     fn every_constraint_holds(

@@ -78,7 +78,7 @@ fn dearer_moves_are_fewer() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(8))]
+    #![proptest_config(common::fixed_cases(8))]
 
     #[test]
     fn free_moves_are_never_worse_than_a_cold_solve(seed: u64, dp: bool, share in 0.0f64..1.0) {

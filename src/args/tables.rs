@@ -71,7 +71,7 @@ It proves itself: everything written is read again and compared byte by byte, an
 random hidden states and must agree in every bit. config.json comes last: a directory without it is not whole. A run that was \
 interrupted is continued by the same command. Files are mapped, so memory stays small; the disk must hold a second checkpoint.
 
-Families: DeepSeek-V2 and -V3, Qwen3-MoE, OLMoE, Mixtral, GPT-OSS, quantised or not. Refused are tables with replicas (a \
+Families: DeepSeek-V2 and -V3, Qwen3-MoE, Qwen2-MoE, OLMoE, Mixtral, GPT-OSS, quantised or not. Refused are tables with replicas (a \
 checkpoint holds each expert once: use `tables export`), and with group-limited gating (n_group > 1) a placement that tears \
 gating groups apart.
 

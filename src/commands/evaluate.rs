@@ -56,7 +56,8 @@ fn describe(evaluation: &Evaluation) -> String {
         line("activations on the own node", format!("{rate:.4}"));
         line("  on other nodes, per token and layer", format!("{inter:.3}"));
     }
-    let ranks = evaluation.remote_ranks_per_token.map(|ranks| format!("{ranks:.3}"));
+    let ranks = evaluation.remote_ranks_per_token.zip(evaluation.remote_ranks_random);
+    let ranks = ranks.map(|(ranks, random)| format!("{ranks:.3} (with random ranks {random:.3})"));
     line("remote ranks per token", ranks.unwrap_or_else(|| "unknown: only a trace says it".to_owned()));
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
@@ -67,11 +68,11 @@ fn describe(evaluation: &Evaluation) -> String {
         }
     }
     let figures = |figures: &RequestFigures| {
-        let RequestFigures { request_lar, request_imbalance, burst_imbalance, .. } = figures;
+        let RequestFigures { request_lar, remote_ranks_per_token, request_imbalance, burst_imbalance, .. } = figures;
         let cached = figures.cached_share.map_or_else(String::new, |cached| format!(", cached {:.1}%", 100.0 * cached));
         format!(
-            "rate {request_lar:.4}, token load max over mean {request_imbalance:.3}, worst of {BURST} requests \
-             {burst_imbalance:.3}{cached}"
+            "rate {request_lar:.4}, remote ranks {remote_ranks_per_token:.3}, token load max over mean \
+             {request_imbalance:.3}, worst of {BURST} requests {burst_imbalance:.3}{cached}"
         )
     };
     for (policy, of_policy) in evaluation.policies.iter().flatten() {

@@ -1,13 +1,16 @@
 //! One module a subcommand: arguments to library calls, results to the terminal.
 
+pub(crate) mod build;
 pub(crate) mod evaluate;
 pub(crate) mod export;
+pub(crate) mod import;
 pub(crate) mod keys;
 pub(crate) mod load;
 pub(crate) mod permute;
 pub(crate) mod placement;
 pub(crate) mod profile;
 pub(crate) mod serve;
+pub(crate) mod show;
 pub(crate) mod solve;
 pub(crate) mod tables;
 pub(crate) mod worker;

@@ -1,12 +1,16 @@
-//! `semmoe profile record|build|merge|show`.
+//! `semmoe profile`, and `record`.
 
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Parser;
 use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
-use semmoe_profiler::{BadRecord, BuildReport, ProfilerError, RecordOptions, RecordReport};
-use semmoe_tables::Phase;
+use semmoe_profiler::{BadRecord, ProfilerError, PromptFormat, RecordOptions, RecordReport};
 
-use super::{print, print_json};
-use crate::args::{BuildArgs, MergeArgs, PhaseArg, ProfileCommand, RecordArgs, RecordEngine, ShowArgs};
+use super::{check_apart, check_output, print, print_json};
+use crate::args::{Cli, Command, ProfileCommand, PromptArg, RecordArgs, RecordEngine};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::signals::{block_on, stop_requested};
@@ -18,49 +22,105 @@ const LISTED_RECORDS: usize = 10;
 pub(crate) fn run(command: ProfileCommand) -> Result<(), CliError> {
     match command {
         ProfileCommand::Record(args) => record(args),
-        ProfileCommand::Build(BuildArgs { traces, out, split }) => {
-            let report = semmoe_profiler::build(&traces, &out, phase(split), &created()).map_err(failure)?;
-            print(&describe_build(&report))
-        }
-        ProfileCommand::Merge(MergeArgs { profiles, out }) => {
-            let report = semmoe_profiler::merge(&profiles, &out, &created()).map_err(failure)?;
-            print(&describe_build(&report))
-        }
-        ProfileCommand::Show(ShowArgs { file }) => {
-            let summary = semmoe_profiler::show(&file).map_err(failure)?;
-            print(summary.to_string().trim_end())
-        }
+        ProfileCommand::Import(args) => super::import::run(args),
+        ProfileCommand::Build(args) => super::build::build(args),
+        ProfileCommand::Merge(args) => super::build::merge(args),
+        ProfileCommand::Show(args) => super::show::run(&args),
     }
 }
 
 fn record(args: RecordArgs) -> Result<(), CliError> {
+    let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
+    let read: Vec<&Path> = std::iter::once(&args.prompts).chain(&args.api_key_file).map(PathBuf::as_path).collect();
+    check_output(&args.out, &read)?;
+    let solving = args.tables.clone().zip(args.groups);
+    if let Some((tables, _)) = &solving {
+        check_output(tables, &read)?;
+        check_apart(tables, &args.out)?;
+    }
+    let (out, tokenizer, json) = (args.out.clone(), args.tokenizer.clone(), args.json);
+    let options = record_options(args, url)?;
+    let progress = Progress::start("recording", 0);
+    let report =
+        block_on(async { semmoe_profiler::record(options, &progress, stop_requested()).await.map_err(failure) })?;
+    progress.finish(&describe_record(&report));
+    if !report.dense_layers.is_empty() {
+        say(&format!("layers without experts, left out: {:?}", report.dense_layers));
+    }
+    list_bad(&report.bad);
+    if json {
+        return print_json(&report);
+    }
+    print(&format!("{}: digest {}", report.out.display(), report.digest))?;
+    match solving {
+        Some((tables, groups)) => solve_recorded(&out, &tables, groups, tokenizer.as_deref()),
+        None => Ok(()),
+    }
+}
+
+fn record_options(args: RecordArgs, url: BaseUrl) -> Result<RecordOptions, CliError> {
     let engine = match args.engine {
         RecordEngine::Semmoe => Engine::Semmoe,
         RecordEngine::Sglang => Engine::Sglang,
         RecordEngine::Vllm => Engine::Vllm,
     };
-    let url: BaseUrl = args.url.parse().map_err(CliError::input)?;
-    let options = RecordOptions {
+    Ok(RecordOptions {
         model: args.model_config.as_deref().map(semmoe_profiler::model_config).transpose().map_err(failure)?,
+        api_key_file: args.api_key_file,
         tokenizer: args.tokenizer,
+        format: match args.format {
+            PromptArg::Auto => PromptFormat::Auto,
+            PromptArg::Jsonl => PromptFormat::JsonLines,
+            PromptArg::Sharegpt => PromptFormat::ShareGpt,
+            PromptArg::Text => PromptFormat::Text,
+        },
         max_tokens: args.max_tokens,
+        temperature: args.temperature,
         max_prompt_tokens: args.max_prompt_tokens,
+        max_prompts: args.max_prompts,
         concurrency: usize::from(args.concurrency),
+        rate: args.rate,
+        retries: args.retries,
+        request_timeout: Duration::from_secs(args.timeout.into()),
+        openai_routes: args.openai_routes,
         max_bad: args.max_bad,
+        fresh: args.fresh,
         ..RecordOptions::new(engine, url, args.prompts, args.out, created())
-    };
-    let progress = Progress::start("recording", 0);
-    let report =
-        block_on(async { semmoe_profiler::record(options, &progress, stop_requested()).await.map_err(failure) })?;
-    progress.finish(&describe_record(&report));
-    list_bad(&report.bad);
-    if args.json { print_json(&report) } else { print(&format!("{}: digest {}", report.out.display(), report.digest)) }
+    })
+}
+
+/// `profile build` and `solve` with what they take by themselves, as a user would call them.
+fn solve_recorded(trace: &Path, tables: &Path, groups: u16, tokenizer: Option<&Path>) -> Result<(), CliError> {
+    let name = trace.to_string_lossy();
+    let stem = name.strip_suffix(".trace.safetensors").unwrap_or(&name);
+    let profile = PathBuf::from(format!("{stem}.profile.safetensors"));
+    let groups = groups.to_string();
+    let build = ["semmoe", "profile", "build"].map(OsStr::new);
+    let solve = ["semmoe", "solve", "--groups", &groups].map(OsStr::new);
+    let flag = OsStr::new;
+    run_again(build.into_iter().chain([trace.as_os_str(), flag("--out"), profile.as_os_str()]))?;
+    let files =
+        [flag("--profile"), profile.as_os_str(), flag("--trace"), trace.as_os_str(), flag("--out"), tables.as_os_str()];
+    let tokenizer = tokenizer.into_iter().flat_map(|path| [flag("--tokenizer"), path.as_os_str()]);
+    run_again(solve.into_iter().chain(files).chain(tokenizer))
+}
+
+fn run_again<'a>(arguments: impl Iterator<Item = &'a OsStr>) -> Result<(), CliError> {
+    match Cli::try_parse_from(arguments).map_err(CliError::failed)?.command {
+        Command::Profile(ProfileCommand::Build(args)) => super::build::build(args),
+        Command::Solve(args) => super::solve::run(&args),
+        _ => Err(CliError::failed("only build and solve follow a recording")),
+    }
 }
 
 /// One line on what was recorded.
 pub(crate) fn describe_record(report: &RecordReport) -> String {
+    let resumed = match report.resumed {
+        0 => String::new(),
+        n => format!(" ({n} of them recorded before)"),
+    };
     format!(
-        "{} requests, {} tokens, {:.0} tokens/s, {} left out",
+        "{} requests{resumed}, {} tokens, {:.0} tokens/s, {} left out",
         report.requests,
         report.tokens,
         report.tokens as f64 / report.seconds.max(1e-9),
@@ -71,29 +131,20 @@ pub(crate) fn describe_record(report: &RecordReport) -> String {
 /// Says which records were left out, and why.
 pub(crate) fn list_bad(bad: &[BadRecord]) {
     for record in bad.iter().take(LISTED_RECORDS) {
-        say(&format!("left out: line {}: {}", record.line, record.reason));
+        say(&format!("left out: {record}"));
     }
     if bad.len() > LISTED_RECORDS {
         say(&format!("left out: {} more", bad.len() - LISTED_RECORDS));
     }
 }
 
-fn describe_build(report: &BuildReport) -> String {
-    format!("{}: {} tokens from {} files, digest {}", report.out.display(), report.tokens, report.inputs, report.digest)
-}
-
-fn phase(split: PhaseArg) -> Phase {
-    match split {
-        PhaseArg::Prefill => Phase::Prefill,
-        PhaseArg::Decode => Phase::Decode,
-        PhaseArg::All => Phase::All,
-    }
-}
-
 /// Wrong input is the user's to mend; the rest is what the engine or the machine did.
 pub(crate) fn failure(error: ProfilerError) -> CliError {
     match error {
-        ProfilerError::Cancelled => CliError::Interrupted,
+        ProfilerError::Cancelled { kept } => {
+            say(&kept);
+            CliError::Interrupted
+        }
         error if error.is_input() => CliError::Input(error.to_string()),
         error => CliError::Failed(error.to_string()),
     }

@@ -10,11 +10,11 @@ use semmoe_solver::{
     GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions,
     SolveProgress, SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
-use semmoe_tables::{Attention, Embeddings, Profile, Provenance, Tables, Trace};
+use semmoe_tables::{Embeddings, Profile, Provenance, Tables, Trace};
 use semmoe_text::{TextError, Tokenizer};
 
 use super::{check_apart, check_output, placement, print};
-use crate::args::{AttentionArg, ObjectiveArg, SolveArgs, SolverArg};
+use crate::args::{ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 use crate::signals::stop_flag;
@@ -29,10 +29,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         })?;
     }
     check_outputs(args)?;
-    let attention = match args.attention {
-        AttentionArg::Dp => Attention::Dp,
-        AttentionArg::Tp => Attention::Tp,
-    };
+    let attention = args.attention.into();
     let source = format!("solved from profile {}", profile.digest());
     let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
     options.objective = match args.objective {

@@ -1,10 +1,16 @@
 //! `semmoe worker`.
 
-use semmoe_worker::{WorkerConfig, WorkerError, WorkerEvent};
+use std::path::Path;
 
-use crate::args::WorkerArgs;
+use semmoe_worker::{EngineLimits, KvBudget, Secret, WorkerConfig, WorkerError, WorkerEvent};
+
+use crate::args::{WorkerArgs, WorkerServingArgs};
 use crate::error::CliError;
 use crate::progress::say;
+
+/// Where secrets are looked for that no file holds.
+const SECRET_VARIABLE: &str = "SEMMOE_RANK_SECRET";
+const TOKEN_VARIABLE: &str = "SEMMOE_ADMIN_TOKEN";
 
 pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     if args.rank >= args.world {
@@ -13,9 +19,46 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     let mut config = WorkerConfig::new(args.model, args.rank, args.world, args.rendezvous);
     config.listen = (args.rank == 0).then_some(args.listen);
     config.tables = args.tables;
+    config.transport = args.layout.transport;
+    config.experts = args.layout.experts.into();
+    let unit = args.attention.read()?;
+    (config.attention, config.shuffle) = (unit.attention, unit.shuffle);
+    config.data_address = args.network.data_address;
     config.exit_on_stdin_eof = args.exit_on_stdin_eof;
+    config.secret = secret(args.trust.secret_file.as_deref(), SECRET_VARIABLE)?;
+    config.admin_token = secret(args.trust.admin_token_file.as_deref(), TOKEN_VARIABLE)?;
+    config.limits = limits(&args.serving);
+    config.threads = args.serving.threads.into();
+    config.cpus = args.serving.cpus;
     config.announce = Box::new(announce);
     semmoe_worker::run(config).map_err(failure)
+}
+
+/// A secret from its file or, without one, from the environment: never from the command line, which others can see.
+fn secret(file: Option<&Path>, variable: &str) -> Result<Option<Secret>, CliError> {
+    match (file, std::env::var_os(variable)) {
+        (Some(path), _) => Secret::read(path).map(Some).map_err(CliError::input),
+        (None, Some(text)) if !text.is_empty() => Secret::new(text.as_encoded_bytes())
+            .map(Some)
+            .map_err(|error| CliError::input(format!("{variable}: {error}"))),
+        (None, _) => Ok(None),
+    }
+}
+
+fn limits(args: &WorkerServingArgs) -> EngineLimits {
+    // Lossless on machines with 64 bits; on others the greatest size is more than there is.
+    let size = |tokens: u64| usize::try_from(tokens).unwrap_or(usize::MAX);
+    EngineLimits {
+        running: size(args.max_running.into()),
+        waiting: size(args.max_waiting.into()),
+        step_tokens: size(args.step_tokens.into()),
+        kv: match (args.kv_tokens, args.kv_bytes) {
+            (Some(tokens), _) => KvBudget::Tokens(size(tokens)),
+            (None, Some(bytes)) => KvBudget::Bytes(bytes),
+            (None, None) => KvBudget::Auto,
+        },
+        prefix_reuse: !args.no_prefix_reuse,
+    }
 }
 
 /// One JSON line an event, for whoever started this rank. Whether a closed pipe is a reason to leave is said by

@@ -4,20 +4,23 @@ use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use semmoe_tables::Attention;
 use sha2::{Digest, Sha256};
 
 use super::assets::Assets;
 use crate::error::CliError;
 
 /// Changes whenever the steps of the pipeline change what they would produce.
-const PIPELINE_VERSION: &str = "3";
+const PIPELINE_VERSION: &str = "4";
 /// Files of a checkpoint directory that decide its routing.
 const MODEL_FILES: [&str; 5] =
     ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
 
-/// A locked folder of cached files.
+/// The recorded routing of a model, and a locked folder of what is solved from it for one kind of unit.
 #[derive(Debug)]
 pub(crate) struct Cache {
+    /// For units of all kinds: which experts tokens go to is the model's alone.
+    model: PathBuf,
     folder: PathBuf,
     // Held for as long as the cache is used: two `up` on one folder would overwrite each other's files.
     _lock: File,
@@ -25,16 +28,21 @@ pub(crate) struct Cache {
 
 impl Cache {
     /// Opens (and makes) the folder for `assets` served by `ranks` ranks below `data`.
-    pub(crate) fn open(data: &Path, assets: &Assets, ranks: u16) -> Result<Self, CliError> {
+    pub(crate) fn open(data: &Path, assets: &Assets, ranks: u16, attention: Attention) -> Result<Self, CliError> {
         let key = key(assets)?;
-        let folder = data.join(format!("{}-{}", assets.model_name()?, &key[..16])).join(format!("{ranks}-ranks"));
+        let unit = match attention {
+            Attention::Dp => format!("{ranks}-ranks"),
+            Attention::Tp => format!("{ranks}-ranks-tp"),
+        };
+        let model = data.join(format!("{}-{}", assets.model_name()?, &key[..16]));
+        let folder = model.join(unit);
         let cannot = |error: std::io::Error| {
             CliError::failed(format!("the data folder {} cannot be used: {error}", folder.display()))
         };
         std::fs::create_dir_all(&folder).map_err(cannot)?;
         let lock = File::create(folder.join("lock")).map_err(cannot)?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { folder, _lock: lock }),
+            Ok(()) => Ok(Self { model, folder, _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(CliError::failed(format!(
                 "another semmoe uses the data folder {}: stop it, or give this one its own with --data",
                 folder.display()
@@ -50,12 +58,17 @@ impl Cache {
 
     /// Routing of the profiled prompts.
     pub(crate) fn trace(&self) -> PathBuf {
-        self.folder.join("profile.trace.safetensors")
+        self.model.join("profile.trace.safetensors")
     }
 
     /// Routing of the held-out prompts, for the prediction of `--check`.
     pub(crate) fn heldout_trace(&self) -> PathBuf {
-        self.folder.join("heldout.trace.safetensors")
+        self.model.join("heldout.trace.safetensors")
+    }
+
+    /// Where a recording goes until it is whole: units of other kinds may be recording too.
+    pub(crate) fn recording(&self) -> PathBuf {
+        self.folder.join("recording.trace.safetensors")
     }
 
     /// Counts of the profiled prompts.
@@ -82,6 +95,7 @@ fn key(assets: &Assets) -> Result<String, CliError> {
         }
     }
     hash_file(&assets.profile_prompts, &mut hash)?;
+    hash_file(&assets.heldout_prompts, &mut hash)?;
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

@@ -1,11 +1,12 @@
-//! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity.
+//! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity; with
+//! attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_solver::{EvalInput, EvalOptions, evaluate};
-use semmoe_tables::Tables;
+use semmoe_tables::{Attention, Tables};
 
 use super::assets::Assets;
 use super::cache::Cache;
@@ -13,8 +14,8 @@ use super::drive::{Job, drive, read_jobs};
 use super::front::{GatewaySpec, start_gateway};
 use super::report::{CheckReport, Measured};
 use super::scrape::UnitCounters;
-use super::setup::{Recording, record};
-use super::unit::{Unit, UnitSpec};
+use super::setup::{Recording, recorded};
+use super::unit::{Unit, UnitLayout, UnitSpec};
 use crate::error::CliError;
 
 /// Tokens generated per prompt: a little decode, as real traffic has.
@@ -25,32 +26,37 @@ const CONCURRENCY_PER_RANK: u16 = 4;
 const AFFINITY: &str = "affinity";
 
 /// Measures both configurations and predicts the second.
-pub(crate) async fn check(assets: &Assets, cache: &Cache, ranks: u16) -> Result<CheckReport, CliError> {
+pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<CheckReport, CliError> {
     let model = assets.model_name()?;
     let jobs = Arc::new(read_jobs(&assets.heldout_prompts, &model, MAX_TOKENS)?);
-    let concurrency = ranks * CONCURRENCY_PER_RANK;
-    let predicted_lar = predict(assets, cache, ranks, concurrency).await?;
-    let baseline = measure(assets, ranks, None, &jobs, "contiguous, round robin").await?;
-    let affinity = measure(assets, ranks, Some(&cache.tables()), &jobs, "tables, affinity").await?;
-    Ok(CheckReport { baseline, affinity, predicted_lar })
+    let titles = match layout.attention.attention {
+        Attention::Dp => ["contiguous, round robin", "tables, affinity"],
+        Attention::Tp => ["contiguous, plain", "tables, shuffled"],
+    };
+    let predicted_lar = predict(assets, cache, layout).await?;
+    let baseline = measure(assets, layout, None, &jobs, titles[0]).await?;
+    let affinity = measure(assets, layout, Some(&cache.tables()), &jobs, titles[1]).await?;
+    Ok(CheckReport { titles, baseline, affinity, predicted_lar })
 }
 
 /// What `evaluate` expects of affinity on the routing of the held-out prompts, which neither profile nor solver has seen.
 ///
-/// The routing is recorded straight from a unit; the gateway and its live loads are what the prediction leaves to chance.
-async fn predict(assets: &Assets, cache: &Cache, ranks: u16, concurrency: u16) -> Result<f64, CliError> {
-    let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), ranks, tables: None }).await?;
+/// The routing was recorded straight from a unit; the gateway and its live loads are what the prediction leaves to chance.
+async fn predict(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<f64, CliError> {
     let work = Recording {
         prompts: &assets.heldout_prompts,
         out: cache.heldout_trace(),
         max_tokens: MAX_TOKENS,
         title: "recording held-out routing",
     };
-    let heldout = record(assets, &mut unit, ranks, work).await?;
-    unit.stop().await;
+    let heldout = recorded(assets, cache, layout, work).await?;
     let tables = Tables::open(&cache.tables()).map_err(CliError::input)?;
+    if layout.attention.attention == Attention::Tp {
+        let evaluation = evaluate(&tables, EvalInput::Trace(&heldout), &EvalOptions::default());
+        return evaluation.map(|evaluation| evaluation.lar).map_err(CliError::failed);
+    }
     let options = EvalOptions {
-        concurrency: usize::from(concurrency),
+        concurrency: usize::from(layout.ranks * CONCURRENCY_PER_RANK),
         policies: vec![AFFINITY.to_owned()],
         ..EvalOptions::default()
     };
@@ -63,19 +69,19 @@ async fn predict(assets: &Assets, cache: &Cache, ranks: u16, concurrency: u16) -
 
 async fn measure(
     assets: &Assets,
-    ranks: u16,
+    layout: UnitLayout,
     tables: Option<&Path>,
     jobs: &Arc<Vec<Job>>,
     title: &'static str,
 ) -> Result<Measured, CliError> {
-    let spec = UnitSpec { model: assets.model.clone(), ranks, tables: tables.map(Path::to_owned) };
+    let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let mut unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {
         model_dir: &assets.model,
         model_name: &assets.model_name()?,
         engine_url: &unit.url,
-        ranks,
-        tables,
+        ranks: layout.replicas(),
+        tables: tables.filter(|_| layout.attention.attention == Attention::Dp),
         port: 0,
     })
     .await?;
@@ -84,7 +90,7 @@ async fn measure(
     let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;
     let before = UnitCounters::read(&client, &engine).await?;
     let took = tokio::select! {
-        took = drive(&client, &url, jobs, usize::from(ranks * CONCURRENCY_PER_RANK), title) => took?,
+        took = drive(&client, &url, jobs, usize::from(layout.ranks * CONCURRENCY_PER_RANK), title) => took?,
         death = unit.died() => return Err(death.into_error()),
     };
     let counters = UnitCounters::read(&client, &engine).await?.since(&before);

@@ -13,6 +13,7 @@ mod unit;
 use std::time::Duration;
 
 use semmoe_gateway::Running;
+use semmoe_tables::Attention;
 
 use crate::args::UpArgs;
 use crate::commands::{announce, print, print_json};
@@ -22,7 +23,7 @@ use crate::signals::{block_on, stop_requested, until_stopped};
 use assets::Assets;
 use cache::Cache;
 use front::{GatewaySpec, check_ports, start_gateway};
-use unit::{RankDeath, Unit, UnitSpec};
+use unit::{RankDeath, Unit, UnitLayout, UnitSpec};
 
 /// How long requests may go on after a stop was asked for.
 const GRACE: Duration = Duration::from_secs(5);
@@ -30,24 +31,27 @@ const GRACE: Duration = Duration::from_secs(5);
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
+    let layout = UnitLayout::of(args)?;
     let assets = Assets::find(args.model.clone())?;
     if !args.check {
         check_ports(args.port)?;
     }
     let data = args.data.clone().unwrap_or_else(cache::default_folder);
-    let cache = Cache::open(&data, &assets, args.ranks)?;
+    let cache = Cache::open(&data, &assets, args.ranks, layout.attention.attention)?;
     block_on(async {
-        until_stopped(setup::prepare(&assets, &cache, args.ranks)).await?;
+        if layout.takes_tables() {
+            until_stopped(setup::prepare(&assets, &cache, layout)).await?;
+        }
         if args.check {
-            let report = until_stopped(check::check(&assets, &cache, args.ranks)).await?;
+            let report = until_stopped(check::check(&assets, &cache, layout)).await?;
             return if args.json { print_json(&report) } else { print(&report.to_string()) };
         }
-        serve(args, &assets, &cache).await
+        serve(args, &assets, &cache, layout).await
     })
 }
 
-async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache) -> Result<(), CliError> {
-    let (mut unit, gateway) = until_stopped(start(args, assets, cache)).await?;
+async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
+    let (mut unit, gateway) = until_stopped(start(args.port, assets, cache, layout)).await?;
     announce(&welcome(&gateway, &assets.model_name()?, cache));
     tokio::select! {
         () = stop_requested() => {
@@ -60,17 +64,18 @@ async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache) -> Result<(), CliE
     }
 }
 
-async fn start(args: &UpArgs, assets: &Assets, cache: &Cache) -> Result<(Unit, Running), CliError> {
-    let tables = cache.tables();
-    let spec = UnitSpec { model: assets.model.clone(), ranks: args.ranks, tables: Some(tables.clone()) };
+async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(Unit, Running), CliError> {
+    let tables = layout.takes_tables().then(|| cache.tables());
+    let spec = UnitSpec { model: assets.model.clone(), tables: tables.clone(), layout };
     let unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {
         model_dir: &assets.model,
         model_name: &assets.model_name()?,
         engine_url: &unit.url,
-        ranks: args.ranks,
-        tables: Some(&tables),
-        port: args.port,
+        ranks: layout.replicas(),
+        // With attention tp the unit is one rank to the gateway: there is nothing to choose.
+        tables: tables.as_deref().filter(|_| layout.attention.attention == Attention::Dp),
+        port,
     })
     .await?;
     Ok((unit, gateway))

@@ -24,9 +24,12 @@ pub(crate) struct Measured {
 /// Contiguous placement with round robin against solved tables with affinity.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct CheckReport {
-    /// Contiguous placement, `round_robin`.
+    /// What the two are called for readers.
+    #[serde(skip)]
+    pub(crate) titles: [&'static str; 2],
+    /// Contiguous placement, `round_robin`; with attention tp rows in their order.
     pub(crate) baseline: Measured,
-    /// The solved placement, `affinity`.
+    /// The solved placement, `affinity`; with attention tp rows shuffled by the tables.
     pub(crate) affinity: Measured,
     /// What `evaluate` predicts for `affinity` from the recorded routing of the same held-out prompts.
     pub(crate) predicted_lar: f64,
@@ -35,8 +38,9 @@ pub(crate) struct CheckReport {
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (b, a) = (&self.baseline, &self.affinity);
+        let [b_title, a_title] = self.titles;
         writeln!(f, "{} held-out requests, {} and {} tokens", a.requests, b.tokens, a.tokens)?;
-        writeln!(f, "{:<26} {:>24} {:>20} {:>8}", "", "contiguous, round robin", "tables, affinity", "ratio")?;
+        writeln!(f, "{:<26} {:>24} {:>20} {:>8}", "", b_title, a_title, "ratio")?;
         let mut row = |name: &str, before: f64, after: f64, digits: usize| {
             write!(f, "{name:<26} {before:>24.digits$} {after:>20.digits$}")?;
             // One rank sends nothing to others, with or without tables.

@@ -15,8 +15,10 @@ pub(crate) struct UnitCounters {
     pub(crate) remote_activations: u64,
     /// Bytes sent to other ranks by dispatch and combine.
     pub(crate) remote_bytes: u64,
-    /// Tokens run, by rank.
+    /// Tokens run, by rank. With attention tp rank 0 counts those of all.
     pub(crate) tokens_by_rank: BTreeMap<u16, u64>,
+    /// With attention tp: rows (tokens in MoE layers) by the rank that went on with them.
+    pub(crate) rows_by_rank: BTreeMap<u16, u64>,
 }
 
 impl UnitCounters {
@@ -36,9 +38,10 @@ impl UnitCounters {
                 ("semmoe_activations_total", Some("remote")) => counters.remote_activations += sample.value,
                 ("semmoe_dispatch_bytes_total", Some("remote")) => counters.remote_bytes += sample.value,
                 ("semmoe_tokens_total", _) => {
-                    let rank =
-                        sample.label("rank").and_then(|rank| rank.parse().ok()).ok_or_else(|| line.to_owned())?;
-                    *counters.tokens_by_rank.entry(rank).or_default() += sample.value;
+                    *counters.tokens_by_rank.entry(rank_of(&sample, line)?).or_default() += sample.value;
+                }
+                ("semmoe_attention_rows_total", _) => {
+                    *counters.rows_by_rank.entry(rank_of(&sample, line)?).or_default() += sample.value;
                 }
                 _ => {}
             }
@@ -52,11 +55,8 @@ impl UnitCounters {
             local_activations: self.local_activations - before.local_activations,
             remote_activations: self.remote_activations - before.remote_activations,
             remote_bytes: self.remote_bytes - before.remote_bytes,
-            tokens_by_rank: self
-                .tokens_by_rank
-                .iter()
-                .map(|(rank, tokens)| (*rank, tokens - before.tokens_by_rank.get(rank).copied().unwrap_or(0)))
-                .collect(),
+            tokens_by_rank: since(&self.tokens_by_rank, &before.tokens_by_rank),
+            rows_by_rank: since(&self.rows_by_rank, &before.rows_by_rank),
         }
     }
 
@@ -75,11 +75,21 @@ impl UnitCounters {
         ratio(self.remote_bytes, self.tokens())
     }
 
-    /// Tokens of the busiest rank over the mean.
+    /// Tokens of the busiest rank over the mean; with attention tp rows.
     pub(crate) fn load_max_over_mean(&self) -> f64 {
-        let busiest = self.tokens_by_rank.values().max().copied().unwrap_or(0);
-        ratio(busiest * self.tokens_by_rank.len() as u64, self.tokens())
+        let split = self.rows_by_rank.values().any(|rows| *rows > 0);
+        let by_rank = if split { &self.rows_by_rank } else { &self.tokens_by_rank };
+        let busiest = by_rank.values().max().copied().unwrap_or(0);
+        ratio(busiest * by_rank.len() as u64, by_rank.values().sum())
     }
+}
+
+fn since(now: &BTreeMap<u16, u64>, before: &BTreeMap<u16, u64>) -> BTreeMap<u16, u64> {
+    now.iter().map(|(rank, count)| (*rank, count - before.get(rank).copied().unwrap_or(0))).collect()
+}
+
+fn rank_of(sample: &Sample<'_>, line: &str) -> Result<u16, String> {
+    sample.label("rank").and_then(|rank| rank.parse().ok()).ok_or_else(|| line.to_owned())
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {
@@ -130,6 +140,11 @@ mod tests {
         assert_eq!(counters.lar(), 0.25);
         assert_eq!(counters.remote_bytes_per_token(), 10.0);
         assert_eq!(counters.load_max_over_mean(), 1.5);
+        let rows = "semmoe_attention_rows_total{rank=\"0\",by=\"tables\"} 2\n\
+            semmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 5\n\
+            semmoe_attention_rows_total{rank=\"1\",by=\"even\"} 1\n";
+        let split = UnitCounters::parse(&format!("{text}{rows}")).expect("valid samples");
+        assert_eq!(split.load_max_over_mean(), 1.5, "of rows: 6 over 4");
         assert_eq!(counters.since(&counters).tokens(), 0);
         assert!(UnitCounters::parse("semmoe_tokens_total{rank=\"x\"} 5").is_err());
     }

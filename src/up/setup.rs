@@ -10,7 +10,7 @@ use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Tables, Trace}
 
 use super::assets::Assets;
 use super::cache::Cache;
-use super::unit::{Unit, UnitSpec};
+use super::unit::{Unit, UnitLayout, UnitSpec};
 use crate::commands::profile::{describe_record, failure, list_bad};
 use crate::commands::solve::{Stop, solve_with_progress, threads, token_strings};
 use crate::error::CliError;
@@ -25,31 +25,31 @@ const PROFILE_MAX_TOKENS: u32 = 1;
 const SEED: u64 = 1;
 
 /// Makes sure that the cache holds valid tables.
-pub(crate) async fn prepare(assets: &Assets, cache: &Cache, ranks: u16) -> Result<(), CliError> {
+pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
     match cached(cache) {
         Ok(true) => return Ok(()),
         Ok(false) => {}
         Err(cause) => say(&format!("the cached tables cannot be used ({cause}); they are made again")),
     }
-    let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), ranks, tables: None }).await?;
     let work = Recording {
         prompts: &assets.profile_prompts,
         out: cache.trace(),
         max_tokens: PROFILE_MAX_TOKENS,
         title: "recording a profile",
     };
-    let trace = record(assets, &mut unit, ranks, work).await?;
-    unit.stop().await;
+    let trace = recorded(assets, cache, layout, work).await?;
     let (profile_path, tables_path) = (cache.profile(), cache.tables());
     let strings = token_strings(&assets.model)?;
-    tokio::task::spawn_blocking(move || solve(&trace, ranks, strings, &profile_path, &tables_path))
-        .await
-        .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
+    tokio::task::spawn_blocking(move || {
+        solve(&trace, (layout.ranks, layout.attention.attention), strings, &profile_path, &tables_path)
+    })
+    .await
+    .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
 }
 
 fn solve(
     trace: &Trace,
-    ranks: u16,
+    (ranks, attention): (u16, Attention),
     strings: Arc<TokenStrings>,
     profile_path: &Path,
     tables_path: &Path,
@@ -60,7 +60,7 @@ fn solve(
     builder.write(profile_path).map_err(CliError::failed)?;
     let profile = builder.finish().map_err(CliError::failed)?;
     let source = format!("solved by up from profile {}", profile.digest());
-    let mut options = SolveOptions::new(ranks, Attention::Dp, Provenance { source, created: created() });
+    let mut options = SolveOptions::new(ranks, attention, Provenance { source, created: created() });
     options.seed = SEED;
     options.threads = threads();
     // Nobody reads the report, and the tables do not depend on it.
@@ -71,7 +71,7 @@ fn solve(
     Ok(())
 }
 
-/// Whether the tables are there, valid, and of the trace beside them.
+/// Whether the tables are there and valid.
 fn cached(cache: &Cache) -> Result<bool, CliError> {
     if !cache.tables().exists() {
         return Ok(false);
@@ -88,16 +88,35 @@ pub(crate) struct Recording<'a> {
     pub(crate) title: &'static str,
 }
 
-/// Sends the prompts straight to the unit and keeps the routing that it reports.
-pub(crate) async fn record(
+/// The routing of some prompts: that of an earlier run, of a unit of whatever kind, else recorded now from one without tables.
+pub(crate) async fn recorded(
     assets: &Assets,
-    unit: &mut Unit,
-    ranks: u16,
+    cache: &Cache,
+    layout: UnitLayout,
     work: Recording<'_>,
 ) -> Result<Trace, CliError> {
+    if work.out.exists() {
+        match Trace::open(&work.out) {
+            Ok(trace) => return Ok(trace),
+            Err(cause) => say(&format!("the cached recording cannot be used ({cause}); it is made again")),
+        }
+    }
+    let (layout, out) = (layout.to_record(), work.out.clone());
+    let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), tables: None, layout }).await?;
+    record(assets, &mut unit, layout.ranks, Recording { out: cache.recording(), ..work }).await?;
+    unit.stop().await;
+    std::fs::rename(cache.recording(), &out)
+        .map_err(|error| CliError::failed(format!("the recording {} cannot be kept: {error}", out.display())))?;
+    Trace::open(&out).map_err(CliError::failed)
+}
+
+/// Sends the prompts straight to the unit and keeps the routing that it reports.
+async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_>) -> Result<(), CliError> {
     let url = unit.url.parse().map_err(CliError::failed)?;
     let options = RecordOptions {
         tokenizer: Some(assets.model.clone()),
+        // What another build of this program began is not gone on with.
+        fresh: true,
         max_tokens: work.max_tokens,
         concurrency: RECORD_CONCURRENCY_PER_RANK * usize::from(ranks),
         ..RecordOptions::new(Engine::Semmoe, url, work.prompts.to_owned(), work.out.clone(), created())
@@ -109,5 +128,5 @@ pub(crate) async fn record(
     };
     progress.finish(&describe_record(&report));
     list_bad(&report.bad);
-    Trace::open(&work.out).map_err(CliError::failed)
+    Ok(())
 }

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use semmoe_tables::Attention;
+use semmoe_worker::{ExpertLayout, TransportChoice};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::args::{UnitAttention, UpArgs};
 use crate::error::CliError;
 
 /// How long all ranks together may take to come up.
@@ -21,15 +24,60 @@ const BLAME_WINDOW: Duration = Duration::from_millis(300);
 /// Exit code of a rank that left because a peer was lost.
 const EXIT_PEER_LOST: i32 = 3;
 
+/// How a unit is laid out over its ranks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct UnitLayout {
+    /// Number of ranks.
+    pub(crate) ranks: u16,
+    /// How attention is parallel.
+    pub(crate) attention: UnitAttention,
+    /// How experts are divided.
+    pub(crate) experts: ExpertLayout,
+    /// How ranks exchange.
+    pub(crate) transport: TransportChoice,
+}
+
+impl UnitLayout {
+    /// # Errors
+    /// Arguments that contradict each other.
+    pub(crate) fn of(args: &UpArgs) -> Result<Self, CliError> {
+        let (attention, experts) = (args.attention.read()?, args.layout.experts.into());
+        if args.check && experts == ExpertLayout::Tp {
+            return Err(CliError::input(
+                "--check compares placements of experts, and with --experts tp there are none",
+            ));
+        }
+        Ok(Self { ranks: args.ranks, attention, experts, transport: args.layout.transport })
+    }
+
+    /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's alone.
+    pub(crate) fn to_record(self) -> Self {
+        let attention = UnitAttention { attention: Attention::Dp, shuffle: true };
+        Self { attention, experts: ExpertLayout::Ep, ..self }
+    }
+
+    /// Whether tables say anything to it.
+    pub(crate) fn takes_tables(self) -> bool {
+        self.experts == ExpertLayout::Ep
+    }
+
+    /// Ranks that a request can go to.
+    pub(crate) fn replicas(self) -> u16 {
+        match self.attention.attention {
+            Attention::Dp => self.ranks,
+            Attention::Tp => 1,
+        }
+    }
+}
+
 /// What to start.
 #[derive(Debug, Clone)]
 pub(crate) struct UnitSpec {
     /// Checkpoint directory.
     pub(crate) model: PathBuf,
-    /// Number of ranks.
-    pub(crate) ranks: u16,
     /// Tables whose placement the unit runs; contiguous placement when absent.
     pub(crate) tables: Option<PathBuf>,
+    pub(crate) layout: UnitLayout,
 }
 
 /// A running unit. Dropping it closes the ranks' standard input, at which they leave; [`Unit::stop`] also waits for them.
@@ -67,9 +115,10 @@ impl Unit {
         let started = timeout(START_TIMEOUT, unit.start_ranks(spec, report)).await;
         match started {
             Ok(result) => result.map(|()| unit),
-            Err(_) => {
-                Err(CliError::failed(format!("the {} ranks were not ready within {START_TIMEOUT:?}", spec.ranks)))
-            }
+            Err(_) => Err(CliError::failed(format!(
+                "the {} ranks were not ready within {START_TIMEOUT:?}",
+                spec.layout.ranks
+            ))),
         }
     }
 
@@ -79,7 +128,7 @@ impl Unit {
             return Err(CliError::failed("rank 0 was ready before it had a rendezvous address"));
         };
         let mut outputs = vec![front];
-        for rank in 1..spec.ranks {
+        for rank in 1..spec.layout.ranks {
             outputs.push(self.spawn(spec, rank, &rendezvous, &report)?);
         }
         for (rank, output) in outputs.iter_mut().enumerate() {
@@ -104,15 +153,20 @@ impl Unit {
         report: &mpsc::UnboundedSender<RankDeath>,
     ) -> Result<tokio::io::Lines<BufReader<ChildStdout>>, CliError> {
         let cannot = |error: std::io::Error| CliError::failed(format!("cannot start rank {rank}: {error}"));
+        let layout = spec.layout;
         let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
         command.arg("worker").arg("--model").arg(&spec.model);
-        command.args(["--rank", &rank.to_string(), "--world", &spec.ranks.to_string()]);
+        command.args(["--rank", &rank.to_string(), "--world", &layout.ranks.to_string()]);
         command.args(["--rendezvous", rendezvous, "--exit-on-stdin-eof"]);
         if rank == 0 {
             command.args(["--listen", "127.0.0.1:0"]);
         }
         if let Some(tables) = &spec.tables {
             command.arg("--tables").arg(tables);
+        }
+        command.args(["--experts", &layout.experts.to_string(), "--transport", &layout.transport.to_string()]);
+        if layout.attention.attention == Attention::Tp {
+            command.args(["--attention", "tp", "--shuffle", if layout.attention.shuffle { "auto" } else { "off" }]);
         }
         // A group of its own: Ctrl-C reaches this process alone, which then stops the ranks in order.
         command.process_group(0).kill_on_drop(true);

@@ -10,8 +10,10 @@
 //! | `ids` | `TokenId`, `ExpertId`, `LayerIdx`, `GroupId`, `RankId` |
 //! | `model` | which model a file is about, and where its data came from |
 //! | `container` | safetensors header, aligned storage, digest, atomic write |
-//! | `trace`, `trace_builder` | requests with the experts of each token |
+//! | `trace`, `trace_check`, `trace_builder` | requests with the experts of each token |
+//! | `trace_rows`, `trace_writer` | the same of any size: read request by request, written as they come |
 //! | `profile`, `profile_builder`, `profile_without` | how often each token activated each expert |
+//! | `profile_writer` | profiles of any size, written row by row |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
 //! | `embeddings` | the input embeddings of a checkpoint |
@@ -36,6 +38,7 @@ mod placement;
 mod profile;
 mod profile_builder;
 mod profile_without;
+mod profile_writer;
 mod replicas;
 mod score;
 mod slots;
@@ -43,6 +46,9 @@ mod tables;
 mod tables_builder;
 mod trace;
 mod trace_builder;
+mod trace_check;
+mod trace_rows;
+mod trace_writer;
 
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use embeddings::{Embeddings, EmbeddingsError};
@@ -53,9 +59,12 @@ pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};
 pub use placement::Placement;
 pub use profile::{Phase, Profile, ProfileRow};
 pub use profile_builder::ProfileBuilder;
+pub use profile_writer::ProfileWriter;
 pub use replicas::Replicas;
 pub use score::Score;
 pub use tables::Tables;
 pub use tables_builder::TablesBuilder;
-pub use trace::{Experts, Route, Trace, TraceRequest, UNKNOWN_EXPERT};
+pub use trace::{ExpertRows, Experts, Route, Trace, TraceRequest, UNKNOWN_EXPERT};
 pub use trace_builder::TraceBuilder;
+pub use trace_rows::{RequestCheck, TraceRows};
+pub use trace_writer::TraceWriter;

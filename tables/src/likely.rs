@@ -1,8 +1,9 @@
-//! The group to put a token on with attention tp: what T says of the token and A of the groups before it, in one rule.
+//! The group to put a token on with attention tp: what T says of the token and A of the groups before it, in one rule; and which
+//! group a token was on.
 
 use half::f16;
 
-use crate::{GroupId, GroupLabels, LayerIdx, Tables, TokenId};
+use crate::{ExpertId, GroupId, GroupLabels, LayerIdx, Placement, Tables, TokenId};
 
 /// The least share that a group counts with, the least normal f16: a label rounded to zero must not rule a group out.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
@@ -76,10 +77,33 @@ fn first(labels: &GroupLabels<'_>) -> LikelyGroup {
     LikelyGroup { group: GroupId::new(labels.groups[0]), share: labels.probs[0].to_f64() }
 }
 
+impl Placement {
+    /// The group that holds most of a token's experts in a layer, the lowest of equals: the token's group, as A is asked by it.
+    /// `counts` is scratch, so that nothing is allocated for each token.
+    ///
+    /// # Panics
+    /// For a layer or an expert that the placement does not have.
+    #[must_use]
+    pub fn main_group(
+        &self,
+        layer: LayerIdx,
+        experts: impl IntoIterator<Item = ExpertId>,
+        counts: &mut Vec<u32>,
+    ) -> GroupId {
+        let groups = self.layer(layer);
+        counts.clear();
+        counts.resize(usize::from(self.groups()), 0);
+        for expert in experts {
+            counts[usize::from(groups[expert.index()])] += 1;
+        }
+        let most = |most: usize, group| if counts[group] > counts[most] { group } else { most };
+        GroupId::new((1..counts.len()).fold(0, most) as u16)
+    }
+}
+
 impl Tables {
     /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two MoE layers before, older
-    /// first, as its routes there were: the groups that held most of its top-k, ties to the lowest; `None` where they are not
-    /// known. `None` where nothing is known of the token, for ids out of range, and with attention dp.
+    /// first, as its routes there were ([`Placement::main_group`] of its top-k); `None` where they are not known. `None` where nothing is known of the token, for ids out of range, and with attention dp.
     #[must_use]
     pub fn likeliest_group(
         &self,

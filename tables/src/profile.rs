@@ -136,10 +136,11 @@ impl Profile {
             for (token, seen) in seen.iter_mut().enumerate() {
                 let row = self.row_at(layer, token);
                 *seen |= !row.experts.is_empty();
-                self.check_row(row, self.token_counts()[token]).map_err(|(tensor, found, expected)| {
+                check_row(&self.model, row, self.token_counts()[token]).map_err(|(tensor, found, expected)| {
                     FormatError::value(tensor, format!("layer {layer}, token {token}"), found, expected)
                 })?;
             }
+            self.container.release_all();
         }
         // A token whose route is unknown in every layer counts nowhere.
         match (0..seen.len()).find(|&token| self.token_counts()[token] > 0 && !seen[token]) {
@@ -171,31 +172,6 @@ impl Profile {
         if before != entries {
             let expected = format!("{entries}, the number of entries");
             return Err(FormatError::value("indptr", "its end", before, expected));
-        }
-        Ok(())
-    }
-
-    fn check_row(&self, row: ProfileRow<'_>, occurrences: u64) -> Result<(), (&'static str, String, String)> {
-        let (n, k) = (self.model.num_experts, u64::from(self.model.top_k));
-        if let Some(pair) = row.experts.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return Err(("expert", format!("{} after {}", pair[1], pair[0]), "ascending ids".into()));
-        }
-        if let Some(last) = row.experts.last().filter(|&&last| last >= n) {
-            return Err(("expert", last.to_string(), format!("ids below {n}")));
-        }
-        // No overflow: at most 65534 counts of 32 bits.
-        let sum = row.activations();
-        let known = sum / k;
-        if !sum.is_multiple_of(k) {
-            return Err(("count", format!("counts that add up to {sum}"), format!("a multiple of top_k ({k})")));
-        }
-        if known > occurrences {
-            let expected = format!("at most top_k x token_count ({k} x {occurrences})");
-            return Err(("count", format!("counts that add up to {sum}"), expected));
-        }
-        let valid = |&c: &u32| c > 0 && u64::from(c) <= known;
-        if let Some(count) = row.counts.iter().copied().find(|c| !valid(c)) {
-            return Err(("count", count.to_string(), format!("1 to {known}, the occurrences of the row")));
         }
         Ok(())
     }
@@ -267,6 +243,11 @@ impl Profile {
         self.total_tokens
     }
 
+    /// Lets the pages of the file leave memory; they are read again when they are touched.
+    pub fn release(&self) {
+        self.container.release_all();
+    }
+
     /// SHA-256 over the tensors, lower-case hex. Reads the whole file.
     #[must_use]
     pub fn digest(&self) -> String {
@@ -280,4 +261,34 @@ impl Profile {
     pub fn write(&self, path: &Path) -> Result<String, FormatError> {
         self.container.layout().write(path)
     }
+}
+
+/// Whether a row can be the counts of a token that occurred so often; otherwise the tensor, what was found and what was expected.
+pub(crate) fn check_row(
+    model: &ModelInfo,
+    row: ProfileRow<'_>,
+    occurrences: u64,
+) -> Result<(), (&'static str, String, String)> {
+    let (n, k) = (model.num_experts, u64::from(model.top_k));
+    if let Some(pair) = row.experts.windows(2).find(|pair| pair[0] >= pair[1]) {
+        return Err(("expert", format!("{} after {}", pair[1], pair[0]), "ascending ids".into()));
+    }
+    if let Some(last) = row.experts.last().filter(|&&last| last >= n) {
+        return Err(("expert", last.to_string(), format!("ids below {n}")));
+    }
+    // No overflow: at most 65534 counts of 32 bits.
+    let sum = row.activations();
+    let known = sum / k;
+    if !sum.is_multiple_of(k) {
+        return Err(("count", format!("counts that add up to {sum}"), format!("a multiple of top_k ({k})")));
+    }
+    if known > occurrences {
+        let expected = format!("at most top_k x token_count ({k} x {occurrences})");
+        return Err(("count", format!("counts that add up to {sum}"), expected));
+    }
+    let valid = |&c: &u32| c > 0 && u64::from(c) <= known;
+    if let Some(count) = row.counts.iter().copied().find(|c| !valid(c)) {
+        return Err(("count", count.to_string(), format!("1 to {known}, the occurrences of the row")));
+    }
+    Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use half::f16;
 
 use crate::container::{Container, Dtype, View};
+use crate::trace_check::check_offsets;
 use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance};
 
 /// An unknown expert in memory and in builders, whatever the width of the file.
@@ -52,6 +53,13 @@ impl Trace {
     }
 
     fn from_container(container: Container) -> Result<Self, FormatError> {
+        let trace = Self::unchecked(container)?;
+        trace.check_all()?;
+        Ok(trace)
+    }
+
+    /// Everything but the contents of requests is checked: that is left to [`Trace::check_request`].
+    pub(crate) fn unchecked(container: Container) -> Result<Self, FormatError> {
         let model = ModelInfo::from_metadata(container.metadata())?;
         let provenance = Provenance::from_metadata(container.metadata())?;
         container.expect_only(FORMAT, &TENSORS)?;
@@ -71,60 +79,8 @@ impl Trace {
             model,
             provenance,
         };
-        trace.validate()?;
+        check_offsets(trace.all_offsets(), trace.tokens())?;
         Ok(trace)
-    }
-
-    fn validate(&self) -> Result<(), FormatError> {
-        let tokens = self.all_token_ids();
-        let vocabulary = self.model.vocab_size;
-        if let Some(at) = tokens.iter().position(|&t| t >= vocabulary) {
-            let expected = format!("ids below {vocabulary}");
-            return Err(FormatError::value("token_ids", format!("token {at}"), tokens[at], expected));
-        }
-        check_offsets(self.all_offsets(), tokens.len())?;
-        self.check_prompt_lengths()?;
-        match &self.experts {
-            ExpertView::Narrow(view) => self.check_routes(self.container.slice(view), u8::MAX)?,
-            ExpertView::Wide(view) => self.check_routes(self.container.slice(view), u16::MAX)?,
-        }
-        let Some(weights) = self.weights.as_ref().map(|view| self.container.slice(view)) else {
-            return Ok(());
-        };
-        match weights.iter().position(|&w| !valid_weight(w)) {
-            None => Ok(()),
-            Some(at) => Err(FormatError::value("weights", self.at(at), weights[at], VALID_WEIGHT)),
-        }
-    }
-
-    fn check_prompt_lengths(&self) -> Result<(), FormatError> {
-        let Some(lengths) = self.prompt_lengths.as_ref().map(|view| self.container.slice(view)) else {
-            return Ok(());
-        };
-        for (request, &length) in lengths.iter().enumerate() {
-            let tokens = self.token_range(request).len();
-            if length as usize > tokens {
-                let (at, expected) = (format!("request {request}"), format!("at most its {tokens} tokens"));
-                return Err(FormatError::value("prompt_lengths", at, length, expected));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_routes<T: Copy + Into<u16>>(&self, experts: &[T], unknown: T) -> Result<(), FormatError> {
-        let mut rows = RouteCheck::new(&self.model, unknown.into());
-        for (row, route) in experts.chunks_exact(self.k()).enumerate() {
-            rows.check(route).map_err(|(slot, found, expected)| {
-                FormatError::value("experts", self.at(row * self.k() + slot), found, expected)
-            })?;
-        }
-        Ok(())
-    }
-
-    /// A position of `experts` in words.
-    fn at(&self, element: usize) -> String {
-        let (row, slot) = (element / self.k(), element % self.k());
-        format!("token {}, layer {}, slot {slot}", row / self.model.layers(), row % self.model.layers())
     }
 
     /// The model that was traced.
@@ -190,22 +146,63 @@ impl Trace {
         self.container.layout().write(path)
     }
 
-    fn k(&self) -> usize {
+    pub(crate) fn k(&self) -> usize {
         usize::from(self.model.top_k)
     }
 
-    fn all_token_ids(&self) -> &[u32] {
+    pub(crate) fn all_token_ids(&self) -> &[u32] {
         self.container.slice(&self.token_ids)
     }
 
-    fn all_offsets(&self) -> &[u64] {
+    pub(crate) fn all_offsets(&self) -> &[u64] {
         self.container.slice(&self.offsets)
     }
 
-    fn token_range(&self, r: usize) -> Range<usize> {
+    pub(crate) fn token_range(&self, r: usize) -> Range<usize> {
         let offsets = self.all_offsets();
         offsets[r] as usize..offsets[r + 1] as usize
     }
+
+    /// [n, L, k] of a stretch of tokens.
+    pub(crate) fn rows(&self, tokens: Range<usize>) -> ExpertRows<'_> {
+        let row = self.model.layers() * self.k();
+        let span = tokens.start * row..tokens.end * row;
+        match &self.experts {
+            ExpertView::Narrow(view) => ExpertRows::Narrow(&self.container.slice(view)[span]),
+            ExpertView::Wide(view) => ExpertRows::Wide(&self.container.slice(view)[span]),
+        }
+    }
+
+    pub(crate) fn all_prompt_lengths(&self) -> Option<&[u32]> {
+        self.prompt_lengths.as_ref().map(|view| self.container.slice(view))
+    }
+
+    pub(crate) fn all_weights(&self) -> Option<&[f16]> {
+        self.weights.as_ref().map(|view| self.container.slice(view))
+    }
+
+    /// Lets the pages of a stretch of tokens leave memory until they are needed again.
+    pub(crate) fn release(&self, tokens: Range<usize>) {
+        let row = self.model.layers() * self.k();
+        let elements = tokens.start * row..tokens.end * row;
+        self.container.release(&self.token_ids, tokens);
+        match &self.experts {
+            ExpertView::Narrow(view) => self.container.release(view, elements.clone()),
+            ExpertView::Wide(view) => self.container.release(view, elements.clone()),
+        }
+        if let Some(view) = &self.weights {
+            self.container.release(view, elements);
+        }
+    }
+}
+
+/// Rows of `experts` as they lie in the file: tokens x L x k ids, all k at the type's maximum where a route is unknown.
+#[derive(Clone, Copy, Debug)]
+pub enum ExpertRows<'a> {
+    /// Of models with few experts.
+    Narrow(&'a [u8]),
+    /// Of any model.
+    Wide(&'a [u16]),
 }
 
 /// One request of a trace.
@@ -336,64 +333,5 @@ fn expert_view(container: &Container, model: &ModelInfo, shape: &[u64]) -> Resul
             found: other.name().into(),
             expected: if narrow(model) { "U8 or U16" } else { "U16" }.into(),
         }),
-    }
-}
-
-fn check_offsets(offsets: &[u64], tokens: usize) -> Result<(), FormatError> {
-    let bad = |at: usize, found: u64, expected: String| {
-        Err(FormatError::value("request_offsets", format!("index {at}"), found, expected))
-    };
-    let last = offsets.len() - 1;
-    if offsets[0] != 0 {
-        return bad(0, offsets[0], "0".into());
-    }
-    if let Some(at) = (0..last).find(|&at| offsets[at] > offsets[at + 1]) {
-        return bad(at + 1, offsets[at + 1], format!("at least {}, the offset before", offsets[at]));
-    }
-    if offsets[last] != tokens as u64 {
-        return bad(last, offsets[last], format!("{tokens}, the number of tokens"));
-    }
-    Ok(())
-}
-
-pub(crate) const VALID_WEIGHT: &str = "a finite number, not below zero";
-
-pub(crate) fn valid_weight(weight: f16) -> bool {
-    weight.is_finite() && (weight >= f16::ZERO)
-}
-
-/// Checks rows of experts: each all unknown, or all known and distinct.
-pub(crate) struct RouteCheck {
-    num_experts: u16,
-    unknown: u16,
-    /// For each expert the last row it was seen in, counted from one.
-    seen: Vec<u64>,
-    row: u64,
-}
-
-impl RouteCheck {
-    pub(crate) fn new(model: &ModelInfo, unknown: u16) -> Self {
-        let seen = vec![0; usize::from(model.num_experts)];
-        RouteCheck { num_experts: model.num_experts, unknown, seen, row: 0 }
-    }
-
-    /// Whether the row is known; otherwise the slot that is wrong, what it holds and what is allowed.
-    pub(crate) fn check<T: Copy + Into<u16>>(&mut self, route: &[T]) -> Result<bool, (usize, u16, String)> {
-        self.row += 1;
-        let known = route[0].into() != self.unknown;
-        for (slot, &id) in route.iter().enumerate() {
-            let id = id.into();
-            if !known {
-                if id != self.unknown {
-                    return Err((slot, id, format!("{} as in slot 0 of an unknown route", self.unknown)));
-                }
-            } else if id >= self.num_experts {
-                let expected = format!("ids below {}, or {} in every slot", self.num_experts, self.unknown);
-                return Err((slot, id, expected));
-            } else if std::mem::replace(&mut self.seen[usize::from(id)], self.row) == self.row {
-                return Err((slot, id, "experts distinct within a token".into()));
-            }
-        }
-        Ok(known)
     }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 use half::f16;
 
 use crate::container::{Layout, LayoutTensor};
-use crate::trace::{FORMAT, RouteCheck, VALID_WEIGHT, narrow, valid_weight};
+use crate::trace::{FORMAT, narrow};
+use crate::trace_check::{RouteCheck, VALID_WEIGHT, valid_weight};
 use crate::{FormatError, LayerIdx, ModelInfo, Provenance, Trace, TraceRequest, UNKNOWN_EXPERT};
 
 /// Collects requests into a trace, in the order in which they are pushed.

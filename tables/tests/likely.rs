@@ -97,3 +97,19 @@ fn tables_look_both_up() {
     let dp = dp_tables(&model, 4).finish().unwrap();
     assert_eq!(dp.likeliest_group(LayerIdx::new(0), TokenId::new(0), None), None);
 }
+
+#[test]
+fn a_tokens_group_holds_most_of_its_experts_and_of_equals_is_the_lowest() {
+    let placement = Placement::new(3, vec![vec![0, 0, 1, 1, 2, 2], vec![2, 1, 0, 2, 1, 0]]).unwrap();
+    let mut counts = Vec::new();
+    let mut main = |layer: u16, experts: &[u16]| {
+        let experts = experts.iter().map(|&expert| ExpertId::new(expert));
+        placement.main_group(LayerIdx::new(layer), experts, &mut counts).get()
+    };
+    // What is left of one call does not count in the next.
+    for (layer, experts, expected) in
+        [(0, &[4, 5, 0][..], 2), (0, &[3, 0, 5], 0), (0, &[5, 3], 1), (1, &[0, 1, 3], 2), (1, &[1], 1), (1, &[], 0)]
+    {
+        assert_eq!(main(layer, experts), expected, "{experts:?} in layer {layer}");
+    }
+}

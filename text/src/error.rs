@@ -38,6 +38,19 @@ pub enum TextError {
         /// What the parser said.
         reason: String,
     },
+    /// The text needs the library that the engines use, and that was let go of.
+    #[error("the text needs the tokenizer's second library, which is not loaded")]
+    OracleAway,
+    /// The file of a tokenizer was changed since it was read.
+    #[error("{path} is another tokenizer by now: its SHA-256 is {found}, that of the one in use {expected}")]
+    TokenizerChanged {
+        /// The file.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+        /// What it held.
+        expected: String,
+    },
     /// A tokenizer failed on a text or on ids.
     #[error("the tokenizer failed to {action}: {reason}")]
     Tokenize {
@@ -110,6 +123,8 @@ impl TextError {
             | Self::GivenUp { .. }
             | Self::FileTooLarge { .. }
             | Self::Tokenizer { .. }
+            | Self::OracleAway
+            | Self::TokenizerChanged { .. }
             | Self::Tokenize { .. }
             | Self::TemplateConfig { .. }
             | Self::TemplateSyntax { .. } => Fault::Server,

@@ -4,30 +4,21 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::self_check;
+use crate::segments::{SegmentCache, Segments};
+use crate::{TextError, self_check};
 
 /// LATIN SMALL LETTER LONG S folds to `s`, so that `'ſ` is a contraction under `(?i:'s)`. fastokens 0.3.5 goes on
 /// differently after it with the split rule of o200k (`ab'ſ'se`): texts with this letter are left to the oracle.
 const LONG_S: char = '\u{17f}';
 
-/// What the cache of [`Tokenizer::cache_segments`](crate::Tokenizer::cache_segments) did so far, and holds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SegmentCache {
-    /// Segments whose ids were reused.
-    pub hits: u64,
-    /// Segments that were encoded.
-    pub misses: u64,
-    /// Bytes of text that were not encoded again.
-    pub hit_bytes: u64,
-    /// Bytes held: text, ids, and what an entry takes beside them.
-    pub bytes: u64,
-    /// Most bytes held.
-    pub max_bytes: u64,
-}
+/// Encodes what the fast library does not: with the tokens around a prompt, or without.
+pub(crate) type Slow<'a> = &'a dyn Fn(&str, bool) -> Result<Vec<u32>, TextError>;
 
 /// The fast encoder of a tokenizer for which it passed the self-check.
 pub(crate) struct Fast {
     inner: fastokens::Tokenizer,
+    /// `None` where the library has to find added tokens itself, and keeps what stands between.
+    segments: Option<Segments>,
     left_to_oracle: AtomicU64,
 }
 
@@ -38,17 +29,21 @@ impl Fast {
     /// Why it cannot be used, in a few words: a kind of tokenizer that it does not know, or a text whose ids differ.
     pub(crate) fn new(json: &[u8], oracle: &tokenizers::Tokenizer) -> Result<Self, String> {
         let value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-        let loaded = quiet(|| fastokens::Tokenizer::from_json(value)).ok_or("it panicked while loading")?;
-        let mut inner = loaded.map_err(|error| crate::tokenizer::one_line(&error.to_string()))?;
+        let mut inner = quiet(|| fastokens::Tokenizer::from_json(value))
+            .ok_or("it panicked")?
+            .map_err(|error| crate::encoder::one_line(&error.to_string()))?;
         inner.set_truncation(None);
         inner.set_padding(None);
-        let fast = Self { inner, left_to_oracle: AtomicU64::new(0) };
+        let mut fast = Self { inner, segments: Segments::new(oracle), left_to_oracle: AtomicU64::new(0) };
         let texts = self_check::texts(oracle);
         for text in &texts {
             for special in [false, true] {
                 let expected = oracle.encode_fast(text.as_str(), special).map_err(|error| error.to_string())?;
-                if fast.encode(text, special).is_some_and(|ids| ids != expected.get_ids()) {
+                if fast.try_whole(text, special).is_some_and(|ids| ids != expected.get_ids()) {
                     return Err(format!("its ids differ on {text:?}"));
+                }
+                if !special && fast.differs_in_segments(text, expected.get_ids(), oracle) {
+                    fast.segments = None;
                 }
             }
         }
@@ -59,9 +54,28 @@ impl Fast {
         Ok(fast)
     }
 
-    /// The ids of `text`; `None`, and counted, where the library gives up or is known to differ.
+    fn differs_in_segments(&self, text: &str, expected: &[u32], oracle: &tokenizers::Tokenizer) -> bool {
+        let slow = |text: &str, special| match oracle.encode_fast(text, special) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(TextError::Tokenize { action: "encode", reason: error.to_string() }),
+        };
+        self.segments.is_some() && !self.encode(text, false, &slow).is_ok_and(|ids| ids == expected)
+    }
+
+    /// The ids of `text`; `slow` gives those of what the library gives up on or is known to differ on, which is counted.
     /// With `special`, the tokens that the tokenizer puts around a prompt are added.
-    pub(crate) fn encode(&self, text: &str, special: bool) -> Option<Vec<u32>> {
+    pub(crate) fn encode(&self, text: &str, special: bool, slow: Slow<'_>) -> Result<Vec<u32>, TextError> {
+        let whole = |text: &str| match self.try_whole(text, special) {
+            Some(ids) => Ok(ids),
+            None => slow(text, special),
+        };
+        match &self.segments {
+            Some(segments) if !special => segments.encode(text, whole),
+            _ => whole(text),
+        }
+    }
+
+    fn try_whole(&self, text: &str, special: bool) -> Option<Vec<u32>> {
         let encode = || self.inner.encode_with_special_tokens(text, special);
         let ids = if text.contains(LONG_S) { None } else { quiet(encode).and_then(Result::ok) };
         if ids.is_none() {
@@ -72,10 +86,16 @@ impl Fast {
 
     /// Keeps the ids of up to `bytes` bytes of text between added tokens: those of the earlier turns of a chat.
     pub(crate) fn cache_segments(&mut self, bytes: usize) {
-        self.inner.enable_segment_cache(bytes);
+        match &mut self.segments {
+            Some(segments) => segments.keep(bytes),
+            None => self.inner.enable_segment_cache(bytes),
+        }
     }
 
     pub(crate) fn segment_cache(&self) -> SegmentCache {
+        if let Some(segments) = &self.segments {
+            return segments.stats();
+        }
         let stats = self.inner.segment_cache_stats().unwrap_or_default();
         SegmentCache {
             hits: stats.hits,
@@ -86,7 +106,7 @@ impl Fast {
         }
     }
 
-    /// Texts so far without ids from the fast library.
+    /// Texts, or parts of texts, so far without ids from the fast library.
     pub(crate) fn left_to_oracle(&self) -> u64 {
         self.left_to_oracle.load(Ordering::Relaxed)
     }

@@ -1,5 +1,7 @@
 //! The vocabulary as people read it: one string per token id.
 
+use std::sync::OnceLock;
+
 use tokenizers::{AddedVocabulary, DecoderWrapper, PreTokenizerWrapper};
 
 /// What stands for the space that a token begins with, as in SentencePiece vocabularies.
@@ -30,6 +32,24 @@ pub(crate) fn pieces(inner: &tokenizers::Tokenizer, vocab_size: u32) -> Vec<Stri
         Some(token) => mark_space(&token),
     };
     (0..vocab_size).map(piece).collect()
+}
+
+/// The bytes that a token stands for.
+pub(crate) fn token_bytes(inner: &tokenizers::Tokenizer, id: u32) -> Vec<u8> {
+    static BYTES: OnceLock<Vec<Option<u8>>> = OnceLock::new();
+    let Some(token) = inner.id_to_token(id) else { return Vec::new() };
+    if is_added(inner.get_added_vocabulary(), id) {
+        return token.into_bytes();
+    }
+    if is_byte_level(inner) {
+        return to_bytes(&token, BYTES.get_or_init(byte_of_char));
+    }
+    // SentencePiece's tokens for single bytes.
+    let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+    match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+        Some(byte) => vec![byte],
+        None => token.replace(SPACE_MARK, " ").into_bytes(),
+    }
 }
 
 fn is_added(added: &AddedVocabulary, id: u32) -> bool {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::template::field;
-use crate::{ChatTemplate, TextError, Tokenizer};
+use crate::{ChatTemplate, PlainChat, PromptEncoder, TextError};
 
 /// The routes whose bodies carry a prompt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -159,7 +159,7 @@ fn ids(name: &str, items: &[Value]) -> Result<Vec<u32>, TextError> {
 /// The token ids of each prompt, as the engine will see them.
 pub fn prompt_ids(
     prompt: &Prompt,
-    tokenizer: &Tokenizer,
+    tokenizer: &PromptEncoder,
     template: Option<&ChatTemplate>,
     limits: Limits,
 ) -> Result<Vec<Vec<u32>>, TextError> {
@@ -172,7 +172,7 @@ pub fn prompt_ids(
 /// [`TextError::GivenUp`] when it says no.
 pub fn prompt_ids_while(
     prompt: &Prompt,
-    tokenizer: &Tokenizer,
+    tokenizer: &PromptEncoder,
     template: Option<&ChatTemplate>,
     limits: Limits,
     keep_on: &mut dyn FnMut() -> bool,
@@ -196,6 +196,22 @@ pub fn prompt_ids_while(
             Ok(lists.clone())
         }
     }
+}
+
+/// The token ids of a [`PlainChat`]: those of [`prompt_ids_while`] for the same messages.
+///
+/// # Errors
+/// As there.
+pub fn chat_ids_while(
+    chat: &PlainChat<'_>,
+    tokenizer: &PromptEncoder,
+    template: Option<&ChatTemplate>,
+    limits: Limits,
+    keep_on: &mut dyn FnMut() -> bool,
+) -> Result<Vec<u32>, TextError> {
+    let text = template.ok_or(TextError::NoTemplate)?.render_plain(chat)?;
+    check("the prompt", text.len(), "bytes", limits.text_bytes)?;
+    tokenizer.encode_while(&text, false, keep_on)
 }
 
 fn check(field: &'static str, found: usize, unit: &'static str, limit: usize) -> Result<(), TextError> {

@@ -57,7 +57,8 @@ pub enum PromptLineError {
     },
 }
 
-/// The prompts of a file with their line numbers, from 1; blank lines are passed over. An error is the last item.
+/// The prompts of a file with their line numbers, from 1; blank lines are passed over. A wrong line is an error and the lines after
+/// it follow, unless it is too long; an error of the file is the last item.
 #[derive(Debug)]
 pub struct PromptLines {
     reader: BufReader<File>,
@@ -81,12 +82,17 @@ impl PromptLines {
             self.line += 1;
             self.text.clear();
             let read = self.reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut self.text);
-            let read = read.map_err(|source| PromptLineError::Io { path: self.path.clone(), source })?;
+            let read = read.map_err(|source| {
+                self.ended = true;
+                PromptLineError::Io { path: self.path.clone(), source }
+            })?;
             let bad = |cause: String| PromptLineError::Line { path: self.path.clone(), line: self.line, cause };
             if read as u64 > MAX_LINE_BYTES {
+                self.ended = true;
                 return Err(bad(format!("longer than {MAX_LINE_BYTES} bytes")));
             }
             if read == 0 {
+                self.ended = true;
                 return Ok(None);
             }
             if !self.text.iter().all(u8::is_ascii_whitespace) {
@@ -103,9 +109,7 @@ impl Iterator for PromptLines {
         if self.ended {
             return None;
         }
-        let item = self.next_prompt().map(|prompt| prompt.map(|prompt| (self.line, prompt))).transpose();
-        self.ended = !matches!(item, Some(Ok(_)));
-        item
+        self.next_prompt().map(|prompt| prompt.map(|prompt| (self.line, prompt))).transpose()
     }
 }
 
@@ -172,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named_and_ends_the_reading() {
+    fn a_wrong_line_is_named_and_the_next_is_read() {
         for (text, cause) in [
             ("{}\n", "none of messages"),
             ("[]\n", "not a JSON object"),
@@ -183,8 +187,11 @@ mod tests {
             let lines = read(format!("\n{text}{{\"prompt\": \"a\"}}\n").as_bytes(), LineForm::Json);
             let error = lines[0].as_ref().unwrap_err();
             assert!(error.contains("line 2: ") && error.contains(cause), "{error}");
-            assert_eq!(lines.len(), 1);
+            assert_eq!(lines[1..], [Ok((3, LinePrompt::Text("a".into())))]);
         }
         assert!(PromptLines::open(Path::new("/nowhere/at-all"), LineForm::Json).is_err());
+        let long = [vec![b'x'; MAX_LINE_BYTES as usize + 1], b"\n{\"prompt\": \"a\"}".to_vec()].concat();
+        let lines = read(&long, LineForm::Json);
+        assert!(lines.len() == 1 && lines[0].as_ref().unwrap_err().contains("line 1: longer than"));
     }
 }

@@ -1,13 +1,15 @@
 //! Chat templates, rendered as Hugging Face and the engines render them.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use minijinja::value::{Kwargs, Value as Jinja};
 use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value};
 
-use crate::TextError;
-use crate::tokenizer::{one_line, read_limited};
+use crate::encoder::{one_line, read_limited};
+use crate::own_template::{OwnTemplate, probes};
+use crate::{PlainChat, TextError};
 
 /// The largest `tokenizer_config.json` or template file taken, in bytes.
 const FILE_LIMIT_BYTES: u64 = 32 << 20;
@@ -21,6 +23,21 @@ const SPECIAL_TOKENS: [&str; 6] = ["bos_token", "eos_token", "unk_token", "pad_t
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special_tokens: Map<String, Value>,
+    /// Why not, in a few words, where the library renders everything.
+    own: Result<OwnTemplate, String>,
+    left_to_library: AtomicU64,
+}
+
+/// What renders plain chats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renderer<'a> {
+    /// This crate: it equalled the template library on the probes when the template was loaded.
+    Own,
+    /// The template library, several times slower.
+    Library {
+        /// Why not this crate.
+        reason: &'a str,
+    },
 }
 
 impl ChatTemplate {
@@ -51,7 +68,12 @@ impl ChatTemplate {
 
     /// `template` is a string or a list of `{name, template}`; "default" is used, and "tool_use" when there are tools.
     fn from_parts(template: &Value, config: &Value) -> Result<Self, TextError> {
-        let mut chat = Self { environment: environment(), special_tokens: special_tokens(config) };
+        let mut chat = Self {
+            environment: environment(),
+            special_tokens: special_tokens(config),
+            own: Err("not tried yet".to_owned()),
+            left_to_library: AtomicU64::new(0),
+        };
         match template {
             Value::String(source) => chat.add(NAME, source)?,
             Value::Array(named) => {
@@ -70,9 +92,40 @@ impl ChatTemplate {
             }
         }
         match chat.environment.get_template(NAME) {
-            Ok(_) => Ok(chat),
+            Ok(_) => {
+                chat.own = chat.try_own();
+                Ok(chat)
+            }
             Err(_) => Err(TextError::TemplateConfig { reason: "chat_template has no entry named default".into() }),
         }
+    }
+
+    /// The template for plain chats, if it gives what the library gives.
+    fn try_own(&self) -> Result<OwnTemplate, String> {
+        let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
+        let own = OwnTemplate::new(template.source(), &self.environment, &self.special_tokens)?;
+        let mut equal = 0;
+        for chat in probes(own.texts()) {
+            let Some(text) = own.render(&chat) else { continue };
+            if !self.render_by_library(&chat).is_ok_and(|expected| expected == text) {
+                return Err("the library renders a probe differently".to_owned());
+            }
+            equal += 1;
+        }
+        if equal == 0 { Err("no probe could be rendered without the library".to_owned()) } else { Ok(own) }
+    }
+
+    /// What renders plain chats.
+    pub fn renderer(&self) -> Renderer<'_> {
+        match &self.own {
+            Ok(_) => Renderer::Own,
+            Err(reason) => Renderer::Library { reason },
+        }
+    }
+
+    /// Plain chats so far that the library rendered, as they came to a part of the template that only it knows.
+    pub fn left_to_library(&self) -> u64 {
+        self.left_to_library.load(Ordering::Relaxed)
     }
 
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TextError> {
@@ -108,11 +161,48 @@ impl ChatTemplate {
         context.insert("tools".into(), tools.cloned().unwrap_or(Value::Null));
         context.insert("add_generation_prompt".into(), add_generation_prompt.into());
         let name = if tools.is_some() && self.environment.get_template(TOOL_NAME).is_ok() { TOOL_NAME } else { NAME };
+        self.render_from(name, Jinja::from_serialize(&context))
+    }
+
+    /// What [`Self::render`] writes for the same messages, without tools, and with the assistant's turn opened.
+    ///
+    /// # Errors
+    /// When the template refuses the messages.
+    pub fn render_plain(&self, chat: &PlainChat<'_>) -> Result<String, TextError> {
+        if let Ok(own) = &self.own {
+            if let Some(text) = own.render(chat) {
+                return Ok(text);
+            }
+            self.left_to_library.fetch_add(1, Ordering::Relaxed);
+        }
+        self.render_by_library(chat)
+    }
+
+    fn render_by_library(&self, chat: &PlainChat<'_>) -> Result<String, TextError> {
+        let context =
+            PlainContext { special: &self.special_tokens, messages: chat, tools: None, add_generation_prompt: true };
+        self.render_from(NAME, Jinja::from_serialize(context))
+    }
+
+    fn render_from(&self, name: &str, context: Jinja) -> Result<String, TextError> {
         self.environment
             .get_template(name)
-            .and_then(|template| template.render(Jinja::from_serialize(&context)))
+            .and_then(|template| template.render(context))
             .map_err(|error| TextError::TemplateRender { reason: one_line(&root_cause(&error)) })
     }
+}
+
+#[cfg(test)]
+mod tests;
+
+/// What a template gets of a [`PlainChat`].
+#[derive(serde::Serialize)]
+struct PlainContext<'a> {
+    #[serde(flatten)]
+    special: &'a Map<String, Value>,
+    messages: &'a PlainChat<'a>,
+    tools: Option<()>,
+    add_generation_prompt: bool,
 }
 
 /// The message of the error itself, without minijinja's source excerpt.

@@ -18,7 +18,8 @@ mod rank;
 mod serve;
 mod unit;
 
-pub use control::RendezvousError;
-pub use engine::EngineLimits;
-pub use rank::{Announce, WorkerConfig, WorkerError, WorkerEvent, run};
+pub use control::{RendezvousError, Secret, SecretError, TransportChoice, UnknownTransport};
+pub use engine::{EngineLimits, KvBudget};
+pub use ep::ExpertLayout;
+pub use rank::{Announce, CpuError, CpuList, WorkerConfig, WorkerError, WorkerEvent, run};
 pub use unit::Shutdown;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use half::f16;
 use safetensors::tensor::{Dtype, TensorView};
 use semmoe_tables::{Placement, RankId};
 use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
@@ -15,7 +16,7 @@ use semmoe_worker::model::{Model, ModelConfig, ModelError, StepItem};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A checkpoint in memory: its configuration and tensors, whose values all are bf16 numbers.
+/// A checkpoint in memory: its configuration and tensors, whose values are the same in bf16, f16 and f32.
 #[derive(Clone)]
 struct Tiny {
     config: Value,
@@ -68,8 +69,8 @@ impl Tiny {
 
     fn add(&mut self, name: &str, shape: &[usize]) {
         let mut random = fastrand::Rng::with_seed(self.tensors.len() as u64);
-        let bf16 = |value: f32| f32::from_bits(value.to_bits() & 0xffff_0000);
-        let values = (0..shape.iter().product()).map(|_| bf16(random.f32() - 0.5)).collect();
+        // Multiples of 1/256 from -1/2 to 1/2 are numbers of every type.
+        let values = (0..shape.iter().product()).map(|_| random.i32(-128..=128) as f32 / 256.0).collect();
         self.tensors.insert(format!("{name}.weight"), (shape.to_vec(), values));
     }
 
@@ -83,6 +84,7 @@ impl Tiny {
         let bytes = |values: &[f32]| -> Vec<u8> {
             match dtype {
                 Dtype::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+                Dtype::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
                 _ => values.iter().flat_map(|v| ((v.to_bits() >> 16) as u16).to_le_bytes()).collect(),
             }
         };
@@ -153,6 +155,7 @@ fn shards_and_number_types_make_no_difference() {
     assert!(expected.0.iter().all(|logit| logit.is_finite()));
     assert_eq!(expected.1.len(), 5 * 2 * 2, "tokens x MoE layers x k");
     assert!(run(&tiny.write(Dtype::F32)) == expected);
+    assert!(run(&tiny.write(Dtype::F16)) == expected);
     assert!(run(&tiny.write_sharded()) == expected);
 }
 
@@ -179,7 +182,7 @@ fn the_configuration_is_read_as_it_stands() {
     assert_eq!(bundled.num_moe_layers(), 7);
     let newer = Tiny::new().set("rope_theta", Value::Null);
     let newer = newer.set("rope_parameters", json!({"rope_theta": 123.0, "rope_type": "default"}));
-    assert_eq!(ModelConfig::load(newer.write_config().path()).unwrap().rope_theta, 123.0);
+    assert_eq!(ModelConfig::load(newer.write_config().path()).unwrap().rope.theta, 123.0);
 }
 
 fn refusal(dir: &TempDir) -> String {
@@ -191,22 +194,46 @@ fn refusal(dir: &TempDir) -> String {
 #[test]
 fn configurations_that_cannot_be_served_are_refused_by_key() {
     for (key, value, expected) in [
-        ("architectures", json!(["MixtralForCausalLM"]), "names the architecture MixtralForCausalLM; this worker runs"),
+        (
+            "architectures",
+            json!(["LlamaForCausalLM"]),
+            "names the architecture LlamaForCausalLM; this worker runs Qwen3Moe",
+        ),
         ("architectures", Value::Null, "names the architecture (none)"),
         ("hidden_size", json!(0), "hidden_size is 0, expected 1 to"),
-        ("hidden_size", json!(-5), "invalid value"),
-        ("hidden_size", Value::Null, "invalid type"),
+        ("hidden_size", json!(-5), "hidden_size is -5, expected 1 to"),
+        ("hidden_size", Value::Null, "hidden_size is null, expected 1 to"),
+        ("hidden_size", json!("24"), "hidden_size is \"24\", expected 1 to"),
         ("vocab_size", json!(1u64 << 60), "vocab_size is"),
         ("num_key_value_heads", json!(4), "num_key_value_heads is 4, expected a divisor of num_attention_heads (6)"),
         ("head_dim", json!(9), "head_dim is 9, expected an even number"),
         ("num_experts_per_tok", json!(7), "num_experts_per_tok is 7, expected 1 to 6"),
         ("num_experts", json!(65_535), "num_experts is 65535"),
         ("mlp_only_layers", json!([0, 1, 2]), "at least one MoE layer"),
+        ("mlp_only_layers", json!("all"), "mlp_only_layers is \"all\", expected a list of whole numbers"),
+        ("decoder_sparse_step", json!(9), "at least one MoE layer"),
         ("hidden_act", json!("gelu"), "hidden_act is \"gelu\", expected \"silu\""),
         ("attention_bias", json!(true), "attention_bias is true, expected false"),
         ("use_sliding_window", json!(true), "use_sliding_window is true"),
-        ("rope_scaling", json!({"type": "yarn"}), "rope_scaling is {\"type\":\"yarn\"}, expected null"),
-        ("rope_parameters", json!({"rope_type": "yarn"}), "rope_parameters.rope_type is \"yarn\""),
+        (
+            "quantization_config",
+            json!({"quant_method": "fp8"}),
+            "quantization_config is {\"quant_method\":\"fp8\"}, expected null",
+        ),
+        ("tie_word_embeddings", json!(3), "tie_word_embeddings is 3, expected true or false"),
+        ("partial_rotary_factor", json!(0.5), "partial_rotary_factor is 0.5, expected 1.0"),
+        ("rope_scaling", json!({"type": "linear", "factor": 2}), "rope_scaling is of type \"linear\", expected null"),
+        ("rope_scaling", json!({"rope_type": "dynamic"}), "rope_scaling is of type \"dynamic\""),
+        ("rope_scaling", json!({"type": "yarn"}), "factor is missing, expected a number of at least 1"),
+        ("rope_scaling", json!({"type": "yarn", "factor": 0.5}), "factor is 0.5"),
+        (
+            "rope_scaling",
+            json!({"type": "yarn", "factor": 4, "mscale": 1}),
+            "expected mscale and mscale_all_dim together",
+        ),
+        ("rope_scaling", json!({"type": "yarn", "factor": 4, "beta_fast": 0.5}), "beta_fast is 0.5, expected at least"),
+        ("rope_scaling", json!("yarn"), "rope_scaling is \"yarn\", expected an object or null"),
+        ("rope_parameters", json!({"rope_type": "llama3"}), "rope_parameters is of type \"llama3\""),
         ("rope_theta", json!(0.5), "rope_theta is 0.5"),
         ("rms_norm_eps", json!(-1.0), "rms_norm_eps is -1"),
         ("eos_token_id", json!("x"), "eos_token_id is"),
@@ -238,8 +265,8 @@ fn incomplete_and_mismatched_checkpoints_are_refused() {
         message.contains("model.embed_tokens.weight has shape [50, 24], config.json asks for [50, 25]"),
         "{message}"
     );
-    let message = refusal(&tiny.write(Dtype::F16));
-    assert!(message.contains("has type F16, expected BF16 or F32"), "{message}");
+    let message = refusal(&tiny.write(Dtype::I16));
+    assert!(message.contains("has type I16, expected BF16, F16 or F32"), "{message}");
 }
 
 #[test]
@@ -260,6 +287,13 @@ fn bad_indexes_are_refused() {
     let dir = tiny.write_sharded();
     std::fs::remove_file(dir.path().join("model-2-of-2.safetensors")).unwrap();
     assert!(refusal(&dir).contains("model-2-of-2.safetensors is missing"));
+    let first = std::fs::read(dir.path().join("model-1-of-2.safetensors")).unwrap();
+    std::fs::write(dir.path().join("model-2-of-2.safetensors"), &first[..first.len() / 2]).unwrap();
+    let message = refusal(&dir);
+    assert!(message.contains("model-2-of-2.safetensors is not a complete safetensors file"), "{message}");
+    std::fs::write(dir.path().join("model-2-of-2.safetensors"), &first).unwrap();
+    let message = refusal(&dir);
+    assert!(message.contains("model-2-of-2.safetensors has no tensor"), "a shard twice: {message}");
     for (index, expected) in [
         (json!({"weight_map": {"a": "../model-1-of-2.safetensors"}}), "expected a file of the same directory"),
         (json!({"weight_map": {"a": "/etc/passwd"}}), "expected a file of the same directory"),

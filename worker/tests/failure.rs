@@ -12,13 +12,14 @@ use std::time::Duration;
 use http_body_util::BodyExt as _;
 use rustix::process::{Pid, Signal, kill_process};
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
-use semmoe_worker::{WorkerConfig, run};
+use semmoe_tables::Attention;
+use semmoe_worker::{TransportChoice, WorkerConfig, run};
 use serde_json::{Value, json};
 use support::{greedy, model_dir};
 
 const RANK: &str = "SEMMOE_TEST_RANK";
 /// How long anything may take that must not hang.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Not a test of its own: one rank, when the tests below start this executable as one.
 #[test]
@@ -30,6 +31,8 @@ fn rank_process() {
     config.listen = (rank == 0).then(support::loopback);
     config.exit_on_stdin_eof = true;
     config.collective_timeout = Duration::from_millis(arguments[3].parse().unwrap());
+    config.transport = arguments[4].parse().unwrap();
+    config.attention = arguments[5].parse().unwrap();
     config.announce = Box::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
     let code = match run(config) {
         Ok(()) => 0,
@@ -42,6 +45,24 @@ fn rank_process() {
     std::process::exit(i32::from(code));
 }
 
+/// What all ranks of a unit are started with.
+#[derive(Clone, Copy)]
+struct Started {
+    world: u16,
+    collective_ms: u32,
+    transport: TransportChoice,
+    attention: Attention,
+}
+
+/// What ranks exchange through.
+const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
+
+impl Started {
+    fn patient(world: u16, transport: TransportChoice) -> Self {
+        Self { world, collective_ms: 120_000, transport, attention: Attention::Dp }
+    }
+}
+
 struct Rank {
     child: Child,
     /// Held apart from the child, whose `wait` would close it.
@@ -50,10 +71,11 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(rank: u16, world: u16, rendezvous: SocketAddr, collective_ms: u32) -> Self {
+    fn start(rank: u16, unit: Started, rendezvous: SocketAddr) -> Self {
+        let Started { world, collective_ms, transport, attention } = unit;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["rank_process", "--exact", "--nocapture"])
-            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms}"))
+            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -103,11 +125,11 @@ struct Processes {
 }
 
 impl Processes {
-    fn start(world: u16, collective_ms: u32) -> Self {
-        let mut first = Rank::start(0, world, support::loopback(), collective_ms);
+    fn start(unit: Started) -> Self {
+        let mut first = Rank::start(0, unit, support::loopback());
         let rendezvous = first.event()["rendezvous"].as_str().unwrap().parse().unwrap();
         let mut ranks = vec![first];
-        ranks.extend((1..world).map(|rank| Rank::start(rank, world, rendezvous, collective_ms)));
+        ranks.extend((1..unit.world).map(|rank| Rank::start(rank, unit, rendezvous)));
         let http: SocketAddr = ranks[0].event()["http"].as_str().unwrap().parse().unwrap();
         Self { ranks, url: http.into(), client: HttpClient::default() }
     }
@@ -143,9 +165,11 @@ fn long(rank: usize, stream: bool) -> Value {
 }
 
 /// Four ranks under load; `strike` makes rank 2 fail. Everything running ends with an error that holds all of `causes`.
-async fn under_load(collective_ms: u32, strike: Signal, causes: &[&str]) -> Processes {
+async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes {
     let told = |text: &str| causes.iter().all(|cause| text.contains(cause));
-    let unit = Processes::start(4, collective_ms);
+    // With attention tp there is one rank to ask.
+    let long = |rank, stream| long(if unit.attention == Attention::Dp { rank } else { 0 }, stream);
+    let unit = Processes::start(unit);
     let (plain, streams) = {
         let bodies = [long(0, false), long(1, true), long(2, true), long(3, true)];
         let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
@@ -181,46 +205,57 @@ async fn under_load(collective_ms: u32, strike: Signal, causes: &[&str]) -> Proc
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_rank_ends_every_request_with_its_name() {
-    let mut unit = under_load(30_000, Signal::KILL, &["rank 2 was lost"]).await;
-    assert_eq!(unit.ranks[2].ends(), None);
-    assert!(unit.ranks[1].says("error ").contains("rank 2 was lost"));
-    assert_eq!(unit.ranks[1].ends(), Some(3));
-    // Rank 0 answers until it is asked to stop.
-    drop(unit.ranks[0].stdin.take());
-    assert_eq!(unit.ranks[0].ends(), Some(3));
+    for (transport, attention) in TRANSPORTS.into_iter().zip([Attention::Dp, Attention::Tp]) {
+        let started = Started { attention, ..Started::patient(4, transport) };
+        let mut unit = under_load(started, Signal::KILL, &["rank 2 was lost"]).await;
+        assert_eq!(unit.ranks[2].ends(), None);
+        assert!(unit.ranks[1].says("error ").contains("rank 2 was lost"));
+        assert_eq!(unit.ranks[1].ends(), Some(3));
+        // Rank 0 answers until it is asked to stop.
+        drop(unit.ranks[0].stdin.take());
+        assert_eq!(unit.ranks[0].ends(), Some(3));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_that_hangs_is_lost_after_the_time_limit() {
     // A rank that is one collective ahead may find another one late that waits for rank 2 itself: the name is not certain.
-    let mut unit = under_load(700, Signal::STOP, &["rank ", "did not answer within 700 ms"]).await;
-    assert_eq!(unit.ranks[1].ends(), Some(3));
-    unit.ranks[0].signal(Signal::TERM);
-    assert_eq!(unit.ranks[0].ends(), Some(3));
+    // Longer than a busy machine keeps a rank waiting.
+    for transport in TRANSPORTS {
+        let started = Started { collective_ms: 3000, ..Started::patient(4, transport) };
+        let mut unit = under_load(started, Signal::STOP, &["rank ", "did not answer within 3000 ms"]).await;
+        assert_eq!(unit.ranks[1].ends(), Some(3));
+        unit.ranks[0].signal(Signal::TERM);
+        assert_eq!(unit.ranks[0].ends(), Some(3));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
-    let mut unit = Processes::start(2, 30_000);
-    unit.ranks[1].signal(Signal::KILL);
-    let noticed = async {
-        while unit.get("/health").await.0 == 200 {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, noticed).await.expect("nobody noticed");
-    assert!(unit.get("/health").await.1.contains("rank 1 was lost"));
-    unit.ranks[0].signal(Signal::INT);
-    assert_eq!(unit.ranks[0].ends(), Some(3));
+    for transport in TRANSPORTS {
+        let mut unit = Processes::start(Started::patient(2, transport));
+        unit.ranks[1].signal(Signal::KILL);
+        let noticed = async {
+            while unit.get("/health").await.0 == 200 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, noticed).await.expect("nobody noticed");
+        assert!(unit.get("/health").await.1.contains("rank 1 was lost"));
+        unit.ranks[0].signal(Signal::INT);
+        assert_eq!(unit.ranks[0].ends(), Some(3));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_rank_0_the_others_leave() {
-    let mut unit = Processes::start(4, 30_000);
-    unit.ranks[0].signal(Signal::KILL);
-    for rank in [1, 2, 3] {
-        assert!(unit.ranks[rank].says("error ").contains("rank 0 was lost"));
-        assert_eq!(unit.ranks[rank].ends(), Some(3));
+    for transport in TRANSPORTS {
+        let mut unit = Processes::start(Started::patient(4, transport));
+        unit.ranks[0].signal(Signal::KILL);
+        for rank in [1, 2, 3] {
+            assert!(unit.ranks[rank].says("error ").contains("rank 0 was lost"));
+            assert_eq!(unit.ranks[rank].ends(), Some(3));
+        }
     }
 }
 
@@ -234,10 +269,36 @@ async fn all_ways_to_ask_for_an_end_are_graceful() {
         |unit| unit.ranks.iter().for_each(|rank| rank.signal(Signal::INT)),
     ];
     for (index, ask) in asks.iter().enumerate() {
-        let mut unit = Processes::start(4, 30_000);
+        // Whoever asks, through whatever they exchange.
+        let attention = if index < 2 { Attention::Tp } else { Attention::Dp };
+        let mut unit = Processes::start(Started { attention, ..Started::patient(4, TRANSPORTS[index % 2]) });
         ask(&mut unit);
         for rank in &mut unit.ranks {
             assert_eq!(rank.ends(), Some(0), "way {index}");
         }
     }
+}
+
+/// The files that a process maps which have no name, and are shared memory of ranks.
+fn shared_maps(pid: u32) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    maps.lines().filter(|line| line.contains("/memfd:semmoe-worker")).map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shared_memory_has_no_name_that_could_stay_behind() {
+    let unit = Processes::start(Started::patient(4, TransportChoice::Auto));
+    for rank in &unit.ranks {
+        let maps = shared_maps(rank.child.id());
+        assert_eq!(maps.len(), 1);
+        assert!(maps[0].contains(" rw-s "), "{maps:?}");
+        // Its file is closed: only those who have it mapped reach it.
+        let open = std::fs::read_dir(format!("/proc/{}/fd", rank.child.id())).unwrap();
+        let targets = open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok());
+        assert_eq!(targets.filter(|target| target.to_string_lossy().contains("memfd:semmoe")).count(), 0);
+    }
+    assert!(unit.get("/server_info").await.1.contains("\"transport\":\"shm\""));
+    let unit = Processes::start(Started::patient(2, TransportChoice::Tcp));
+    assert_eq!(shared_maps(unit.ranks[1].child.id()).len(), 0);
+    assert!(unit.get("/server_info").await.1.contains("\"transport\":\"tcp\""));
 }

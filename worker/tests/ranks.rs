@@ -3,60 +3,12 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use common::{Rank, contiguous, golden, local_mesh, on_ranks, shuffled};
+use common::{Rank, contiguous, golden, local_mesh, metered_mesh, on_ranks, shuffled};
 use semmoe_tables::RankId;
-use semmoe_worker::ep::{ByPlace, CountersSnapshot, StepPhase, Transport, TransportError, Wake, Waker};
+use semmoe_worker::ep::{ByPlace, CountersSnapshot, StepPhase, Wake};
 use semmoe_worker::model::{KvCache, StepError, StepItem};
-
-/// A transport that measures what it carries.
-struct Metered {
-    inner: Box<dyn Transport>,
-    sent_bytes: Arc<AtomicU64>,
-    collectives: Arc<AtomicU64>,
-}
-
-impl Transport for Metered {
-    fn rank(&self) -> RankId {
-        self.inner.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.inner.world()
-    }
-
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), TransportError> {
-        let me = self.rank().index();
-        let to_peers = outgoing.iter().enumerate().filter(|(peer, _)| *peer != me);
-        let bytes: usize = to_peers.map(|(_, message)| message.len()).sum();
-        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.collectives.fetch_add(1, Ordering::Relaxed);
-        self.inner.all_to_all(outgoing, incoming)
-    }
-
-    fn wait(&mut self) -> Result<Wake, TransportError> {
-        self.inner.wait()
-    }
-
-    fn waker(&self) -> Waker {
-        self.inner.waker()
-    }
-}
-
-/// Bytes sent, collectives made.
-type Meters = [Arc<AtomicU64>; 2];
-
-/// Metered ends of a mesh with their meters.
-fn metered_mesh(world: u16) -> (Vec<Box<dyn Transport>>, Vec<Meters>) {
-    let meter = |inner| {
-        let (sent_bytes, collectives) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-        let meters = [Arc::clone(&sent_bytes), Arc::clone(&collectives)];
-        (Box::new(Metered { inner, sent_bytes, collectives }) as Box<dyn Transport>, meters)
-    };
-    local_mesh(world).into_iter().map(meter).unzip()
-}
 
 fn total(counted: &[CountersSnapshot], of: impl Fn(&CountersSnapshot) -> ByPlace) -> ByPlace {
     let mut sum = ByPlace::default();
@@ -83,21 +35,29 @@ fn activations_bytes_and_tokens_are_counted_exactly() {
         let tokens = prompt_tokens + decoded;
         assert_eq!(counted.iter().map(|c| c.prefill_tokens).sum::<u64>(), prompt_tokens);
         assert_eq!(counted.iter().map(|c| c.decode_tokens).sum::<u64>(), decoded);
-        for layer in 0..layers {
-            let sum = total(&counted, |c| c.activations[layer]);
-            assert_eq!(sum.local + sum.remote, tokens * top_k, "layer {layer} on {world} ranks");
+        for (phase, tokens) in [(StepPhase::Prefill, prompt_tokens), (StepPhase::Decode, decoded)] {
+            for layer in 0..layers {
+                let sum = total(&counted, |c| c.layers[layer].of(phase).activations);
+                assert_eq!(sum.local + sum.remote, tokens * top_k, "layer {layer} on {world} ranks");
+                let bytes = total(&counted, |c| c.layers[layer].of(phase).bytes);
+                // A row goes there and back to each of its ranks: at least one, at most as many as it has experts.
+                let (least, most) = (tokens * (8 * hidden + 2 + 6), tokens * top_k * (8 * hidden + 2 + 6 + 8));
+                assert!((least..=most).contains(&(bytes.local + bytes.remote)), "{bytes:?} in layer {layer}");
+            }
         }
-        for (counted, [sent_bytes, collectives]) in counted.iter().zip(&meters) {
-            assert_eq!(counted.bytes.remote, sent_bytes.load(Ordering::Relaxed));
+        // What the transport carried is what was counted, no more and no less.
+        let sent: u64 = meters.iter().map(|[sent_bytes, _]| sent_bytes.load(Ordering::Relaxed)).sum();
+        assert_eq!(total(&counted, |c| c.total().bytes).remote, sent);
+        for [_, collectives] in &meters {
             assert_eq!(collectives.load(Ordering::Relaxed), (2 * layers * steps) as u64);
         }
-        let all = total(&counted, CountersSnapshot::total_activations);
+        let all = total(&counted, |c| c.total().activations);
         if world == 1 {
-            assert_eq!((all.remote, counted[0].bytes.remote), (0, 0));
+            assert_eq!((all.remote, sent), (0, 0));
             // Every token is one row there and one back: H floats each way, and its pairs.
             let headers = (layers * steps * 8) as u64;
             let rows = tokens * layers as u64 * (2 * 4 * hidden + 2 + top_k * 6);
-            assert_eq!(counted[0].bytes.local, headers + rows);
+            assert_eq!(counted[0].total().bytes.local, headers + rows);
         } else {
             assert!(all.local > 0 && all.remote > 0);
         }

@@ -93,7 +93,12 @@ async fn openai_routes_answer_and_stream_alike() {
     assert_eq!(whole["model"], "any");
     assert_eq!(whole["choices"][0]["message"], json!({"role": "assistant", "content": prompt["greedy_text"]}));
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
-    assert_eq!(whole["usage"], json!({"prompt_tokens": 17, "completion_tokens": 16, "total_tokens": 33}));
+    assert_eq!(
+        whole["usage"],
+        json!({
+            "prompt_tokens": 17, "completion_tokens": 16, "total_tokens": 33, "prompt_tokens_details": {"cached_tokens": 0},
+        })
+    );
     assert_eq!(whole["sglext"]["input_ids"], prompt["input_ids"]);
     assert_eq!(whole["sglext"]["output_ids"], prompt["greedy_16"]);
     let routes = whole["sglext"]["routed_experts"].as_str().unwrap();
@@ -277,12 +282,26 @@ async fn the_unit_tells_about_itself() {
     let unit = Unit::start(2);
     let info = unit.get("/server_info").await;
     assert_eq!(info, unit.get("/get_server_info").await);
+    let instructions = info["compute_instructions"].as_str().unwrap();
+    assert!(["avx512", "avx2", "portable"].contains(&instructions), "{instructions}");
     assert_eq!(info["served_model_name"], "tiny-qwen3moe-15m");
     assert_eq!((&info["dp_size"], &info["ep_size"], &info["tp_size"]), (&json!(2), &json!(2), &json!(1)));
     assert_eq!(info["layer_ids"], json!([0, 1, 2, 3, 4, 5, 6]));
     assert_eq!(info["placement_digest"].as_str().unwrap().len(), 64);
     assert_eq!(info["tokenizer_sha256"].as_str().unwrap().len(), 64);
-    assert_eq!(unit.get("/v1/models").await["data"][0]["id"], "tiny-qwen3moe-15m");
+    let models = unit.get("/v1/models").await;
+    assert_eq!(models["data"][0]["id"], "tiny-qwen3moe-15m");
+    assert_eq!(unit.get("/v1/models/tiny-qwen3moe-15m").await, models["data"][0]);
+    for other in ["gpt-5", "org%2Fname", "org/tiny-qwen3moe-15m"] {
+        let get = semmoe_engines::http::request(http::Method::GET, &unit.url, &format!("/v1/models/{other}"), None);
+        let response = unit.client.send(get.unwrap()).await.unwrap();
+        assert_eq!(response.status(), 404, "{other}");
+        let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap().to_bytes();
+        let error: Value = serde_json::from_slice(&body).unwrap();
+        let asked = other.replace("%2F", "/");
+        assert_eq!(error["error"]["message"], format!("there is no model '{asked}' (there is: tiny-qwen3moe-15m)"));
+        assert_eq!(error["error"]["code"], "model_not_found");
+    }
     assert_eq!(unit.get("/model_info").await["is_generation"], true);
     assert_eq!(unit.get("/health").await["status"], "ok");
     assert_eq!(unit.get("/health_generate").await["status"], "ok");

@@ -1,4 +1,4 @@
-//! What every transport must do, and how TCP ranks fail: each failure names the rank that failed first, and nobody hangs.
+//! What every transport must do, and how ranks fail: each failure names the rank that failed first, and nobody hangs.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::Write;
@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use semmoe_tables::RankId;
-use semmoe_worker::ep::{LocalTransport, TcpTransport, Transport, TransportError, Wake};
+use semmoe_worker::ep::{LocalTransport, ShmMemory, ShmTransport, TcpTransport, Transport, TransportError, Wake};
 
 const PATIENT: Duration = Duration::from_secs(120);
 
@@ -21,13 +21,46 @@ fn tcp_streams(world: usize) -> Vec<Vec<Option<TcpStream>>> {
     streams
 }
 
-fn tcp(rank: usize, streams: Vec<Option<TcpStream>>, limit: Duration) -> TcpTransport {
-    TcpTransport::new(RankId::new(rank as u16), streams, limit).unwrap()
+/// Ranks as processes have them: what a rank needs before it has a transport.
+struct End {
+    rank: RankId,
+    /// For data or, with memory, for life and death alone.
+    streams: Vec<Option<TcpStream>>,
+    memory: Option<ShmMemory>,
 }
 
+impl End {
+    fn transport(self, limit: Duration) -> Box<dyn Transport> {
+        match self.memory {
+            None => Box::new(TcpTransport::new(self.rank, self.streams, limit).unwrap()),
+            Some(memory) => Box::new(ShmTransport::new(self.rank, memory, self.streams, limit).unwrap()),
+        }
+    }
+}
+
+type Ends = fn(usize) -> Vec<End>;
+
+fn tcp(world: usize) -> Vec<End> {
+    let end = |(rank, streams)| End { rank: RankId::new(rank as u16), streams, memory: None };
+    tcp_streams(world).into_iter().enumerate().map(end).collect()
+}
+
+/// Each rank maps the memory for itself, as processes do.
+fn shm(world: usize) -> Vec<End> {
+    let (file, _) = ShmMemory::create(world, 5).unwrap();
+    let attached = |end| End { memory: Some(ShmMemory::attach(&file, world, 5).unwrap()), ..end };
+    tcp(world).into_iter().map(attached).collect()
+}
+
+/// All that ranks as processes exchange through.
+const BETWEEN_PROCESSES: [Ends; 2] = [tcp, shm];
+
 fn tcp_mesh(world: usize) -> Vec<Box<dyn Transport>> {
-    let transport = |(rank, streams)| Box::new(tcp(rank, streams, PATIENT)) as Box<dyn Transport>;
-    tcp_streams(world).into_iter().enumerate().map(transport).collect()
+    tcp(world).into_iter().map(|end| end.transport(PATIENT)).collect()
+}
+
+fn shm_mesh(world: usize) -> Vec<Box<dyn Transport>> {
+    shm(world).into_iter().map(|end| end.transport(PATIENT)).collect()
 }
 
 fn local_mesh(world: usize) -> Vec<Box<dyn Transport>> {
@@ -73,7 +106,7 @@ fn talk(mut transport: Box<dyn Transport>, rounds: usize, most: usize) {
 
 #[test]
 fn messages_of_any_size_arrive_in_their_round() {
-    for mesh in [local_mesh, tcp_mesh] {
+    for mesh in [local_mesh, tcp_mesh, shm_mesh] {
         for world in [1, 2, 3, 5] {
             on_threads(mesh(world), |transport| talk(transport, 60, 5000));
         }
@@ -81,13 +114,21 @@ fn messages_of_any_size_arrive_in_their_round() {
 }
 
 #[test]
-fn messages_larger_than_the_socket_buffers_do_not_block_each_other() {
-    on_threads(tcp_mesh(3), |transport| talk(transport, 4, 24 << 20));
+fn messages_larger_than_what_a_stream_holds_do_not_block_each_other() {
+    for mesh in [tcp_mesh, shm_mesh] {
+        on_threads(mesh(3), |transport| talk(transport, 4, 24 << 20));
+    }
+}
+
+#[test]
+fn small_messages_beside_large_ones_arrive_in_their_round() {
+    // Rings and socket buffers fill up in one direction only, and wrap at every offset.
+    on_threads(shm_mesh(4), |transport| talk(transport, 40, 3 << 20));
 }
 
 #[test]
 fn ringing_and_a_peers_step_end_a_wait() {
-    for mesh in [local_mesh, tcp_mesh] {
+    for mesh in [local_mesh, tcp_mesh, shm_mesh] {
         on_threads(mesh(2), |mut transport| {
             let (outgoing, mut incoming) = buffers(2);
             let waker = transport.waker();
@@ -125,14 +166,20 @@ fn until_failure(transport: &mut dyn Transport, bytes: usize) -> TransportError 
 }
 
 /// Which rank each survivor names when rank 2 of 4 does `last` with its streams instead of its third collective.
-fn survivors(bytes: usize, limit: Duration, last: impl Fn(Vec<Option<TcpStream>>) + Sync) -> Vec<TransportError> {
-    let streams = tcp_streams(4);
-    let own: Vec<_> = streams[2].iter().map(|s| s.as_ref().map(|s| s.try_clone().unwrap())).collect();
+fn survivors(
+    ends: Ends,
+    bytes: usize,
+    limit: Duration,
+    last: impl Fn(Vec<Option<TcpStream>>) + Sync,
+) -> Vec<TransportError> {
+    let ends = ends(4);
+    let own: Vec<_> = ends[2].streams.iter().map(|s| s.as_ref().map(|s| s.try_clone().unwrap())).collect();
     let own = std::sync::Mutex::new(Some(own));
-    let found = on_threads(streams.into_iter().enumerate().collect(), |(rank, streams)| {
-        let mut transport = tcp(rank, streams, limit);
+    let found = on_threads(ends, |end| {
+        let rank = end.rank.index();
+        let mut transport = end.transport(limit);
         if rank != 2 {
-            return Some(until_failure(&mut transport, bytes));
+            return Some(until_failure(&mut *transport, bytes));
         }
         let (outgoing, mut incoming) = (vec![vec![1; bytes]; 4], vec![Vec::new(); 4]);
         transport.all_to_all(&outgoing, &mut incoming).unwrap();
@@ -156,14 +203,14 @@ fn assert_all_name_rank_2(errors: &[TransportError]) {
 
 #[test]
 fn every_survivor_names_the_rank_that_died() {
-    for bytes in [10, 4 << 20] {
+    for (ends, bytes) in BETWEEN_PROCESSES.into_iter().flat_map(|ends| [(ends, 10), (ends, 4 << 20)]) {
         // Between two messages.
-        let errors = survivors(bytes, PATIENT, drop);
+        let errors = survivors(ends, bytes, PATIENT, drop);
         assert_all_name_rank_2(&errors);
         assert!(errors.iter().all(|e| matches!(e, TransportError::PeerLost { .. })), "{errors:?}");
 
-        // In the middle of a header, to one peer only.
-        assert_all_name_rank_2(&survivors(bytes, PATIENT, |streams| {
+        // In the middle of a header, to one peer only (with shared memory, that is nonsense).
+        assert_all_name_rank_2(&survivors(ends, bytes, PATIENT, |streams| {
             streams[0].as_ref().unwrap().write_all(b"smEP\x01").unwrap();
         }));
     }
@@ -171,49 +218,52 @@ fn every_survivor_names_the_rank_that_died() {
 
 #[test]
 fn a_rank_that_is_silent_is_named_when_its_time_is_up() {
-    let (hold, held) = std::sync::mpsc::channel();
-    let errors = survivors(10, Duration::from_secs(1), |streams| hold.send(streams).unwrap());
-    assert_all_name_rank_2(&errors);
-    assert!(errors.iter().any(|e| matches!(e, TransportError::TimedOut { .. })), "{errors:?}");
-    drop(held);
+    for ends in BETWEEN_PROCESSES {
+        let (hold, held) = std::sync::mpsc::channel();
+        let errors = survivors(ends, 10, Duration::from_secs(3), |streams| hold.send(streams).unwrap());
+        assert_all_name_rank_2(&errors);
+        assert!(errors.iter().any(|e| matches!(e, TransportError::TimedOut { .. })), "{errors:?}");
+        drop(held);
+    }
 }
 
 #[test]
 fn a_rank_that_sends_nonsense_is_named() {
-    let errors = survivors(10, PATIENT, |streams| {
-        streams.iter().flatten().for_each(|mut s| s.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap());
-    });
-    assert_all_name_rank_2(&errors);
-    assert!(errors.iter().any(|e| e.to_string().contains("broke the protocol")), "{errors:?}");
+    for ends in BETWEEN_PROCESSES {
+        let errors = survivors(ends, 10, PATIENT, |streams| {
+            let nonsense = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+            streams.iter().flatten().for_each(|mut stream| stream.write_all(nonsense).unwrap());
+        });
+        assert_all_name_rank_2(&errors);
+        assert!(errors.iter().any(|e| e.to_string().contains("broke the protocol")), "{errors:?}");
+    }
 }
 
 #[test]
 fn a_rank_that_cannot_see_the_death_hears_of_it() {
     // Rank 2's stream to rank 3 stays open after its death, as over a network that lost the end of it.
-    let errors = {
+    for ends in BETWEEN_PROCESSES {
         let kept = std::sync::Mutex::new(None);
-        let errors = survivors(10, PATIENT, |mut streams| *kept.lock().unwrap() = streams[3].take());
+        let errors = survivors(ends, 10, PATIENT, |mut streams| *kept.lock().unwrap() = streams[3].take());
         drop(kept);
-        errors
-    };
-    assert_all_name_rank_2(&errors);
+        assert_all_name_rank_2(&errors);
+    }
 }
 
 #[test]
 fn a_death_ends_a_wait() {
-    let mut streams = tcp_streams(3).into_iter().enumerate();
-    let (_, dead) = streams.next().unwrap();
-    let waiting: Vec<_> = streams.collect();
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = waiting
-            .into_iter()
-            .map(|(rank, streams)| scope.spawn(move || tcp(rank, streams, PATIENT).wait().unwrap_err()))
-            .collect();
-        drop(dead);
-        for thread in threads {
-            assert_eq!(thread.join().unwrap().rank(), RankId::new(0));
-        }
-    });
+    for ends in BETWEEN_PROCESSES {
+        let mut ends = ends(3);
+        let dead = ends.remove(0);
+        std::thread::scope(|scope| {
+            let wait = |end: End| scope.spawn(move || end.transport(PATIENT).wait().unwrap_err());
+            let threads: Vec<_> = ends.into_iter().map(wait).collect();
+            drop(dead);
+            for thread in threads {
+                assert_eq!(thread.join().unwrap().rank(), RankId::new(0));
+            }
+        });
+    }
 
     let mut mesh = LocalTransport::mesh(2);
     drop(mesh.remove(0));
@@ -228,4 +278,12 @@ fn streams_must_fit_the_rank() {
     assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
     assert!(TcpTransport::new(RankId::new(1), vec![None], PATIENT).is_err());
     assert!(TcpTransport::new(RankId::new(0), vec![None], PATIENT).is_ok());
+
+    let memory = |world| ShmMemory::create(world, 1).unwrap().1;
+    let mut streams = tcp_streams(2);
+    let wrong = ShmTransport::new(RankId::new(0), memory(2), streams.pop().unwrap(), PATIENT);
+    assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
+    let wrong = ShmTransport::new(RankId::new(0), memory(3), streams.pop().unwrap(), PATIENT);
+    assert!(wrong.is_err_and(|error| error.to_string().contains("memory for 3 ranks, expected 2")));
+    assert!(ShmTransport::new(RankId::new(0), memory(1), vec![None], PATIENT).is_ok());
 }

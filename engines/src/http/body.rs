@@ -56,6 +56,8 @@ impl AnswerBody {
         let Some(Lent { mut connection, origin, home }) = self.lent.take() else { return };
         if connection.is_usable(cx) {
             home.put(origin, connection);
+        } else if connection.is_stray() {
+            home.note_stray();
         }
     }
 
@@ -81,8 +83,13 @@ impl Body for AnswerBody {
         if let Poll::Ready(frame) = this.poll_incoming(cx) {
             return Poll::Ready(frame);
         }
-        if this.lent.as_mut().is_some_and(|lent| lent.connection.drive(cx)) {
+        if let Some(lent) = this.lent.as_mut()
+            && lent.connection.drive(cx)
+        {
             // Over: what it still had to say has been said.
+            if lent.connection.is_stray() {
+                lent.home.note_stray();
+            }
             this.lent = None;
         }
         this.poll_incoming(cx)

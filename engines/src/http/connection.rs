@@ -5,6 +5,7 @@
 //! after it the body of the answer does. Nobody polls an idle connection: [`Connection::is_usable`] looks at it before it
 //! is used again.
 
+use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -28,6 +29,8 @@ pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection is over.
     driver: Option<Driver>,
+    /// It ended as the engine sent what nobody asked for.
+    stray: bool,
 }
 
 /// A request that brought no answer.
@@ -40,7 +43,7 @@ pub(super) struct Failed {
 impl Connection {
     pub(super) async fn handshake(stream: Box<dyn Stream>) -> hyper::Result<Self> {
         let (sender, driver) = http1::handshake(TokioIo::new(stream)).await?;
-        Ok(Self { sender, driver: Some(driver) })
+        Ok(Self { sender, driver: Some(driver), stray: false })
     }
 
     /// Moves bytes; true once the connection is over.
@@ -48,7 +51,8 @@ impl Connection {
         let Some(driver) = &mut self.driver else { return true };
         match Pin::new(driver).poll(cx) {
             Poll::Pending => false,
-            Poll::Ready(_) => {
+            Poll::Ready(ended) => {
+                self.stray = ended.is_err_and(|error| is_stray(&error));
                 // What went wrong is told to the request or to the body, when this is dropped at the latest.
                 self.driver = None;
                 true
@@ -59,6 +63,11 @@ impl Connection {
     /// Whether the last exchange is complete and the engine has kept the connection open.
     pub(super) fn is_usable(&mut self, cx: &mut Context<'_>) -> bool {
         !self.drive(cx) && self.sender.is_ready()
+    }
+
+    /// Whether it is unusable as bytes came that belong to no answer. To be asked of a connection on which nothing goes on.
+    pub(super) fn is_stray(&self) -> bool {
+        self.stray
     }
 
     /// Sends a request; returns with the head of its answer.
@@ -75,4 +84,9 @@ impl Connection {
             Failed { error: failed.into_error(), unsent }
         })
     }
+}
+
+/// hyper has no name for it: neither the network's fault nor an end that came too early.
+fn is_stray(error: &hyper::Error) -> bool {
+    error.source().is_none() && !(error.is_incomplete_message() || error.is_canceled() || error.is_closed())
 }

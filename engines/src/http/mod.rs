@@ -10,6 +10,7 @@ mod connect;
 mod connection;
 mod error;
 mod h2;
+mod key;
 mod pool;
 mod url;
 
@@ -31,6 +32,7 @@ pub use body::AnswerBody;
 use connection::{Connection, Failed};
 pub use error::HttpError;
 use h2::Http2;
+pub use key::{EngineKey, KeyError};
 use pool::{Origin, Pool};
 pub use url::{BaseUrl, UrlError};
 
@@ -135,6 +137,12 @@ impl HttpClient {
         self.authorization.store(value.map(Arc::new));
     }
 
+    /// Idle connections that were closed since this was asked last, as the engine had sent more than its answers: the next
+    /// request would have been given that.
+    pub fn take_strays(&self) -> u64 {
+        self.pool.take_strays()
+    }
+
     /// Sends one request and returns as soon as the head of the answer is there; the body streams.
     ///
     /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
@@ -150,6 +158,9 @@ impl HttpClient {
         // The engine may have closed any number of idle connections; a new one is the end of it.
         while let Some(mut connection) = self.pool.take(&address.origin) {
             if !poll_fn(|cx| Poll::Ready(connection.is_usable(cx))).await {
+                if connection.is_stray() {
+                    self.pool.note_stray();
+                }
                 continue;
             }
             match connection.send(request).await {
@@ -221,10 +232,21 @@ impl HttpClient {
         body: &B,
         limits: &AnswerLimits,
     ) -> Result<T, HttpError> {
+        let (url, body) = self.post(base, path, body, limits).await?;
+        parse_json(url, &body)
+    }
+
+    /// POST of a JSON document, answer 2xx: the URL and the answer as it is.
+    pub async fn post<B: Serialize + ?Sized>(
+        &self,
+        base: &BaseUrl,
+        path: &str,
+        body: &B,
+        limits: &AnswerLimits,
+    ) -> Result<(String, Bytes), HttpError> {
         let bytes = serde_json::to_vec(body)
             .map_err(|error| HttpError::Encode { url: format!("{base}{path}"), cause: error.to_string() })?;
-        let (url, body) = self.whole(request(Method::POST, base, path, Some(bytes.into()))?, limits).await?;
-        parse_json(url, &body)
+        self.whole(request(Method::POST, base, path, Some(bytes.into()))?, limits).await
     }
 
     /// Sends, reads the whole answer under `limits`, and refuses anything but 2xx.

@@ -4,7 +4,7 @@
 //! connection mostly stays where its socket is known.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub(super) struct Pool {
     keep: Duration,
     /// Whether a task closes those that nobody asks for.
     sweeping: AtomicBool,
+    /// Connections closed for what the engine sent unasked.
+    strays: AtomicU64,
 }
 
 thread_local! {
@@ -74,7 +76,18 @@ impl Pool {
             most,
             keep,
             sweeping: AtomicBool::new(false),
+            strays: AtomicU64::new(0),
         }
+    }
+
+    /// A connection is closed as the engine sent something on it that nobody asked for.
+    pub(super) fn note_stray(&self) {
+        self.strays.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were, since this was asked last.
+    pub(super) fn take_strays(&self) -> u64 {
+        self.strays.swap(0, Ordering::Relaxed)
     }
 
     /// The connection to `origin` that was used last, as the engine will keep that one longest.

@@ -111,6 +111,9 @@ pub struct ServerInfo {
     /// Whether the engine moves experts by itself; then no placement holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_eplb: Option<bool>,
+    /// Whether no prefix of a prompt is kept for the next one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disable_radix_cache: Option<bool>,
     /// `--init-expert-location` as given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_expert_location: Option<String>,
@@ -121,6 +124,12 @@ pub struct ServerInfo {
     /// Digest of the placement that runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement_digest: Option<String>,
+    /// How experts are divided among ranks: `ep` (whole, by a placement) or `tp` (a slice of each on every rank).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<String>,
+    /// What carries data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
     /// Digest of the tokenizer (canonical vocabulary, merges, added tokens).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer_sha256: Option<String>,

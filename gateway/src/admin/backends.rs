@@ -18,6 +18,15 @@ use crate::state::Core;
 pub(super) struct Backends {
     generation: u64,
     backends: Vec<Backend>,
+    /// Backends that are not there, and will be drained when they come back.
+    drained_absent: Vec<Absent>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Absent {
+    name: String,
+    /// Since it left; its drain is forgotten after a day.
+    seconds: f64,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -92,7 +101,10 @@ struct Rank {
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Backends> {
     let snapshot = core.snapshot();
     let backends = snapshot.models.iter().flat_map(|model| describe(&core, model)).collect();
-    Json(Backends { generation: snapshot.generation, backends })
+    core.sweep();
+    let absent = core.drains.absent(Instant::now()).into_iter();
+    let drained_absent = absent.map(|(name, time)| Absent { name, seconds: time.as_secs_f64() }).collect();
+    Json(Backends { generation: snapshot.generation, backends, drained_absent })
 }
 
 pub(super) async fn drain(
@@ -115,12 +127,13 @@ pub(super) async fn undrain(
 }
 
 fn set_draining(core: &Core, name: String, draining: bool) -> Result<Json<Drained>, RequestError> {
-    let snapshot = core.snapshot();
-    let Some((model, member)) = snapshot.find(&name) else { return Err(RequestError::UnknownBackend { name }) };
-    let model = &snapshot.models[model];
-    core.set_draining(&model.members[member].backend, draining);
+    if !core.set_draining(&name, draining) {
+        return Err(RequestError::UnknownBackend { name });
+    }
     tracing::info!(backend = name, draining, "drain asked for");
-    Ok(Json(Drained { in_flight_requests: in_flight(core, model, member), name, draining }))
+    let snapshot = core.snapshot();
+    let in_flight = snapshot.find(&name).map(|(model, member)| in_flight(core, &snapshot.models[model], member));
+    Ok(Json(Drained { in_flight_requests: in_flight.unwrap_or(0), name, draining }))
 }
 
 /// Requests on a backend, on chosen ranks and on those that its engine chose.

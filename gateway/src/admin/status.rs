@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
+use semmoe_text::ChatTemplate;
 
 use crate::backend::Health;
 use crate::state::Core;
@@ -41,7 +42,8 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>) -> Response {
     core.sweep();
     for model in &core.snapshot().models {
         if let Some(text) = &model.text {
-            core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache());
+            let chats_left = text.template.as_ref().map_or(0, ChatTemplate::left_to_library);
+            core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache(), chats_left);
         }
         let policy = model.plan.policy();
         if let Some((report, watched)) = model.pool.report().zip(policy.watched()) {

@@ -1,15 +1,18 @@
 //! `[[models.discovery]]`: backends that are found by name, and come and go while the gateway runs.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
-use semmoe_engines::RankBase;
+use semmoe_engines::http::BaseUrl;
 use serde::Deserialize;
 
+use super::kubernetes;
 use super::validate::seconds;
-use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend};
+use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes};
+use crate::discovery::is_name;
 
 /// A name of the DNS is no longer.
 const LONGEST_HOST_BYTES: usize = 253;
@@ -18,33 +21,25 @@ const LONGEST_HOST_BYTES: usize = 253;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawDiscovery {
-    /// Its backends are named `NAME-ADDRESS:PORT`; unique among backends.
-    pub name: String,
-    /// `host:port`: every address (A and AAAA) of the host is a backend on that port.
-    pub dns: String,
-    /// `sglang`, `vllm`, `semmoe` or `openai`; this and what follows is as in `[[models.backends]]`, the same for all of them.
-    pub engine: String,
-    /// Tables of the placement that all of them run.
+    /// `host:port`: every address (A and AAAA) of the host is a backend on that port. This, `srv` or `kubernetes`.
     #[serde(default)]
-    pub tables: Option<PathBuf>,
-    /// Attention-DP ranks of each; absent: probed.
+    pub dns: Option<String>,
+    /// A name with SRV records: every address of each target is a backend on the record's port. This, `dns` or `kubernetes`.
     #[serde(default)]
-    pub ranks: Option<u16>,
-    /// Digest of the placement that all of them run.
+    pub srv: Option<String>,
+    /// A service: every endpoint of it that is ready is a backend. This, `dns` or `srv`.
     #[serde(default)]
-    pub placement_digest: Option<String>,
-    /// How each counts its ranks in pins.
-    #[serde(default)]
-    pub rank_base: Option<RankBase>,
-    /// File with the key that all of them want.
-    #[serde(default)]
-    pub api_key_file: Option<PathBuf>,
+    pub kubernetes: Option<RawKubernetes>,
     /// Time between two looks.
     #[serde(default = "default_interval_seconds")]
     pub interval_seconds: f64,
-    /// Answers in a row that an address must be missing from before its backend leaves.
+    /// Looks in a row that an address must be missing from before its backend leaves.
     #[serde(default = "default_leave_after")]
     pub leave_after: u32,
+    /// What all of its backends have in common, with the keys of `[[models.backends]]`. They are named `NAME-ADDRESS:PORT`, and
+    /// have no `url` here. With `tls` they are spoken to over TLS.
+    #[serde(flatten)]
+    pub backend: RawBackend,
 }
 
 fn default_interval_seconds() -> f64 {
@@ -57,17 +52,101 @@ fn default_leave_after() -> u32 {
 
 impl RawDiscovery {
     /// What any of its backends would be, at an address that is made up.
-    fn template(&self) -> RawBackend {
-        RawBackend {
-            name: self.name.clone(),
-            engine: self.engine.clone(),
-            url: "http://127.0.0.1:1".to_owned(),
-            tables: self.tables.clone(),
-            ranks: self.ranks,
-            placement_digest: self.placement_digest.clone(),
-            rank_base: self.rank_base,
-            api_key_file: self.api_key_file.clone(),
-            ..RawBackend::default()
+    fn template(&self, key: &str, host: String) -> Result<RawBackend, ConfigError> {
+        let mut template = self.backend.clone();
+        for (field, set) in [("url", !template.url.is_empty()), ("urls", !template.urls.is_empty())] {
+            if set {
+                let cause = "set, but the addresses of these backends are found";
+                return Err(ConfigError::value(format!("{key}.{field}"), cause));
+            }
+        }
+        let scheme = if template.tls.is_some() { "https" } else { "http" };
+        template.url = format!("{scheme}://127.0.0.1:1");
+        // Certificates seldom have addresses in them.
+        if let Some(tls) = &mut template.tls {
+            tls.server_name.get_or_insert(host);
+        }
+        Ok(template)
+    }
+
+    fn place(&self, key: &str, base: &Path) -> Result<Place, ConfigError> {
+        match (&self.dns, &self.srv, &self.kubernetes) {
+            (Some(dns), None, None) => Place::dns(&format!("{key}.dns"), dns),
+            (None, Some(srv), None) => Place::srv(&format!("{key}.srv"), srv),
+            (None, None, Some(raw)) => Place::kubernetes(key, raw, base),
+            (None, None, None) => {
+                Err(ConfigError::value(key, "has none of `dns`, `srv` and `kubernetes`, expected one of them"))
+            }
+            (_, srv, kubernetes) => {
+                let last = if kubernetes.is_some() { "kubernetes" } else { "srv" };
+                let other = if srv.is_some() && kubernetes.is_some() { "srv" } else { "dns" };
+                Err(ConfigError::value(format!("{key}.{last}"), format!("set beside `{other}`, expected one of them")))
+            }
+        }
+    }
+}
+
+/// Who is asked for addresses.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Place {
+    /// The resolver, for `host:port`.
+    Dns(String),
+    /// Nameservers, for the SRV records of a name.
+    Srv(String),
+    /// The API server of a cluster.
+    #[cfg(feature = "kube")]
+    Kubernetes(kubernetes::KubernetesConfig),
+}
+
+impl Place {
+    fn dns(key: &str, dns: &str) -> Result<Self, ConfigError> {
+        let wrong = || ConfigError::value(key, format!("'{dns}' is not host:port"));
+        let (host, port) = dns.rsplit_once(':').ok_or_else(wrong)?;
+        let is_host = !host.is_empty() && host.len() <= LONGEST_HOST_BYTES && !host.contains(['/', ' ', ':', '@']);
+        if !is_host || !port.parse::<u16>().is_ok_and(|port| port > 0) {
+            return Err(wrong());
+        }
+        Ok(Self::Dns(dns.to_owned()))
+    }
+
+    fn srv(key: &str, srv: &str) -> Result<Self, ConfigError> {
+        let name = srv.strip_suffix('.').unwrap_or(srv);
+        let wrong =
+            || ConfigError::value(key, format!("'{srv}' is no name of the DNS, such as _http._tcp.engines.example"));
+        if is_name(name) { Ok(Self::Srv(name.to_owned())) } else { Err(wrong()) }
+    }
+
+    #[cfg(feature = "kube")]
+    fn kubernetes(key: &str, raw: &RawKubernetes, base: &Path) -> Result<Self, ConfigError> {
+        kubernetes::kubernetes(&format!("{key}.kubernetes"), raw, base).map(Self::Kubernetes)
+    }
+
+    #[cfg(not(feature = "kube"))]
+    fn kubernetes(key: &str, _: &RawKubernetes, _: &Path) -> Result<Self, ConfigError> {
+        Err(kubernetes::refuse(key))
+    }
+
+    /// The name that engines there have for each other.
+    fn host(&self) -> String {
+        match self {
+            Self::Dns(dns) => dns.rsplit_once(':').map_or(dns.as_str(), |(host, _)| host).to_owned(),
+            // The domain that was configured: who says which targets there are may be anybody.
+            Self::Srv(srv) => srv.split('.').skip_while(|label| label.starts_with('_')).collect::<Vec<_>>().join("."),
+            #[cfg(feature = "kube")]
+            Self::Kubernetes(kubernetes) => format!("{}.{}.svc", kubernetes.service, kubernetes.namespace),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dns(dns) => write!(f, "DNS name {dns}"),
+            Self::Srv(srv) => write!(f, "SRV records of {srv}"),
+            #[cfg(feature = "kube")]
+            Self::Kubernetes(kubernetes) => {
+                write!(f, "Kubernetes service {}/{}", kubernetes.namespace, kubernetes.service)
+            }
         }
     }
 }
@@ -76,8 +155,7 @@ impl RawDiscovery {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct DiscoveryConfig {
     pub(crate) name: String,
-    /// `host:port`.
-    pub(crate) dns: String,
+    pub(crate) place: Place,
     pub(crate) interval: Duration,
     pub(crate) leave_after: u32,
     template: BackendConfig,
@@ -95,10 +173,19 @@ impl DiscoveryConfig {
     pub(crate) fn backend(&self, address: SocketAddr) -> BackendConfig {
         BackendConfig {
             name: format!("{}-{address}", self.name),
-            urls: vec![address.into()],
+            urls: vec![self.url(address)],
             found: Some(Found { source: self.name.clone(), address }),
             ..self.template.clone()
         }
+    }
+
+    fn url(&self, address: SocketAddr) -> BaseUrl {
+        let plain = BaseUrl::from(address);
+        if self.template.tls.is_none() {
+            return plain;
+        }
+        let secure = format!("https://{}", plain.authority());
+        secure.parse().expect("what is a URL with http is one with https")
     }
 }
 
@@ -106,23 +193,19 @@ impl DiscoveryConfig {
 pub(super) fn discovery(
     key: &str,
     raw: &RawDiscovery,
+    base: &Path,
     backend: impl FnOnce(RawBackend) -> Result<BackendConfig, ConfigError>,
 ) -> Result<DiscoveryConfig, ConfigError> {
-    let wrong = || ConfigError::value(format!("{key}.dns"), format!("'{}' is not host:port", raw.dns));
-    let (host, port) = raw.dns.rsplit_once(':').ok_or_else(wrong)?;
-    let is_host = !host.is_empty() && host.len() <= LONGEST_HOST_BYTES && !host.contains(['/', ' ', ':', '@']);
-    if !is_host || !port.parse::<u16>().is_ok_and(|port| port > 0) {
-        return Err(wrong());
-    }
+    let place = raw.place(key, base)?;
     if raw.leave_after == 0 {
         return Err(ConfigError::value(format!("{key}.leave_after"), "0, expected at least 1"));
     }
     Ok(DiscoveryConfig {
-        name: raw.name.clone(),
-        dns: raw.dns.clone(),
+        name: raw.backend.name.clone(),
         interval: seconds(&format!("{key}.interval_seconds"), raw.interval_seconds)?,
         leave_after: raw.leave_after,
-        template: backend(raw.template())?,
+        template: backend(raw.template(key, place.host())?)?,
+        place,
     })
 }
 
@@ -156,7 +239,7 @@ impl Config {
         for model in &mut self.models {
             let Some(was) = running.models.iter().find(|was| was.name == model.name) else { continue };
             for source in model.discovery.clone() {
-                if was.discovery.iter().any(|was| (&was.name, &was.dns) == (&source.name, &source.dns)) {
+                if was.discovery.iter().any(|was| (&was.name, &was.place) == (&source.name, &source.place)) {
                     model.set_found(&source.name, was.found(&source.name).collect::<Vec<_>>());
                 }
             }

@@ -6,6 +6,7 @@ mod document;
 mod error;
 mod faults;
 mod fixed;
+mod kubernetes;
 mod log;
 mod policy;
 mod raw;
@@ -29,10 +30,13 @@ use crate::breaker::BreakerRules;
 pub(crate) use auth::{AuthConfig, KeyConfig};
 pub use auth::{Forward, RawAuth, RawKey};
 pub use discovery::RawDiscovery;
-pub(crate) use discovery::{DiscoveryConfig, Found};
+pub(crate) use discovery::{DiscoveryConfig, Found, Place};
 pub use error::ConfigError;
 pub(crate) use faults::{BudgetRules, RetryConfig};
 pub use faults::{RawBreaker, RawRetry};
+#[cfg(feature = "kube")]
+pub(crate) use kubernetes::KubernetesConfig;
+pub use kubernetes::RawKubernetes;
 pub use log::{Access, LogFormat, LogLevel, RawLog};
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
@@ -169,6 +173,8 @@ pub(crate) struct BackendConfig {
     pub(crate) engine: Engine,
     /// One, or one for each rank.
     pub(crate) urls: Vec<BaseUrl>,
+    /// The model's name there, where it is not the clients'.
+    pub(crate) served_name: Option<String>,
     pub(crate) tables: Option<PathBuf>,
     pub(crate) ranks: Option<u16>,
     pub(crate) placement_digest: Option<String>,

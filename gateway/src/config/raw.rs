@@ -107,7 +107,8 @@ impl Default for RawServer {
 pub struct RawModel {
     /// As clients name it.
     pub name: String,
-    /// Further names.
+    /// Further names. Without `served_name` they go to the engines as clients wrote them: vLLM must know them
+    /// (`--served-model-name A B`), SGLang does not mind.
     #[serde(default)]
     pub aliases: Vec<String>,
     /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine knows
@@ -154,6 +155,11 @@ pub struct RawBackend {
     /// `--data-parallel-external-lb`. The backend is healthy when all of them are.
     #[serde(default)]
     pub urls: Vec<String>,
+    /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as their
+    /// `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names go as clients wrote
+    /// them. Answers keep the engine's name.
+    #[serde(default)]
+    pub served_name: Option<String>,
     /// Tables of the placement that this backend runs.
     #[serde(default)]
     pub tables: Option<PathBuf>,
@@ -295,9 +301,9 @@ impl Default for RawRouting {
     fn default() -> Self {
         Self {
             trust_client_pins: false,
-            offload_bytes: 8 << 10,
+            offload_bytes: 16 << 10,
             score_limit_seconds: 0.2,
-            segment_cache_bytes: 32 << 20,
+            segment_cache_bytes: 4 << 20,
             sticky_header: "x-semmoe-session".to_owned(),
             prefix: semmoe_routing::PrefixSettings::default(),
             settings: semmoe_routing::Settings::default(),

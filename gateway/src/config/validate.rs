@@ -170,7 +170,7 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
     for (index, raw) in raw.discovery.iter().enumerate() {
         let key = format!("{key}.discovery[{index}]");
         let common = |raw: RawBackend| backend(&key, raw, base, scores, names);
-        discovery.push(super::discovery::discovery(&key, raw, common)?);
+        discovery.push(super::discovery::discovery(&key, raw, base, common)?);
     }
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
     Ok(ModelConfig {
@@ -189,10 +189,15 @@ fn model(key: &str, raw: RawModel, base: &Path, routing: &RoutingConfig, names: 
 #[derive(Clone, Copy)]
 struct Scores<'a>(bool, &'a str);
 
-pub(super) fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
+fn printable(key: &str, name: &str) -> Result<()> {
     if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
         return Err(ConfigError::value(key, format!("{name:?} is not a name of 1 to 256 printable characters")));
     }
+    Ok(())
+}
+
+pub(super) fn unique(key: &str, name: &str, taken: &mut HashSet<String>) -> Result<()> {
+    printable(key, name)?;
     if !taken.insert(name.to_owned()) {
         return Err(ConfigError::value(key, format!("'{name}' is taken already")));
     }
@@ -226,6 +231,9 @@ fn backend(
             return Err(ConfigError::value(format!("{key}.tables"), cause));
         }
     }
+    if let Some(name) = &raw.served_name {
+        printable(&format!("{key}.served_name"), name)?;
+    }
     let ranks = ranks(&format!("{key}.ranks"), engine, raw.ranks, urls.len())?;
     if raw.rank_base.is_some() && engine != Engine::Vllm {
         return Err(ConfigError::value(format!("{key}.rank_base"), format!("only vllm has one, not {engine}")));
@@ -241,6 +249,7 @@ fn backend(
         tls: super::tls::client(key, raw.tls, &urls, base)?,
         http2: raw.http2,
         urls,
+        served_name: raw.served_name,
         tables: raw.tables.map(|path| base.join(path)),
         ranks,
         placement_digest: raw.placement_digest,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use semmoe_engines::Route;
 
 use crate::config::Access;
+use crate::metrics::Place;
 use crate::snapshot::Model;
 use crate::trust::{Caller, RequestId};
 
@@ -26,7 +27,7 @@ pub(crate) struct Record {
 /// How it ended.
 pub(super) struct Ending<'a> {
     pub(super) backend: &'a str,
-    pub(super) rank: &'a str,
+    pub(super) place: Place,
     pub(super) policy: &'a str,
     pub(super) status: u16,
     pub(super) took: Duration,
@@ -52,7 +53,7 @@ impl Record {
         if !access.wants(ending.status) {
             return;
         }
-        let Ending { backend, rank, policy, status, took } = ending;
+        let Ending { backend, place, policy, status, took } = ending;
         tracing::info!(
             target: "semmoe::access",
             id = self.id.as_str(),
@@ -60,7 +61,7 @@ impl Record {
             route = self.route.map_or("none", Route::name),
             model = self.model.as_ref().map_or("none", |model| model.name.as_str()),
             backend,
-            rank,
+            rank = place.label(),
             policy,
             status,
             prompt_tokens = self.prompt_tokens,

@@ -22,6 +22,13 @@ pub(crate) enum Patience {
     ForRoom,
 }
 
+/// What came of it.
+pub(crate) enum Found {
+    Placed(Placed),
+    /// No place, but the model has other backends by now. Only for [`Patience::ForAll`].
+    Moved,
+}
+
 /// Places a request on a backend that is not among `except`.
 pub(crate) async fn find(
     core: &Arc<Core>,
@@ -29,13 +36,13 @@ pub(crate) async fn find(
     route: Route,
     except: &[usize],
     patience: Patience,
-) -> Result<Placed, RequestError> {
+) -> Result<Found, RequestError> {
     let rules = &job.snapshot.config.queue;
     if rules.max_in_flight.is_none() {
         let waits = patience == Patience::ForAll && !rules.wait_for_backend.is_zero();
         match place(core, job, route, except) {
             Err(RequestError::NoBackend { .. }) if waits => {}
-            found => return found,
+            found => return found.map(Found::Placed),
         }
     }
     wait(core, job, route, except, patience).await
@@ -47,7 +54,7 @@ async fn wait(
     route: Route,
     except: &[usize],
     patience: Patience,
-) -> Result<Placed, RequestError> {
+) -> Result<Found, RequestError> {
     let (queue, rules) = (&job.model.queue, patient(&job.snapshot.config.queue, patience));
     let began = Instant::now();
     let mut none = None;
@@ -55,7 +62,11 @@ async fn wait(
         Ok(mut placed) => {
             placed.lease.room = rules.max_in_flight.map(|_| Room::new(queue));
             placed.waited = began.elapsed();
-            Ok(Ok(placed))
+            Ok(Ok(Found::Placed(placed)))
+        }
+        // Those who wait are called when backends come and go.
+        Err(RequestError::NoBackend { .. }) if patience == Patience::ForAll && job.has_moved(core) => {
+            Ok(Ok(Found::Moved))
         }
         Err(error @ RequestError::NoBackend { .. }) => {
             none = Some(error);

@@ -13,6 +13,7 @@ mod read;
 mod relay;
 mod retry;
 mod score;
+mod served;
 mod stream;
 mod ticket;
 mod trace;
@@ -33,6 +34,7 @@ use hyper::service::service_fn;
 use semmoe_engines::Route;
 
 use crate::error::RequestError;
+use crate::metrics::{NONE, Place};
 use crate::otlp::Stage;
 use crate::server::Serves;
 use crate::state::Core;
@@ -65,15 +67,14 @@ async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Respon
             return Ok(engine_route(core, route, request, id).await);
         }
         wrong_method(&request, "POST", &id)
-    } else if path != "/v1/models" {
-        if core.passes(path) {
-            return Ok(engine_route(core, Route::Extra, request, id).await);
-        }
+    } else if core.passes(path) {
+        return Ok(engine_route(core, Route::Extra, request, id).await);
+    } else if path != models::LIST && models::entry_of(path).is_none() {
         no_route(&core, request, &id).await
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
-        list_models(&core, request, &id)
+        tell_models(&core, request, &id)
     } else {
-        wrong_method(&request, "GET,HEAD", &id)
+        wrong_method(&request, models::METHODS, &id)
     };
     Ok(own.map(Answered::Here))
 }
@@ -122,20 +123,28 @@ async fn exchange(
     };
     ticket.record().caller = caller.clone();
     let (body, _held) = body::read(core, &head.headers, body).await?;
-    let arrived = Instant::now();
-    ticket.enter(Stage::Score);
-    let job = read::read(core, route, &head.headers, caller, body).await?;
-    ticket.record().read(&job.model, job.tokens);
-    trace::scored(ticket, &job);
-    ticket.policy(job.policy.acting_name());
-    relay::relay(core, route, &head, &job, ticket, arrived).await
+    let mut before = None;
+    loop {
+        let arrived = Instant::now();
+        ticket.enter(Stage::Score);
+        let job = read::read(core, route, &head.headers, caller.clone(), body.clone(), before.as_ref()).await?;
+        ticket.record().read(&job.model, job.tokens);
+        trace::scored(ticket, &job);
+        ticket.policy(job.policy.acting_name());
+        if let Some(answer) = relay::relay(core, route, &head, &job, ticket, arrived).await? {
+            return Ok(answer);
+        }
+        before = Some(job);
+    }
 }
 
-fn list_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
-    match core.let_in(request.headers_mut()) {
-        Ok(caller) => models::list(core, &caller).into_response(),
-        Err(error) => refuse(core, id, &error),
-    }
+/// The list of models, or the one that the path names.
+fn tell_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> OwnResponse {
+    let told = core.let_in(request.headers_mut()).and_then(|caller| match models::entry_of(request.uri().path()) {
+        None => Ok(models::list(core, &caller)),
+        Some(model) => models::entry(core, &caller, model),
+    });
+    told.map_or_else(|error| refuse(core, id, &error), IntoResponse::into_response)
 }
 
 async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
@@ -147,7 +156,7 @@ async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> Ow
 /// Answers what reached no route; its path stands in no log, as it may hold anything.
 fn refuse(core: &Core, id: &RequestId, error: &RequestError) -> OwnResponse {
     let status = error.status().as_u16();
-    let ending = Ending { backend: "none", rank: "none", policy: "none", status, took: Duration::ZERO };
+    let ending = Ending { backend: NONE, place: Place::Nowhere, policy: NONE, status, took: Duration::ZERO };
     Record::new(id.clone(), None).log(core.access(), &ending);
     error.respond(id)
 }

@@ -1,22 +1,72 @@
-//! `GET /v1/models`: what can be served now.
+//! `GET /v1/models` and `/v1/models/{id}`: what can be served now.
+
+use std::sync::Arc;
 
 use axum::Json;
 use serde_json::{Value, json};
 
-use crate::snapshot::Model;
+use crate::error::RequestError;
+use crate::snapshot::{Model, Snapshot};
 use crate::state::Core;
 use crate::trust::Caller;
 
+/// The route of the list.
+pub(super) const LIST: &str = "/v1/models";
+/// What the list and one of its entries take.
+pub(super) const METHODS: &str = "GET,HEAD";
+
+/// The entry that a path asks for: `None` where it is the list or another route.
+pub(super) fn entry_of(path: &str) -> Option<&str> {
+    path.strip_prefix(LIST)?.strip_prefix('/').filter(|id| !id.is_empty())
+}
+
 /// Every name, alias and configured adapter of the models that the caller may use and that have a healthy backend.
-pub(crate) fn list(core: &Core, caller: &Caller) -> Json<Value> {
-    let snapshot = core.snapshot();
-    let served = snapshot
-        .models
-        .iter()
-        .filter(|model| caller.may_use(&model.name))
-        .filter(|model| model.members.iter().any(|member| member.backend.takes_requests()))
-        .flat_map(|model| entries(model, core.started_unix_seconds));
-    Json(json!({ "object": "list", "data": served.collect::<Vec<Value>>() }))
+pub(super) fn list(core: &Core, caller: &Caller) -> Json<Value> {
+    Json(json!({ "object": "list", "data": served(&core.snapshot(), core, caller).collect::<Vec<Value>>() }))
+}
+
+/// The entry of the list with this id, as it stands in a path.
+///
+/// # Errors
+/// Nothing of this name is in the list.
+pub(super) fn entry(core: &Core, caller: &Caller, id: &str) -> Result<Json<Value>, RequestError> {
+    let (snapshot, id) = (core.snapshot(), decoded(id));
+    match served(&snapshot, core, caller).find(|entry| entry["id"].as_str().map(str::as_bytes) == Some(&id)) {
+        Some(entry) => Ok(Json(entry)),
+        None => {
+            let names: Vec<&str> = able(&snapshot, caller).map(|model| model.name.as_str()).collect();
+            Err(RequestError::unknown_model(&String::from_utf8_lossy(&id), names.join(", ")))
+        }
+    }
+}
+
+fn able<'a>(snapshot: &'a Snapshot, caller: &Caller) -> impl Iterator<Item = &'a Model> {
+    let models = snapshot.models.iter().map(Arc::as_ref).filter(|model| caller.may_use(&model.name));
+    models.filter(|model| model.members.iter().any(|member| member.backend.takes_requests()))
+}
+
+fn served(snapshot: &Snapshot, core: &Core, caller: &Caller) -> impl Iterator<Item = Value> {
+    let created = core.started_unix_seconds;
+    able(snapshot, caller).flat_map(move |model| entries(model, created))
+}
+
+/// A path's `%2F` is a slash of the name, and a slash is one, too. What is no escape stands for itself.
+fn decoded(id: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(id.len()), id.as_bytes());
+    while let [first, after @ ..] = rest {
+        let digit = |at: usize| after.get(at).and_then(|digit| char::from(*digit).to_digit(16));
+        match (first, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                bytes.push((high * 16 + low) as u8);
+                rest = &after[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
 }
 
 fn entries(model: &Model, created: u64) -> impl Iterator<Item = Value> {
@@ -28,4 +78,33 @@ fn entries(model: &Model, created: u64) -> impl Iterator<Item = Value> {
     };
     let names = std::iter::once(&model.name).chain(&model.aliases).map(move |name| entry(name));
     names.chain(model.adapters.iter().flatten().map(adapter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_names_an_entry() {
+        for (path, expected) in [
+            ("/v1/models/a", Some("a")),
+            ("/v1/models/org/a:b", Some("org/a:b")),
+            ("/v1/models", None),
+            ("/v1/models/", None),
+            ("/v1/modelsx", None),
+            ("/v1/model/a", None),
+        ] {
+            assert_eq!(entry_of(path), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn escapes_are_read_and_what_is_none_stays() {
+        for (id, expected) in
+            [("org%2Fa%3ab", "org/a:b"), ("%41", "A"), ("100%", "100%"), ("%4", "%4"), ("%zz%+1%", "%zz%+1%"), ("", "")]
+        {
+            assert_eq!(decoded(id), expected.as_bytes(), "{id}");
+        }
+        assert_eq!(decoded("%ff%00"), [0xff, 0]);
+    }
 }

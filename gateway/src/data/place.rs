@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semmoe_engines::{Engine, Route};
+use semmoe_engines::Route;
 use semmoe_routing::{Needs, Policy, Prompt};
 
 use crate::backend::Health;
@@ -96,7 +96,7 @@ fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result
         reports: job.streams,
     };
     let lease = if by_rank {
-        let remember = |backend: usize| keeps_prefixes(&model.members[backend]);
+        let remember = |backend: usize| model.members[backend].backend.keeps_prefixes();
         model.pool.choose(policy, &prompt, admit, remember).map(|(lease, choice)| {
             if let Some(share) = choice.expected_share {
                 metrics.predicted_lar(policy.acting_name(), share);
@@ -164,11 +164,6 @@ fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
 /// Whether a request on this route ends up on the rank that was chosen: by a pin, or as there is only one.
 fn can_pin(member: &Member, route: Route) -> bool {
     (member.ranks <= 1 && route.runs_model()) || member.dialect.carrier(route).is_ok()
-}
-
-/// Whether a prompt will be in the prefix cache of the rank that it is sent to. semmoe's worker has none.
-fn keeps_prefixes(member: &Member) -> bool {
-    member.backend.engine != Engine::Semmoe && !member.backend.ignores_pins()
 }
 
 /// Every backend of the model with what is wrong with it.

@@ -4,6 +4,7 @@
 //! network threads, and wait for their score only so long.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,12 +21,16 @@ use crate::snapshot::{Model, Snapshot};
 use crate::state::Core;
 use crate::trust::Caller;
 
-use super::score::{Effort, Scored, Unscored, score};
+use super::score::{Effort, Scored, Unscored, Whole, score};
+use super::served;
 
 /// Names the model where the body cannot.
 const MODEL_HEADER: &str = "x-semmoe-model";
 /// A body of this size, if it is one word, takes a tenth of a second and more to encode.
 const HUGE_BYTES: usize = 256 << 10;
+
+/// So often a request that waits goes to another state: its wait has an end.
+const MOST_MOVES: u32 = 8;
 
 /// A request, read.
 pub(crate) struct Job {
@@ -51,20 +56,47 @@ pub(crate) struct Job {
     pub(crate) policy: Arc<dyn Policy>,
     /// A pin of the client, where clients are trusted.
     pub(crate) client_pin: Option<RankId>,
+    /// The adapter that it names, without its model's name.
+    pub(crate) adapter: Option<String>,
+    /// How often it was read again, as the model's backends had changed while it waited.
+    moves: u32,
 }
 
+impl Job {
+    /// Whether the model has other backends or ranks by now, among which this may be placed if it is read again.
+    pub(super) fn has_moved(&self, core: &Core) -> bool {
+        let now = core.snapshot();
+        let model = || now.models.iter().find(|model| model.name == self.model.name);
+        now.generation != self.generation
+            && self.moves < MOST_MOVES
+            && model().is_some_and(|model| !Arc::ptr_eq(&model.pool, &self.model.pool))
+    }
+}
+
+/// Reads a request; `before`: as it was read by an earlier state.
 pub(crate) async fn read(
     core: &Arc<Core>,
     route: Route,
     headers: &HeaderMap,
     caller: Caller,
     body: Bytes,
+    before: Option<&Job>,
 ) -> Result<Job, RequestError> {
     let snapshot = core.snapshot();
-    if body.len() < snapshot.config.routing.offload_bytes {
-        return read_now(core, snapshot, route, headers, &caller, &body, Effort::Score(&mut || true));
-    }
-    read_long(core, snapshot, route, headers.clone(), caller, body).await
+    let short = body.len() < snapshot.config.routing.offload_bytes;
+    let here = short.then(|| read_now(core, Arc::clone(&snapshot), route, headers, &caller, &body, Effort::Here));
+    let mut job = match here {
+        Some(Ok(job)) => job,
+        Some(Err(Unread::Refused(error))) => return Err(error),
+        Some(Err(Unread::NotHere)) | None => read_long(core, snapshot, route, headers.clone(), caller, body).await?,
+    };
+    // A canary counts each request once, however often it was read.
+    job.policy = match before.filter(|before| Arc::ptr_eq(&before.model.plan, &job.model.plan)) {
+        Some(before) => Arc::clone(&before.policy),
+        None => job.model.plan.next(),
+    };
+    job.moves = before.map_or(0, |before| before.moves + 1);
+    Ok(job)
 }
 
 /// Off the network threads, and with an end to the wait for the score. When the request has it, waits no longer, or its client
@@ -81,7 +113,11 @@ async fn read_long(
     let lane = if body.len() >= HUGE_BYTES { &core.scoring_huge } else { &core.scoring };
     let core_too = Arc::clone(core);
     let work = Arc::new(move |effort: Effort<'_>| {
-        read_now(&core_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort)
+        let read = read_now(&core_too, Arc::clone(&snapshot), route, &headers, &caller, &body, effort);
+        read.map_err(|unread| match unread {
+            Unread::Refused(error) => error,
+            Unread::NotHere => RequestError::Internal { cause: "read off the network threads in vain".to_owned() },
+        })
     });
     // No end can fail: the semaphores are never closed, and `read_now` lets no panic out of scoring.
     let died = |error: tokio::task::JoinError| Err(RequestError::BodyRead { cause: error.to_string() });
@@ -92,7 +128,7 @@ async fn read_long(
         let work = Arc::clone(&work);
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            work(Effort::Score(&mut || !given_up.is_cancelled()))
+            work(Effort::Away(&mut || !given_up.is_cancelled()))
         });
         done.await.unwrap_or_else(died)
     };
@@ -100,6 +136,36 @@ async fn read_long(
         Ok(job) => job,
         // It waits for no lane.
         Err(_) => tokio::task::spawn_blocking(move || work(Effort::Skip { limit })).await.unwrap_or_else(died),
+    }
+}
+
+/// Why a request was not read.
+enum Unread {
+    Refused(RequestError),
+    /// It takes something that no network thread does.
+    NotHere,
+}
+
+impl<E: Into<RequestError>> From<E> for Unread {
+    fn from(error: E) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
+/// Where the members of a body are that the gateway looks at; of several with one name the last one counts, as in the engines' parsers.
+#[derive(Default)]
+struct Members {
+    model: Option<Range<usize>>,
+    stream: Option<Range<usize>>,
+}
+
+impl Members {
+    fn see(&mut self, body: &[u8], member: &json::Member) {
+        if member.is(body, "model") {
+            self.model = Some(member.value.clone());
+        } else if member.is(body, "stream") {
+            self.stream = Some(member.value.clone());
+        }
     }
 }
 
@@ -111,27 +177,31 @@ fn read_now(
     caller: &Caller,
     body: &Bytes,
     effort: Effort<'_>,
-) -> Result<Job, RequestError> {
+) -> Result<Job, Unread> {
     if route == Route::Extra {
-        return read_extra(core, snapshot, headers, caller, body);
+        return read_extra(core, snapshot, headers, caller, body).map_err(Unread::Refused);
     }
-    let stripped = Stripped::new(body)?;
+    let mut members = Members::default();
+    let whole = Whole::new(route, &snapshot.models, body);
+    let stripped = Stripped::seeing(body, whole.known(), |member| members.see(body, member))?;
     let routing = &snapshot.config.routing;
-    let name = model_name(route, headers, body)?;
+    let name = named(route, headers, members.model.map(|value| &body[value]))?;
     let model = permitted(core, &snapshot, name.as_deref(), caller)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
-    let Scored { tokens, counted, share, mut blocks } = match score(model, route, body, block_tokens, effort) {
+    let Scored { tokens, counted, share, mut blocks } = match score(model, route, &whole, block_tokens, effort) {
         Ok(scored) => scored,
-        Err(Unscored::Client(error)) => return Err(error),
-        Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }),
+        Err(Unscored::Client(error)) => return Err(Unread::Refused(error)),
+        Err(Unscored::OracleAway) => return Err(Unread::NotHere),
+        Err(Unscored::GivenUp) => return Err(RequestError::Internal { cause: "given up".to_owned() }.into()),
         Err(Unscored::Open { reason, cause }) => {
             core.metrics.score_failure(reason);
             tracing::warn!(model = model.name, %route, reason, cause, "prompt not scored, routed by load");
             Scored::unseen(body)
         }
     };
-    if let Some(adapter) = name.as_deref().filter(|name| !model.is_named(name)) {
+    let adapter = name.as_deref().filter(|name| !model.is_named(name));
+    if let Some(adapter) = adapter {
         tell_apart(&mut blocks, adapter);
     }
     let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
@@ -144,8 +214,10 @@ fn read_now(
         client_pin,
         key: key.map(|value| semmoe_routing::hash_key(value.as_bytes())),
         // The body was seen to be JSON.
-        streams: matches!(json::top_level(body, "stream"), Ok(Some(b"true"))),
-        policy: model.plan.next(),
+        streams: members.stream.is_some_and(|value| body[value] == *b"true"),
+        policy: Arc::clone(model.plan.policy()),
+        adapter: adapter.and_then(|name| served::adapter(model, name)),
+        moves: 0,
         model: Arc::clone(model),
         body: stripped,
         snapshot,
@@ -177,7 +249,9 @@ fn read_extra(
         client_pin: None,
         key: None,
         streams: false,
-        policy: model.plan.next(),
+        policy: Arc::clone(model.plan.policy()),
+        adapter: named.as_deref().filter(|name| !model.is_named(name)).and_then(|name| served::adapter(model, name)),
+        moves: 0,
         model: Arc::clone(model),
         body: stripped,
         snapshot,
@@ -212,14 +286,18 @@ fn tell_apart(blocks: &mut [u64], adapter: &str) {
     }
 }
 
-/// The name in the body, or else in the header.
 fn model_name<'a>(route: Route, headers: &'a HeaderMap, body: &'a [u8]) -> Result<Option<Cow<'a, str>>, RequestError> {
-    let by_header = || headers.get(MODEL_HEADER).and_then(|value| value.to_str().ok()).map(Cow::Borrowed);
-    if !route.names_model() {
-        return Ok(by_header());
-    }
-    match json::top_level(body, "model")? {
-        None | Some(b"null") => Ok(by_header()),
+    named(route, headers, if route.names_model() { json::top_level(body, "model")? } else { None })
+}
+
+/// The name in the body, `value`, or else in the header.
+fn named<'a>(
+    route: Route,
+    headers: &'a HeaderMap,
+    value: Option<&'a [u8]>,
+) -> Result<Option<Cow<'a, str>>, RequestError> {
+    match value.filter(|value| route.names_model() && *value != b"null") {
+        None => Ok(headers.get(MODEL_HEADER).and_then(|value| value.to_str().ok()).map(Cow::Borrowed)),
         Some(value) => serde_json::from_slice::<String>(value)
             .map(|name| Some(Cow::Owned(name)))
             .map_err(|_| RequestError::Field { cause: "model must be a string".to_owned() }),

@@ -18,10 +18,11 @@ use crate::otlp::Stage;
 use crate::state::Core;
 use crate::trust::REQUEST_ID;
 
-use super::find::{Patience, find};
+use super::find::{Found, Patience, find};
 use super::place::Placed;
 use super::read::Job;
 use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
+use super::served;
 use super::stream::RelayBody;
 use super::ticket::Ticket;
 use super::trace;
@@ -74,6 +75,7 @@ struct Asked<'a> {
     arrived: Instant,
 }
 
+/// `None` if nothing was sent, and the model has other backends by now.
 pub(crate) async fn relay(
     core: &Arc<Core>,
     route: Route,
@@ -81,7 +83,7 @@ pub(crate) async fn relay(
     job: &Job,
     ticket: &mut Ticket,
     arrived: Instant,
-) -> Result<Answer, RequestError> {
+) -> Result<Option<Answer>, RequestError> {
     let asked = Asked { route, head, job, arrived };
     let mut tries = Tries::new(core, job);
     let mut pending: Option<Pending<Answer>> = None;
@@ -89,14 +91,15 @@ pub(crate) async fn relay(
         ticket.enter(Stage::Route);
         let patience = if pending.is_none() { Patience::ForAll } else { Patience::ForRoom };
         let placed = match (find(core, job, route, tries.tried(), patience).await, pending.take()) {
-            (Ok(placed), None) => placed,
-            (Ok(placed), Some(pending)) => {
+            (Ok(Found::Placed(placed)), None) => placed,
+            (Ok(Found::Placed(placed)), Some(pending)) => {
                 tries.again(pending);
                 placed
             }
+            (Ok(Found::Moved), None) => return Ok(None),
             (Err(error), None) => return Err(error),
             // Nobody else is there: the last failure says more.
-            (Err(_), Some(pending)) => return tries.nowhere(pending),
+            (Ok(Found::Moved) | Err(_), Some(pending)) => return tries.nowhere(pending).map(Some),
         };
         let member = placed.lease.backend;
         let (cause, failed) = match attempt(core, asked, ticket, placed, &tries).await? {
@@ -104,7 +107,7 @@ pub(crate) async fn relay(
                 Some(cause) => (cause, Failed::Answer(answer)),
                 None => {
                     tries.answered();
-                    return Ok(answer);
+                    return Ok(Some(answer));
                 }
             },
             Err((cause, error)) => (cause, Failed::Error(error)),
@@ -115,7 +118,7 @@ pub(crate) async fn relay(
                 ticket.unplace();
                 pending = Some(next);
             }
-            Err(last_word) => return last_word,
+            Err(last_word) => return last_word.map(Some),
         }
     }
 }
@@ -135,11 +138,12 @@ async fn attempt(
     let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
     let told = rank.filter(|_| !backend.ignores_pins());
     ticket.policy(policy);
-    ticket.place(&backend.name, told, lease);
+    ticket.place(backend, told, lease);
     trace::placed(ticket, &backend.name, told, policy);
     let traced = ticket.trace().map(|trace| trace.here());
     let write = |body: &Stripped| {
-        let mut request = outbound(backend, dialect, route, head, body, pinned)?;
+        let body = served::body(backend, route, job.adapter.as_deref(), body);
+        let mut request = outbound(backend, dialect, route, head, &body, pinned)?;
         if let Some(here) = traced {
             here.pass_on(request.headers_mut());
         }

@@ -3,12 +3,15 @@
 //! What is plainly the client's fault is told (400); a prompt that merely cannot be scored is routed by load, counted by reason
 //! and left to the engine to judge.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::str::Utf8Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use semmoe_engines::Route;
 use semmoe_routing::{Needs, block_hashes};
-use semmoe_text::{Limits, Prompt, TextError};
+use semmoe_text::{Limits, PlainChat, Prompt, TextError};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
@@ -26,8 +29,35 @@ pub(super) enum Unscored {
     Client(RequestError),
     /// Nobody waits for it any more: what is answered is thrown away.
     GivenUp,
+    /// Something has to be loaded first, which no network thread does.
+    OracleAway,
     /// Nobody's, or ours: routed by load.
     Open { reason: &'static str, cause: String },
+}
+
+/// A body, as far as it is read before its model is known.
+pub(super) struct Whole<'a> {
+    bytes: &'a [u8],
+    /// What is not text is no JSON; this is why.
+    text: Result<&'a str, Utf8Error>,
+    /// The chat that it is, where that is plain to see, and where its messages stand.
+    chat: Option<(PlainChat<'a>, Range<usize>)>,
+}
+
+impl<'a> Whole<'a> {
+    /// Chats are looked for where some model wants to read prompts.
+    pub(super) fn new(route: Route, models: &[Arc<Model>], bytes: &'a [u8]) -> Self {
+        // The standard library finds out where the error is.
+        let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
+        let wanted = route == Route::Chat && models.iter().any(|model| read_by(model).is_some());
+        let chat = text.ok().filter(|_| wanted).and_then(PlainChat::quickly);
+        Self { bytes, text, chat }
+    }
+
+    /// Where a part stands that was gone through.
+    pub(super) fn known(&self) -> Option<Range<usize>> {
+        self.chat.as_ref().map(|(_, at)| at.clone())
+    }
 }
 
 /// What a prompt says.
@@ -47,8 +77,10 @@ impl Scored {
 
 /// Whether a prompt is scored.
 pub(super) enum Effort<'a> {
-    /// As long as somebody wants it.
-    Score(&'a mut dyn FnMut() -> bool),
+    /// On a network thread: at once, or not at all.
+    Here,
+    /// Off them: as long as somebody wants it, with whatever has to be loaded for it.
+    Away(&'a mut dyn FnMut() -> bool),
     /// No more: it took too long.
     Skip { limit: Duration },
 }
@@ -57,34 +89,58 @@ pub(super) enum Effort<'a> {
 pub(super) fn score(
     model: &Model,
     route: Route,
-    body: &[u8],
+    whole: &Whole<'_>,
     block_tokens: u32,
     effort: Effort<'_>,
 ) -> Result<Scored, Unscored> {
     let not_json = |cause: String| Unscored::Client(RequestError::BodyJson { cause });
     // Values that are skipped are not looked at closely enough by the parser to see that they are no text.
-    let body = std::str::from_utf8(body).map_err(|error| not_json(error.to_string()))?;
-    let Needs { share, cached, .. } = model.plan.needs();
-    let text = model.text.as_deref().filter(|_| share || cached);
-    let check = || serde_json::from_str::<IgnoredAny>(body).map_err(|error| not_json(error.to_string()));
-    let (Some(text), Some(route)) = (text, text_route(route)) else {
-        return check().map(|_| Scored::unseen(body.as_bytes()));
+    let body = whole.text.map_err(|error| not_json(error.to_string()))?;
+    let text = read_by(model);
+    // A plain chat was seen to be JSON.
+    let check = || match whole.chat {
+        Some(_) => Ok(IgnoredAny),
+        None => serde_json::from_str::<IgnoredAny>(body).map_err(|error| not_json(error.to_string())),
     };
-    let keep_on = match effort {
-        Effort::Score(keep_on) => keep_on,
+    let (Some(text), Some(route)) = (text, text_route(route)) else {
+        return check().map(|_| Scored::unseen(whole.bytes));
+    };
+    let read = |keep_on: &mut dyn FnMut() -> bool| {
+        // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
+        let panicked = |_| Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() };
+        catch_unwind(AssertUnwindSafe(|| {
+            let chat = whole.chat.as_ref().map(|(chat, _)| chat);
+            let (ids, countable) = match chat {
+                Some(chat) => (chat_ids(text, chat, keep_on)?, true),
+                None => prompt_ids(text, route, body, keep_on)?,
+            };
+            Ok(of_ids(model, &ids, countable, block_tokens))
+        }))
+        .map_err(panicked)
+        .flatten()
+    };
+    match effort {
+        Effort::Here => read(&mut || true),
+        Effort::Away(keep_on) => match read(keep_on) {
+            Err(Unscored::OracleAway) => {
+                let failed = |error: TextError| Unscored::Open { reason: "tokenizer", cause: error.to_string() };
+                text.tokenizer.load_oracle().map_err(failed)?;
+                tracing::info!(model = model.name, "a prompt needs the slow library, which was loaded and stays");
+                read(keep_on)
+            }
+            scored => scored,
+        },
         Effort::Skip { limit } => {
             check()?;
-            return Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}") });
+            Err(Unscored::Open { reason: "slow", cause: format!("no score within {limit:?}") })
         }
-    };
-    let value: Value = serde_json::from_str(body).map_err(|error| not_json(error.to_string()))?;
-    // The libraries beneath see text of any kind; a panic in them must cost no more than the score.
-    let scored = catch_unwind(AssertUnwindSafe(|| score_prompt(model, text, route, &value, block_tokens, keep_on)));
-    match scored {
-        Ok(Ok(scored)) => Ok(scored),
-        Ok(Err(error)) => Err(unscored(error, &value)),
-        Err(_) => Err(Unscored::Open { reason: "panic", cause: "the tokenizer or template panicked".to_owned() }),
     }
+}
+
+/// What reads a model's prompts, where a policy wants them read.
+fn read_by(model: &Model) -> Option<&Text> {
+    let Needs { share, cached, .. } = model.plan.needs();
+    model.text.as_deref().filter(|_| share || cached)
 }
 
 /// Routes whose prompts can be read.
@@ -97,29 +153,46 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
     }
 }
 
-fn score_prompt(
-    model: &Model,
+fn chat_ids(text: &Text, chat: &PlainChat<'_>, keep_on: &mut dyn FnMut() -> bool) -> Result<Vec<u32>, Unscored> {
+    let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
+    let ids = semmoe_text::chat_ids_while(chat, tokenizer, template, Limits::default(), keep_on);
+    ids.map_err(|error| unscored(error, &Value::Null))
+}
+
+/// The ids of all prompts of a request, and whether the engine counts them by the same rule: not several prompts at once, and not
+/// images.
+fn prompt_ids(
     text: &Text,
     route: semmoe_text::Route,
-    body: &Value,
-    block_tokens: u32,
+    body: &str,
     keep_on: &mut dyn FnMut() -> bool,
-) -> Result<Scored, TextError> {
-    let prompt = Prompt::from_json(route, body)?;
-    let template = text.template.as_ref();
-    let prompts = semmoe_text::prompt_ids_while(&prompt, &text.tokenizer, template, Limits::default(), keep_on)?;
-    // Several prompts of one request run on one rank: they are scored as one.
-    let ids = prompts.concat();
+) -> Result<(Vec<u32>, bool), Unscored> {
+    let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
+    let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
+    if route == semmoe_text::Route::Chat
+        && let Some(chat) = PlainChat::read(body).map_err(not_json)?
+    {
+        return chat_ids(text, &chat, keep_on).map(|ids| (ids, true));
+    }
+    let value: Value = serde_json::from_str(body).map_err(not_json)?;
+    let mut read = || {
+        let prompt = Prompt::from_json(route, &value)?;
+        let prompts = semmoe_text::prompt_ids_while(&prompt, tokenizer, template, Limits::default(), keep_on)?;
+        // Several prompts of one request run on one rank: they are scored as one.
+        Ok((prompts.concat(), prompts.len() == 1 && prompt.is_text_only()))
+    };
+    read().map_err(|error| unscored(error, &value))
+}
+
+fn of_ids(model: &Model, ids: &[u32], countable: bool, block_tokens: u32) -> Scored {
     let tokens = ids.len() as u64;
-    // Engines count the prompt once for each of several answers, and images by a rule of their own.
-    let counted = Some(tokens).filter(|_| prompts.len() == 1 && prompt.is_text_only());
     let Needs { share, cached, .. } = model.plan.needs();
     let mut blocks = Vec::new();
     if cached {
-        block_hashes(&ids, block_tokens, &mut blocks);
+        block_hashes(ids, block_tokens, &mut blocks);
     }
-    let share = if share { shares(model, &ids) } else { None };
-    Ok(Scored { tokens: tokens.max(1), counted, share, blocks })
+    let share = if share { shares(model, ids) } else { None };
+    Scored { tokens: tokens.max(1), counted: countable.then_some(tokens), share, blocks }
 }
 
 /// One share per slot, backend after backend; backends that run the same tables are scored once.
@@ -150,6 +223,7 @@ fn unscored(error: TextError, body: &Value) -> Unscored {
         TextError::Field { .. } => "other_prompt",
         TextError::TooLarge { .. } => "too_large",
         TextError::GivenUp { .. } => return Unscored::GivenUp,
+        TextError::OracleAway => return Unscored::OracleAway,
         TextError::NoTemplate => "no_template",
         TextError::TemplateRender { .. } => "template",
         _ => "tokenizer",

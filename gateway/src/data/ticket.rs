@@ -6,7 +6,7 @@ use std::time::Instant;
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
-use crate::metrics::{RequestLabels, rank_label};
+use crate::metrics::{NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
 use crate::state::Core;
@@ -20,7 +20,10 @@ const CLIENT_CLOSED: u16 = 499;
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
 pub(crate) struct Ticket {
     core: Arc<Core>,
-    labels: RequestLabels,
+    /// Where it was placed last.
+    backend: Option<Arc<Backend>>,
+    place: Place,
+    policy: &'static str,
     started: Instant,
     record: Record,
     lease: Option<Lease>,
@@ -33,9 +36,18 @@ pub(crate) struct Ticket {
 
 impl Ticket {
     pub(crate) fn new(core: Arc<Core>, record: Record) -> Self {
-        let none = || "none".to_owned();
-        let labels = RequestLabels { backend: none(), rank: none(), policy: none(), code: CLIENT_CLOSED };
-        Self { core, labels, started: Instant::now(), record, lease: None, trace: None, judged: false, finished: false }
+        Self {
+            core,
+            backend: None,
+            place: Place::Nowhere,
+            policy: NONE,
+            started: Instant::now(),
+            record,
+            lease: None,
+            trace: None,
+            judged: false,
+            finished: false,
+        }
     }
 
     /// The request is traced, if anything was given.
@@ -60,14 +72,14 @@ impl Ticket {
         &mut self.record
     }
 
-    pub(crate) fn policy(&mut self, name: &str) {
-        name.clone_into(&mut self.labels.policy);
+    pub(crate) fn policy(&mut self, name: &'static str) {
+        self.policy = name;
     }
 
     /// The request was placed, on `rank` as far as anybody can tell; a lease that it held before is given back.
-    pub(crate) fn place(&mut self, backend: &str, rank: Option<RankId>, lease: Lease) {
-        backend.clone_into(&mut self.labels.backend);
-        self.labels.rank = rank_label(rank.map(|rank| rank.get()));
+    pub(crate) fn place(&mut self, backend: &Arc<Backend>, rank: Option<RankId>, lease: Lease) {
+        self.backend = Some(Arc::clone(backend));
+        self.place = rank.map_or(Place::Any, Place::Rank);
         self.lease = Some(lease);
         self.judged = false;
     }
@@ -119,13 +131,13 @@ impl Ticket {
         }
         self.finished = true;
         self.lease = None;
-        self.labels.code = code;
         let took = self.started.elapsed();
-        let RequestLabels { backend, rank, policy, .. } = &self.labels;
-        self.record.log(self.core.access(), &Ending { backend, rank, policy, status: code, took });
-        self.core.metrics.request_done(&self.labels, took);
+        let backend = self.backend.as_deref().map_or(NONE, |backend| backend.name.as_str());
+        let (place, policy) = (self.place, self.policy);
+        self.record.log(self.core.access(), &Ending { backend, place, policy, status: code, took });
+        self.core.metrics.requests.done(backend, place, policy, code, took);
         if let Some(trace) = self.trace.take() {
-            trace.finish(self.labels.code);
+            trace.finish(code);
         }
     }
 

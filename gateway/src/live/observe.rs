@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use semmoe_engines::Route;
 use semmoe_engines::sglang::{FinishReason, GenerateResponse, RoutedExpertsError, decode_routes};
 use semmoe_tables::{ModelInfo, RankId};
-use semmoe_text::{Limits, Prompt};
+use semmoe_text::{Limits, Prompt, TextError};
 use serde::Deserialize;
 
 use super::Seen;
@@ -168,8 +168,12 @@ fn prompt(seen: &Seen) -> Result<Vec<u32>, &'static str> {
     let mut prompts = match (prompt, seen.model.text.as_deref()) {
         (Prompt::Ids(prompts), _) => prompts,
         (prompt, Some(text)) => {
-            let encode =
-                || semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_ref(), Limits::default());
+            let ids = || semmoe_text::prompt_ids(&prompt, &text.tokenizer, text.template.as_ref(), Limits::default());
+            let encode = || match ids() {
+                // This is no network thread.
+                Err(TextError::OracleAway) => text.tokenizer.load_oracle().and_then(|()| ids()),
+                ids => ids,
+            };
             // The libraries beneath see text of any kind.
             catch_unwind(AssertUnwindSafe(encode)).map_err(|_| "unread")?.map_err(|_| "unread")?
         }

@@ -32,6 +32,7 @@ pub(crate) struct FaultMetrics {
     queue_depth: Family<ModelLabels, Gauge>,
     queue_seconds: Family<ModelLabels, Histogram, fn() -> Histogram>,
     shed: Family<ShedLabels, Counter>,
+    strays: Family<BackendLabels, Counter>,
 }
 
 impl Default for FaultMetrics {
@@ -44,6 +45,7 @@ impl Default for FaultMetrics {
             // 1 ms to 60 s, a factor of 2.
             queue_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 17))),
             shed: Family::default(),
+            strays: Family::default(),
         }
     }
 }
@@ -55,6 +57,11 @@ impl FaultMetrics {
         registry.register("queue_depth", "Requests that wait for a rank or a backend", self.queue_depth.clone());
         registry.register("queue_seconds", "How long those waited that did", self.queue_seconds.clone());
         registry.register("shed", "Requests refused for want of room", self.shed.clone());
+        registry.register(
+            "stray_answers",
+            "Connections closed as the backend sent bytes that belong to no answer",
+            self.strays.clone(),
+        );
         registry.register("backend_draining", "1 while no new requests are placed", self.draining.clone());
     }
 
@@ -67,6 +74,11 @@ impl FaultMetrics {
     /// A request that was refused for want of room.
     pub(crate) fn shed(&self, model: &str, reason: &'static str) {
         self.shed.get_or_create(&ShedLabels { model: model.to_owned(), reason }).inc();
+    }
+
+    /// Connections that were closed for what a backend sent unasked.
+    pub(crate) fn strays(&self, backend: &str, connections: u64) {
+        self.strays.get_or_create(&BackendLabels { backend: backend.to_owned() }).inc_by(connections);
     }
 
     /// Sets the state; returns that before.

@@ -16,6 +16,7 @@ pub(crate) struct OperationMetrics {
     config_needs_restart: Gauge,
     discovery_answers: Family<AnswerLabels, Counter>,
     discovery_backends: Family<SourceLabels, Gauge>,
+    discovery_stale: Family<SourceLabels, Gauge>,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -48,13 +49,18 @@ impl OperationMetrics {
         );
         registry.register(
             "discovery_answers",
-            "Answers about where backends are, by outcome: ok, empty, failed (these two change nothing), too_many",
+            "Answers about where backends are, by outcome: ok, empty, failed (these two change nothing), too_many, incomplete",
             self.discovery_answers.clone(),
         );
         registry.register(
             "discovery_backends",
             "Backends that were found and take part",
             self.discovery_backends.clone(),
+        );
+        registry.register(
+            "discovery_stale",
+            "1 while the last answer of a source was failed or empty, so that its backends are those that were known before",
+            self.discovery_stale.clone(),
         );
     }
 
@@ -63,12 +69,20 @@ impl OperationMetrics {
         self.config_stale.set(i64::from(outcome != "ok"));
     }
 
-    pub(crate) fn discovery_answer(&self, source: &str, outcome: &'static str) {
+    pub(crate) fn discovery_answer(&self, source: &str, outcome: &'static str, stale: bool) {
         self.discovery_answers.get_or_create(&AnswerLabels { source: source.to_owned(), outcome }).inc();
+        self.discovery_stale.get_or_create(&SourceLabels { source: source.to_owned() }).set(i64::from(stale));
     }
 
     pub(crate) fn discovered(&self, source: &str, backends: usize) {
         self.discovery_backends.get_or_create(&SourceLabels { source: source.to_owned() }).set(backends as i64);
+    }
+
+    /// A source is no more.
+    pub(crate) fn forget_source(&self, source: &str) {
+        let labels = SourceLabels { source: source.to_owned() };
+        self.discovery_backends.remove(&labels);
+        self.discovery_stale.remove(&labels);
     }
 
     pub(crate) fn needs_restart(&self, keys: usize) {

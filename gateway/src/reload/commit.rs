@@ -40,6 +40,9 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
             (Ok(_), None) => {}
         }
     }
+    for (_, member) in next.members().filter(|(_, member)| current.position(&member.backend).is_none()) {
+        core.keep_drained(&member.backend);
+    }
     for (backend, key) in keys {
         backend.client.set_authorization(key);
     }

@@ -189,6 +189,7 @@ enum Manner {
 
 /// Brings a configuration into force. Called by one at a time.
 async fn apply(core: &Arc<Core>, config: Arc<Config>, manner: Manner) -> Result<(Reloaded, LeftOut), ReloadError> {
+    let _timed = core.current.change();
     for _ in 0..MOST_ATTEMPTS {
         let base = core.snapshot();
         let prepared = {

@@ -150,7 +150,7 @@ fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
 fn check_member(
     model: &Model,
     member: &Member,
-    tokenizer: Option<&semmoe_text::Tokenizer>,
+    tokenizer: Option<&semmoe_text::PromptEncoder>,
 ) -> Result<(), compat::Incompatible> {
     let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
     if let Some(tables) = tables {

@@ -63,7 +63,13 @@ pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) ->
         Err(busy) => Err(busy),
         Ok(_permit) => {
             let core = Arc::clone(core);
-            blocking(move || swap(&core, &backend, source)).await
+            blocking(move || {
+                let _timed = core.current.change();
+                let done = swap(&core, &backend, source);
+                core.current.sweep();
+                done
+            })
+            .await
         }
     };
     note(core, &name, by, done.as_ref());

@@ -136,7 +136,7 @@ fn no_room(spool: &Spool, source: std::io::Error) -> TablesFileError {
 
 /// Opens a file of the configuration; gives what it looked like as well.
 pub(crate) fn open(path: &Path, spool: &Spool) -> Result<(Tables, Stamp), TablesFileError> {
-    copy(&held(path)?, path, spool)
+    copy(&regular(hold(path)?, path)?, path, spool)
 }
 
 /// Opens a file that somebody asked for, if it is below `root`, wherever links in it lead; gives its path as well.
@@ -152,19 +152,23 @@ pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Ta
         return Err(outside());
     }
     let path = real_root.join(relative);
-    let held = held(&path)?;
+    let held = hold(&path)?;
     // Where what was opened is, not where the path leads to by now.
     let real = std::fs::read_link(by_descriptor(&held)).map_err(read_error("find", &path))?;
     if !real.starts_with(&real_root) {
         return Err(outside());
     }
+    let held = regular(held, &path)?;
     Ok((copy(&held, &path, spool)?.0, path))
 }
 
-/// Holds a regular file without opening it for reading yet: that would wait on a pipe and might do things to a device.
-fn held(path: &Path) -> Result<File, TablesFileError> {
+/// Holds whatever is there without opening it for reading yet: that would wait on a pipe and might do things to a device.
+fn hold(path: &Path) -> Result<File, TablesFileError> {
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let held = File::from(held.map_err(|error| read_error("open", path)(error.into()))?);
+    held.map(File::from).map_err(|error| read_error("open", path)(error.into()))
+}
+
+fn regular(held: File, path: &Path) -> Result<File, TablesFileError> {
     match held.metadata() {
         Ok(metadata) if metadata.is_file() => Ok(held),
         Ok(_) => Err(TablesFileError::NotRegular { path: path.to_owned() }),
@@ -232,7 +236,7 @@ mod tests {
         let (inside, link) = (folder.path().join("inside"), folder.path().join("link"));
         std::fs::write(&inside, "inside").unwrap();
         std::os::unix::fs::symlink(&inside, &link).unwrap();
-        let held = held(&link).unwrap();
+        let held = regular(hold(&link).unwrap(), &link).unwrap();
         std::fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
         assert_eq!(std::fs::read_link(by_descriptor(&held)).unwrap(), inside.canonicalize().unwrap());

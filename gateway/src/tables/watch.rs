@@ -1,4 +1,4 @@
-//! Files of tables that change while the gateway runs.
+//! Files of tables that change while the gateway runs; and what was replaced is freed in the same rhythm.
 //!
 //! They are looked at every few seconds. Notifications of the kernel do not come from network file systems, nor for a
 //! ConfigMap, whose files change behind two links, and would still need the same wait until a writer is done.
@@ -30,6 +30,7 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(interval.unwrap_or(ASLEEP)) => {}
         }
+        free_replaced(&core).await;
         if interval.is_none() {
             files.clear();
             continue;
@@ -38,6 +39,15 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = look(&core, &mut files) => {}
         }
+    }
+}
+
+/// Tables and tokenizers that the last request gave back since the last look.
+async fn free_replaced(core: &Arc<Core>) {
+    if core.current.holds_replaced() {
+        let core = Arc::clone(core);
+        // A panic in it would be told by the runtime.
+        let _ = tokio::task::spawn_blocking(move || core.current.sweep()).await;
     }
 }
 

@@ -28,11 +28,13 @@ async fn a_dead_backend_is_told_with_its_cause_and_comes_back() {
     assert_eq!(ready.status, 503);
     assert!(String::from_utf8_lossy(&ready.body).contains("backend 'pod-a': cannot connect"));
     assert_eq!(client.get("/v1/models").await.json()["data"], json!([]));
+    assert_eq!(client.get("/v1/models/tiny").await.status, 404, "as it is not in the list");
 
     mock.listen();
     gateway.wait_ready().await;
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
     assert_eq!(client.get("/v1/models").await.json()["data"][1]["id"], "small");
+    assert_eq!(client.get("/v1/models/tiny").await.status, 200);
     settled(&gateway).await;
 }
 

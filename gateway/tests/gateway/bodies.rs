@@ -191,7 +191,10 @@ async fn unknown_routes_methods_and_models() {
         check_error(&client.post(path, "{}").await, 404, "route_not_found", path);
     }
     check_error(&client.get(CHAT).await, 405, "method_not_allowed", "GET");
-    check_error(&client.post("/v1/models", "{}").await, 405, "method_not_allowed", "POST");
+    for path in ["/v1/models", "/v1/models/tiny"] {
+        check_error(&client.post(path, "{}").await, 405, "method_not_allowed", path);
+    }
+    check_error(&client.get("/v1/models/").await, 404, "route_not_found", "no name");
     let answer = client.post(CHAT, r#"{"model":"gpt-5"}"#).await;
     check_error(&answer, 404, "model_not_found", "unknown");
     assert_eq!(answer.message(), "there is no model 'gpt-5' (there are: tiny)");

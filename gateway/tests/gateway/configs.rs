@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use http::Method;
 use semmoe_gateway::{Config, Gateway, ReloadError, Running};
@@ -96,6 +96,9 @@ async fn what_changed_counts_and_what_runs_ends_where_it_began() {
     assert!(gateway.health("pod-b").is_none());
 }
 
+const RELOADS: usize = 300;
+const REQUESTS: u64 = 3000;
+
 /// Backends, models and policies come and go under load; nothing fails, and nothing goes to another model's backends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reloads_under_load_lose_and_misroute_nothing() {
@@ -117,10 +120,10 @@ async fn reloads_under_load_lose_and_misroute_nothing() {
     ];
     let file = File::new("", &states[0]);
     let gateway = Arc::new(file.start().await);
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let clients: Vec<_> = (0..4)
         .map(|number| {
-            let (gateway, stop) = (Arc::clone(&gateway), Arc::clone(&stop));
+            let (gateway, stop, served) = (Arc::clone(&gateway), Arc::clone(&stop), Arc::clone(&served));
             tokio::spawn(async move {
                 let client = Client::data(&gateway);
                 let model = ["tiny", "other"][number % 2];
@@ -131,24 +134,28 @@ async fn reloads_under_load_lose_and_misroute_nothing() {
                     assert_eq!(answer.status, 200, "{answer:?}");
                     assert!(answer.header("x-semmoe-backend").starts_with(model), "{answer:?}");
                     done += 1;
+                    served.fetch_add(1, Ordering::Relaxed);
                 }
                 done
             })
         })
         .collect();
-    for round in 1..=60 {
+    for round in 1..=RELOADS {
         file.write("", &states[round % states.len()]);
         let answer = reload(&gateway).await;
         assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    while served.load(Ordering::Relaxed) < REQUESTS {
+        tokio::task::yield_now().await;
     }
     stop.store(true, Ordering::Relaxed);
     let mut done = 0;
     for client in clients {
         done += client.await.unwrap();
     }
-    assert!(done > 200, "{done}");
+    assert!(done >= REQUESTS, "{done}");
     settled(&gateway).await;
-    assert_eq!(metric(&gateway, r#"semmoe_config_reloads_total{outcome="ok"}"#).await, 60.0);
+    assert_eq!(metric(&gateway, r#"semmoe_config_reloads_total{outcome="ok"}"#).await, RELOADS as f64);
     let mut seen = 0;
     for mut mock in mocks {
         while mock.seen.try_recv().is_ok() {

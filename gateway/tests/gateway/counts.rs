@@ -64,3 +64,26 @@ async fn earlier_turns_are_not_encoded_again() {
     assert!((100.0..20_000.0).contains(&bytes), "{bytes}");
     settled(&gateway).await;
 }
+
+/// What the fast library leaves to the slow one, which is not in memory: it is read off the network threads, and the request
+/// waits for that and is scored.
+#[tokio::test]
+async fn a_prompt_that_needs_the_slow_library_is_scored_all_the_same() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &["river boat", "king queen"], 0);
+    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    let client = Client::data(&gateway);
+    let text = "a river'\u{17f}'se boat";
+    let usage = format!("usage {}", tokenizer().encode(text).unwrap().len());
+    for _ in 0..2 {
+        let body = json!({ "prompt": text }).to_string();
+        let answer = client.call(http::Method::POST, "/v1/completions", &[("x-mock", usage.as_str())], body).await;
+        assert_eq!((answer.status, answer.header("x-semmoe-policy")), (200, "affinity"), "{answer:?}");
+        mock.next().await;
+    }
+    assert_eq!(metric(&gateway, AGREED).await, 2.0);
+    assert_eq!(metric(&gateway, r#"semmoe_predicted_lar_count{policy="affinity"}"#).await, 2.0);
+    settled(&gateway).await;
+}

@@ -7,22 +7,27 @@ use std::sync::{Arc, Mutex};
 use semmoe_gateway::{Config, Gateway, Resolve, Resolved, Running};
 use serde_json::json;
 
+use crate::support::certs::Authority;
 use crate::support::files::{File, reload};
 use crate::support::{Client, Fixture, Mock, PATIENCE, TEXTS, metric, settled};
 
 /// Answers what the test says.
 #[derive(Default)]
-struct Names(Mutex<Option<Vec<SocketAddr>>>);
+pub(crate) struct Names(Mutex<Option<Vec<SocketAddr>>>);
 
 impl Names {
-    fn new(mocks: &[&Mock]) -> Arc<Self> {
+    pub(crate) fn new(mocks: &[&Mock]) -> Arc<Self> {
         let names = Arc::new(Self::default());
         names.set(mocks);
         names
     }
 
-    fn set(&self, mocks: &[&Mock]) {
-        *self.0.lock().unwrap() = Some(mocks.iter().map(|mock| mock.address).collect());
+    pub(crate) fn set(&self, mocks: &[&Mock]) {
+        self.set_addresses(mocks.iter().map(|mock| mock.address).collect());
+    }
+
+    fn set_addresses(&self, addresses: Vec<SocketAddr>) {
+        *self.0.lock().unwrap() = Some(addresses);
     }
 
     fn fail(&self) {
@@ -38,16 +43,18 @@ impl Resolve for Names {
     }
 }
 
-const SOURCE: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
+/// Digest of "k2".
+const K2: &str = "015f7e6bc5aeaf483724089e9252cc13b50951a6b69412522765cff4d780306e";
+pub(crate) const SOURCE: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
                       dns = \"engines.example:30000\"\nengine = \"sglang\"\nranks = 1\ninterval_seconds = 0.01\n";
 
-async fn start(file: &File, names: &Arc<Names>) -> Running {
+pub(crate) async fn start(file: &File, names: &Arc<Names>) -> Running {
     let names: Arc<dyn Resolve> = Arc::<Names>::clone(names);
     Gateway::start_with(Config::load(&file.path()).unwrap(), names).await.unwrap()
 }
 
 /// Waits until a metric has a value.
-async fn until(gateway: &Running, line: &str, wanted: impl Fn(f64) -> bool) {
+pub(crate) async fn until(gateway: &Running, line: &str, wanted: impl Fn(f64) -> bool) {
     let wait = async {
         while !wanted(metric(gateway, line).await) {
             tokio::task::yield_now().await;
@@ -56,21 +63,21 @@ async fn until(gateway: &Running, line: &str, wanted: impl Fn(f64) -> bool) {
     tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("{line}"));
 }
 
-const FOUND: &str = r#"semmoe_discovery_backends{source="pods"}"#;
+pub(crate) const FOUND: &str = r#"semmoe_discovery_backends{source="pods"}"#;
 
 /// Waits for `more` further answers with this outcome.
-async fn answers(gateway: &Running, outcome: &str, more: f64) {
+pub(crate) async fn answers(gateway: &Running, outcome: &str, more: f64) {
     let line = format!("semmoe_discovery_answers_total{{source=\"pods\",outcome=\"{outcome}\"}}");
     let before = metric(gateway, &line).await;
     until(gateway, &line, |now| now >= before + more).await;
 }
 
-async fn backends(gateway: &Running) -> Vec<String> {
+pub(crate) async fn backends(gateway: &Running) -> Vec<String> {
     let list = Client::admin(gateway).get("/admin/backends").await.json();
     list["backends"].as_array().unwrap().iter().map(|backend| backend["name"].as_str().unwrap().to_owned()).collect()
 }
 
-fn named(mocks: &[&Mock]) -> Vec<String> {
+pub(crate) fn named(mocks: &[&Mock]) -> Vec<String> {
     let mut addresses: Vec<SocketAddr> = mocks.iter().map(|mock| mock.address).collect();
     addresses.sort();
     addresses.iter().map(|address| format!("pods-{address}")).collect()
@@ -114,6 +121,13 @@ async fn backends_join_and_leave_with_the_answers() {
     let told = reload(&gateway).await;
     assert_eq!(told.json()["backends_removed"], json!(named(&[&b])), "{told:?}");
     assert_eq!(backends(&gateway).await, ["pod-c"]);
+    // Nothing alarms about it any more.
+    let gone = async {
+        while String::from_utf8_lossy(&admin.get("/metrics").await.body).contains("discovery_stale{") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("its gauges go in time");
     settled(&gateway).await;
     gateway.shutdown(PATIENCE).await;
 }
@@ -155,6 +169,57 @@ async fn what_does_not_answer_or_fit_is_left_out_until_it_does() {
     gateway.shutdown(PATIENCE).await;
 }
 
+/// A request that came before the first backend is served by it.
+#[tokio::test]
+async fn who_waits_for_a_backend_gets_the_first_that_is_found() {
+    let a = Mock::start(1);
+    let names = Names::new(&[]);
+    let file = File::new("", &format!("[queue]\nwait_for_backend_seconds = 60.0\n{SOURCE}"));
+    let gateway = start(&file, &names).await;
+    let client = Client::data(&gateway);
+    let waiting = tokio::spawn(async move { client.post("/v1/completions", r#"{"model":"tiny"}"#).await });
+    until(&gateway, "semmoe_queue_depth{model=\"tiny\"}", |depth| depth == 1.0).await;
+    names.set(&[&a]);
+    let answer = tokio::time::timeout(PATIENCE / 2, waiting).await.expect("served before its wait is over").unwrap();
+    assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, named(&[&a])[0].as_str()));
+    settled(&gateway).await;
+    gateway.shutdown(PATIENCE).await;
+}
+
+/// As configured backends: over TLS, by HTTP/2, with a key. The certificate has the name that was asked for.
+#[tokio::test]
+async fn found_engines_may_be_spoken_to_over_tls() {
+    let authority = Authority::new();
+    authority.sign("engine", "engines.example");
+    let mock = Mock::start(1);
+    mock.require("Bearer k1");
+    let engine = format!(
+        "{}[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"e\"\nengine = \"openai\"\n\
+         url = \"{}\"\napi_key_file = {:?}\n[auth]\nkeys = [{{ name = \"g\", sha256 = \"{K2}\" }}]\n",
+        authority.section("server.tls", "engine"),
+        mock.url(),
+        authority.file("k1"),
+    );
+    for key in ["k1", "k2"] {
+        std::fs::write(authority.file(key), key).unwrap();
+    }
+    let engine = crate::support::start(&engine).await;
+    engine.wait_ready().await;
+    let names = Arc::new(Names::default());
+    names.set_addresses(vec![engine.data_addr()]);
+    let (key, ca) = (authority.file("k2"), authority.file("ca.pem"));
+    let source = SOURCE.replace("engine = \"sglang\"", "engine = \"openai\"");
+    let file = File::new("", &format!("{source}http2 = true\napi_key_file = {key:?}\ntls = {{ ca = {ca:?} }}\n"));
+    let gateway = start(&file, &names).await;
+    until(&gateway, FOUND, |found| found == 1.0).await;
+    let shown = Client::admin(&gateway).get("/admin/backends").await.json();
+    assert_eq!(shown["backends"][0]["url"], format!("https://{}", engine.data_addr()));
+    assert_eq!(Client::data(&gateway).post("/v1/completions", r#"{"model":"tiny"}"#).await.status, 200);
+    for gateway in [gateway, engine] {
+        gateway.shutdown(PATIENCE).await;
+    }
+}
+
 #[test]
 fn wrong_sources_name_the_key() {
     let key = "models[0].discovery[0]";
@@ -167,6 +232,14 @@ fn wrong_sources_name_the_key() {
         ("ranks = 1", "leave_after = 0", format!("{key}.leave_after: 0")),
         ("ranks = 1", "ranks = 0", format!("{key}.ranks: 0")),
         ("ranks = 1", "rank = 1", "unknown field `rank`".to_owned()),
+        ("ranks = 1", "url = \"http://a\"", "models[0].discovery[0].url: set, but".to_owned()),
+        ("dns = ", "#", format!("{key}: has none of `dns`, `srv` and `kubernetes`")),
+        #[cfg(not(feature = "kube"))]
+        (
+            "dns = \"engines.example:30000\"",
+            "kubernetes = { namespace = \"prod\", service = \"engines\" }",
+            format!("{key}.kubernetes: this semmoe was built without the cargo feature `kube`"),
+        ),
         ("round_robin", "affinity", "models[0].tokenizer: must be set".to_owned()),
     ] {
         let error = Config::from_toml(&SOURCE.replace(from, to), std::path::Path::new("")).unwrap_err().to_string();

@@ -7,7 +7,7 @@ use semmoe_gateway::Running;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Client, Mock, PATIENCE, plain_model, settled, start};
+use crate::support::{Client, Mock, PATIENCE, leave_before_the_answer, plain_model, settled, start};
 
 const CHAT: &str = "/v1/chat/completions";
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -76,13 +76,7 @@ async fn http2_without_tls_by_prior_knowledge() {
     let seen = mock.next().await;
     assert_eq!(seen.body, "{}");
     // A client that resets its stream is seen at the engine, and its other streams go on.
-    let call = tokio::spawn({
-        let client = client.clone();
-        async move { client.mock(CHAT, "hang", "{}").await }
-    });
-    mock.next().await;
-    call.abort();
-    mock.next_gone().await;
+    leave_before_the_answer(&client, &mut mock, CHAT).await;
     assert_eq!(client.post(CHAT, "{}").await.status, 200);
     let long = "x".repeat(1 << 20);
     let answer = client.post(CHAT, format!("{{\"x\":\"{long}\"}}")).await;
@@ -157,10 +151,8 @@ async fn a_header_bomb_is_refused() {
 #[tokio::test]
 async fn streams_over_the_limit_are_refused() {
     let mock = Mock::start(1);
-    let toml = format!(
-        "[limits]\nstreams = 10\n[timeouts]\nheader_seconds = 0.3\nbody_seconds = 0.3\n{}",
-        plain_model(&mock, 1)
-    );
+    let toml =
+        format!("[limits]\nstreams = 10\n[timeouts]\nheader_seconds = 2\nbody_seconds = 2\n{}", plain_model(&mock, 1));
     let gateway = start(&toml).await;
     // To a route that waits for a body; the path is not in the static table.
     let head = [&[0x83, 0x86, 0x04, 20][..], CHAT.as_bytes(), &[0x41, 1, b'a'][..]].concat();

@@ -142,7 +142,7 @@ async fn completions_are_asked_too() {
 
 #[tokio::test]
 async fn streams_are_edited_on_their_way() {
-    let setup = setup("\n[timeouts]\nidle_seconds = 0.3").await;
+    let setup = setup("\n[timeouts]\nidle_seconds = 2").await;
     assert_eq!(setup.ids("stream local 2", &[1, 2, 3]).await, stream(3, 0, ""));
     setup.wait("observed", 1.0).await;
     assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);

@@ -49,10 +49,10 @@ async fn prefix_returns_to_the_rank_that_has_the_prompt() {
     settled(&gateway).await;
 }
 
-/// semmoe's worker keeps no prefixes, so a prompt has no home there.
+/// An engine that says that it keeps no prefixes: a prompt has no home there.
 #[tokio::test]
 async fn an_engine_without_a_prefix_cache_has_no_homes() {
-    let mock = Mock::start(4);
+    let mock = Mock::with_info(json!({ "version": "0.1.0", "dp_size": 4, "disable_radix_cache": true }));
     let gateway = start(&model(&mock, "semmoe", "prefix")).await;
     let client = Client::data(&gateway);
     let text = "river water boat fish ".repeat(40);
@@ -159,6 +159,27 @@ async fn a_canary_sends_its_part_and_both_sides_are_counted() {
     let shown = Client::admin(&gateway).get("/admin/routing").await.json();
     let expected = json!({ "percent": 10, "baseline": "round_robin", "requests": 20, "baseline_requests": 180 });
     assert_eq!(shown["models"][0]["canary"], expected);
+    settled(&gateway).await;
+}
+
+/// A prompt whose score comes just too late is read twice, and is still one request.
+#[tokio::test]
+async fn a_canary_counts_a_late_score_once() {
+    let mock = Mock::start(4);
+    let fixture = Fixture::new(4);
+    let toml = with_tables(&fixture, &mock, "canary = 50\nbaseline = \"round_robin\"");
+    let gateway = start(&format!("[routing]\noffload_bytes = 1\nscore_limit_seconds = 0.001\n{toml}")).await;
+    let client = Client::data(&gateway);
+    // Of all lengths, so that some are done when the limit is over.
+    for words in 1..=400 {
+        let prompt = TEXTS[0].repeat(words);
+        assert_eq!(client.post("/v1/completions", json!({ "prompt": prompt }).to_string()).await.status, 200);
+    }
+    let mut counted = 0.0;
+    for arm in ["canary", "baseline"] {
+        counted += metric(&gateway, &format!("semmoe_canary_requests_total{{model=\"tiny\",arm=\"{arm}\"}}")).await;
+    }
+    assert_eq!(counted, 400.0);
     settled(&gateway).await;
 }
 

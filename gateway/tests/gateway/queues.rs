@@ -1,5 +1,6 @@
 //! Requests that wait for a rank or a backend: bounds, order, leaving, and what the client is told.
 
+use crate::support::files::{File, reload};
 use crate::support::{Answer, Client, Mock, PATIENCE, metric, plain_model, settled, several, start};
 use semmoe_gateway::Running;
 
@@ -174,4 +175,39 @@ async fn nobody_waits_in_a_line_of_no_length() {
     mock.release(1);
     assert_eq!(first.await.unwrap().status, 200);
     settled(&gateway).await;
+}
+
+/// What waits for room sees the backends that a reload brings, and what waits for a backend the first that is found.
+#[tokio::test]
+async fn requests_that_wait_see_new_backends() {
+    let (mut a, mut b) = (Mock::start(1), Mock::start(1));
+    let rules = "[queue]\nmax_in_flight = 1\n";
+    let both = several_of_one(&[&a, &b]);
+    let file = File::new("", &format!("{rules}{}", several_of_one(&[&a])));
+    let gateway = file.start().await;
+    let running = ask(&gateway, "late");
+    a.next().await;
+    let waiting = [ask(&gateway, "late"), ask(&gateway, "late")];
+    until_depth(&gateway, 2.0).await;
+    file.write("", &format!("{rules}{both}"));
+    assert_eq!(reload(&gateway).await.status, 200);
+    b.next().await;
+    until_depth(&gateway, 1.0).await;
+    assert!(a.seen.try_recv().is_err() && b.seen.try_recv().is_err(), "a rank has more than its limit");
+    b.release(1);
+    b.next().await;
+    b.release(1);
+    a.release(1);
+    for call in waiting {
+        let answer = call.await.unwrap();
+        assert_eq!((answer.status, answer.header("x-semmoe-backend")), (200, "pod-b"));
+    }
+    assert_eq!(running.await.unwrap().status, 200);
+    settled(&gateway).await;
+    until_depth(&gateway, 0.0).await;
+}
+
+/// Backends of one rank.
+fn several_of_one(mocks: &[&Mock]) -> String {
+    several(mocks).replace("ranks = 2", "ranks = 1")
 }

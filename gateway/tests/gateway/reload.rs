@@ -84,8 +84,12 @@ async fn tables_that_do_not_fit_are_refused_and_the_old_ones_stay() {
     let good = fixture.builder(&TEXTS, 0).to_bytes().unwrap();
     let mut damaged = good.clone();
     damaged.truncate(good.len() - 1);
+    let text = |bytes: &[u8]| bytes.windows(13).position(|part| part == br#""version":"1""#).expect("its version");
+    let mut newer = good.clone();
+    newer[text(&good) + 11] = b'2';
     for (case, bytes, status, says) in [
         ("damaged", damaged, 422, "container"),
+        ("another version", newer, 422, "version"),
         ("empty", Vec::new(), 422, "container"),
         ("other model", other(&fixture, 2, false, |model| model.model = "else".to_owned()), 409, "model"),
         (
@@ -120,6 +124,10 @@ async fn paths_stay_below_the_root() {
     std::os::unix::fs::symlink(outside.path(), fixture.folder.path().join("link")).unwrap();
     std::fs::create_dir(fixture.folder.path().join("folder")).unwrap();
     std::os::unix::fs::symlink("first", fixture.folder.path().join("inside")).unwrap();
+    // Good tables outside, in a folder that a link leads to: neither they nor what they are is told.
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::fs::copy(fixture.folder.path().join("first"), elsewhere.path().join("tables")).unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), fixture.folder.path().join("out")).unwrap();
     // Nobody ever writes to it: whoever opens it for reading waits.
     let pipe = fixture.folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -130,6 +138,8 @@ async fn paths_stay_below_the_root() {
         ("/etc/passwd", 403),
         (outside.path().to_str().unwrap(), 403),
         ("link", 403),
+        ("out/tables", 403),
+        ("out", 403),
         ("/nowhere", 403),
         ("folder/../first", 403),
         ("inside", 200),

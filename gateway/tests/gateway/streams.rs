@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use http::Method;
 use http_body_util::BodyExt;
+use semmoe_engines::http::ClientSettings;
 
 use crate::support::{Client, Mock, PATIENCE, in_flight, metric, next_frame, plain_model, settled, start};
 
@@ -62,7 +63,7 @@ async fn a_client_that_leaves_before_the_answer_is_seen_at_the_engine() {
 /// Reads a stream of three events to its end.
 async fn whole_stream(behaviour: &str) -> (String, bool) {
     let mock = Mock::start(1);
-    let gateway = start(&format!("[timeouts]\nidle_seconds = 0.3\n{}", plain_model(&mock, 1))).await;
+    let gateway = start(&format!("[timeouts]\nidle_seconds = 2\n{}", plain_model(&mock, 1))).await;
     mock.release(3);
     let mut answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", behaviour)], "{}").await;
     let mut text = Vec::new();
@@ -91,20 +92,31 @@ async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
         let error: serde_json::Value = serde_json::from_str(events[3].strip_prefix("data: ").unwrap()).unwrap();
         let message = error["error"]["message"].as_str().unwrap();
         assert!(message.starts_with("backend 'pod-a' broke off: "), "{message}");
-        assert_eq!(message.contains("sent nothing for 300ms"), behaviour == "silent", "{message}");
+        assert_eq!(message.contains("sent nothing for 2s"), behaviour == "silent", "{message}");
     }
 }
 
-/// An answer with no place for an error is cut off, so that nobody takes it for complete.
+/// An answer with no place for an error is cut off, so that nobody takes it for complete: the connection is closed, or its HTTP/2
+/// stream reset. It is counted as the engine's failure.
 #[tokio::test]
 async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
     let mock = Mock::start(1);
     let gateway = start(&plain_model(&mock, 1)).await;
-    let answer = Client::data(&gateway).open(Method::POST, CHAT, &[("x-mock", "die-json")], "{}").await;
-    assert_eq!(answer.status(), 200);
-    mock.release(1);
-    assert!(answer.into_body().collect().await.is_err());
-    settled(&gateway).await;
+    for (http2, failed) in [(false, 1.0), (true, 2.0)] {
+        let settings = ClientSettings { http2, ..ClientSettings::default() };
+        let client = Client::with(&settings, &gateway.data_url());
+        let answer = client.open(Method::POST, CHAT, &[("x-mock", "die-json")], "{}").await;
+        assert_eq!(answer.status(), 200);
+        mock.release(1);
+        assert!(answer.into_body().collect().await.is_err());
+        settled(&gateway).await;
+        let line = "semmoe_requests_total{backend=\"pod-a\",rank=\"0\",policy=\"round_robin\",code=\"502\"}";
+        assert_eq!(metric(&gateway, line).await, failed);
+        if http2 {
+            // The connection goes on.
+            assert_eq!(client.get("/v1/models").await.status, 200);
+        }
+    }
 }
 
 #[tokio::test]

@@ -95,4 +95,8 @@ async fn a_thousand_swaps_under_load_lose_and_misroute_nothing() {
     assert!(generations.len() > 10, "requests and swaps did not run side by side: {generations:?}");
     assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, SWAPS as f64);
     assert_eq!(metric(&gateway, "semmoe_tables_swap_seconds_count").await, SWAPS as f64);
+    for clock in ["wall", "cpu"] {
+        let waits = format!("semmoe_swap_wait_seconds_count{{clock=\"{clock}\"}}");
+        assert!(metric(&gateway, &waits).await >= SWAPS as f64, "who reads the state beside a swap is timed");
+    }
 }

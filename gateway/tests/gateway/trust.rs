@@ -80,6 +80,11 @@ async fn a_key_may_be_for_some_models() {
     let models = client.call(Method::GET, "/v1/models", &of_b, "").await.json();
     let names: Vec<_> = models["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
     assert_eq!(names, ["other", "petit"]);
+    let one = async |id: &str| client.call(Method::GET, &format!("/v1/models/{id}"), &of_b, "").await;
+    assert_eq!(one("petit").await.json(), models["data"][1]);
+    let refused = one("tiny").await;
+    assert_eq!((refused.status, refused.message()), (404, "there is no model 'tiny' (there are: other)".to_owned()));
+    assert_eq!(client.get("/v1/models/petit").await.status, 401);
 }
 
 #[tokio::test]

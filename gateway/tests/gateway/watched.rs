@@ -57,6 +57,9 @@ async fn a_file_that_changes_is_loaded_and_a_bad_one_is_not() {
     std::fs::remove_file(&file).unwrap();
     replace(&fixture, 1);
     shown(&gateway, |shown| shown["generation"] == 4).await;
+    // It is counted after it is in force.
+    let counted = async { while metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await < 3.0 {} };
+    tokio::time::timeout(PATIENCE, counted).await.expect("counted in time");
     assert_eq!(metric(&gateway, "semmoe_table_reloads_total{outcome=\"ok\"}").await, 3.0);
 }
 

@@ -53,6 +53,8 @@ pub struct Behaviour {
     pub info: Mutex<ServerInfo>,
     pub attempts: Mutex<HashMap<u32, u32>>,
     pub seen: Mutex<Vec<GenerateRequest>>,
+    /// Asked for with every request.
+    pub key: Mutex<Option<String>>,
     pub release: Notify,
     pub hanging: Notify,
     pub dropped: mpsc::UnboundedSender<()>,
@@ -111,6 +113,7 @@ impl Mock {
             info: Mutex::new(info),
             attempts: Mutex::default(),
             seen: Mutex::default(),
+            key: Mutex::default(),
             release: Notify::new(),
             hanging: Notify::new(),
             dropped: sender,
@@ -121,6 +124,7 @@ impl Mock {
                 get(async |State(state): State<Arc<Behaviour>>| Json(state.info.lock().unwrap().clone())),
             )
             .route("/generate", post(generate))
+            .layer(axum::middleware::from_fn_with_state(Arc::clone(&state), ask_for_key))
             .with_state(Arc::clone(&state));
         tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Mock { state, url, dropped, directory: tempfile::tempdir().unwrap() }
@@ -130,12 +134,17 @@ impl Mock {
         self.directory.path().join("out.trace.safetensors")
     }
 
+    pub fn partial(&self) -> PathBuf {
+        self.directory.path().join("out.trace.safetensors.partial")
+    }
+
     /// Options for a prompts file of these lines.
     pub fn options(&self, lines: &[String]) -> RecordOptions {
         let prompts = self.directory.path().join("prompts.jsonl");
         std::fs::write(&prompts, lines.join("\n")).unwrap();
         let created = "2026-01-02T03:04:05Z".into();
         let mut options = RecordOptions::new(Engine::Semmoe, self.url.clone(), prompts, self.out(), created);
+        options.retries = 2;
         options.retry_pause = Duration::ZERO;
         options
     }
@@ -155,6 +164,20 @@ impl Mock {
 /// A line of a prompts file.
 pub fn ids_line(ids: &[u32]) -> String {
     serde_json::json!({ "input_ids": ids }).to_string()
+}
+
+/// 401 for whoever has not the key, if there is one.
+async fn ask_for_key(
+    State(state): State<Arc<Behaviour>>,
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> Response {
+    let key = state.key.lock().unwrap().clone();
+    let given = request.headers().get("authorization").map(|value| value.to_str().unwrap().to_owned());
+    match key {
+        Some(key) if given.as_ref() != Some(&format!("Bearer {key}")) => StatusCode::UNAUTHORIZED.into_response(),
+        _ => next.run(request).await,
+    }
 }
 
 async fn generate(State(state): State<Arc<Behaviour>>, Json(request): Json<GenerateRequest>) -> Response {

@@ -4,24 +4,41 @@ use crate::hash::{fold, scramble};
 
 const START: u64 = 0x5eed_0f7a_b1e5_0001;
 const FACTOR: u64 = 0xe703_7ed1_a0b4_28db;
+/// Where the lanes of a block start. Each takes every fourth pair of ids: a multiplication waits for the one before it in its
+/// lane, and not for those of the others.
+const LANES: [u64; 4] = [0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3, 0x1d8e_4e27_c47d_124f, 0xa076_1d64_78bd_642f];
+/// Ids that all lanes take at once.
+const ROW: usize = 2 * LANES.len();
 
 /// Appends one hash for each whole block of `block_tokens` ids: of the block's ids and of all before them. Two prompts have
 /// the same hash at a place exactly if they agree up to the end of that block (but for chance, 2^-64 a pair).
 ///
-/// Zero `block_tokens` count as one. Takes about a nanosecond a token.
+/// Zero `block_tokens` count as one. Takes about a third of a nanosecond a token.
 pub fn block_hashes(ids: &[u32], block_tokens: u32, chain: &mut Vec<u64>) {
     let block_tokens = (block_tokens as usize).max(1);
     chain.reserve(ids.len() / block_tokens);
     let mut before = START;
     for block in ids.chunks_exact(block_tokens) {
-        let pairs = block.chunks_exact(2);
-        let odd = pairs.remainder().first().map_or(u64::MAX, |&id| u64::from(id));
-        for pair in pairs {
-            before = fold(before ^ (u64::from(pair[0]) | u64::from(pair[1]) << 32), FACTOR);
-        }
-        before = scramble(before ^ odd);
+        before = scramble(lanes_of(block).into_iter().fold(before, |before, lane| fold(before ^ lane, FACTOR)));
         chain.push(before);
     }
+}
+
+/// The ids of one block, in four numbers.
+fn lanes_of(block: &[u32]) -> [u64; 4] {
+    let mut lanes = LANES;
+    let (rows, rest) = block.as_chunks::<ROW>();
+    for row in rows {
+        for (lane, [low, high]) in lanes.iter_mut().zip(row.as_chunks::<2>().0) {
+            *lane = fold(*lane ^ (u64::from(*low) | u64::from(*high) << 32), FACTOR);
+        }
+    }
+    // A block has one length everywhere, so what is left is of one length, too.
+    for (at, id) in rest.iter().enumerate() {
+        let lane = &mut lanes[at % LANES.len()];
+        *lane = fold(*lane ^ u64::from(*id), FACTOR);
+    }
+    lanes
 }
 
 #[cfg(test)]

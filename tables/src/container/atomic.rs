@@ -14,15 +14,20 @@ pub(crate) fn is_temporary(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(SUFFIX)
 }
 
+/// Where a file at `path` lies.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Writes to a temporary file in the directory of `path`, flushes it to the disk and renames it. On any error the temporary
 /// file is removed and what stood at `path` is untouched. What stands there and is no regular file (a directory, a device) is
 /// never replaced.
 pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
     let io = |action| move |source| FormatError::io(action, path, source);
-    let directory = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(path);
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io("write")(std::io::Error::other("it is there and is not a regular file")));
     }

@@ -11,6 +11,7 @@ mod foreign;
 mod header;
 mod layout;
 mod storage;
+mod stream;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,6 +29,7 @@ pub(crate) use layout::{Layout, LayoutTensor};
 use crate::FormatError;
 use crate::model::{Metadata, short};
 pub(crate) use storage::Storage;
+pub(crate) use stream::{Spool, Spooled, StreamTensor, write as write_stream};
 
 /// The only version of the three formats so far.
 pub(crate) const VERSION: &str = "1";
@@ -158,6 +160,20 @@ impl Container {
     /// The elements of a view of this container.
     pub(crate) fn slice<T: Element>(&self, view: &View<T>) -> &[T] {
         bytemuck::cast_slice(&self.storage[view.bytes.clone()])
+    }
+
+    /// Tells the system that elements of a view are not needed for now: pages of a map then leave memory, and are read from
+    /// the file again when they are touched.
+    pub(crate) fn release<T: Element>(&self, view: &View<T>, elements: Range<usize>) {
+        let size = size_of::<T>();
+        let start = view.bytes.start + elements.start * size;
+        let end = (view.bytes.start + elements.end * size).min(view.bytes.end);
+        self.storage.release(start..end.max(start));
+    }
+
+    /// The same for the whole file.
+    pub(crate) fn release_all(&self) {
+        self.storage.release(0..self.storage.len());
     }
 
     /// SHA-256 over the tensors, lower-case hex.

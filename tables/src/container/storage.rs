@@ -1,7 +1,7 @@
 //! The bytes behind a container or another file: a map of the file, a buffer, or an aligned copy.
 
 use std::fs::File;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::path::Path;
 
 use memmap2::Mmap;
@@ -33,6 +33,20 @@ impl Storage {
         // validation is bounds-checked, and all element types accept every bit pattern, so a change can give wrong numbers
         // or, for a file that was cut, a bus error, as in every program that maps files.
         unsafe { Mmap::map(file) }.map(Storage::Mapped)
+    }
+
+    /// Gives the pages of these bytes back, where the storage is a map. A hint: what the system makes of it is its matter.
+    #[cfg_attr(not(unix), allow(unused_variables, reason = "only Unix has such a call"))]
+    pub(crate) fn release(&self, bytes: Range<usize>) {
+        #[cfg(unix)]
+        if let Storage::Mapped(map) = self
+            && bytes.end <= map.len()
+            && !bytes.is_empty()
+        {
+            // SAFETY: the map is of a file, read-only and never written through, so that a page which was given back is read
+            // from the file again, with the same bytes.
+            let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
+        }
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) const FAMILIES: &[Family] = &[
         scoring: Scoring::CorrectedSigmoid,
     },
     Family {
-        architectures: &["Qwen3MoeForCausalLM", "OlmoeForCausalLM"],
+        architectures: &["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "OlmoeForCausalLM"],
         experts_key: "num_experts",
         experts_prefix: "mlp.experts.",
         router_prefix: "mlp.gate.",
@@ -190,6 +190,9 @@ mod tests {
             (deepseek, "mlp.gate_proj.weight", Part::Other),
             (deepseek, "mlp.shared_experts.up_proj.weight", Part::Other),
             (deepseek, "self_attn.o_proj.weight", Part::Other),
+            ("Qwen2MoeForCausalLM", "mlp.shared_expert.up_proj.weight", Part::Other),
+            ("Qwen2MoeForCausalLM", "mlp.shared_expert_gate.weight", Part::Other),
+            ("Qwen2MoeForCausalLM", "mlp.gate.weight", Part::Rows),
             (mixtral, "block_sparse_moe.experts.7.w2.weight", Part::Expert { expert: 7, leaf: "w2.weight" }),
             (mixtral, "block_sparse_moe.gate.weight", Part::Rows),
             (gpt, "mlp.experts.gate_up_proj_blocks", Part::Rows),

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use semmoe_tables::RankId;
 
+use crate::ep::ShmError;
+
 /// Why the ranks of a unit did not find each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
@@ -18,12 +20,14 @@ pub enum RendezvousError {
         source: io::Error,
     },
     /// Ranks that never registered.
-    #[error("{} did not come within {} s", ranks(missing), limit.as_secs_f32())]
+    #[error("{} did not come within {} s{}", ranks(missing), limit.as_secs_f32(), strangers(*other_secrets))]
     Missing {
         /// The ranks.
         missing: Vec<RankId>,
         /// How long rank 0 waited.
         limit: Duration,
+        /// Connections that came and did not know the secret.
+        other_secrets: usize,
     },
     /// Rank 0 was not there.
     #[error("rank 0 could not be reached at {address} within {} s: {cause}", limit.as_secs_f32())]
@@ -49,6 +53,13 @@ pub enum RendezvousError {
         /// What happened.
         cause: String,
     },
+    /// There is no memory that the ranks could exchange through.
+    #[error("{source}; ranks that share none need --transport tcp")]
+    Memory {
+        /// The cause.
+        #[from]
+        source: ShmError,
+    },
     /// The process was told to stop meanwhile.
     #[error("stopped before the unit had come together")]
     Stopped,
@@ -58,6 +69,14 @@ pub enum RendezvousError {
         /// The cause.
         source: io::Error,
     },
+}
+
+/// What may be the reason.
+fn strangers(other_secrets: usize) -> String {
+    match other_secrets {
+        0 => String::new(),
+        count => format!("; {count} connections were turned away, as they did not have this unit's secret"),
+    }
 }
 
 /// "rank 2", "ranks 1 and 3", "ranks 1, 2 and 3".
@@ -78,7 +97,7 @@ mod tests {
     fn missing_ranks_are_named() {
         let text = |list: &[u16]| {
             let missing = list.iter().copied().map(RankId::new).collect();
-            RendezvousError::Missing { missing, limit: Duration::from_secs(60) }.to_string()
+            RendezvousError::Missing { missing, limit: Duration::from_secs(60), other_secrets: 0 }.to_string()
         };
         assert_eq!(text(&[2]), "rank 2 did not come within 60 s");
         assert_eq!(text(&[1, 2, 3]), "ranks 1, 2 and 3 did not come within 60 s");

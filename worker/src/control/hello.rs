@@ -5,10 +5,14 @@ use std::net::SocketAddr;
 use semmoe_tables::{ModelInfo, RankId};
 use serde::{Deserialize, Serialize};
 
-/// First field of every registration; a stranger's bytes do not have it.
+use super::carrier::{Host, MemoryAddress, TransportChoice};
+use crate::engine::UnitLimits;
+use crate::ep::ExpertLayout;
+
+/// First field of every handshake; a stranger's bytes do not have it.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 3;
 
 /// What all ranks of a unit must have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,28 +23,47 @@ pub(crate) struct Identity {
     pub(crate) world: u16,
     /// The model's name, shape and tokenizer.
     pub(crate) model: ModelInfo,
-    /// SHA-256 over the configuration and the names and sizes of the weight files.
+    /// SHA-256 over the configuration and samples of the weight files.
     pub(crate) checkpoint: String,
     /// Digest of the expert placement.
     pub(crate) placement: String,
+    /// How experts are divided among ranks.
+    pub(crate) experts: ExpertLayout,
+    /// How it was told to exchange.
+    pub(crate) transport: TransportChoice,
+    /// `dp` or `tp`.
+    pub(crate) attention: String,
+    /// Digest of the tables by which rows are shuffled (attention tp), empty without.
+    pub(crate) shuffle: String,
 }
 
 /// A rank registers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
-    pub(super) magic: String,
-    pub(super) protocol: u32,
     pub(super) rank: u16,
     /// Where it takes data links.
     pub(super) data: SocketAddr,
+    /// Pages of key-value cache that it has room for.
+    pub(super) kv_pages: usize,
+    /// Where it is.
+    pub(super) host: Option<Host>,
     pub(super) identity: Identity,
 }
 
 /// Rank 0 answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Reply {
-    /// All ranks have come: their data addresses by rank, and what a data link has to show.
-    Welcome { session: u64, data: Vec<SocketAddr> },
+    /// All ranks have come.
+    Welcome {
+        /// What a data link has to show, and the shared memory.
+        session: u64,
+        /// Data addresses by rank.
+        data: Vec<SocketAddr>,
+        /// Those of the unit.
+        limits: UnitLimits,
+        /// The memory that they exchange through, if they do.
+        memory: Option<MemoryAddress>,
+    },
     /// The unit will not come together.
     Refused { reason: String },
 }
@@ -72,6 +95,21 @@ impl Identity {
         }
         if self.placement != other.placement {
             return differ("has a placement with digest", &other.placement, &self.placement);
+        }
+        if self.experts != other.experts {
+            let (theirs, ours) = (other.experts.to_string(), self.experts.to_string());
+            return differ("was started with experts", &theirs, &ours);
+        }
+        if self.transport != other.transport {
+            let (theirs, ours) = (other.transport.to_string(), self.transport.to_string());
+            return differ("was started with transport", &theirs, &ours);
+        }
+        if self.attention != other.attention {
+            return differ("was started with attention", &other.attention, &self.attention);
+        }
+        if self.shuffle != other.shuffle {
+            let by = |digest: &str| if digest.is_empty() { "nothing".to_owned() } else { format!("tables {digest}") };
+            return differ("shuffles rows by", &by(&other.shuffle), &by(&self.shuffle));
         }
         None
     }

@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use semmoe_tables::RankId;
 
+use super::auth::{self, Purpose};
+use super::door::Door;
 use super::error::RendezvousError;
 use super::frame;
 use super::hello::Link;
 use super::patience::{Impatience, Patience, unlimited};
+use super::rendezvous::distrust;
+use super::secret::Secret;
 
 /// The longest first frame of a data link.
 const MAX_LINK_BYTES: usize = 256;
-/// How long a connection may take to say which link it is.
-const LINK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Connects `own.to` to the ranks in `lower` (by rank; none for itself and the higher ones) and waits for the higher ones.
 /// All listeners are bound before any address is known, so the order of connecting cannot lock up.
@@ -21,6 +23,7 @@ pub(super) fn connect(
     listener: &TcpListener,
     own: Link,
     lower: &[Option<SocketAddr>],
+    secret: Option<&Secret>,
     limit: Duration,
     patience: &Patience,
 ) -> Result<Vec<Option<TcpStream>>, RendezvousError> {
@@ -33,31 +36,53 @@ pub(super) fn connect(
             Impatience::Deadline => broken(format!("{address} could not be reached in time")),
             Impatience::Io(error) => broken(format!("{address}: {error}")),
         })?;
+        auth::connect(&mut stream, Purpose::Data, secret, patience)
+            .map_err(|error| distrust(RankId::new(rank), &error))?;
+        unlimited(&stream).map_err(|source| RendezvousError::Io { source })?;
         frame::write(&mut stream, &Link { from: me, to: rank, ..own }).map_err(|error| broken(error.to_string()))?;
         streams[usize::from(rank)] = Some(stream);
     }
-    while streams.iter().enumerate().any(|(rank, stream)| rank > usize::from(me) && stream.is_none()) {
-        let stream = patience.accept(listener).map_err(|reason| match reason {
-            Impatience::Stopped => RendezvousError::Stopped,
+    let mut door = Door::new(listener, Purpose::Data, secret.cloned(), MAX_LINK_BYTES);
+    let missing = |streams: &[Option<TcpStream>]| -> Vec<RankId> {
+        let missing = (0..).zip(streams).filter(|(rank, stream)| *rank > me && stream.is_none());
+        missing.map(|(rank, _)| RankId::new(rank)).collect()
+    };
+    while !missing(&streams).is_empty() {
+        let come = door.look(patience).map_err(|reason| match reason {
             Impatience::Io(source) => RendezvousError::Io { source },
-            Impatience::Deadline => {
-                let missing = (0..).zip(&streams).filter(|(rank, stream)| *rank > me && stream.is_none());
-                RendezvousError::Missing { missing: missing.map(|(rank, _)| RankId::new(rank)).collect(), limit }
-            }
+            _ => RendezvousError::Stopped,
         })?;
-        let link = frame::read::<Link>(&mut patience.at_most(LINK_LIMIT).reader(&stream), MAX_LINK_BYTES);
-        match link {
-            Ok(link) if link.session == own.session && link.to == me && link.from > me => {
-                match streams.get_mut(usize::from(link.from)) {
-                    Some(slot @ None) => {
-                        unlimited(&stream).map_err(|source| RendezvousError::Io { source })?;
-                        *slot = Some(stream);
-                    }
-                    _ => tracing::warn!(from = link.from, "turned away a second data link"),
+        for (link, stream) in come {
+            take(link, stream, own, &mut streams)?;
+        }
+        match patience.slice() {
+            Ok(_) => {}
+            Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
+            Err(_) => {
+                let missing = missing(&streams);
+                let other_secrets = door.other_secrets();
+                // Complete at the last moment: fine.
+                if !missing.is_empty() {
+                    return Err(RendezvousError::Missing { missing, limit, other_secrets });
                 }
             }
-            _ => tracing::warn!("turned away a connection that is no data link of this unit"),
         }
     }
     Ok(streams)
+}
+
+/// Takes a data link, unless it is none of this unit.
+fn take(link: Link, stream: TcpStream, own: Link, streams: &mut [Option<TcpStream>]) -> Result<(), RendezvousError> {
+    if link.session != own.session || link.to != own.to || link.from <= own.to {
+        tracing::warn!("turned away a connection that is no data link of this unit");
+        return Ok(());
+    }
+    match streams.get_mut(usize::from(link.from)) {
+        Some(slot @ None) => {
+            unlimited(&stream).map_err(|source| RendezvousError::Io { source })?;
+            *slot = Some(stream);
+        }
+        _ => tracing::warn!(from = link.from, "turned away a second data link"),
+    }
+    Ok(())
 }

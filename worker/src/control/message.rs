@@ -19,6 +19,8 @@ pub(crate) enum ToRank {
         /// Comes back with the answer.
         ticket: u64,
     },
+    /// Forget the cached prefixes that no sequence holds.
+    Flush,
     /// No sequence is left in the unit and none will come: leave the step loop, but stay connected until this link closes.
     Stop,
     /// The unit is dead.

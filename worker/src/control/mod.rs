@@ -4,12 +4,18 @@
 //! |---|---|
 //! | `frame` | length-prefixed, bounded JSON on a byte stream |
 //! | `patience` | blocking reads and accepts that end at a deadline or when the process is to stop |
+//! | `secret`, `auth` | the unit's secret, and how both ends of a connection prove that they know it |
+//! | `door` | connections of whoever comes, listened to beside each other |
 //! | `hello` | what a rank says of itself, and whether two ranks belong together |
 //! | `rendezvous` | registration with rank 0 |
+//! | `carrier` | what carries the data: shared memory where it can, else TCP |
 //! | `mesh` | the data links, one between every two ranks |
 //! | `message` | what goes over a control link once the unit runs |
 //! | `link` | a control link: one thread reads, one writes |
 
+mod auth;
+mod carrier;
+mod door;
 mod error;
 mod frame;
 mod hello;
@@ -18,8 +24,11 @@ mod mesh;
 pub(crate) mod message;
 mod patience;
 mod rendezvous;
+mod secret;
 
+pub use carrier::{TransportChoice, UnknownTransport};
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;
 pub(crate) use patience::Patience;
 pub(crate) use rendezvous::{Host, join};
+pub use secret::{Secret, SecretError};

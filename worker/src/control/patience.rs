@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
 
 use crate::unit::Shutdown;
 
@@ -12,6 +13,11 @@ use crate::unit::Shutdown;
 const SLICE: Duration = Duration::from_millis(100);
 /// Pause between two attempts to reach a rank that does not listen yet.
 const RETRY: Duration = Duration::from_millis(50);
+
+/// A silent connection is asked after `KEEPALIVE_IDLE`, and lost after so many questions without an answer.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// A deadline and a reason to give up earlier.
 #[derive(Clone)]
@@ -95,6 +101,11 @@ impl Patience {
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
+    // A host that vanished without a word is noticed although nothing is being sent.
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
     Ok(stream)
 }
 

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ep::CountersSnapshot;
+use crate::ep::{CountersSnapshot, Timings};
+use crate::model::KvUsage;
 
 /// One sequence to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,8 @@ pub(crate) struct SequenceRequest {
     pub(crate) stop: StopRules,
     /// Give the experts of all positions from this one on.
     pub(crate) routes_from: Option<u32>,
+    /// Give the probability of every new token, and of so many alternatives.
+    pub(crate) logprobs: Option<u8>,
 }
 
 /// How to choose a token among the logits.
@@ -63,8 +66,18 @@ pub(crate) enum Finish {
 /// What becomes of a sequence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SequenceEvent {
+    /// It has joined the batch.
+    Begun {
+        /// Prompt tokens that were there already.
+        cached_tokens: u32,
+    },
     /// The next token.
-    Token(u32),
+    Token {
+        /// The token.
+        id: u32,
+        /// If asked for.
+        logprobs: Option<TokenLogprobs>,
+    },
     /// The end.
     Finished {
         /// Why.
@@ -79,10 +92,19 @@ pub(crate) enum SequenceEvent {
     },
 }
 
+/// How likely a token was, as natural logarithms of probabilities.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TokenLogprobs {
+    /// Of the token itself.
+    pub(crate) logprob: f32,
+    /// The likeliest tokens, likeliest first.
+    pub(crate) top: Vec<(u32, f32)>,
+}
+
 impl SequenceEvent {
     /// Whether nothing comes after it.
     pub(crate) fn is_last(&self) -> bool {
-        !matches!(self, Self::Token(_))
+        !matches!(self, Self::Begun { .. } | Self::Token { .. })
     }
 }
 
@@ -91,14 +113,18 @@ impl SequenceEvent {
 pub(crate) struct RankStats {
     /// Activations, bytes and tokens since the start.
     pub(crate) counters: CountersSnapshot,
+    /// Times since the start.
+    pub(crate) timings: Timings,
     /// Sequences in the running batch.
     pub(crate) running: u64,
     /// Sequences waiting.
     pub(crate) waiting: u64,
     /// Prompt tokens of the waiting ones.
     pub(crate) waiting_tokens: u64,
-    /// Tokens in key-value caches.
-    pub(crate) used_tokens: u64,
+    /// Pages of the key-value cache.
+    pub(crate) kv: KvUsage,
+    /// Prompt tokens that needed no computing since the start, as their pages were there already.
+    pub(crate) cached_tokens: u64,
     /// Prompt and generated tokens of all sequences here, running and waiting.
     pub(crate) total_tokens: u64,
 }

@@ -2,17 +2,19 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use semmoe_text::Tokenizer;
 
-use super::EngineLimits;
 use super::batch;
 use super::inbox::Inbox;
+use super::limits::UnitLimits;
 use super::request::{Finish, RankStats, SequenceEvent, SequenceRequest};
-use super::sequence::{Sequence, reservation};
+use super::sequence::{Sampled, Sequence, reservation};
+use super::together::Together;
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertParallel, TransportError, Wake};
-use crate::model::{Model, ModelConfig, StepError, StepItem};
+use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem};
 
 /// Where an engine's messages go.
 pub(crate) type Emit = Box<dyn FnMut(FromRank) + Send>;
@@ -29,16 +31,23 @@ pub(crate) enum EngineEnd {
 /// Continuous batching: sequences join and leave between steps.
 pub(crate) struct Engine {
     model: Model,
-    config: ModelConfig,
-    ep: ExpertParallel,
-    tokenizer: Arc<Tokenizer>,
-    limits: EngineLimits,
-    inbox: Inbox,
-    emit: Emit,
-    running: Vec<Sequence>,
-    waiting: VecDeque<SequenceRequest>,
+    pub(super) config: ModelConfig,
+    pub(super) ep: ExpertParallel,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    limits: UnitLimits,
+    pub(super) pool: KvPool,
+    pub(super) inbox: Inbox,
+    pub(super) emit: Emit,
+    pub(super) running: Vec<Sequence>,
+    pub(super) waiting: VecDeque<SequenceRequest>,
+    /// Sequences that have joined the batch.
+    admitted: usize,
+    /// Prompt tokens that needed no computing.
+    cached_tokens: u64,
     /// Of the current step, sent in one message.
-    events: Vec<(u64, SequenceEvent)>,
+    pub(super) events: Vec<(u64, SequenceEvent)>,
+    /// With attention tp.
+    together: Option<Together>,
 }
 
 impl Engine {
@@ -46,22 +55,26 @@ impl Engine {
         model: Model,
         ep: ExpertParallel,
         tokenizer: Arc<Tokenizer>,
-        limits: EngineLimits,
+        limits: UnitLimits,
         inbox: Inbox,
         emit: Emit,
     ) -> Self {
         let config = model.config().clone();
-        let limits = limits.fitted(&config);
+        let pool = KvPool::new(model.cache_shape(), limits.kv_pages, limits.prefix_reuse);
         Self {
+            together: model.splits_attention().then(Together::default),
             model,
             config,
             ep,
             tokenizer,
             limits,
+            pool,
             inbox,
             emit,
             running: Vec::new(),
             waiting: VecDeque::new(),
+            admitted: 0,
+            cached_tokens: 0,
             events: Vec::new(),
         }
     }
@@ -69,6 +82,14 @@ impl Engine {
     /// Runs until told to stop or a rank fails. The transport stays open until the engine is dropped: peers may still be
     /// finishing the last step.
     pub(crate) fn run(&mut self) -> Result<EngineEnd, TransportError> {
+        match self.together {
+            Some(_) => self.run_together(),
+            None => self.run_apart(),
+        }
+    }
+
+    /// With attention dp each rank has its own sequences.
+    fn run_apart(&mut self) -> Result<EngineEnd, TransportError> {
         loop {
             if let Some(end) = self.take_orders() {
                 return Ok(end);
@@ -86,6 +107,16 @@ impl Engine {
         }
     }
 
+    /// Only with attention tp.
+    pub(super) fn together(&mut self) -> &mut Together {
+        self.together.get_or_insert_default()
+    }
+
+    /// Whether this rank tells and counts what it knows of sequences: with attention tp all ranks know the same.
+    pub(super) fn is_leader(&self) -> bool {
+        self.together.is_none() || self.ep.rank().get() == 0
+    }
+
     fn take_orders(&mut self) -> Option<EngineEnd> {
         for order in self.inbox.take() {
             match order {
@@ -96,6 +127,9 @@ impl Engine {
                     self.flush();
                     (self.emit)(FromRank::Stats { ticket, stats });
                 }
+                ToRank::Flush => {
+                    self.pool.flush();
+                }
                 ToRank::Stop => return Some(EngineEnd::Stopped),
                 ToRank::Abort { cause } => return Some(EngineEnd::Aborted(cause)),
             }
@@ -104,7 +138,7 @@ impl Engine {
     }
 
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.
-    fn cancel(&mut self, id: u64) {
+    pub(super) fn cancel(&mut self, id: u64) {
         let held = self.running.len() + self.waiting.len();
         self.running.retain(|sequence| sequence.id() != id);
         self.waiting.retain(|request| request.id != id);
@@ -113,23 +147,35 @@ impl Engine {
         }
     }
 
-    /// Moves waiting sequences into the batch, oldest first, while there is room for all that they may come to need.
-    fn admit(&mut self) {
-        let mut reserved: usize = self.running.iter().map(Sequence::reserved).sum();
+    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need: what
+    /// runs never waits for a page, so it ends, and what waits has its turn.
+    pub(super) fn admit(&mut self) {
         while self.running.len() < self.limits.running {
-            let fits = |request: &SequenceRequest| reserved + reservation(request) <= self.limits.kv_tokens;
-            // One that does not fit alone was refused by rank 0; running it beats waiting for ever.
-            let Some(request) = self.waiting.pop_front_if(|request| fits(request) || self.running.is_empty()) else {
-                return;
+            let Some(request) = self.waiting.front() else { return };
+            let Some(kv) = self.pool.admit(&request.tokens, reservation(request)) else {
+                if !self.running.is_empty() {
+                    return;
+                }
+                // Rank 0 refuses what does not fit an empty cache; waiting for it would be for ever.
+                let message = "the request does not fit the key-value cache".to_owned();
+                self.events.push((request.id, SequenceEvent::Failed { message }));
+                self.waiting.pop_front();
+                continue;
             };
-            reserved += reservation(&request);
-            let kv = self.model.new_sequence();
-            self.running.push(Sequence::new(request, kv));
+            let Some(request) = self.waiting.pop_front() else { return };
+            if self.is_leader() {
+                self.cached_tokens += kv.reused() as u64;
+            }
+            let cached_tokens = u32::try_from(kv.reused()).unwrap_or(u32::MAX);
+            self.events.push((request.id, SequenceEvent::Begun { cached_tokens }));
+            self.running.push(Sequence::new(request, kv, self.admitted % self.ep.world()));
+            self.admitted = self.admitted.wrapping_add(1);
         }
     }
 
     /// One step with the other ranks, and what follows from it.
-    fn step(&mut self) -> Result<(), TransportError> {
+    pub(super) fn step(&mut self) -> Result<(), TransportError> {
+        let me = self.ep.rank().index();
         loop {
             let ready: Vec<_> = self.running.iter().map(Sequence::ready).collect();
             let counts = batch::plan(&ready, self.limits.step_tokens);
@@ -137,78 +183,115 @@ impl Engine {
             let mut members = Vec::new();
             for (index, (sequence, &count)) in self.running.iter_mut().zip(&counts).enumerate() {
                 if count > 0 {
-                    let (kv, tokens, want_logits, phase) = sequence.step_parts(count);
+                    let (id, owner) = (sequence.id(), sequence.owner);
+                    let (kv, tokens, ends, phase) = sequence.step_parts(count);
+                    let want_logits = ends && (self.together.is_none() || owner == me);
                     items.push(StepItem { kv, tokens, want_logits, phase });
-                    members.push((index, count));
+                    members.push(Member { index, id, count, ends });
                 }
             }
+            let began = Instant::now();
             match self.model.step(&mut items, &mut self.ep) {
                 Ok(output) => {
+                    self.ep.count_step(began);
                     drop(items);
                     let mut ended = Vec::new();
-                    for (item, &(index, count)) in members.iter().enumerate() {
-                        let sequence = &mut self.running[index];
-                        sequence.advance(count, output.routes(item));
-                        if let Some(logits) = output.logits(item)
-                            && choose(sequence, logits, &self.tokenizer, &self.config, &mut self.events)
-                        {
-                            ended.push(index);
+                    for (item, member) in members.iter().enumerate() {
+                        let sequence = &mut self.running[member.index];
+                        sequence.advance(member.count);
+                        let sampled = output.logits(item).map(|logits| sequence.sample(logits));
+                        let is_last = match (&mut self.together, sampled) {
+                            (Some(together), sampled) => {
+                                if member.ends {
+                                    together.await_token(member.id, sequence.owner, sampled);
+                                }
+                                false
+                            }
+                            (None, Some(sampled)) => {
+                                settle(sequence, sampled, &self.tokenizer, &self.config, &mut self.events)
+                            }
+                            (None, None) => false,
+                        };
+                        if is_last {
+                            ended.push(member.index);
                         }
                     }
                     for index in ended.into_iter().rev() {
                         self.running.remove(index);
                     }
+                    if let Some(together) = &mut self.together {
+                        together.note_batch(members.iter().map(|member| (member.id, member.count)));
+                    }
                     return Ok(());
                 }
                 Err(StepError::Transport(error)) => return Err(error),
-                // Nothing was sent: the step begins again without the sequence, as peers may be waiting for it.
+                // Nothing was sent: the step begins again without the sequence, as peers may be waiting for it. With
+                // attention tp every rank comes to the same.
                 Err(StepError::Item { item, detail }) => {
                     drop(items);
-                    let sequence = self.running.remove(members[item].0);
+                    let sequence = self.running.remove(members[item].index);
                     self.events.push((sequence.id(), SequenceEvent::Failed { message: detail }));
                 }
             }
         }
     }
 
-    fn flush(&mut self) {
-        if !self.events.is_empty() {
+    /// Tells what has happened.
+    pub(super) fn flush(&mut self) {
+        if !self.is_leader() {
+            self.events.clear();
+        } else if !self.events.is_empty() {
             (self.emit)(FromRank::Events(std::mem::take(&mut self.events)));
         }
     }
 
-    fn stats(&self) -> RankStats {
+    pub(super) fn stats(&self) -> RankStats {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
         RankStats {
             counters: self.ep.counters().snapshot(),
+            timings: self.ep.timings().clone(),
             running: total(self.running.len()),
             waiting: total(self.waiting.len()),
             waiting_tokens: total(waiting_tokens),
-            used_tokens: total(self.running.iter().map(|sequence| sequence.kv.len()).sum()),
+            kv: self.pool.usage(),
+            cached_tokens: self.cached_tokens,
             total_tokens: total(self.running.iter().map(Sequence::tokens).sum::<usize>() + waiting_tokens),
         }
     }
 }
 
-/// The next token of a sequence; true if it was the last.
-fn choose(
+/// A sequence's part of a step.
+struct Member {
+    /// Its place among those that run.
+    index: usize,
+    id: u64,
+    count: usize,
+    /// Whether the next token comes of it.
+    ends: bool,
+}
+
+/// Gives a sequence its next token, `None` if the logits were of no use; true if it was the last.
+pub(super) fn settle(
     sequence: &mut Sequence,
-    logits: &[f32],
+    sampled: Option<Sampled>,
     tokenizer: &Tokenizer,
     model: &ModelConfig,
     events: &mut Vec<(u64, SequenceEvent)>,
 ) -> bool {
     let id = sequence.id();
     let failed = |message: String| (id, SequenceEvent::Failed { message });
-    match sequence.choose(logits, tokenizer) {
-        Ok(Some((token, finish))) => {
-            events.push((id, SequenceEvent::Token(token)));
+    let Some(Sampled { token, logprobs }) = sampled else {
+        events.push(failed("the model's logits hold no finite maximum".into()));
+        return true;
+    };
+    match sequence.push(token, tokenizer) {
+        Ok(finish) => {
+            events.push((id, SequenceEvent::Token { id: token, logprobs }));
             let Some(finish) = finish else { return false };
             let routes = sequence.encoded_routes(model);
             events.push((id, SequenceEvent::Finished { finish, routes }));
         }
-        Ok(None) => events.push(failed("the model's logits hold no finite maximum".into())),
         Err(error) => events.push(failed(error.to_string())),
     }
     true

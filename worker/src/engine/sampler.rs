@@ -3,6 +3,7 @@
 use fastrand::Rng;
 
 use super::request::Sampling;
+use crate::model::likeliest;
 
 /// Chooses the tokens of one sequence: same logits, same seed, same tokens.
 #[derive(Debug)]
@@ -21,12 +22,12 @@ impl Sampler {
     /// A token for `logits` `[V]`; none if they hold no finite maximum. `allowed` filters ids (none allowed: none).
     pub(super) fn sample(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
         let ids = || (0_u32..).zip(logits).filter(|(id, _)| allowed(*id));
-        // Strictly greater: of equal logits the lowest id wins.
-        let (best, max) = ids().fold(None, |best: Option<(u32, f32)>, (id, &logit)| match best {
-            Some((_, max)) if logit.is_nan() || logit <= max => best,
-            None if logit.is_nan() => None,
-            _ => Some((id, logit)),
-        })?;
+        // Nearly always the likeliest of all is allowed.
+        let first = likeliest(logits).filter(|id| allowed(*id));
+        let (best, max) = match first {
+            Some(id) => (id, logits[id as usize]),
+            None => likeliest_of(ids())?,
+        };
         if !max.is_finite() {
             return None;
         }
@@ -89,6 +90,15 @@ impl Sampler {
 /// Likelier first, then the lower id.
 fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// Strictly greater: of equal logits the lowest id wins.
+fn likeliest_of<'a>(ids: impl Iterator<Item = (u32, &'a f32)>) -> Option<(u32, f32)> {
+    ids.fold(None, |best: Option<(u32, f32)>, (id, &logit)| match best {
+        Some((_, max)) if logit.is_nan() || logit <= max => best,
+        None if logit.is_nan() => None,
+        _ => Some((id, logit)),
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@ use semmoe_engines::sglang::encode_routed_experts;
 use semmoe_text::{TextError, Tokenizer};
 
 use super::batch::Ready;
-use super::request::{Finish, SequenceRequest};
+use super::logprobs::logprobs;
+use super::request::{Finish, SequenceRequest, TokenLogprobs};
 use super::sampler::Sampler;
 use super::text::SequenceText;
 use crate::ep::StepPhase;
@@ -16,6 +17,8 @@ const NO_EXPERT: i32 = -1;
 /// A running sequence.
 pub(super) struct Sequence {
     request: SequenceRequest,
+    /// With attention tp: the rank that chooses its tokens.
+    pub(super) owner: usize,
     pub(super) kv: KvCache,
     /// Prompt tokens that went through the model.
     fed: usize,
@@ -23,19 +26,18 @@ pub(super) struct Sequence {
     sampler: Sampler,
     /// Only where there are stop texts to look for.
     text: Option<SequenceText>,
-    /// `[positions from routes_from, L, k]`
-    routes: Vec<u16>,
 }
 
 impl Sequence {
-    pub(super) fn new(request: SequenceRequest, kv: KvCache) -> Self {
+    /// `kv` may hold the first tokens of the prompt.
+    pub(super) fn new(request: SequenceRequest, kv: KvCache, owner: usize) -> Self {
         Self {
+            owner,
+            fed: kv.len(),
             kv,
-            fed: 0,
             generated: Vec::new(),
             sampler: Sampler::new(request.sampling),
             text: (!request.stop.texts.is_empty()).then(|| SequenceText::new(&request)),
-            routes: Vec::new(),
             request,
         }
     }
@@ -47,11 +49,6 @@ impl Sequence {
     /// Tokens of prompt and answer so far.
     pub(super) fn tokens(&self) -> usize {
         self.request.tokens.len() + self.generated.len()
-    }
-
-    /// Tokens of cache that it may come to need.
-    pub(super) fn reserved(&self) -> usize {
-        reservation(&self.request)
     }
 
     pub(super) fn ready(&self) -> Ready {
@@ -70,54 +67,53 @@ impl Sequence {
         }
     }
 
-    /// Takes note of a step with `count` tokens; `routes` is `[count, L, k]`.
-    pub(super) fn advance(&mut self, count: usize, routes: &[u16]) {
-        let begin = self.fed + self.generated.len().saturating_sub(1);
+    /// Takes note of a step with `count` tokens.
+    pub(super) fn advance(&mut self, count: usize) {
         self.fed = (self.fed + count).min(self.request.tokens.len());
-        if let Some(from) = self.request.routes_from {
-            let width = routes.len() / count.max(1);
-            let skipped = (from as usize).saturating_sub(begin).min(count);
-            self.routes.extend_from_slice(&routes[skipped * width..]);
-        }
     }
 
-    /// Chooses the next token and says whether the sequence ends with it; `None` if the logits are unusable.
-    pub(super) fn choose(
-        &mut self,
-        logits: &[f32],
-        tokenizer: &Tokenizer,
-    ) -> Result<Option<(u32, Option<Finish>)>, TextError> {
+    /// Chooses the next token; `None` if the logits are of no use.
+    pub(super) fn sample(&mut self, logits: &[f32]) -> Option<Sampled> {
         let stop = &self.request.stop;
         let early = self.generated.len() < self.request.min_new_tokens as usize;
-        let Some(token) = self.sampler.sample(logits, |id| !(early && stop.token_ids.contains(&id))) else {
-            return Ok(None);
-        };
+        let token = self.sampler.sample(logits, |id| !(early && stop.token_ids.contains(&id)))?;
+        let logprobs = self.request.logprobs.map(|top| logprobs(logits, token, usize::from(top)));
+        Some(Sampled { token, logprobs })
+    }
+
+    /// Takes the next token; why the sequence ends with it, if it does.
+    pub(super) fn push(&mut self, token: u32, tokenizer: &Tokenizer) -> Result<Option<Finish>, TextError> {
         self.generated.push(token);
         let stopped = match &mut self.text {
             Some(text) => text.push(tokenizer, token)?.1,
             None => None,
         };
-        let finish = if stop.token_ids.contains(&token) {
+        Ok(if self.request.stop.token_ids.contains(&token) {
             Some(Finish::Token(token))
         } else if let Some(text) = stopped {
             Some(Finish::Text(text))
         } else {
             let limit = self.request.max_new_tokens;
             (self.generated.len() >= limit as usize).then_some(Finish::Length(limit))
-        };
-        Ok(Some((token, finish)))
+        })
     }
 
     /// The experts in SGLang's encoding, if asked for: base64 of i32 `[positions, all layers, k]`.
     pub(super) fn encoded_routes(&self, model: &ModelConfig) -> Option<String> {
-        self.request.routes_from?;
-        Some(encode_routed_experts(&with_dense_layers(&self.routes, model)))
+        let routes = self.kv.routes(self.request.routes_from? as usize);
+        Some(encode_routed_experts(&with_dense_layers(&routes, model)))
     }
+}
+
+/// The next token of a sequence.
+pub(super) struct Sampled {
+    pub(super) token: u32,
+    pub(super) logprobs: Option<TokenLogprobs>,
 }
 
 /// Tokens of cache that a sequence may come to need: the last token never enters it.
 pub(super) fn reservation(request: &SequenceRequest) -> usize {
-    request.tokens.len().saturating_add(request.max_new_tokens as usize)
+    request.tokens.len().saturating_add(request.max_new_tokens as usize).saturating_sub(1)
 }
 
 /// `[n, L, k]` to `[n, all layers, k]`.

@@ -1,4 +1,4 @@
-//! What a rank counts: its tokens' activations, by layer and place, and the bytes it sends.
+//! What a rank counts for its own tokens: activations and bytes, by layer, phase and place.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,13 +14,70 @@ pub enum StepPhase {
     Decode,
 }
 
+impl StepPhase {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Prefill, Self::Decode];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    fn index(self) -> usize {
+        match self {
+            Self::Prefill => 0,
+            Self::Decode => 1,
+        }
+    }
+}
+
+/// A collective of attention tp.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Collective {
+    /// Partial sums of the attention's output to the ranks that go on with them, shuffled (SRS) or not.
+    ReduceScatter,
+    /// Rows back to all ranks (SAG), with the experts that they went to.
+    Allgather,
+    /// Before each step: rank 0's orders, and the tokens that were chosen.
+    Sync,
+}
+
+impl Collective {
+    /// All three.
+    pub const ALL: [Self; 3] = [Self::ReduceScatter, Self::Allgather, Self::Sync];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReduceScatter => "srs",
+            Self::Allgather => "sag",
+            Self::Sync => "sync",
+        }
+    }
+}
+
 /// Monotone counters of one rank, read at any time by other threads.
 #[derive(Debug)]
 pub struct Counters {
-    layers: Vec<PlaceCounter>,
+    /// `[L][phase]`
+    layers: Vec<[TrafficCounter; 2]>,
+    /// `[phase]`
+    tokens: [AtomicU64; 2],
+    /// `[collective]`: bytes.
+    collectives: [AtomicU64; 3],
+    /// Rows placed by tables, and without.
+    rows: [AtomicU64; 2],
+}
+
+#[derive(Debug, Default)]
+struct TrafficCounter {
+    activations: PlaceCounter,
     bytes: PlaceCounter,
-    prefill_tokens: AtomicU64,
-    decode_tokens: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -38,59 +95,97 @@ pub struct ByPlace {
     pub remote: u64,
 }
 
+/// What tokens of one phase did in one layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Traffic {
+    /// (token, expert) pairs of this rank's tokens, by where the expert lies; they sum to tokens x top-k.
+    pub activations: ByPlace,
+    /// Payload of dispatch and combine for this rank's tokens, there and back: `remote` travelled between ranks, `local` is
+    /// what this rank's own slot would have had. Summed over ranks and phases, `remote` is what the transport carried.
+    pub bytes: ByPlace,
+}
+
+/// What tokens did in one layer, by phase.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LayerTraffic {
+    phases: [Traffic; 2],
+}
+
 /// All counters at one moment (each is exact; between steps they are consistent with one another).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CountersSnapshot {
-    /// `[L]`: (token, expert) pairs of this rank's tokens, by where the expert lies; they sum to tokens x top-k.
-    pub activations: Vec<ByPlace>,
-    /// Payload bytes of dispatch and combine: `remote` were sent to peers, `local` stayed in this rank's own slot.
-    pub bytes: ByPlace,
+    /// `[L]`
+    pub layers: Vec<LayerTraffic>,
     /// Prompt tokens that went through the model.
     pub prefill_tokens: u64,
     /// Generated tokens that went through the model.
     pub decode_tokens: u64,
+    /// Bytes that this rank sent to others in collectives of attention tp, in the order of [`Collective::ALL`].
+    pub collective_bytes: [u64; 3],
+    /// Attention tp: rows (a token in an MoE layer) that this rank went on with as the tables said.
+    pub rows_by_tables: u64,
+    /// Those where the tables said nothing, or there are none.
+    pub rows_evenly: u64,
 }
 
 impl Counters {
     /// Zeros, for a model of `layers` MoE layers.
     #[must_use]
     pub fn new(layers: usize) -> Self {
-        Self {
-            layers: (0..layers).map(|_| PlaceCounter::default()).collect(),
-            bytes: PlaceCounter::default(),
-            prefill_tokens: AtomicU64::new(0),
-            decode_tokens: AtomicU64::new(0),
-        }
+        let layers = (0..layers).map(|_| Default::default()).collect();
+        Self { layers, tokens: Default::default(), collectives: Default::default(), rows: Default::default() }
     }
 
     /// All counters as they are now.
     #[must_use]
     pub fn snapshot(&self) -> CountersSnapshot {
+        let layer = |phases: &[TrafficCounter; 2]| LayerTraffic { phases: phases.each_ref().map(TrafficCounter::load) };
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let [prefill_tokens, decode_tokens] = self.tokens.each_ref().map(load);
+        let [rows_by_tables, rows_evenly] = self.rows.each_ref().map(load);
         CountersSnapshot {
-            activations: self.layers.iter().map(PlaceCounter::load).collect(),
-            bytes: self.bytes.load(),
-            prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
-            decode_tokens: self.decode_tokens.load(Ordering::Relaxed),
+            layers: self.layers.iter().map(layer).collect(),
+            prefill_tokens,
+            decode_tokens,
+            collective_bytes: self.collectives.each_ref().map(load),
+            rows_by_tables,
+            rows_evenly,
         }
     }
 
-    /// Counts activations of one layer; a layer that the counters do not have is not counted.
-    pub(crate) fn add_activations(&self, layer: LayerIdx, count: ByPlace) {
-        if let Some(counter) = self.layers.get(layer.index()) {
-            counter.add(count);
+    /// Counts one layer of one step; a layer that the counters do not have is not counted.
+    pub(crate) fn add(&self, layer: LayerIdx, traffic: &LayerTraffic) {
+        if let Some(counters) = self.layers.get(layer.index()) {
+            for (counter, traffic) in counters.iter().zip(&traffic.phases) {
+                counter.activations.add(traffic.activations);
+                counter.bytes.add(traffic.bytes);
+            }
         }
     }
 
-    pub(crate) fn add_bytes(&self, count: ByPlace) {
-        self.bytes.add(count);
+    pub(super) fn add_collective(&self, collective: Collective, bytes: u64) {
+        let index = match collective {
+            Collective::ReduceScatter => 0,
+            Collective::Allgather => 1,
+            Collective::Sync => 2,
+        };
+        self.collectives[index].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Rows of an MoE layer that this rank goes on with: placed by tables, and without.
+    pub(crate) fn add_rows(&self, (by_tables, evenly): (u64, u64)) {
+        self.rows[0].fetch_add(by_tables, Ordering::Relaxed);
+        self.rows[1].fetch_add(evenly, Ordering::Relaxed);
     }
 
     pub(crate) fn add_tokens(&self, phase: StepPhase, tokens: u64) {
-        let counter = match phase {
-            StepPhase::Prefill => &self.prefill_tokens,
-            StepPhase::Decode => &self.decode_tokens,
-        };
-        counter.fetch_add(tokens, Ordering::Relaxed);
+        self.tokens[phase.index()].fetch_add(tokens, Ordering::Relaxed);
+    }
+}
+
+impl TrafficCounter {
+    fn load(&self) -> Traffic {
+        Traffic { activations: self.activations.load(), bytes: self.bytes.load() }
     }
 }
 
@@ -112,14 +207,46 @@ impl std::ops::AddAssign for ByPlace {
     }
 }
 
-impl CountersSnapshot {
-    /// Activations summed over the layers.
+impl std::ops::AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.activations += other.activations;
+        self.bytes += other.bytes;
+    }
+}
+
+impl ByPlace {
+    /// Counts on this rank or on another.
+    pub(super) fn add(&mut self, is_local: bool, count: u64) {
+        *(if is_local { &mut self.local } else { &mut self.remote }) += count;
+    }
+}
+
+impl LayerTraffic {
+    /// Of one phase.
     #[must_use]
-    pub fn total_activations(&self) -> ByPlace {
-        let mut total = ByPlace::default();
-        for &layer in &self.activations {
-            total += layer;
-        }
+    pub fn of(&self, phase: StepPhase) -> &Traffic {
+        &self.phases[phase.index()]
+    }
+
+    pub(super) fn of_mut(&mut self, phase: StepPhase) -> &mut Traffic {
+        &mut self.phases[phase.index()]
+    }
+
+    /// Of both phases.
+    #[must_use]
+    pub fn total(&self) -> Traffic {
+        let mut total = self.phases[0];
+        total += self.phases[1];
+        total
+    }
+}
+
+impl CountersSnapshot {
+    /// Of all layers and both phases.
+    #[must_use]
+    pub fn total(&self) -> Traffic {
+        let mut total = Traffic::default();
+        self.layers.iter().for_each(|layer| total += layer.total());
         total
     }
 }

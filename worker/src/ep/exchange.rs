@@ -1,12 +1,14 @@
 //! One MoE layer over all ranks: two collectives, whatever the batch.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use semmoe_kernels::{DispatchPlan, combine};
 use semmoe_tables::{ExpertId, LayerIdx, Placement, RankId};
 
-use super::counters::{ByPlace, Counters, StepPhase};
+use super::counters::{Counters, LayerTraffic, StepPhase};
 use super::inbox::Inbox;
+use super::sends::{ExpertLayout, Sends};
+use super::timings::{TimedCollective, Timings};
 use super::transport::{Transport, TransportError, Wake, Waker};
 use super::wire;
 
@@ -26,6 +28,8 @@ pub struct RoutedBatch<'a> {
     pub experts: &'a [u16],
     /// `[n, k]`
     pub weights: &'a [f32],
+    /// `[n]`: as what each token is counted.
+    pub phases: &'a [StepPhase],
     /// k
     pub top_k: usize,
     /// H
@@ -44,7 +48,7 @@ pub struct WorldMismatch {
 
 /// Where the experts of one layer are.
 struct LayerHosts {
-    /// `[N]`: the rank of each expert.
+    /// `[N]`: the rank of each expert; empty where every rank has a slice of each.
     rank_of: Vec<u16>,
     /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
     slot_of: Vec<u16>,
@@ -60,11 +64,12 @@ pub struct ExpertParallel {
     transport: Box<dyn Transport>,
     layers: Vec<LayerHosts>,
     counters: Arc<Counters>,
-    plan: DispatchPlan,
+    sends: Sends,
+    timings: Timings,
     inbox: Inbox,
     outgoing: Vec<Vec<u8>>,
     incoming: Vec<Vec<u8>>,
-    /// `[R, H]`: what the ranks returned for the rows of the plan.
+    /// `[R, H]`: what the ranks returned for the rows sent.
     partials: Vec<f32>,
 }
 
@@ -78,18 +83,35 @@ impl ExpertParallel {
         placement: &Placement,
         counters: Arc<Counters>,
     ) -> Result<Self, WorldMismatch> {
+        Self::with_layout(transport, placement, ExpertLayout::Ep, counters)
+    }
+
+    /// The same with experts in either layout; of the placement, tensor-parallel experts only use the shape.
+    ///
+    /// # Errors
+    /// As [`ExpertParallel::new`].
+    pub fn with_layout(
+        transport: Box<dyn Transport>,
+        placement: &Placement,
+        layout: ExpertLayout,
+        counters: Arc<Counters>,
+    ) -> Result<Self, WorldMismatch> {
         let (groups, world) = (usize::from(placement.groups()), transport.world());
         if groups != world {
             return Err(WorldMismatch { groups, world });
         }
         let layers = (0..placement.layers())
-            .map(|layer| LayerHosts::new(placement, LayerIdx::new(layer as u16), transport.rank()))
+            .map(|layer| match layout {
+                ExpertLayout::Ep => LayerHosts::new(placement, LayerIdx::new(layer as u16), transport.rank()),
+                ExpertLayout::Tp => LayerHosts::everywhere(placement.experts()),
+            })
             .collect();
         Ok(Self {
             transport,
+            timings: Timings::new(placement.layers()),
             layers,
             counters,
-            plan: DispatchPlan::default(),
+            sends: Sends::new(layout, world),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
             incoming: vec![Vec::new(); world],
@@ -115,6 +137,17 @@ impl ExpertParallel {
         &self.counters
     }
 
+    /// How long this rank's parts took.
+    #[must_use]
+    pub fn timings(&self) -> &Timings {
+        &self.timings
+    }
+
+    /// Notes how long a step took.
+    pub(crate) fn count_step(&mut self, began: Instant) {
+        self.timings.add_step(began.elapsed());
+    }
+
     /// Sleeps until this rank or another has something to do; see [`Transport::wait`].
     ///
     /// # Errors
@@ -129,6 +162,27 @@ impl ExpertParallel {
         self.transport.waker()
     }
 
+    /// One collective: `fill` writes what goes to another rank, behind nothing. The exchange is timed as `of`; what belongs to
+    /// no MoE layer is part of the step only.
+    pub(super) fn all_to_all(
+        &mut self,
+        of: Option<(LayerIdx, TimedCollective)>,
+        mut fill: impl FnMut(usize, &mut Vec<u8>),
+    ) -> Result<&[Vec<u8>], TransportError> {
+        let me = self.rank().index();
+        for (rank, message) in self.outgoing.iter_mut().enumerate() {
+            message.clear();
+            if rank != me {
+                fill(rank, message);
+            }
+        }
+        match of {
+            Some((layer, collective)) => self.timed_all_to_all(layer, collective)?,
+            None => self.transport.all_to_all(&self.outgoing, &mut self.incoming)?,
+        }
+        Ok(&self.incoming)
+    }
+
     /// Counts tokens that a step has taken through the model.
     pub(crate) fn count_tokens(&self, phase: StepPhase, tokens: usize) {
         self.counters.add_tokens(phase, tokens as u64);
@@ -137,7 +191,7 @@ impl ExpertParallel {
     /// The MoE sum of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever they
     /// are; `out` is `[n, H]`, overwritten. Every rank calls this equally often with the same layer, n = 0 included.
     ///
-    /// The sum is taken per rank over its experts in ascending id, then over ranks in order, so that it depends on the
+    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order, so that it depends on the
     /// placement but never on what else is in the batch.
     ///
     /// # Errors
@@ -152,27 +206,26 @@ impl ExpertParallel {
         experts: &mut dyn LocalExperts,
         out: &mut [f32],
     ) -> Result<(), TransportError> {
+        let began = Instant::now();
         let me = self.rank().index();
         let hidden = batch.hidden;
         let hosts = &self.layers[layer.index()];
-        self.plan
-            .build(batch.experts, batch.weights, batch.top_k, &hosts.rank_of, self.outgoing.len())
-            .expect("the router chooses among the placement's experts");
-        self.count_activations(layer);
+        self.sends.build(&batch, &hosts.rank_of, self.outgoing.len());
+        self.count(layer, &batch);
 
         for (rank, message) in self.outgoing.iter_mut().enumerate() {
             message.clear();
             if rank != me {
-                wire::encode_dispatch(self.plan.rank(rank), batch.x, hidden, message);
+                wire::encode_dispatch(self.sends.rank(rank), batch.x, hidden, message);
             }
         }
-        self.count_bytes(wire::dispatch_bytes(self.plan.rank(me), hidden));
-        self.transport.all_to_all(&self.outgoing, &mut self.incoming)?;
+        self.timed_all_to_all(layer, TimedCollective::Dispatch)?;
 
+        let hosts = &self.layers[layer.index()];
         self.inbox.clear(hidden);
         for rank in 0..self.incoming.len() {
             if rank == me {
-                let rows = self.plan.rank(me);
+                let rows = self.sends.rank(me);
                 self.inbox.push_own(rows, batch.x, &hosts.slot_of);
             } else {
                 let message = &self.incoming[rank];
@@ -182,11 +235,20 @@ impl ExpertParallel {
             }
         }
         self.inbox.apply(layer, hosts.slots, experts);
-        self.combine(hidden, out)
+        self.combine(layer, hidden, out)?;
+        self.timings.add_moe(layer, began.elapsed());
+        Ok(())
+    }
+
+    fn timed_all_to_all(&mut self, layer: LayerIdx, of: TimedCollective) -> Result<(), TransportError> {
+        let began = Instant::now();
+        self.transport.all_to_all(&self.outgoing, &mut self.incoming)?;
+        self.timings.add(layer, of, began.elapsed());
+        Ok(())
     }
 
     /// Second half: every rank's sums go home.
-    fn combine(&mut self, hidden: usize, out: &mut [f32]) -> Result<(), TransportError> {
+    fn combine(&mut self, layer: LayerIdx, hidden: usize, out: &mut [f32]) -> Result<(), TransportError> {
         let me = self.rank().index();
         for (rank, message) in self.outgoing.iter_mut().enumerate() {
             message.clear();
@@ -194,11 +256,10 @@ impl ExpertParallel {
                 wire::encode_rows(self.inbox.sums(rank), message);
             }
         }
-        self.count_bytes(size_of_val(self.inbox.sums(me)));
-        self.transport.all_to_all(&self.outgoing, &mut self.incoming)?;
-        self.partials.resize(self.plan.rows() * hidden, 0.0);
+        self.timed_all_to_all(layer, TimedCollective::Combine)?;
+        self.partials.resize(self.sends.rows() * hidden, 0.0);
         for (rank, message) in self.incoming.iter().enumerate() {
-            let rows = self.plan.row_range(rank);
+            let rows = self.sends.row_range(rank);
             let partials = &mut self.partials[rows.start * hidden..rows.end * hidden];
             if rank == me {
                 partials.copy_from_slice(self.inbox.sums(me));
@@ -207,24 +268,38 @@ impl ExpertParallel {
                     .map_err(|detail| TransportError::protocol(RankId::new(rank as u16), detail))?;
             }
         }
-        combine(&self.plan, &self.partials, hidden, out).expect("the plan's own rows fit it");
+        self.sends.combine(&self.partials, hidden, out);
         Ok(())
     }
 
-    fn count_activations(&self, layer: LayerIdx) {
-        let total = (0..self.world()).map(|rank| self.plan.rank(rank).experts.len() as u64).sum::<u64>();
-        let local = self.plan.rank(self.rank().index()).experts.len() as u64;
-        self.counters.add_activations(layer, ByPlace { local, remote: total - local });
-    }
-
-    /// Counts what is about to be sent, and the bytes that the own slot would have had.
-    fn count_bytes(&self, own: usize) {
-        let remote = self.outgoing.iter().map(|message| message.len() as u64).sum();
-        self.counters.add_bytes(ByPlace { local: own as u64, remote });
+    /// Counts what becomes of this rank's tokens, there and back. Where every rank has a slice of every expert, each pair is
+    /// local, and the bytes are those of gathering rows and scattering sums.
+    fn count(&self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
+        let mut traffic = LayerTraffic::default();
+        for rank in 0..self.world() {
+            let (rows, is_local) = (self.sends.rank(rank), rank == self.rank().index());
+            for (token, pairs) in rows.tokens.iter().zip(rows.pairs) {
+                let of = traffic.of_mut(batch.phases[*token as usize]);
+                if is_local || self.sends.is_by_expert() {
+                    of.activations.add(is_local, u64::from(*pairs));
+                }
+                of.bytes.add(is_local, wire::row_bytes(usize::from(*pairs), batch.hidden));
+            }
+            // A message's header goes with its first row.
+            if let Some(first) = rows.tokens.first() {
+                traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, wire::HEADER_BYTES as u64);
+            }
+        }
+        self.counters.add(layer, &traffic);
     }
 }
 
 impl LayerHosts {
+    /// Every rank has a slice of each: the slot of an expert is its id.
+    fn everywhere(experts: u16) -> Self {
+        Self { rank_of: Vec::new(), slot_of: (0..experts).collect(), slots: experts.into() }
+    }
+
     fn new(placement: &Placement, layer: LayerIdx, rank: RankId) -> Self {
         let mut slots = 0;
         let (mut rank_of, mut slot_of) = (Vec::new(), Vec::new());

@@ -5,6 +5,7 @@
 //! collectives. A transport that failed stays failed and goes on naming the rank that failed first.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,20 @@ pub trait Transport: Send {
 
     /// A handle by which other threads of this process end [`Transport::wait`].
     fn waker(&self) -> Waker;
+}
+
+/// A rank needs one link to each other rank, `links[p]` to rank p, and none to itself.
+pub(super) fn check_links<T>(rank: RankId, links: &[Option<T>]) -> io::Result<()> {
+    let invalid = |detail: String| Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+    for (peer, link) in links.iter().enumerate() {
+        if link.is_some() == (peer == rank.index()) {
+            return invalid(format!("rank {rank} needs a stream for each other rank: slot {peer} is not right"));
+        }
+    }
+    if rank.index() >= links.len() {
+        return invalid(format!("rank {rank} is not below the world size {}", links.len()));
+    }
+    Ok(())
 }
 
 /// Why [`Transport::wait`] returned.

@@ -18,7 +18,8 @@ use semmoe_kernels::RankRows;
 #[cfg(target_endian = "big")]
 compile_error!("messages are little-endian and are copied as they lie in memory");
 
-const HEADER_BYTES: usize = 8;
+/// Bytes of a dispatch message before its rows.
+pub(super) const HEADER_BYTES: usize = 8;
 
 /// The size of the message that carries `rows`.
 pub(super) fn dispatch_bytes(rows: RankRows<'_>, hidden: usize) -> usize {
@@ -32,6 +33,11 @@ const PAIR_BYTES: usize = 2 + 4;
 
 const fn dispatch_row_bytes(hidden: usize) -> usize {
     2 + 4 * hidden
+}
+
+/// What one row with so many pairs takes in its dispatch message and in the combine message that answers it.
+pub(super) fn row_bytes(pairs: usize, hidden: usize) -> u64 {
+    (dispatch_row_bytes(hidden) + PAIR_BYTES * pairs + size_of::<f32>() * hidden) as u64
 }
 
 /// Appends the dispatch message of one rank; `x` `[n, H]` holds the rows of all tokens.
@@ -95,6 +101,11 @@ pub(super) fn split_dispatch(message: &[u8], hidden: usize) -> Result<DispatchPa
 /// Little-endian u16s, wherever they lie.
 pub(super) fn u16s(bytes: &[u8]) -> impl Iterator<Item = u16> {
     bytes.chunks_exact(2).map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+}
+
+/// Little-endian f32s, wherever they lie.
+pub(super) fn f32s(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value))
 }
 
 /// Appends `bytes` as f32 values; a trailing part of one is left out.

@@ -3,8 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
+use half::f16;
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use serde::Deserialize;
@@ -45,23 +47,35 @@ struct Index {
 pub(super) enum TensorData<'a> {
     /// bf16, two bytes each.
     Bf16(&'a [[u8; 2]]),
+    /// f16, two bytes each.
+    F16(&'a [[u8; 2]]),
     /// f32, four bytes each.
     F32(&'a [[u8; 4]]),
 }
 
-impl TensorData<'_> {
+impl<'a> TensorData<'a> {
     /// Number of elements.
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Bf16(values) => values.len(),
+            Self::Bf16(values) | Self::F16(values) => values.len(),
             Self::F32(values) => values.len(),
         }
     }
 
-    /// Element i; bf16 to f32 is exact.
+    /// Some of the elements.
+    pub(super) fn part(&self, range: Range<usize>) -> TensorData<'a> {
+        match self {
+            Self::Bf16(values) => TensorData::Bf16(&values[range]),
+            Self::F16(values) => TensorData::F16(&values[range]),
+            Self::F32(values) => TensorData::F32(&values[range]),
+        }
+    }
+
+    /// Element i; both half types to f32 are exact.
     pub(super) fn get(&self, i: usize) -> f32 {
         match self {
             Self::Bf16(values) => bf16_to_f32(u16::from_le_bytes(values[i])),
+            Self::F16(values) => f16::from_le_bytes(values[i]).to_f32(),
             Self::F32(values) => f32::from_le_bytes(values[i]),
         }
     }
@@ -132,6 +146,7 @@ impl Checkpoint {
         let bytes = &shard.map[shard.data_start + from..shard.data_start + to];
         match info.dtype {
             Dtype::BF16 => Ok(TensorData::Bf16(bytes.as_chunks().0)),
+            Dtype::F16 => Ok(TensorData::F16(bytes.as_chunks().0)),
             Dtype::F32 => Ok(TensorData::F32(bytes.as_chunks().0)),
             other => {
                 Err(ModelError::Dtype { path: shard.path.clone(), tensor: name.to_owned(), found: other.to_string() })

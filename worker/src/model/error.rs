@@ -39,7 +39,7 @@ pub enum ModelError {
         /// The architecture of the file.
         found: String,
         /// What is supported.
-        known: &'static str,
+        known: String,
     },
     /// A configuration value that cannot be, or that this worker does not support.
     #[error("{}: {field} is {found}, expected {expected}", path.display())]
@@ -82,7 +82,7 @@ pub enum ModelError {
         expected: Vec<usize>,
     },
     /// A tensor of another number type.
-    #[error("{}: tensor {tensor} has type {found}, expected BF16 or F32", path.display())]
+    #[error("{}: tensor {tensor} has type {found}, expected BF16, F16 or F32", path.display())]
     Dtype {
         /// The checkpoint file.
         path: PathBuf,
@@ -90,6 +90,31 @@ pub enum ModelError {
         tensor: String,
         /// Its type.
         found: String,
+    },
+    /// Experts that cannot be cut into so many slices.
+    #[error(
+        "experts tp cannot cut the intermediate width {width} of an expert into {ranks} even slices, one for each rank"
+    )]
+    ExpertWidth {
+        /// `moe_intermediate_size`, or what the family calls it.
+        width: usize,
+        /// Ranks of the unit.
+        ranks: usize,
+    },
+    /// Heads that cannot be split over so many ranks.
+    #[error(
+        "attention tp cannot split {heads} query heads and {kv_heads} key-value heads over {ranks} ranks, expected one of \
+         {possible}"
+    )]
+    Heads {
+        /// Query heads.
+        heads: usize,
+        /// Heads of keys and values.
+        kv_heads: usize,
+        /// Ranks of the unit.
+        ranks: usize,
+        /// The numbers of ranks that would do.
+        possible: String,
     },
     /// A placement for another model or another unit.
     #[error("the placement has {field} {found}, the {of} has {expected}")]

@@ -2,37 +2,41 @@
 
 use semmoe_tables::LayerIdx;
 
-use super::attention::{Attention, AttentionScratch, HeadShape};
+use super::attention::{AttentionScratch, AttentionStep};
 use super::compute::{add, rms_norm};
 use super::mlp::{Mlp, MlpScratch};
 use super::probe::Probe;
 use super::rope::RotaryTable;
-use super::router::route;
+use super::router::{Choice, RouterScratch};
+use super::rows::RowPlan;
+use super::split::SplitScratch;
 use super::step::{OutputBuffers, StepItem};
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, TransportError};
+use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, TransportError};
 
 /// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
 #[derive(Default)]
 pub(super) struct Scratch {
     /// `[rows, H]`: the residual stream.
-    residual: Vec<f32>,
+    pub(super) residual: Vec<f32>,
     /// `[rows, H]`
     normed: Vec<f32>,
     /// `[rows, H]`: what a part of a layer adds to the residual stream.
-    added: Vec<f32>,
-    /// `[rows, qkv_width]`
-    qkv: Vec<f32>,
-    /// `[rows, query_width]`
+    pub(super) added: Vec<f32>,
+    /// `[rows, heads x value width]`
     attended: Vec<f32>,
     /// `[rows, N]`
     router_logits: Vec<f32>,
+    /// `[rows]`
+    pub(super) phases: Vec<StepPhase>,
     /// `[rows, k]`
-    experts: Vec<u16>,
+    pub(super) experts: Vec<u16>,
     weights: Vec<f32>,
     attention: AttentionScratch,
+    router: RouterScratch,
     mlp: MlpScratch,
+    pub(super) split: SplitScratch,
 }
 
 /// Everything that one step uses.
@@ -43,6 +47,8 @@ pub(super) struct Forward<'a> {
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a mut OutputBuffers,
     pub(super) ep: &'a mut ExpertParallel,
+    /// Which rows this rank goes on with after attention: with attention tp, where all ranks have the same rows.
+    pub(super) rows: Option<&'a mut RowPlan>,
     pub(super) probe: &'a mut dyn Probe,
 }
 
@@ -53,7 +59,14 @@ impl Forward<'_> {
         for (layer, block) in weights.blocks.iter().enumerate() {
             self.probe.residual(layer, &self.scratch.residual);
             self.attention(layer, block, items);
-            self.feed_forward(block)?;
+            match self.rows.is_some() {
+                true => self.split_feed_forward(block)?,
+                false => {
+                    add(&self.scratch.added, &mut self.scratch.residual);
+                    self.feed_forward(block)?;
+                    self.keep_routes(block);
+                }
+            }
         }
         self.probe.residual(weights.blocks.len(), &self.scratch.residual);
         self.output(items);
@@ -69,9 +82,11 @@ impl Forward<'_> {
         let hidden = self.config.hidden;
         self.out.offsets.clear();
         self.out.offsets.push(0);
+        self.scratch.phases.clear();
         let mut rows = 0;
         for item in items {
             rows += item.tokens.len();
+            self.scratch.phases.resize(rows, item.phase);
             self.out.offsets.push(rows);
         }
         self.out.route_width = self.config.num_moe_layers() * self.config.top_k;
@@ -79,35 +94,31 @@ impl Forward<'_> {
         let residual = &mut self.scratch.residual;
         residual.resize(rows * hidden, 0.0);
         let tokens = items.iter().flat_map(|item| item.tokens);
+        self.scratch.split.tokens.clear();
+        self.scratch.split.tokens.extend(tokens.clone());
         for (token, row) in tokens.zip(residual.chunks_exact_mut(hidden)) {
             self.weights.embedding.read(*token, row);
         }
     }
 
+    /// From `residual` to `added`: of all heads, or of this rank's.
     fn attention(&mut self, layer: usize, block: &Block, items: &mut [StepItem<'_>]) {
-        let shape = HeadShape::new(self.config);
-        let (width, query_width) = (shape.qkv_width(), shape.query_width());
         let rows = self.rows();
-        let Scratch { residual, normed, added, qkv, attended, attention, .. } = &mut *self.scratch;
+        let Scratch { residual, normed, added, attended, attention, .. } = &mut *self.scratch;
         normed.resize(residual.len(), 0.0);
         added.resize(residual.len(), 0.0);
-        qkv.resize(rows * width, 0.0);
-        attended.resize(rows * query_width, 0.0);
-
         rms_norm(residual, &block.input_norm, self.config.rms_norm_eps, normed);
-        block.qkv.apply(normed, qkv);
-        let head = Attention { shape, norms: &block.head_norms, angles: self.angles, layer };
-        for (item, range) in items.iter_mut().zip(self.out.offsets.windows(2)) {
-            let (from, to) = (range[0], range[1]);
-            let sums = &mut attended[from * query_width..to * query_width];
-            head.attend(&qkv[from * width..to * width], item.kv, sums, attention);
-        }
+        let (angles, offsets) = (self.angles, &self.out.offsets);
+        let mut step = AttentionStep { layer, angles, normed, rows, items, offsets };
+        block.attention.run(&mut step, attended, attention);
         block.attention_out.apply(attended, added);
-        add(added, residual);
     }
 
-    fn feed_forward(&mut self, block: &Block) -> Result<(), TransportError> {
+    /// What follows attention, on the rows of `residual`.
+    pub(super) fn feed_forward(&mut self, block: &Block) -> Result<(), TransportError> {
         let Scratch { residual, normed, added, mlp, .. } = &mut *self.scratch;
+        normed.resize(residual.len(), 0.0);
+        added.resize(residual.len(), 0.0);
         rms_norm(residual, &block.post_norm, self.config.rms_norm_eps, normed);
         match &block.feed_forward {
             FeedForward::Dense(dense) => dense.apply(normed, added, mlp),
@@ -117,24 +128,38 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// The routed experts' sum, from `normed` to `added`.
+    /// The sum of the routed experts, and of the shared one, from `normed` to `added`.
     fn moe(&mut self, moe: &Moe) -> Result<(), TransportError> {
         let (num_experts, top_k) = (self.config.num_experts, self.config.top_k);
-        let rows = self.rows();
-        let Scratch { normed, added, router_logits, experts, weights, mlp, .. } = &mut *self.scratch;
+        let Scratch { residual, normed, added, router_logits, phases, experts, weights, router, mlp, .. } =
+            &mut *self.scratch;
+        let rows = residual.len() / self.config.hidden;
         router_logits.resize(rows * num_experts, 0.0);
         experts.resize(rows * top_k, 0);
         weights.resize(rows * top_k, 0.0);
         moe.router.apply(normed, router_logits);
         self.probe.router_logits(moe.layer, router_logits);
-        route(router_logits, num_experts, self.config.normalise_top_k, top_k, experts, weights);
+        let correction = moe.correction.as_deref();
+        let choice = Choice { router: &self.config.router, num_experts, top_k, correction };
+        choice.route(router_logits, experts, weights, router);
+        self.probe.routes(moe.layer, experts, weights);
+        let batch = RoutedBatch { x: normed, experts, weights, phases, top_k, hidden: self.config.hidden };
+        let mut local = RankExperts { experts: &moe.experts, scratch: mlp };
+        self.ep.moe(moe.layer, batch, &mut local, added)?;
+        if let Some(shared) = &moe.shared {
+            shared.add_to(normed, added, mlp);
+        }
+        Ok(())
+    }
+
+    /// Keeps the experts that an MoE layer chose for all rows.
+    pub(super) fn keep_routes(&mut self, block: &Block) {
+        let FeedForward::Moe(moe) = &block.feed_forward else { return };
+        let top_k = self.config.top_k;
         let routes = self.out.routes.chunks_exact_mut(self.out.route_width);
-        for (chosen, row) in experts.chunks_exact(top_k).zip(routes) {
+        for (chosen, row) in self.scratch.experts.chunks_exact(top_k).zip(routes) {
             row[moe.layer.index() * top_k..][..top_k].copy_from_slice(chosen);
         }
-        let batch = RoutedBatch { x: normed, experts, weights, top_k, hidden: self.config.hidden };
-        let mut local = RankExperts { experts: &moe.experts, scratch: mlp };
-        self.ep.moe(moe.layer, batch, &mut local, added)
     }
 
     /// Logits of the last row of each item that wants them.

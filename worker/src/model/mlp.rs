@@ -1,6 +1,6 @@
-//! A gated feed-forward network: an expert, or the whole of a dense layer.
+//! A gated feed-forward network: an expert, or the whole of a dense layer; and the expert that every token takes.
 
-use super::compute::{Linear, silu_product};
+use super::compute::{Linear, add, add_scaled, silu_product};
 
 /// `down(silu(gate(x)) * up(x))`
 pub(super) struct Mlp {
@@ -10,14 +10,29 @@ pub(super) struct Mlp {
     pub(super) down: Linear,
 }
 
+/// An expert that every token takes, weighted by a sigmoid of the token where it has a gate `[1, H]`.
+pub(super) struct Shared {
+    pub(super) mlp: Mlp,
+    pub(super) gate: Option<Linear>,
+}
+
 /// Buffers that are reused between calls.
 #[derive(Default)]
 pub(super) struct MlpScratch {
     gate_up: Vec<f32>,
     product: Vec<f32>,
+    /// `[m, H]`: a shared expert's results.
+    shared: Vec<f32>,
+    /// `[m]`
+    gates: Vec<f32>,
 }
 
 impl Mlp {
+    /// Its packed weights, in the order in which they are used.
+    pub(super) fn linears(&mut self) -> [&mut Linear; 2] {
+        [&mut self.gate_up, &mut self.down]
+    }
+
     /// `x [m, H]` to `out [m, H]`, overwritten.
     pub(super) fn apply(&self, x: &[f32], out: &mut [f32], scratch: &mut MlpScratch) {
         let rows = x.len() / self.down.outputs();
@@ -27,5 +42,27 @@ impl Mlp {
         self.gate_up.apply(x, &mut scratch.gate_up);
         silu_product(&scratch.gate_up, width, &mut scratch.product);
         self.down.apply(&scratch.product, out);
+    }
+}
+
+impl Shared {
+    /// Adds the results for `x [m, H]` to `out [m, H]`.
+    pub(super) fn add_to(&self, x: &[f32], out: &mut [f32], scratch: &mut MlpScratch) {
+        let mut results = std::mem::take(&mut scratch.shared);
+        results.resize(x.len(), 0.0);
+        self.mlp.apply(x, &mut results, scratch);
+        match &self.gate {
+            None => add(&results, out),
+            Some(gate) => {
+                let hidden = self.mlp.down.outputs();
+                scratch.gates.resize(x.len() / hidden, 0.0);
+                gate.apply(x, &mut scratch.gates);
+                let rows = results.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden));
+                for ((result, out), gate) in rows.zip(&scratch.gates) {
+                    add_scaled(result, 1.0 / (1.0 + (-gate).exp()), out);
+                }
+            }
+        }
+        scratch.shared = results;
     }
 }

@@ -1,13 +1,18 @@
-//! A Hugging Face MoE checkpoint on one rank: all of attention, this rank's experts.
+//! A Hugging Face MoE checkpoint on one rank: all of attention (or this rank's heads of it), this rank's experts.
 //!
 //! | module | what |
 //! |---|---|
 //! | `config` | `config.json`, checked |
 //! | `checkpoint` | safetensors files by memory map |
-//! | `weights` | tensors by name, checked against the configuration, packed |
+//! | `load` | tensors by name, checked against the configuration, packed |
+//! | `weights` | what a rank keeps of them: one block for all families |
 //! | `step` | what goes into a step and what comes out |
 //! | `forward` | a step through all layers |
-//! | `attention`, `kv`, `rope` | causal grouped-query attention over one sequence's cache |
+//! | `share` | attention tp: the heads of a rank |
+//! | `split`, `rows` | attention tp: a layer after its heads, and which rows go to which rank |
+//! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
+//! | `grouped`, `latent` | the two kinds of attention: what makes queries, keys and values |
+//! | `slice` | experts tp: a rank's part of every expert |
 //! | `router`, `mlp` | the choice of experts, and an expert |
 //! | `compute` | matrix products and element-wise functions |
 //! | `probe` | a look inside, for tests |
@@ -18,37 +23,59 @@ mod compute;
 mod config;
 mod error;
 mod forward;
+mod grouped;
 mod kv;
+mod latent;
+mod load;
 mod mlp;
 mod probe;
 mod rope;
 mod router;
+mod rows;
+mod share;
+mod slice;
+mod split;
 mod step;
 mod weights;
 
 use std::path::Path;
+use std::sync::Arc;
 
-use semmoe_tables::{Placement, RankId};
+use semmoe_tables::{Placement, RankId, Tables};
 
-pub use config::ModelConfig;
+pub(crate) use compute::instructions;
+pub use compute::with_threads;
+pub use config::{
+    Architecture, AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, ModelConfig,
+    Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
+};
 pub use error::{ModelError, StepError};
-pub use kv::KvCache;
+pub use kv::{CacheShape, KvCache, KvPool, KvUsage, PAGE_TOKENS};
 pub use probe::Probe;
-pub use step::{StepItem, StepOutput};
+pub use share::HeadShare;
+pub use step::{StepItem, StepOutput, likeliest};
 
-use crate::ep::ExpertParallel;
+use crate::ep::{ExpertLayout, ExpertParallel};
 use checkpoint::Checkpoint;
 use forward::{Forward, Scratch};
+use load::Loader;
 use probe::NoProbe;
 use rope::RotaryTable;
+use rows::RowPlan;
+pub(crate) use slice::ExpertSlice;
 use step::OutputBuffers;
-use weights::{Loader, Weights};
+use weights::Weights;
 
 /// One rank's model: loaded once, stepped by one thread.
 pub struct Model {
     config: ModelConfig,
+    share: HeadShare,
     weights: Weights,
     angles: RotaryTable,
+    /// For sequences that share nothing.
+    pool: KvPool,
+    /// With attention tp.
+    rows: Option<RowPlan>,
     scratch: Scratch,
     out: OutputBuffers,
 }
@@ -61,12 +88,62 @@ impl Model {
     /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not supported; a
     /// tensor that is missing or has another shape or type; a placement for another model.
     pub fn load(model_dir: &Path, rank: RankId, placement: &Placement) -> Result<Self, ModelError> {
+        Self::load_experts(model_dir, rank, placement, ExpertLayout::Ep)
+    }
+
+    /// The same with experts in either layout: with [`ExpertLayout::Tp`] the rank keeps its slice of every expert, and of the
+    /// placement only the shape counts.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; experts that cannot be cut into so many slices.
+    pub fn load_experts(
+        model_dir: &Path,
+        rank: RankId,
+        placement: &Placement,
+        experts: ExpertLayout,
+    ) -> Result<Self, ModelError> {
+        Self::load_split(model_dir, (rank, placement), experts, |_| Ok((HeadShare::ALL, None)))
+    }
+
+    /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and between
+    /// attention and the next layer each goes on with some of the rows: with those that `tables` place on it, which are
+    /// checked to be the model's and the placement's, or with even parts.
+    ///
+    /// # Errors
+    /// As [`Model::load_experts`]; heads that cannot be split over so many ranks.
+    pub fn load_tp(
+        model_dir: &Path,
+        rank: RankId,
+        placement: &Placement,
+        experts: ExpertLayout,
+        tables: Option<Arc<Tables>>,
+    ) -> Result<Self, ModelError> {
+        let ranks = usize::from(placement.groups());
+        Self::load_split(model_dir, (rank, placement), experts, |config| {
+            Ok((HeadShare::new(config, rank.index(), ranks)?, Some(RowPlan::new(ranks, tables))))
+        })
+    }
+
+    fn load_split(
+        model_dir: &Path,
+        (rank, placement): (RankId, &Placement),
+        experts: ExpertLayout,
+        split: impl FnOnce(&ModelConfig) -> Result<(HeadShare, Option<RowPlan>), ModelError>,
+    ) -> Result<Self, ModelError> {
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, rank, placement)?;
+        let slice = match experts {
+            ExpertLayout::Ep => None,
+            ExpertLayout::Tp => Some(ExpertSlice::new(&config, rank.index(), usize::from(placement.groups()))?),
+        };
+        let (share, rows) = split(&config)?;
         let checkpoint = Checkpoint::open(model_dir)?;
-        let weights = Loader { checkpoint: &checkpoint, config: &config, placement, rank }.load()?;
-        let angles = RotaryTable::new(config.head_dim, config.rope_theta);
-        Ok(Self { config, weights, angles, scratch: Scratch::default(), out: OutputBuffers::default() })
+        let mut weights = Loader { checkpoint: &checkpoint, config: &config, placement, rank, slice, share }.load()?;
+        weights.settle();
+        let angles = RotaryTable::new(config.rope_dim(), &config.rope);
+        let pool = KvPool::new(share.cache_shape(&config), usize::MAX, false);
+        let (scratch, out) = (Scratch::default(), OutputBuffers::default());
+        Ok(Self { config, share, weights, angles, pool, rows, scratch, out })
     }
 
     /// The checkpoint's configuration.
@@ -75,14 +152,25 @@ impl Model {
         &self.config
     }
 
-    /// The cache of a sequence that has no tokens yet.
+    /// What a sequence's cache holds on this rank.
+    pub(crate) fn cache_shape(&self) -> CacheShape {
+        self.share.cache_shape(&self.config)
+    }
+
+    /// Whether attention is split over ranks.
+    pub(crate) fn splits_attention(&self) -> bool {
+        self.rows.is_some()
+    }
+
+    /// The cache of a sequence that has no tokens yet and shares nothing, without a limit; see [`KvPool`] for others.
     #[must_use]
     pub fn new_sequence(&self) -> KvCache {
-        KvCache::new(&self.config)
+        self.pool.alone()
     }
 
     /// Takes some tokens of any number of sequences through all layers, in lockstep with the other ranks: two collectives
-    /// per MoE layer, also for an empty step. A token's logits and routes do not depend on what else is in the step, nor on
+    /// per MoE layer, also for an empty step. With attention tp every rank has the same tokens of the same sequences, and each
+    /// layer has two collectives more; which items want logits may differ. A token's logits and routes do not depend on what else is in the step, nor on
     /// how its sequence was cut into steps (bitwise).
     ///
     /// # Errors
@@ -107,7 +195,12 @@ impl Model {
         }
         for item in &mut *items {
             self.angles.grow(item.kv.len() + item.tokens.len());
-            item.kv.reserve(item.tokens.len());
+        }
+        for (item, step) in items.iter_mut().enumerate() {
+            if !step.kv.reserve(step.tokens.len()) {
+                let detail = "no page of the key-value cache is left for it".to_owned();
+                return Err(StepError::Item { item, detail });
+            }
         }
         let mut forward = Forward {
             config: &self.config,
@@ -116,12 +209,18 @@ impl Model {
             scratch: &mut self.scratch,
             out: &mut self.out,
             ep,
+            rows: self.rows.as_mut(),
             probe,
         };
         forward.run(items)?;
-        for item in items {
-            item.kv.commit(item.tokens.len());
-            ep.count_tokens(item.phase, item.tokens.len());
+        // With attention tp all ranks have the same tokens: they are counted once.
+        let counts = self.rows.is_none() || ep.rank().get() == 0;
+        for (item, rows) in items.iter_mut().zip(self.out.offsets.windows(2)) {
+            let width = self.out.route_width;
+            item.kv.commit(item.tokens, &self.out.routes[rows[0] * width..rows[1] * width]);
+            if counts {
+                ep.count_tokens(item.phase, item.tokens.len());
+            }
         }
         Ok(StepOutput { buffers: &self.out })
     }

@@ -14,6 +14,11 @@ pub trait Probe {
         let _ = (layer, logits);
     }
 
+    /// What one MoE layer chose: experts and their weights, each `[rows, k]`.
+    fn routes(&mut self, layer: LayerIdx, experts: &[u16], weights: &[f32]) {
+        let _ = (layer, experts, weights);
+    }
+
     /// The residual stream after the final norm, `[rows that want logits, H]`.
     fn final_norm(&mut self, rows: &[f32]) {
         let _ = rows;

@@ -1,40 +1,127 @@
-//! The choice of experts: softmax over the router's logits, the k largest, their weights.
+//! The choice of experts: scores from the router's logits, the k best of them (or of the best groups), their weights.
+
+use super::config::{GroupLimit, GroupScore, Router, Scoring};
+
+/// Keeps the sum of weights that are all 0 from dividing by it, as DeepSeek-V3 does.
+const LEAST_TOTAL: f32 = 1e-20;
+
+/// Buffers that are reused between calls.
+#[derive(Default)]
+pub(super) struct RouterScratch {
+    /// `[N]`: what is chosen by.
+    scores: Vec<f32>,
+    /// `[groups]`
+    worth: Vec<f32>,
+    /// The groups that are chosen from.
+    kept: Vec<u16>,
+}
 
 /// Chooses the experts of each token.
-///
-/// - `logits` `[n, N]`
-/// - `experts`, `weights` `[n, k]`: filled, strongest first, equal logits by ascending id
-///
-/// The weights are the softmax over all N, scaled to sum to 1 over the k if `normalise`.
-pub(super) fn route(
-    logits: &[f32],
-    num_experts: usize,
-    normalise: bool,
-    top_k: usize,
-    experts: &mut [u16],
-    weights: &mut [f32],
-) {
-    let tokens = logits.chunks_exact(num_experts);
-    let chosen = experts.chunks_exact_mut(top_k).zip(weights.chunks_exact_mut(top_k));
-    for (logits, (experts, weights)) in tokens.zip(chosen) {
-        choose(logits, experts);
-        let max = logits[usize::from(experts[0])];
-        for (weight, &expert) in weights.iter_mut().zip(experts.iter()) {
-            *weight = (logits[usize::from(expert)] - max).exp();
+pub(super) struct Choice<'a> {
+    pub(super) router: &'a Router,
+    /// N
+    pub(super) num_experts: usize,
+    /// k
+    pub(super) top_k: usize,
+    /// `[N]`: added to the scores for the choice alone.
+    pub(super) correction: Option<&'a [f32]>,
+}
+
+impl Choice<'_> {
+    /// - `logits` `[n, N]`
+    /// - `experts`, `weights` `[n, k]`: filled, strongest choice first, equal ones by ascending id
+    pub(super) fn route(&self, logits: &[f32], experts: &mut [u16], weights: &mut [f32], scratch: &mut RouterScratch) {
+        let tokens = logits.chunks_exact(self.num_experts);
+        let chosen = experts.chunks_exact_mut(self.top_k).zip(weights.chunks_exact_mut(self.top_k));
+        for (logits, (experts, weights)) in tokens.zip(chosen) {
+            self.choose(logits, experts, scratch);
+            self.weigh(logits, experts, weights);
         }
-        let total: f32 =
-            if normalise { weights.iter().sum() } else { logits.iter().map(|logit| (logit - max).exp()).sum() };
+    }
+
+    fn choose(&self, logits: &[f32], experts: &mut [u16], scratch: &mut RouterScratch) {
+        // A softmax does not change the order: the logits serve.
+        if self.router.scoring == Scoring::Softmax && self.router.groups.is_none() {
+            return strongest(logits, experts);
+        }
+        let scores = &mut scratch.scores;
+        scores.clear();
+        match self.router.scoring {
+            Scoring::Softmax => scores.extend_from_slice(logits),
+            Scoring::CorrectedSigmoid => scores.extend(logits.iter().map(|logit| sigmoid(*logit))),
+        }
+        for (score, correction) in scores.iter_mut().zip(self.correction.unwrap_or_default()) {
+            *score += correction;
+        }
+        if let Some(limit) = &self.router.groups {
+            keep_groups(limit, scratch);
+        }
+        strongest(&scratch.scores, experts);
+    }
+
+    fn weigh(&self, logits: &[f32], experts: &[u16], weights: &mut [f32]) {
+        let Router { scoring, normalise, scale, .. } = *self.router;
+        let chosen = weights.iter_mut().zip(experts).map(|(weight, expert)| (weight, logits[usize::from(*expert)]));
+        let total = match scoring {
+            Scoring::Softmax => {
+                let max = logits[usize::from(experts[0])];
+                chosen.for_each(|(weight, logit)| *weight = (logit - max).exp());
+                match normalise {
+                    true => weights.iter().sum(),
+                    false => logits.iter().map(|logit| (logit - max).exp()).sum(),
+                }
+            }
+            Scoring::CorrectedSigmoid => {
+                chosen.for_each(|(weight, logit)| *weight = sigmoid(logit));
+                if normalise { weights.iter().sum::<f32>() + LEAST_TOTAL } else { 1.0 }
+            }
+        };
         for weight in weights {
-            *weight /= total;
+            *weight = *weight / total * scale;
         }
     }
 }
 
-/// The `chosen.len()` largest, by insertion: k is small. Ids are distinct whatever the logits are.
-fn choose(logits: &[f32], chosen: &mut [u16]) {
+fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// Leaves nothing of the groups that are not among the best.
+fn keep_groups(limit: &GroupLimit, scratch: &mut RouterScratch) {
+    let RouterScratch { scores, worth, kept } = scratch;
+    let size = scores.len() / limit.groups;
+    worth.clear();
+    worth.extend(scores.chunks_exact(size).map(|group| worth_of(group, limit.by)));
+    kept.clear();
+    kept.resize(limit.kept, 0);
+    strongest(worth, kept);
+    for (group, scores) in scores.chunks_exact_mut(size).enumerate() {
+        if !kept.contains(&(group as u16)) {
+            scores.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+fn worth_of(group: &[f32], by: GroupScore) -> f32 {
+    let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    for &score in group {
+        if score > best {
+            (best, second) = (score, best);
+        } else if score > second {
+            second = score;
+        }
+    }
+    match by {
+        GroupScore::Best => best,
+        GroupScore::TwoBest => best + second,
+    }
+}
+
+/// The `chosen.len()` largest, by insertion: k is small. Ids are distinct whatever the scores are.
+fn strongest(scores: &[f32], chosen: &mut [u16]) {
     let mut count = 0;
-    for (expert, &logit) in logits.iter().enumerate() {
-        let beats = |other: u16| logit > logits[usize::from(other)];
+    for (expert, &score) in scores.iter().enumerate() {
+        let beats = |other: u16| score > scores[usize::from(other)];
         if count == chosen.len() {
             if !beats(chosen[count - 1]) {
                 continue;
@@ -52,32 +139,5 @@ fn choose(logits: &[f32], chosen: &mut [u16]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_strongest_come_first_and_ties_by_id() {
-        let logits = [1.0, 3.0, 2.0, 3.0, 0.0, f32::NAN, 2.5, -1.0];
-        let (mut experts, mut weights) = ([0; 3], [0.0; 3]);
-        route(&logits, 8, true, 3, &mut experts, &mut weights);
-        assert_eq!(experts, [1, 3, 6]);
-        assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6);
-        assert!((weights[2] / weights[0] - (-0.5f32).exp()).abs() < 1e-6);
-    }
-
-    #[test]
-    fn without_normalisation_the_weights_are_the_softmax_over_all() {
-        let (mut experts, mut weights) = ([0; 1], [0.0; 1]);
-        route(&[0.0, 1.0], 2, false, 1, &mut experts, &mut weights);
-        assert_eq!(experts, [1]);
-        assert!((weights[0] - 1.0 / (1.0 + (-1.0f32).exp())).abs() < 1e-6);
-    }
-
-    #[test]
-    fn all_experts_can_be_chosen() {
-        let (mut experts, mut weights) = ([0; 4], [0.0; 4]);
-        route(&[f32::NAN; 4], 4, true, 4, &mut experts, &mut weights);
-        experts.sort_unstable();
-        assert_eq!(experts, [0, 1, 2, 3]);
-    }
-}
+#[path = "router_tests.rs"]
+mod tests;

@@ -1,6 +1,7 @@
 //! What goes into one step of a rank, and what comes out.
 
 use super::KvCache;
+use super::compute::first_largest;
 use crate::ep::StepPhase;
 
 /// Some tokens of one sequence: a whole prompt, a chunk of one, or the one token that was generated last.
@@ -13,6 +14,12 @@ pub struct StepItem<'a> {
     pub want_logits: bool,
     /// As what the tokens are counted.
     pub phase: StepPhase,
+}
+
+/// The id of the largest of the logits `[V]`, the lowest of equal ones; none if all are NaN.
+#[must_use]
+pub fn likeliest(logits: &[f32]) -> Option<u32> {
+    first_largest(logits).and_then(|id| u32::try_from(id).ok())
 }
 
 /// The results of one step, in buffers that the next step reuses.

@@ -1,14 +1,18 @@
 //! What a rank is started with and what it announces.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use semmoe_tables::Attention;
 use serde::Serialize;
 
+use super::cpus::CpuList;
 use super::error::WorkerError;
+use crate::control::{Secret, TransportChoice};
 use crate::engine::EngineLimits;
+use crate::ep::ExpertLayout;
 use crate::unit::Shutdown;
 
 /// Takes what a rank announces while it starts; each is meant to be printed as one line of JSON.
@@ -35,7 +39,7 @@ pub enum WorkerEvent {
     },
 }
 
-/// How to run one rank of a unit. All ranks must be given the same model, world and tables.
+/// How to run one rank of a unit. All ranks must be given the same model, world, tables and attention.
 pub struct WorkerConfig {
     /// A Hugging Face checkpoint; its last part is the model's name.
     pub model_dir: PathBuf,
@@ -45,10 +49,25 @@ pub struct WorkerConfig {
     pub world: u16,
     /// Rank 0 listens here (port 0: any), the others connect to it.
     pub rendezvous: SocketAddr,
+    /// How experts are divided among ranks.
+    pub experts: ExpertLayout,
+    /// How the ranks exchange.
+    pub transport: TransportChoice,
+    /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them where the
+    /// rendezvous is, and the others at the address from which they reach it.
+    pub data_address: Option<IpAddr>,
+    /// What ranks prove to each other that they know; needed where the rendezvous or the data is not on a loopback address.
+    pub secret: Option<Secret>,
+    /// What admin routes ask for; without it they are open where HTTP is served on a loopback address, and shut elsewhere.
+    pub admin_token: Option<Secret>,
     /// Rank 0 serves HTTP here (port 0: any); the others ignore it.
     pub listen: Option<SocketAddr>,
     /// Tables whose placement is to be run; contiguous placement without.
     pub tables: Option<PathBuf>,
+    /// How attention is parallel: each rank its own sequences, or every rank some heads of all of them.
+    pub attention: Attention,
+    /// With attention tp: whether rows are shuffled to the ranks that the tables name, if there are tables.
+    pub shuffle: bool,
     /// Whether to stop when standard input ends: the parent process is gone or wants it.
     pub exit_on_stdin_eof: bool,
     /// Whether to stop at SIGTERM and SIGINT.
@@ -57,6 +76,10 @@ pub struct WorkerConfig {
     pub shutdown: Shutdown,
     /// Told when the rank is bound and ready.
     pub announce: Announce,
+    /// Threads that compute large products together; ranks may differ, results do not.
+    pub threads: usize,
+    /// Processors that they are kept on.
+    pub cpus: Option<CpuList>,
     /// What the engine holds and does at most.
     pub limits: EngineLimits,
     /// How long the ranks wait for each other at the start.
@@ -76,12 +99,21 @@ impl WorkerConfig {
             rank,
             world,
             rendezvous,
+            experts: ExpertLayout::default(),
+            transport: TransportChoice::default(),
+            data_address: None,
+            secret: None,
+            admin_token: None,
             listen: None,
             tables: None,
+            attention: Attention::Dp,
+            shuffle: true,
             exit_on_stdin_eof: false,
             handle_signals: true,
             shutdown: Shutdown::default(),
             announce: Box::new(|_| {}),
+            threads: 1,
+            cpus: None,
             limits: EngineLimits::default(),
             rendezvous_timeout: Duration::from_secs(60),
             collective_timeout: Duration::from_secs(30),
@@ -98,7 +130,20 @@ impl WorkerConfig {
             let detail = "rank 0 needs an address to serve HTTP on".to_owned();
             return Err(WorkerError::Arguments { detail });
         }
-        Ok(())
+        if let Some(cpus) = &self.cpus {
+            cpus.check().map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
+        }
+        let named = [("rendezvous", Some(self.rendezvous.ip())), ("data address", self.data_address)];
+        let open = named.into_iter().find_map(|(name, ip)| Some((name, ip.filter(|ip| !ip.is_loopback())?)));
+        match open {
+            Some((name, ip)) if self.world > 1 && self.secret.is_none() => {
+                let detail = format!(
+                    "the {name} {ip} is no loopback address, and without a secret any host there could join: expected one"
+                );
+                Err(WorkerError::Arguments { detail })
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use semmoe_tables::FormatError;
+use semmoe_tables::{Attention, FormatError};
 use semmoe_text::TextError;
 
 use crate::control::RendezvousError;
@@ -54,6 +54,26 @@ pub enum WorkerError {
         /// Ranks of the unit.
         expected: u16,
     },
+    /// Tables for another kind of attention.
+    #[error("the tables in {} are for attention {found}, this unit runs attention {expected}", path.display())]
+    TablesAttention {
+        /// The file.
+        path: PathBuf,
+        /// What they are for.
+        found: Attention,
+        /// What the unit runs.
+        expected: Attention,
+    },
+    /// Tables that would have no effect.
+    #[error(
+        "the tables in {} would have no effect, as with experts tp every rank has a slice of every expert: serve without them, \
+         or with experts ep",
+        path.display()
+    )]
+    TablesExperts {
+        /// The file.
+        path: PathBuf,
+    },
     /// Without tables, the experts cannot be divided among the ranks.
     #[error("the experts cannot be divided among the ranks: {source}")]
     Placement {
@@ -102,6 +122,8 @@ impl WorkerError {
             | Self::Inconsistent { .. }
             | Self::Tables { .. }
             | Self::TablesWorld { .. }
+            | Self::TablesAttention { .. }
+            | Self::TablesExperts { .. }
             | Self::Placement { .. }
             | Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
             Self::Lost { .. } => 3,

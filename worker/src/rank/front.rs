@@ -13,12 +13,12 @@ use tokio::time::timeout;
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended};
+use super::start::{self, Connected, Ended, Place};
 use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience};
-use crate::engine::{Engine, EngineEnd, EngineLimits};
-use crate::serve::{self, App};
+use crate::engine::{Engine, EngineEnd, UnitLimits};
+use crate::serve::{self, App, Gate};
 use crate::unit::{Lost, Port, Shutdown, Unit, UnitStatus};
 
 /// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the grace.
@@ -31,17 +31,26 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     // The port first: taken, it is the likeliest mistake.
     let (http, http_address) = listen(&config)?;
     let prepared = prepare(&config)?;
-    let limits = config.limits.fitted(&prepared.model);
-    let host = Host::bind(config.rendezvous)?;
+    let host = Host::bind(config.rendezvous, config.data_address)?;
     (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let members = host.gather(&prepared.identity, config.rendezvous_timeout, &patience)?;
+    let members =
+        host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, config.rendezvous_timeout, &patience)?;
 
-    let connected = start::connect(RankId::new(0), members.data, &prepared, config.collective_timeout)?;
-    let unit = Unit::new(config.world, limits);
+    let limits = members.limits;
+    let connected =
+        start::connect(RankId::new(0), (members.data, members.memory), &prepared, config.collective_timeout)?;
+    if limits.kv_tokens() < prepared.model.max_positions {
+        let (found, context) = (limits.kv_tokens(), prepared.model.max_positions);
+        tracing::warn!(
+            "the key-value cache holds {found} tokens, the model's context {context}: longer requests are refused"
+        );
+    }
+    let transport = connected.transport;
+    let unit = Unit::new(config.world, prepared.attention, limits);
     unit.connect(ports(&unit, &connected, members.control)?);
     // Held to the end of this function: peers may still be finishing a step.
-    let _engine = start_engine(&unit, connected, &prepared, limits)?;
+    let _engine = start_engine(&unit, connected, &prepared, limits, Place::of(&config))?;
 
     let app = Arc::new(App {
         unit: unit.clone(),
@@ -51,8 +60,12 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         model: prepared.model,
         model_dir: prepared.model_dir,
         placement_digest: prepared.identity.placement,
+        transport,
+        experts: prepared.identity.experts,
+        shuffles: prepared.shuffle.is_some(),
         eos: prepared.eos,
         defaults: prepared.defaults,
+        gate: Gate::new(config.admin_token.clone(), http_address),
     });
     let mut front = Front { status: unit.status(), unit, shutdown: config.shutdown.clone() };
     runtime.block_on(async {
@@ -98,7 +111,8 @@ fn start_engine(
     unit: &Unit,
     connected: Connected,
     prepared: &Prepared,
-    limits: EngineLimits,
+    limits: UnitLimits,
+    place: Place,
 ) -> Result<JoinHandle<Engine>, WorkerError> {
     let own = RankId::new(0);
     let (sink, end) = (unit.clone(), unit.clone());
@@ -109,7 +123,7 @@ fn start_engine(
         Ended::By(EngineEnd::Aborted(_)) => {}
         Ended::Lost(lost) => end.fail(lost),
     };
-    let engine = connected.start(prepared, limits, emit, ended)?;
+    let engine = connected.start(prepared, limits, emit, place, ended)?;
     unit.deliver(own, FromRank::Ready);
     Ok(engine)
 }

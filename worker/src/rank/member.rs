@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended};
+use super::start::{self, Connected, Ended, Place};
 use crate::control::link::{self, LinkSender};
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Patience, join};
-use crate::engine::EngineEnd;
+use crate::engine::{EngineEnd, UnitLimits};
 use crate::unit::{Lost, Shutdown};
 
 /// How long rank 0 may take to say which rank was lost first, after this one has told what it noticed.
@@ -37,8 +37,15 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let prepared = prepare(&config)?;
     let rank = RankId::new(config.rank);
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
-    let member = join(config.rendezvous, rank, &prepared.identity, config.rendezvous_timeout, &patience)?;
-    let connected = start::connect(rank, member.data, &prepared, config.collective_timeout)?;
+    let member = join(
+        (config.rendezvous, config.data_address),
+        (rank, &prepared.identity, prepared.limits.kv_pages),
+        config.secret.as_ref(),
+        config.rendezvous_timeout,
+        &patience,
+    )?;
+    let limits = member.limits;
+    let connected = start::connect(rank, (member.data, member.memory), &prepared, config.collective_timeout)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
     let (handle, notice) = (connected.handle.clone(), notify.clone());
@@ -57,7 +64,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let mut state =
         Member { rank, link, notices, shutdown: config.shutdown.clone(), grace: config.grace, leaving: false };
     // Held to the end of this function: peers may still be finishing a step.
-    let _engine = match start_engine(&config, connected, &prepared, &state.link, notify) {
+    let _engine = match start_engine((limits, Place::of(&config)), connected, &prepared, &state.link, notify) {
         Ok(engine) => engine,
         Err(error) => {
             let cause = format!("rank {rank} was lost: it could not start: {error}");
@@ -71,7 +78,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
 }
 
 fn start_engine(
-    config: &WorkerConfig,
+    (limits, place): (UnitLimits, Place),
     connected: Connected,
     prepared: &Prepared,
     link: &LinkSender<FromRank>,
@@ -79,7 +86,7 @@ fn start_engine(
 ) -> Result<std::thread::JoinHandle<crate::engine::Engine>, WorkerError> {
     let link = link.clone();
     let ended = move |end| drop(notify.send(Notice::Engine(end)));
-    connected.start(prepared, config.limits, Box::new(move |message| link.send(message)), ended)
+    connected.start(prepared, limits, Box::new(move |message| link.send(message)), place, ended)
 }
 
 struct Member {

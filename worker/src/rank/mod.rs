@@ -3,7 +3,9 @@
 //! | module | what |
 //! |---|---|
 //! | `config` | what a rank is started with and what it announces |
+//! | `cpus` | processors that its computing threads are kept on |
 //! | `error` | why it ended, and the exit code that says so |
+//! | `memory` | how much there is |
 //! | `prepare` | everything that can be refused before anything is bound or loaded |
 //! | `start` | transport, model and engine once the unit has come together |
 //! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
@@ -11,14 +13,17 @@
 //! | `stop` | signals and standard input |
 
 mod config;
+mod cpus;
 mod error;
 mod front;
 mod member;
+mod memory;
 mod prepare;
 mod start;
 mod stop;
 
 pub use config::{Announce, WorkerConfig, WorkerEvent};
+pub use cpus::{CpuError, CpuList};
 pub use error::WorkerError;
 
 use crate::control::RendezvousError;

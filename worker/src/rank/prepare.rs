@@ -1,10 +1,11 @@
 //! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables fit together.
 
 use std::fs;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use semmoe_tables::{Placement, Tables};
+use semmoe_tables::{Attention, ModelInfo, Placement, RankId, Tables};
 use semmoe_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,8 +13,11 @@ use sha2::{Digest, Sha256};
 
 use super::config::WorkerConfig;
 use super::error::WorkerError;
+use super::memory::available_bytes;
 use crate::control::Identity;
-use crate::model::{ModelConfig, ModelError};
+use crate::engine::UnitLimits;
+use crate::ep::ExpertLayout;
+use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError};
 use crate::serve::Defaults;
 
 /// `generation_config.json` is small; what is larger is not one.
@@ -27,9 +31,14 @@ pub(super) struct Prepared {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) placement: Placement,
+    pub(super) attention: Attention,
+    /// By what rows are shuffled, with attention tp.
+    pub(super) shuffle: Option<Arc<Tables>>,
     pub(super) identity: Identity,
     pub(super) eos: Vec<u32>,
     pub(super) defaults: Defaults,
+    /// As this rank alone would have them.
+    pub(super) limits: UnitLimits,
 }
 
 /// What this worker reads of `generation_config.json`.
@@ -46,6 +55,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let model_dir = fs::canonicalize(&config.model_dir)
         .map_err(|source| ModelError::Io { path: config.model_dir.clone(), source })?;
     let model = ModelConfig::load(&model_dir)?;
+    check_experts(config, &model)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
     let template = template(&model_dir)?;
     let generation = generation(&model_dir)?;
@@ -53,32 +63,27 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
 
     let name = model_dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
     let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
-    let placement = match &config.tables {
-        Some(path) => {
-            let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
-            tables
-                .model()
-                .check_compatible(&info)
-                .map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
-            if tables.groups() != config.world {
-                let (found, expected) = (tables.groups(), config.world);
-                return Err(WorkerError::TablesWorld { path: path.clone(), found, expected });
-            }
-            if tables.physical_to_logical().is_some() {
-                let detail = "it replicates experts, which this worker cannot place".to_owned();
-                return Err(WorkerError::Inconsistent { path: path.clone(), detail });
-            }
-            tables.placement().clone()
-        }
+    let share = match config.attention {
+        Attention::Dp => HeadShare::ALL,
+        Attention::Tp => HeadShare::new(&model, RankId::new(config.rank).index(), usize::from(config.world))?,
+    };
+    let tables = tables(config, &info)?;
+    let placement = match &tables {
+        Some(tables) => tables.placement().clone(),
         None => Placement::contiguous(info.layers(), info.num_experts, config.world)
             .map_err(|source| WorkerError::Placement { source })?,
     };
+    let shuffle = tables.filter(|_| config.attention == Attention::Tp && config.shuffle).map(Arc::new);
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         world: config.world,
         model: info,
         checkpoint: checkpoint_digest(&model_dir)?,
         placement: placement.digest(),
+        experts: config.experts,
+        transport: config.transport,
+        attention: config.attention.to_string(),
+        shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
     let neutral = Defaults::NEUTRAL;
     let defaults = Defaults {
@@ -86,7 +91,57 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         top_p: generation.top_p.unwrap_or(neutral.top_p),
         top_k: generation.top_k.unwrap_or(neutral.top_k),
     };
-    Ok(Prepared { model_dir, model, tokenizer: Arc::new(tokenizer), template, placement, identity, eos, defaults })
+    let limits = config
+        .limits
+        .fitted((&model, share), config.world, available_bytes())
+        .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
+    let tokenizer = Arc::new(tokenizer);
+    let attention = config.attention;
+    Ok(Prepared {
+        model_dir,
+        model,
+        tokenizer,
+        template,
+        placement,
+        attention,
+        shuffle,
+        identity,
+        eos,
+        defaults,
+        limits,
+    })
+}
+
+/// The tables, if there are any, of this model and for this unit.
+fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, WorkerError> {
+    let Some(path) = &config.tables else { return Ok(None) };
+    let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
+    tables.model().check_compatible(info).map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
+    if tables.attention() != config.attention {
+        let (found, expected) = (tables.attention(), config.attention);
+        return Err(WorkerError::TablesAttention { path: path.clone(), found, expected });
+    }
+    if tables.groups() != config.world {
+        let (found, expected) = (tables.groups(), config.world);
+        return Err(WorkerError::TablesWorld { path: path.clone(), found, expected });
+    }
+    if tables.physical_to_logical().is_some() {
+        let detail = "it replicates experts, which this worker cannot place".to_owned();
+        return Err(WorkerError::Inconsistent { path: path.clone(), detail });
+    }
+    Ok(Some(tables))
+}
+
+/// With experts tp, whether they can be cut, and that nothing is given that would then have no effect.
+fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
+    match (config.experts, &config.tables) {
+        (ExpertLayout::Ep, _) => Ok(()),
+        (ExpertLayout::Tp, Some(path)) => Err(WorkerError::TablesExperts { path: path.clone() }),
+        (ExpertLayout::Tp, None) => {
+            ExpertSlice::new(model, config.rank.into(), config.world.into())?;
+            Ok(())
+        }
+    }
 }
 
 fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerError> {
@@ -172,8 +227,8 @@ fn eos(
     }
 }
 
-/// SHA-256 over the configuration and the names and sizes of the weight files: cheap, and different for what is likely to
-/// be mixed up.
+/// SHA-256 over the configuration and, of every weight file, its name, its size, its header and samples of its content:
+/// cheap, and different for what is likely to be mixed up, such as the same model after more training.
 fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
     let io = |path: &Path, source| ModelError::Io { path: path.to_owned(), source };
     let mut files = Vec::new();
@@ -193,8 +248,26 @@ fn checkpoint_digest(model_dir: &Path) -> Result<String, WorkerError> {
     hash.update(&config);
     for (name, size) in files {
         hash.update((name.len() as u64).to_le_bytes());
-        hash.update(name);
+        hash.update(&name);
         hash.update(size.to_le_bytes());
+        let path = model_dir.join(name);
+        sample(&path, size, &mut hash).map_err(|source| io(&path, source))?;
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Pieces of a file that lie evenly in it, its beginning and its end among them; the whole of a small one.
+fn sample(path: &Path, size: u64, hash: &mut Sha256) -> std::io::Result<()> {
+    const PIECES: u64 = 64;
+    const PIECE_BYTES: u64 = 4096;
+    let mut file = fs::File::open(path)?;
+    let mut piece = Vec::new();
+    for index in 0..PIECES {
+        let at = size.saturating_sub(PIECE_BYTES) * index / (PIECES - 1);
+        file.seek(SeekFrom::Start(at))?;
+        piece.clear();
+        file.by_ref().take(PIECE_BYTES).read_to_end(&mut piece)?;
+        hash.update(&piece);
+    }
+    Ok(())
 }

@@ -1,18 +1,21 @@
 //! Transport, model and engine, once the unit has come together.
 
+use std::io;
 use std::net::TcpStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use semmoe_tables::RankId;
+use semmoe_tables::{Attention, RankId};
 
+use super::config::WorkerConfig;
+use super::cpus::CpuList;
 use super::error::WorkerError;
 use super::prepare::Prepared;
-use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, EngineLimits, Inbox};
-use crate::ep::{Counters, ExpertParallel, TcpTransport};
-use crate::model::Model;
+use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
+use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmMemory, ShmTransport, TcpTransport, Transport};
+use crate::model::{Model, instructions, with_threads};
 use crate::unit::Lost;
 
 /// A rank that is connected but has no model yet. Orders can be sent already.
@@ -21,6 +24,21 @@ pub(super) struct Connected {
     ep: ExpertParallel,
     inbox: Inbox,
     pub(super) handle: EngineHandle,
+    /// What carries the data between the ranks.
+    pub(super) transport: &'static str,
+}
+
+/// Where and on how many threads a rank computes.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    threads: usize,
+    cpus: Option<CpuList>,
+}
+
+impl Place {
+    pub(super) fn of(config: &WorkerConfig) -> Self {
+        Self { threads: config.threads, cpus: config.cpus.clone() }
+    }
 }
 
 /// How an engine's thread ended.
@@ -32,20 +50,35 @@ pub(super) enum Ended {
     Lost(Lost),
 }
 
-/// Takes over the data links.
+/// Takes over the data links and, where the ranks exchange through it, the memory.
 pub(super) fn connect(
     rank: RankId,
-    data: Vec<Option<TcpStream>>,
+    (data, memory): (Vec<Option<TcpStream>>, Option<ShmMemory>),
     prepared: &Prepared,
     collective_timeout: Duration,
 ) -> Result<Connected, WorkerError> {
-    let transport =
-        TcpTransport::new(rank, data, collective_timeout).map_err(|source| WorkerError::Runtime { source })?;
+    let (name, transport) =
+        transport(rank, data, memory, collective_timeout).map_err(|source| WorkerError::Runtime { source })?;
+    tracing::info!(%rank, transport = name, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
-    let ep = ExpertParallel::new(Box::new(transport), &prepared.placement, counters)
+    let experts = prepared.identity.experts;
+    let ep = ExpertParallel::with_layout(transport, &prepared.placement, experts, counters)
         .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
     let (inbox, handle) = Inbox::new(ep.waker());
-    Ok(Connected { rank, ep, inbox, handle })
+    Ok(Connected { rank, ep, inbox, handle, transport: name })
+}
+
+fn transport(
+    rank: RankId,
+    data: Vec<Option<TcpStream>>,
+    memory: Option<ShmMemory>,
+    limit: Duration,
+) -> io::Result<(&'static str, Box<dyn Transport>)> {
+    Ok(match memory {
+        _ if data.len() == 1 => ("local", Box::new(LocalTransport::mesh(1).remove(0))),
+        Some(memory) => ("shm", Box::new(ShmTransport::new(rank, memory, data, limit)?)),
+        None => ("tcp", Box::new(TcpTransport::new(rank, data, limit)?)),
+    })
 }
 
 impl Connected {
@@ -54,18 +87,31 @@ impl Connected {
     pub(super) fn start(
         self,
         prepared: &Prepared,
-        limits: EngineLimits,
+        limits: UnitLimits,
         emit: Emit,
+        place: Place,
         ended: impl FnOnce(Ended) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let rank = self.rank;
-        let model = Model::load(&prepared.model_dir, rank, &prepared.placement)?;
+        let (dir, placement, experts) = (&prepared.model_dir, &prepared.placement, prepared.identity.experts);
+        let model = match prepared.attention {
+            Attention::Dp => Model::load_experts(dir, rank, placement, experts)?,
+            Attention::Tp => Model::load_tp(dir, rank, placement, experts, prepared.shuffle.clone())?,
+        };
+        tracing::info!(%rank, instructions = instructions(), threads = place.threads, "the model is loaded");
         let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.tokenizer), limits, self.inbox, emit);
         let work = move || {
+            if let Some(Err(error)) = place.cpus.as_ref().map(CpuList::pin) {
+                // They were this process's when it started.
+                tracing::warn!(%error, "the rank runs wherever it is put");
+            }
             // A panic is a bug; the unit should still be told which rank it was.
-            ended(match catch_unwind(AssertUnwindSafe(|| engine.run())) {
-                Ok(Ok(end)) => Ended::By(end),
-                Ok(Err(error)) => Ended::Lost(Lost { rank: error.rank(), cause: error.to_string() }),
+            ended(match catch_unwind(AssertUnwindSafe(|| with_threads(place.threads, || engine.run()))) {
+                Ok(Ok(Ok(end))) => Ended::By(end),
+                Ok(Err(error)) => {
+                    Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: it got no threads: {error}") })
+                }
+                Ok(Ok(Err(error))) => Ended::Lost(Lost { rank: error.rank(), cause: error.to_string() }),
                 Err(_) => Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: its engine panicked") }),
             });
             engine

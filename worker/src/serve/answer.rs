@@ -10,7 +10,7 @@ use semmoe_tables::RankId;
 use super::app::App;
 use super::error::ApiError;
 use super::wish::Wish;
-use crate::engine::{Finish, SequenceEvent, SequenceText};
+use crate::engine::{Finish, SequenceEvent, SequenceText, TokenLogprobs};
 use crate::unit::Running;
 
 /// One sequence's answer so far.
@@ -20,6 +20,10 @@ pub(super) struct Answer {
     decoder: SequenceText,
     pub(super) prompt: Vec<u32>,
     pub(super) output: Vec<u32>,
+    /// Of each token in `output`, if asked for.
+    pub(super) logprobs: Vec<TokenLogprobs>,
+    /// Prompt tokens that needed no computing.
+    pub(super) cached: u32,
     pub(super) text: String,
     pub(super) finish: Option<Finish>,
     /// In SGLang's encoding, with the end.
@@ -53,7 +57,7 @@ impl Answer {
                 Poll::Pending if news => break,
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(event) => {
-                    news = true;
+                    news |= !matches!(event, Ok(SequenceEvent::Begun { .. }));
                     if let Err(error) =
                         event.map_err(ApiError::from).and_then(|event| self.take(app, event, &mut delta))
                     {
@@ -68,8 +72,10 @@ impl Answer {
 
     fn take(&mut self, app: &App, event: SequenceEvent, delta: &mut Delta) -> Result<(), ApiError> {
         match event {
-            SequenceEvent::Token(token) => {
+            SequenceEvent::Begun { cached_tokens } => self.cached = cached_tokens,
+            SequenceEvent::Token { id: token, logprobs } => {
                 self.output.push(token);
+                self.logprobs.extend(logprobs);
                 delta.tokens += 1;
                 delta.text += &self.decoder.push(&app.tokenizer, token)?.0;
             }
@@ -107,6 +113,8 @@ impl Answers {
                 decoder,
                 prompt,
                 output: Vec::new(),
+                logprobs: Vec::new(),
+                cached: 0,
                 text: String::new(),
                 finish: None,
                 routes: None,

@@ -3,10 +3,14 @@
 use std::path::PathBuf;
 
 use semmoe_engines::sglang::ServerInfo;
+use semmoe_tables::Attention;
 use semmoe_text::{ChatTemplate, Tokenizer};
+use serde::Serialize;
 use std::sync::Arc;
 
-use crate::model::ModelConfig;
+use super::admin::Gate;
+use crate::ep::ExpertLayout;
+use crate::model::{ModelConfig, instructions};
 use crate::unit::Unit;
 
 /// Shared by all requests, never changed.
@@ -21,9 +25,17 @@ pub(crate) struct App {
     pub(crate) name: String,
     pub(crate) model_dir: PathBuf,
     pub(crate) placement_digest: String,
+    /// What carries the data between the ranks: `shm`, `tcp`, or `local` where there is only one.
+    pub(crate) transport: &'static str,
+    /// How experts are divided among ranks.
+    pub(crate) experts: ExpertLayout,
+    /// Whether rows are shuffled by tables, with attention tp.
+    pub(crate) shuffles: bool,
     /// Tokens that end an answer.
     pub(crate) eos: Vec<u32>,
     pub(crate) defaults: Defaults,
+    /// Who may use admin routes.
+    pub(crate) gate: Gate,
 }
 
 /// Sampling where a request to the OpenAI routes says nothing: `generation_config.json`, as SGLang does it.
@@ -35,32 +47,60 @@ pub(crate) struct Defaults {
     pub(crate) top_k: u32,
 }
 
+/// What `/server_info` says: SGLang's words, and those that only this worker has.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct WorkerInfo {
+    #[serde(flatten)]
+    engine: ServerInfo,
+    /// `dp` or `tp`.
+    attention: String,
+    /// With attention tp: `tables`, or `off`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shuffle: Option<&'static str>,
+    /// The instruction set that products use.
+    compute_instructions: &'static str,
+}
+
 impl Defaults {
     /// Where nothing says anything, and on `/generate`.
     pub(crate) const NEUTRAL: Self = Self { temperature: 1.0, top_p: 1.0, top_k: 0 };
 }
 
 impl App {
-    /// Longest sequence, prompt and answer, in tokens.
+    /// Longest sequence, prompt and answer, in tokens: what the model takes and a rank's cache holds.
     pub(crate) fn context_tokens(&self) -> usize {
-        self.model.max_positions
+        self.model.max_positions.min(self.unit.limits().kv_tokens())
     }
 
     /// What `/server_info` says in SGLang's words and ours.
-    pub(crate) fn server_info(&self) -> ServerInfo {
-        let world = self.unit.world();
+    pub(crate) fn server_info(&self) -> WorkerInfo {
+        let attention = self.unit.attention();
+        let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
+        WorkerInfo {
+            engine: self.engine_info(),
+            attention: attention.to_string(),
+            shuffle,
+            compute_instructions: instructions(),
+        }
+    }
+
+    fn engine_info(&self) -> ServerInfo {
+        let (world, replicas) = (self.unit.world(), self.unit.replicas());
         let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
         ServerInfo {
             model_path: Some(self.model_dir.display().to_string()),
             served_model_name: Some(info.model),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-            dp_size: Some(world),
-            tp_size: Some(1),
-            ep_size: Some(world),
-            enable_dp_attention: Some(true),
+            dp_size: Some(replicas),
+            tp_size: Some(world / replicas),
+            ep_size: Some(if self.experts == ExpertLayout::Ep { world } else { 1 }),
+            enable_dp_attention: Some(self.unit.attention() == Attention::Dp),
             enable_eplb: Some(false),
+            disable_radix_cache: Some(!self.unit.limits().prefix_reuse),
             enable_return_routed_experts: Some(true),
             placement_digest: Some(self.placement_digest.clone()),
+            experts: Some(self.experts.to_string()),
+            transport: Some(self.transport.to_owned()),
             tokenizer_sha256: info.tokenizer_sha256,
             num_experts: Some(info.num_experts),
             top_k: Some(info.top_k),

@@ -1,7 +1,7 @@
 //! Errors to status and JSON: the one table.
 
 use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use semmoe_text::{Fault, TextError};
 use serde_json::{Value, json};
@@ -13,25 +13,63 @@ use crate::unit::SubmitError;
 pub(super) struct ApiError {
     status: StatusCode,
     message: String,
+    /// The parameter that is wrong.
+    param: Option<String>,
+    /// In place of the status as `code`, where the OpenAI API has a name for it.
+    named: Option<&'static str>,
+    /// Whether the same request may be taken a moment later.
+    passing: bool,
 }
 
+/// How long a client should wait before it asks again, in seconds.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
 impl ApiError {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, named: None, passing: false }
+    }
+
+    /// Names the parameter that is wrong.
+    pub(super) fn about(mut self, param: &str) -> Self {
+        // A client's own word: bounded.
+        self.param = Some(param.chars().take(64).collect());
+        self
+    }
+
     /// The request is wrong.
     pub(super) fn bad(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message: message.into() }
+        Self::new(StatusCode::BAD_REQUEST, message)
     }
 
     /// This side is wrong.
     pub(super) fn internal(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::INTERNAL_SERVER_ERROR, message: message.into() }
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
     /// Nothing can be served now.
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
-        Self { status: StatusCode::SERVICE_UNAVAILABLE, message: message.into() }
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, message)
     }
 
-    /// `{"error": {"message", "type", "code"}}`, as the OpenAI API has it.
+    /// The client may not.
+    pub(super) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
+    }
+
+    /// The client has not shown that it may.
+    pub(super) fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, message)
+    }
+
+    /// No model of this name is served here, but another.
+    pub(super) fn no_model(name: &str, served: &str) -> Self {
+        // A client's own word: bounded.
+        let name: String = name.chars().take(100).collect();
+        let message = format!("there is no model '{name}' (there is: {served})");
+        Self { named: Some("model_not_found"), ..Self::new(StatusCode::NOT_FOUND, message) }.about("model")
+    }
+
+    /// `{"error": {"message", "type", "param", "code"}}`, as the OpenAI API has it.
     pub(super) fn json(&self) -> Value {
         let kind = match self.status {
             StatusCode::NOT_FOUND => "not_found_error",
@@ -39,13 +77,18 @@ impl ApiError {
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
             _ => "internal_server_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "code": self.status.as_u16()}})
+        let code = self.named.map_or_else(|| Value::from(self.status.as_u16()), Value::from);
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": code}})
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        (self.status, Json(self.json())).into_response()
+        let mut response = (self.status, Json(self.json())).into_response();
+        if self.passing {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
     }
 }
 
@@ -60,16 +103,17 @@ impl From<TextError> for ApiError {
 
 impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
-        Self::unavailable(error.to_string())
+        let passing = matches!(error, SubmitError::Full { .. } | SubmitError::Stopping);
+        Self { passing, ..Self::unavailable(error.to_string()) }
     }
 }
 
 /// A path that nothing answers.
 pub(super) async fn not_found(uri: axum::http::Uri) -> ApiError {
-    ApiError { status: StatusCode::NOT_FOUND, message: format!("there is no route {}", uri.path()) }
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is no route {}", uri.path()))
 }
 
 /// A route that has other methods.
 pub(super) async fn method_not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> ApiError {
-    ApiError { status: StatusCode::METHOD_NOT_ALLOWED, message: format!("{} does not take {method}", uri.path()) }
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, format!("{} does not take {method}", uri.path()))
 }

@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 use super::answer::{Answer, Answers, Delta};
 use super::app::{App, Defaults};
 use super::error::ApiError;
-use super::params::{SamplingFields, refuse_unsupported};
+use super::fields;
+use super::logprobs;
+use super::params::SamplingFields;
 use super::reply::{Dialect, reply};
 use super::wish::{self, Wish};
 use crate::engine::Finish;
@@ -33,6 +35,8 @@ struct Fields {
     routed_experts_start_len: Option<u32>,
     return_prompt_token_ids: Option<bool>,
     rid: Option<String>,
+    return_logprob: Option<bool>,
+    top_logprobs_num: Option<u64>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -65,15 +69,16 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Genera
     let body = wish::parse(bytes)?;
     let rank = wish::pinned_rank(app, EngineRoute::Generate, headers, bytes)?;
     let fields: Fields = wish::fields(&body)?;
-    refuse_unsupported(&body)?;
+    fields::check(&body, fields::GENERATE)?;
     if let Some(params) = body.get("sampling_params") {
-        refuse_unsupported(params)?;
+        fields::check(params, fields::PARAMS)?;
     }
     let params = fields.sampling_params.unwrap_or_default();
     let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
     if fields.return_routed_experts.unwrap_or(false) {
         request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
     }
+    request.logprobs = logprobs::asked_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
     let prompts = wish::prompts(app, Route::Generate, &body)?;
     let batch = body.get("text").is_some_and(Value::is_array)
         || body.get("input_ids").and_then(|ids| ids.get(0)).is_some_and(Value::is_array);
@@ -105,7 +110,7 @@ impl Generate {
                 finish_reason: answer.finish.as_ref().map(finish_reason),
                 prompt_tokens: answer.prompt.len() as u64,
                 completion_tokens: answer.output.len() as u64,
-                cached_tokens: 0,
+                cached_tokens: answer.cached.into(),
                 e2e_latency: Some(answer.seconds()),
                 dp_rank: Some(answer.rank().get().into()),
                 routed_experts: answer.routes.clone(),
@@ -113,6 +118,7 @@ impl Generate {
             },
         };
         let mut value = json!(response);
+        logprobs::generate(answer, &mut value["meta_info"]);
         if self.batch {
             value["index"] = index.into();
         }

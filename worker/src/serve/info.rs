@@ -4,27 +4,31 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use bytes::Bytes;
-use semmoe_engines::sglang::{Loads, RankLoads, ServerInfo};
+use semmoe_engines::sglang::{Loads, RankLoads};
 use semmoe_text::Route;
 use serde_json::{Value, json};
 
-use super::app::App;
+use super::app::{App, WorkerInfo};
 use super::error::ApiError;
+use super::fields;
 use super::wish;
+use crate::engine::RankStats;
+use crate::model::PAGE_TOKENS;
 
 /// `GET /health`
 pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     match app.unit.lost() {
         Some(lost) => Err(ApiError::unavailable(lost.cause)),
+        None if app.unit.is_draining() => Err(ApiError::unavailable("the unit is draining")),
         None => Ok(Json(json!({"status": "ok"}))),
     }
 }
 
 /// `GET /server_info`
-pub(super) async fn server_info(State(app): State<Arc<App>>) -> Json<ServerInfo> {
+pub(super) async fn server_info(State(app): State<Arc<App>>) -> Json<WorkerInfo> {
     Json(app.server_info())
 }
 
@@ -42,35 +46,47 @@ pub(super) async fn model_info(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// `GET /v1/models`
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let model = json!({
+    Json(json!({"object": "list", "data": [model_entry(&app)]}))
+}
+
+/// `GET /v1/models/{id}`; a name may have slashes.
+pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    match id == app.name {
+        true => Ok(Json(model_entry(&app))),
+        false => Err(ApiError::no_model(&id, &app.name)),
+    }
+}
+
+fn model_entry(app: &App) -> Value {
+    json!({
         "id": app.name,
         "object": "model",
         "created": 0,
         "owned_by": "semmoe",
         "root": app.name,
         "max_model_len": app.context_tokens(),
-    });
-    Json(json!({"object": "list", "data": [model]}))
+    })
 }
 
-/// `GET /v1/loads`: of every rank, between two of its steps.
+/// `GET /v1/loads`: of every rank, between two of its steps; with attention tp all ranks are one.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
     if let Some(lost) = app.unit.lost() {
         return Err(ApiError::unavailable(lost.cause));
     }
     let limits = app.unit.limits();
-    let max_total = limits.kv_tokens as u64;
+    let max_total = limits.kv_tokens() as u64;
+    let used = |stats: &RankStats| stats.kv.used * PAGE_TOKENS as u64;
     let stats = app.unit.stats().await;
-    let loads = (0..).zip(&stats).map(|(dp_rank, stats)| RankLoads {
+    let loads = (0..u32::from(app.unit.replicas())).zip(&stats).map(|(dp_rank, stats)| RankLoads {
         dp_rank,
         num_running_reqs: Some(stats.running),
         num_waiting_reqs: Some(stats.waiting),
         num_waiting_uncached_tokens: Some(stats.waiting_tokens),
-        num_used_tokens: Some(stats.used_tokens),
+        num_used_tokens: Some(used(stats)),
         num_total_tokens: Some(stats.total_tokens),
         max_total_num_tokens: Some(max_total),
         max_running_requests: Some(limits.running as u64),
-        token_usage: Some(stats.used_tokens as f64 / max_total as f64),
+        token_usage: Some(used(stats) as f64 / max_total as f64),
         ..RankLoads::default()
     });
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
@@ -85,6 +101,7 @@ pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, Ap
 pub(super) async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, ApiError> {
     wish::off_the_runtime(&app, HeaderMap::new(), body, |app, _, bytes| {
         let body = wish::parse(bytes)?;
+        fields::check(&body, fields::TOKENIZE)?;
         let route = if body.get("messages").is_some() { Route::Chat } else { Route::Completions };
         let prompts = wish::prompts(app, route, &body)?;
         let counts: Vec<usize> = prompts.iter().map(Vec::len).collect();

@@ -1,6 +1,6 @@
 //! `/metrics`: the counters of all ranks in the Prometheus text format.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -9,7 +9,8 @@ use axum::response::IntoResponse;
 
 use super::app::App;
 use crate::engine::RankStats;
-use crate::ep::ByPlace;
+use crate::ep::{ByPlace, Collective, StepPhase, TimedCollective, Traffic};
+use crate::model::KvUsage;
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs; of a
 /// dead unit the last known ones are told.
@@ -23,24 +24,59 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
 /// `layers` holds the model's layer number of each MoE layer.
 fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) -> String {
     let mut page = Page::default();
-    page.family("semmoe_activations_total", "counter", "(token, expert) pairs by where the expert lies.");
-    for (rank, stats) in stats.iter().enumerate() {
-        for (layer, count) in layers.iter().zip(&stats.counters.activations) {
-            for (place, value) in places(*count) {
-                page.sample(&format!("rank=\"{rank}\",layer=\"{layer}\",where=\"{place}\""), value);
+    let activations: fn(&Traffic) -> ByPlace = |traffic| traffic.activations;
+    let bytes: fn(&Traffic) -> ByPlace = |traffic| traffic.bytes;
+    for (name, help, of) in [
+        (
+            "semmoe_activations_total",
+            "(token, expert) pairs of the rank's tokens by where the expert lies.",
+            activations,
+        ),
+        (
+            "semmoe_dispatch_bytes_total",
+            "Bytes of dispatch and combine for the rank's tokens by where they went.",
+            bytes,
+        ),
+    ] {
+        page.family(name, "counter", help);
+        for (rank, stats) in stats.iter().enumerate() {
+            for (layer, traffic) in layers.iter().zip(&stats.counters.layers) {
+                for (phase, (place, value)) in StepPhase::ALL
+                    .into_iter()
+                    .flat_map(|phase| places(of(traffic.of(phase))).map(|value| (phase, value)))
+                {
+                    let phase = phase.name();
+                    let labels = format!("rank=\"{rank}\",layer=\"{layer}\",phase=\"{phase}\",where=\"{place}\"");
+                    page.sample(&labels, value);
+                }
             }
         }
     }
-    page.family("semmoe_dispatch_bytes_total", "counter", "Bytes of dispatch and combine by where they went.");
-    for (rank, stats) in stats.iter().enumerate() {
-        for (place, value) in places(stats.counters.bytes) {
-            page.sample(&format!("rank=\"{rank}\",where=\"{place}\""), value);
-        }
-    }
-    page.family("semmoe_tokens_total", "counter", "Tokens that went through the model.");
+    attention_tp(&mut page, stats);
+    page.family(
+        "semmoe_tokens_total",
+        "counter",
+        "Tokens that went through the model; with attention tp rank 0 counts them.",
+    );
     for (rank, stats) in stats.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\",phase=\"prefill\""), stats.counters.prefill_tokens);
         page.sample(&format!("rank=\"{rank}\",phase=\"decode\""), stats.counters.decode_tokens);
+    }
+    times(&mut page, layers, stats);
+    page.family("semmoe_cached_prompt_tokens_total", "counter", "Prompt tokens that needed no computing.");
+    for (rank, stats) in stats.iter().enumerate() {
+        page.sample(&format!("rank=\"{rank}\""), stats.cached_tokens);
+    }
+    page.family("semmoe_kv_pages", "gauge", "Pages of the key-value cache: held by sequences, kept for reuse, free.");
+    for (rank, stats) in stats.iter().enumerate() {
+        let KvUsage { used, cached, capacity, .. } = stats.kv;
+        for (state, pages) in [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))] {
+            page.sample(&format!("rank=\"{rank}\",state=\"{state}\""), pages);
+        }
+    }
+    page.family("semmoe_kv_evicted_pages_total", "counter", "Pages that were kept for reuse and gave way to others.");
+    for (rank, stats) in stats.iter().enumerate() {
+        page.sample(&format!("rank=\"{rank}\""), stats.kv.evicted);
     }
     page.family("semmoe_requests_in_flight", "gauge", "Sequences running or waiting.");
     for (rank, count) in in_flight.iter().enumerate() {
@@ -49,6 +85,55 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     page.family("semmoe_unit_up", "gauge", "1 while no rank is lost.");
     page.sample("", u64::from(up));
     page.text
+}
+
+/// What only attention tp has; zeros with attention dp.
+fn attention_tp(page: &mut Page, stats: &[RankStats]) {
+    let help = "Bytes that the rank sent to others for attention tp: srs = partial sums of the attention's output, sag = rows \
+                and their experts back to all ranks, sync = orders and chosen tokens before each step.";
+    page.family("semmoe_attention_bytes_total", "counter", help);
+    for (rank, stats) in stats.iter().enumerate() {
+        for (collective, bytes) in Collective::ALL.into_iter().zip(stats.counters.collective_bytes) {
+            page.sample(&format!("rank=\"{rank}\",collective=\"{}\"", collective.name()), bytes);
+        }
+    }
+    let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, or evenly where they said nothing.";
+    page.family("semmoe_attention_rows_total", "counter", help);
+    for (rank, stats) in stats.iter().enumerate() {
+        page.sample(&format!("rank=\"{rank}\",by=\"tables\""), stats.counters.rows_by_tables);
+        page.sample(&format!("rank=\"{rank}\",by=\"even\""), stats.counters.rows_evenly);
+    }
+}
+
+/// Where the ranks' time went.
+fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
+    page.family("semmoe_steps_total", "counter", "Steps of the whole model, empty ones included.");
+    for (rank, stats) in stats.iter().enumerate() {
+        page.sample(&format!("rank=\"{rank}\""), stats.timings.steps);
+    }
+    page.family("semmoe_step_seconds_total", "counter", "Time of the steps.");
+    for (rank, stats) in stats.iter().enumerate() {
+        page.sample(&format!("rank=\"{rank}\""), stats.timings.step.as_secs_f64());
+    }
+    page.family("semmoe_moe_seconds_total", "counter", "Time from chosen experts to the sum of their results.");
+    for (rank, stats) in stats.iter().enumerate() {
+        for (layer, timings) in layers.iter().zip(&stats.timings.layers) {
+            page.sample(&format!("rank=\"{rank}\",layer=\"{layer}\""), timings.moe.as_secs_f64());
+        }
+    }
+    page.family(
+        "semmoe_collective_seconds_total",
+        "counter",
+        "Time in collectives, waiting for slower ranks included.",
+    );
+    for (rank, stats) in stats.iter().enumerate() {
+        for (layer, timings) in layers.iter().zip(&stats.timings.layers) {
+            for kind in TimedCollective::ALL {
+                let labels = format!("rank=\"{rank}\",layer=\"{layer}\",kind=\"{}\"", kind.name());
+                page.sample(&labels, timings.of(kind).as_secs_f64());
+            }
+        }
+    }
 }
 
 fn places(count: ByPlace) -> [(&'static str, u64); 2] {
@@ -69,7 +154,7 @@ impl Page {
     }
 
     /// Labels are numbers and fixed words: nothing to escape.
-    fn sample(&mut self, labels: &str, value: u64) {
+    fn sample(&mut self, labels: &str, value: impl Display) {
         let _ = match labels {
             "" => writeln!(self.text, "{} {value}", self.family),
             labels => writeln!(self.text, "{}{{{labels}}} {value}", self.family),
@@ -79,22 +164,59 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
+    use semmoe_tables::LayerIdx;
+
     use super::*;
-    use crate::ep::CountersSnapshot;
+    use crate::ep::Counters;
 
     #[test]
     fn the_page_holds_every_series() {
-        let counters = CountersSnapshot {
-            activations: vec![ByPlace { local: 1, remote: 2 }],
-            bytes: ByPlace { local: 3, remote: 4 },
-            prefill_tokens: 5,
-            decode_tokens: 6,
+        let counters = Counters::new(1);
+        counters.add_tokens(StepPhase::Prefill, 5);
+        counters.add_tokens(StepPhase::Decode, 6);
+        let traffic = |json: &str| serde_json::from_str(json).unwrap();
+        counters.add(
+            LayerIdx::new(0),
+            &traffic(
+                r#"{"phases": [
+                    {"activations": {"local": 1, "remote": 2}, "bytes": {"local": 3, "remote": 4}},
+                    {"activations": {"local": 5, "remote": 6}, "bytes": {"local": 7, "remote": 8}}
+                ]}"#,
+            ),
+        );
+        counters.add_rows((11, 12));
+        let stats = RankStats {
+            counters: counters.snapshot(),
+            timings: serde_json::from_str(
+                r#"{"layers": [{
+                    "moe": {"secs": 1, "nanos": 500000000},
+                    "collectives": [
+                        {"secs": 0, "nanos": 250000000}, {"secs": 2, "nanos": 0}, {"secs": 3, "nanos": 0}, {"secs": 4, "nanos": 0}
+                    ]
+                }], "steps": 9, "step": {"secs": 5, "nanos": 125000000}}"#,
+            )
+            .unwrap(),
+            kv: KvUsage { used: 2, cached: 3, capacity: 9, ..KvUsage::default() },
+            cached_tokens: 64,
+            ..RankStats::default()
         };
-        let page = render(&[7], &[RankStats { counters, ..RankStats::default() }], &[8], true);
+        let page = render(&[7], &[stats], &[8], true);
         for line in [
-            "semmoe_activations_total{rank=\"0\",layer=\"7\",where=\"remote\"} 2",
-            "semmoe_dispatch_bytes_total{rank=\"0\",where=\"local\"} 3",
+            "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"remote\"} 2",
+            "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"local\"} 5",
+            "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"local\"} 3",
+            "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"remote\"} 8",
+            "semmoe_attention_bytes_total{rank=\"0\",collective=\"sag\"} 0",
+            "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 12",
             "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
+            "semmoe_steps_total{rank=\"0\"} 9",
+            "semmoe_step_seconds_total{rank=\"0\"} 5.125",
+            "semmoe_moe_seconds_total{rank=\"0\",layer=\"7\"} 1.5",
+            "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"dispatch\"} 0.25",
+            "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"gather\"} 4",
+            "semmoe_cached_prompt_tokens_total{rank=\"0\"} 64",
+            "semmoe_kv_pages{rank=\"0\",state=\"used\"} 2",
+            "semmoe_kv_pages{rank=\"0\",state=\"free\"} 4",
             "semmoe_requests_in_flight{rank=\"0\"} 8",
             "semmoe_unit_up 1",
         ] {

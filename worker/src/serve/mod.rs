@@ -2,20 +2,26 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `admin` | routes that change how the unit works, and who may use them |
 //! | `app` | what all routes share |
 //! | `error` | errors to status and JSON |
 //! | `wish` | a checked request, whatever its dialect |
+//! | `fields` | every parameter there is: honoured, without effect, or refused |
 //! | `params` | sampling fields of both dialects |
+//! | `logprobs` | how likely the tokens were |
 //! | `answer` | the tokens of a request's sequences as they come |
 //! | `reply` | whole answers and event streams, for any dialect |
 //! | `generate`, `openai` | the dialects |
 //! | `info`, `metrics` | routes that tell about the unit |
 
+mod admin;
 mod answer;
 mod app;
 mod error;
+mod fields;
 mod generate;
 mod info;
+mod logprobs;
 mod metrics;
 mod openai;
 mod params;
@@ -32,6 +38,7 @@ use axum::routing::{get, post};
 use axum::serve::ListenerExt as _;
 use tokio::net::TcpListener;
 
+pub(crate) use admin::Gate;
 pub(crate) use app::{App, Defaults};
 
 /// Largest request body, in bytes.
@@ -51,7 +58,12 @@ pub(crate) async fn serve(
 }
 
 fn router(app: Arc<App>) -> Router {
+    let admin = Router::new()
+        .route("/drain", post(admin::drain))
+        .route("/flush_cache", post(admin::flush_cache))
+        .route_layer(axum::middleware::from_fn_with_state(Arc::clone(&app), admin::guard));
     Router::new()
+        .merge(admin)
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
         .route("/generate", post(generate::generate))
@@ -63,6 +75,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/model_info", get(info::model_info))
         .route("/get_model_info", get(info::model_info))
         .route("/v1/models", get(info::models))
+        .route("/v1/models/{*id}", get(info::model))
         .route("/v1/loads", get(info::loads))
         .route("/metrics", get(metrics::metrics))
         .fallback(error::not_found)

@@ -8,14 +8,16 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::Bytes;
 use semmoe_engines::Route as EngineRoute;
-use semmoe_text::Route;
+use semmoe_text::{Route, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::answer::{Answer, Delta};
 use super::app::App;
 use super::error::ApiError;
-use super::params::{SamplingFields, refuse_unsupported};
+use super::fields;
+use super::logprobs;
+use super::params::SamplingFields;
 use super::reply::{Dialect, reply};
 use super::wish::{self, Wish};
 use crate::engine::Finish;
@@ -32,6 +34,8 @@ struct Fields {
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     response_format: Option<Value>,
+    logprobs: Option<Value>,
+    top_logprobs: Option<u64>,
     return_routed_experts: Option<bool>,
     routed_experts_start_len: Option<u32>,
     return_input_ids_in_sglext: Option<bool>,
@@ -41,7 +45,7 @@ struct Fields {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 struct StreamOptions {
     include_usage: Option<bool>,
 }
@@ -70,14 +74,16 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(
     let body = wish::parse(bytes)?;
     let rank = wish::pinned_rank(app, kind.engine_route(), headers, bytes)?;
     let fields: Fields = wish::fields(&body)?;
-    refuse_unsupported(&body)?;
+    fields::check(&body, kind.place())?;
     if let Some(format) = fields.response_format.as_ref().filter(|format| format["type"] != "text") {
-        return Err(ApiError::bad(format!("response_format {} is not supported by this worker", format["type"])));
+        return Err(ApiError::bad(format!("response_format {} is not supported by this worker", format["type"]))
+            .about("response_format"));
     }
     let mut request = fields.sampling.check(app, app.defaults)?;
     if fields.return_routed_experts.unwrap_or(false) {
         request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
     }
+    request.logprobs = logprobs::asked(kind == Kind::Chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
     let prompts = wish::prompts(app, kind.text_route(), &body)?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);
     let sequences = wish::sequences(app, &request, prompts, asked, kind.default_tokens())?;
@@ -96,6 +102,7 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(
         model: fields.model.unwrap_or_else(|| app.name.clone()),
         usage: fields.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
         extension,
+        tokenizer: Arc::clone(&app.tokenizer),
     };
     Ok((Wish { rank, sequences, stream: fields.stream.unwrap_or(false) }, dialect))
 }
@@ -119,6 +126,13 @@ impl Kind {
         match self {
             Self::Chat => Route::Chat,
             Self::Completion => Route::Completions,
+        }
+    }
+
+    fn place(self) -> u8 {
+        match self {
+            Self::Chat => fields::CHAT,
+            Self::Completion => fields::COMPLETIONS,
         }
     }
 
@@ -161,9 +175,18 @@ struct OpenAi {
     /// Whether a stream ends with the usage.
     usage: bool,
     extension: Extension,
+    tokenizer: Arc<Tokenizer>,
 }
 
 impl OpenAi {
+    /// Of the answer's tokens from the `first` on.
+    fn logprobs(&self, answer: &Answer, first: usize) -> Value {
+        match self.kind {
+            Kind::Chat => logprobs::chat(&self.tokenizer, answer, first),
+            Kind::Completion => logprobs::completion(&self.tokenizer, answer, first),
+        }
+    }
+
     fn envelope(&self, stream: bool, choices: Value) -> Value {
         json!({
             "id": self.id,
@@ -196,7 +219,13 @@ impl OpenAi {
 fn usage(answers: &[Answer]) -> Value {
     let prompt: usize = answers.iter().map(|answer| answer.prompt.len()).sum();
     let completion: usize = answers.iter().map(|answer| answer.output.len()).sum();
-    json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion})
+    let cached: u64 = answers.iter().map(|answer| u64::from(answer.cached)).sum();
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    })
 }
 
 /// OpenAI's word for the end, and what was matched (SGLang's `matched_stop`).
@@ -215,7 +244,10 @@ impl Dialect for OpenAi {
         let choice = |(index, answer): (usize, &Answer)| {
             let (reason, matched) = finish(answer.finish.as_ref());
             let mut choice = json!({
-                "index": index, "logprobs": null, "finish_reason": reason, "matched_stop": matched,
+                "index": index,
+                "logprobs": self.logprobs(answer, 0),
+                "finish_reason": reason,
+                "matched_stop": matched,
             });
             match self.kind {
                 Kind::Chat => choice["message"] = json!({"role": "assistant", "content": answer.text}),
@@ -246,10 +278,17 @@ impl Dialect for OpenAi {
 
     fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value> {
         let (reason, matched) = finish(answer.finish.as_ref());
-        if delta.text.is_empty() && reason.is_null() {
+        // Tokens whose text is held back have their logprobs told all the same.
+        let logprobs = match delta.tokens {
+            0 => Value::Null,
+            tokens => self.logprobs(answer, answer.output.len() - tokens),
+        };
+        if delta.text.is_empty() && reason.is_null() && logprobs.is_null() {
             return Vec::new();
         }
-        let mut choice = json!({"index": index, "logprobs": null, "finish_reason": reason, "matched_stop": matched});
+        let mut choice = json!({
+            "index": index, "logprobs": logprobs, "finish_reason": reason, "matched_stop": matched,
+        });
         match self.kind {
             Kind::Chat => choice["delta"] = json!({"content": delta.text}),
             Kind::Completion => choice["text"] = json!(delta.text),

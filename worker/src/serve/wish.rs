@@ -67,10 +67,10 @@ pub(super) fn pinned_rank(
 ) -> Result<Option<RankId>, ApiError> {
     let pinned = pin::client_pin(Engine::Semmoe, route, headers, body)
         .map_err(|error| ApiError::bad(format!("the data-parallel rank cannot be used: {error}")))?;
-    let world = app.unit.world();
+    let replicas = app.unit.replicas();
     match pinned {
-        Some(rank) if rank.get() >= world => {
-            Err(ApiError::bad(format!("the data-parallel rank must be below {world}, found {rank}")))
+        Some(rank) if rank.get() >= replicas => {
+            Err(ApiError::bad(format!("the data-parallel rank must be below {replicas}, found {rank}")))
         }
         pinned => Ok(pinned),
     }

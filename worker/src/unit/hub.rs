@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use semmoe_tables::RankId;
+use semmoe_tables::{Attention, RankId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::running::{Running, SubmitError};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
-use crate::engine::{EngineHandle, EngineLimits, RankStats, SequenceEvent, SequenceRequest};
+use crate::engine::{EngineHandle, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
 
 /// How long a rank may take to tell its counts: they are told between two steps.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
@@ -66,7 +66,8 @@ pub(crate) struct Unit(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     world: u16,
-    limits: EngineLimits,
+    attention: Attention,
+    limits: UnitLimits,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
@@ -76,7 +77,7 @@ struct State {
     /// By rank; empty before the ranks have come and after the links were closed.
     ports: Vec<Port>,
     sequences: HashMap<u64, Entry>,
-    /// By rank.
+    /// By replica.
     in_flight: Vec<usize>,
     next_id: u64,
     next_rank: u16,
@@ -94,12 +95,15 @@ struct Entry {
 }
 
 impl Unit {
-    pub(crate) fn new(world: u16, limits: EngineLimits) -> Self {
-        let ranks = usize::from(world);
-        let state =
-            State { in_flight: vec![0; ranks], last_stats: vec![RankStats::default(); ranks], ..State::default() };
+    pub(crate) fn new(world: u16, attention: Attention, limits: UnitLimits) -> Self {
         let status = watch::Sender::new(UnitStatus::default());
-        Self(Arc::new(Shared { world, limits, state: Mutex::new(state), status }))
+        let shared = Shared { world, attention, limits, state: Mutex::default(), status };
+        let state = State {
+            in_flight: vec![0; usize::from(shared.replicas())],
+            last_stats: vec![RankStats::default(); usize::from(world)],
+            ..State::default()
+        };
+        Self(Arc::new(Shared { state: Mutex::new(state), ..shared }))
     }
 
     /// Connects the ranks, in rank order.
@@ -112,7 +116,17 @@ impl Unit {
         self.0.world
     }
 
-    pub(crate) fn limits(&self) -> EngineLimits {
+    /// How attention is parallel.
+    pub(crate) fn attention(&self) -> Attention {
+        self.0.attention
+    }
+
+    /// Ranks that a sequence can be pinned to: with attention tp all ranks are one, and rank 0 speaks for them.
+    pub(crate) fn replicas(&self) -> u16 {
+        self.0.replicas()
+    }
+
+    pub(crate) fn limits(&self) -> UnitLimits {
         self.0.limits
     }
 
@@ -137,7 +151,7 @@ impl Unit {
         }
         let rank = rank.unwrap_or_else(|| {
             let rank = RankId::new(state.next_rank);
-            state.next_rank = (state.next_rank + 1) % self.0.world;
+            state.next_rank = (state.next_rank + 1) % self.replicas();
             rank
         });
         let limit = self.0.limits.running + self.0.limits.waiting;
@@ -169,6 +183,11 @@ impl Unit {
         self.state().draining = true;
     }
 
+    /// Whether it takes no sequences any more.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.state().draining
+    }
+
     /// Cancels all sequences; their listeners see them end.
     pub(crate) fn cancel_all(&self) {
         let state = self.state();
@@ -177,9 +196,17 @@ impl Unit {
         }
     }
 
-    /// Sends the same order to every rank.
+    /// Sends the same order to every rank. With attention tp rank 0 tells the others what changes sequences and caches, so
+    /// that all ranks do it between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
-        self.state().ports.iter().for_each(|port| port.send(order.clone()));
+        let all = match order {
+            ToRank::Abort { .. } | ToRank::Stats { .. } => self.0.world,
+            ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => match self.0.attention {
+                Attention::Dp => self.0.world,
+                Attention::Tp => 1,
+            },
+        };
+        self.state().ports.iter().take(usize::from(all)).for_each(|port| port.send(order.clone()));
     }
 
     /// Closes the links to the other ranks once everything sent is written.
@@ -191,7 +218,7 @@ impl Unit {
         }
     }
 
-    /// In-flight sequences by rank.
+    /// In-flight sequences by replica.
     pub(crate) fn in_flight(&self) -> Vec<usize> {
         self.state().in_flight.clone()
     }
@@ -285,6 +312,15 @@ impl Unit {
     /// A thread that panicked while it held the lock left whole entries behind.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    fn replicas(&self) -> u16 {
+        match self.attention {
+            Attention::Dp => self.world,
+            Attention::Tp => 1,
+        }
     }
 }
 

@@ -1,17 +1,35 @@
-//! The bundled model, its golden vectors, and several ranks as threads.
+//! The bundled model, its golden vectors, the small models of every family, and several ranks as threads.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use half::f16;
 use safetensors::SafeTensors;
-use semmoe_tables::Placement;
-use semmoe_worker::ep::{Counters, CountersSnapshot, ExpertParallel, LocalTransport, StepPhase, Transport};
+use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Provenance, Tables, TablesBuilder, TpParts};
+use semmoe_worker::ep::{
+    Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, StepPhase, Transport, TransportError,
+    Wake, Waker,
+};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
 
 pub(crate) fn model_dir() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m")).to_path_buf()
+}
+
+/// Small models of every family: folders of `tests/fixtures`.
+pub(crate) const FIXTURES: [&str; 7] =
+    ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
+/// Tokens that their golden texts have.
+pub(crate) const FIXTURE_TOKENS: usize = 16;
+/// Sums of f32 in another order.
+pub(crate) const TOLERANCE: f32 = 1e-5;
+
+/// A fixture's folder.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures")).join(name)
 }
 
 pub(crate) fn config() -> ModelConfig {
@@ -70,13 +88,21 @@ pub(crate) fn argmax(logits: &[f32]) -> u32 {
 
 /// Contiguous halves, quarters and so on.
 pub(crate) fn contiguous(world: u16) -> Placement {
-    let config = config();
+    contiguous_of(&config(), world)
+}
+
+/// As [`contiguous`], for another model.
+pub(crate) fn contiguous_of(config: &ModelConfig, world: u16) -> Placement {
     Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world).unwrap()
 }
 
 /// Equally many experts for each rank, by chance.
 pub(crate) fn shuffled(world: u16, seed: u64) -> Placement {
-    let config = config();
+    shuffled_of(&config(), world, seed)
+}
+
+/// As [`shuffled`], for another model.
+pub(crate) fn shuffled_of(config: &ModelConfig, world: u16, seed: u64) -> Placement {
     let mut random = fastrand::Rng::with_seed(seed);
     let layer = |_| {
         let mut groups: Vec<u16> = (0..config.num_experts as u16).map(|expert| expert % world).collect();
@@ -95,10 +121,40 @@ pub(crate) struct Rank {
 
 impl Rank {
     pub(crate) fn new(transport: Box<dyn Transport>, placement: &Placement) -> Self {
+        Self::of(&model_dir(), transport, placement)
+    }
+
+    /// A rank of another model.
+    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Transport>, placement: &Placement) -> Self {
+        Self::with_experts(model_dir, transport, placement, ExpertLayout::Ep)
+    }
+
+    /// A rank with its experts, or its slices of all.
+    pub(crate) fn with_experts(
+        model_dir: &Path,
+        transport: Box<dyn Transport>,
+        placement: &Placement,
+        experts: ExpertLayout,
+    ) -> Self {
         let rank = transport.rank();
         let counters = Arc::new(Counters::new(placement.layers()));
-        let model = Model::load(&model_dir(), rank, placement).unwrap();
-        let ep = ExpertParallel::new(transport, placement, counters).unwrap();
+        let model = Model::load_experts(model_dir, rank, placement, experts).unwrap();
+        let ep = ExpertParallel::with_layout(transport, placement, experts, counters).unwrap();
+        Self { rank: rank.index(), model, ep }
+    }
+
+    /// A rank of a unit with attention tp, with its experts or its slices of all.
+    pub(crate) fn tp(
+        model_dir: &Path,
+        transport: Box<dyn Transport>,
+        placement: &Placement,
+        experts: ExpertLayout,
+        tables: Option<Arc<Tables>>,
+    ) -> Self {
+        let rank = transport.rank();
+        let counters = Arc::new(Counters::new(placement.layers()));
+        let model = Model::load_tp(model_dir, rank, placement, experts, tables).unwrap();
+        let ep = ExpertParallel::with_layout(transport, placement, experts, counters).unwrap();
         Self { rank: rank.index(), model, ep }
     }
 
@@ -146,9 +202,19 @@ pub(crate) fn on_ranks<T: Send>(
     placement: &Placement,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
+    on_ranks_of(&model_dir(), transports, placement, work)
+}
+
+/// As [`on_ranks`], of another model.
+pub(crate) fn on_ranks_of<T: Send>(
+    model_dir: &Path,
+    transports: Vec<Box<dyn Transport>>,
+    placement: &Placement,
+    work: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
-        let start = |transport| scope.spawn(move || work(Rank::new(transport, placement)));
+        let start = |transport| scope.spawn(move || work(Rank::of(model_dir, transport, placement)));
         let threads: Vec<_> = transports.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
@@ -156,4 +222,102 @@ pub(crate) fn on_ranks<T: Send>(
 
 pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Transport>> {
     LocalTransport::mesh(usize::from(world)).into_iter().map(|t| Box::new(t) as Box<dyn Transport>).collect()
+}
+
+/// As [`on_ranks_of`], with attention tp.
+pub(crate) fn on_tp_ranks<T: Send>(
+    model_dir: &Path,
+    transports: Vec<Box<dyn Transport>>,
+    placement: &Placement,
+    tables: Option<&Arc<Tables>>,
+    work: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let rank = |transport| Rank::tp(model_dir, transport, placement, ExpertLayout::Ep, tables.cloned());
+        let start = |transport| scope.spawn(move || work(rank(transport)));
+        let threads: Vec<_> = transports.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Tables for attention tp by chance: two labels for most tokens and for most pairs of groups, none for the others.
+pub(crate) fn tp_tables(config: &ModelConfig, placement: &Placement, seed: u64) -> Tables {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let groups = placement.groups();
+    let labelled = usize::from(groups).min(2);
+    let mut labels = |rows: usize, unknown: usize, unused: usize| {
+        let (mut group, mut prob) = (Vec::new(), Vec::new());
+        for row in 0..rows {
+            let (first, share) = (random.u16(0..groups), 0.5 + 0.4 * random.f64());
+            let known = row >= unused && random.usize(..unknown) > 0;
+            for (label, share) in [share, 0.9 - share].into_iter().take(labelled).enumerate() {
+                group.push(if known { (first + label as u16) % groups } else { NO_GROUP });
+                prob.push(if known { f16::from_f64(share) } else { f16::ZERO });
+            }
+        }
+        (group, prob)
+    };
+    let pairs = usize::from(groups) * usize::from(groups);
+    let (token_group, token_prob) = labels(config.num_moe_layers() * config.vocab_size, 6, 0);
+    let (transition_group, transition_prob) = labels(config.num_moe_layers() * pairs, 3, 2 * pairs);
+    let parts = TpParts { labels: labelled, token_group, token_prob, transition_group, transition_prob };
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let info = config.model_info("tiny-qwen3moe-15m", None);
+    let prices = vec![0.0; usize::from(groups)];
+    TablesBuilder::tp(info, provenance, placement.clone(), parts, prices).finish().unwrap()
+}
+
+/// [`Placement::main_group`], written another way.
+pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -> GroupId {
+    let groups = placement.layer(LayerIdx::new(layer as u16));
+    let held = |group: u16| experts.iter().filter(|expert| groups[usize::from(**expert)] == group).count();
+    GroupId::new((0..placement.groups()).rev().max_by_key(|&group| held(group)).unwrap())
+}
+
+/// A transport that measures what it carries.
+struct Metered {
+    inner: Box<dyn Transport>,
+    sent_bytes: Arc<AtomicU64>,
+    collectives: Arc<AtomicU64>,
+}
+
+impl Transport for Metered {
+    fn rank(&self) -> semmoe_tables::RankId {
+        self.inner.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.inner.world()
+    }
+
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), TransportError> {
+        let me = self.rank().index();
+        let to_peers = outgoing.iter().enumerate().filter(|(peer, _)| *peer != me);
+        let bytes: usize = to_peers.map(|(_, message)| message.len()).sum();
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.collectives.fetch_add(1, Ordering::Relaxed);
+        self.inner.all_to_all(outgoing, incoming)
+    }
+
+    fn wait(&mut self) -> Result<Wake, TransportError> {
+        self.inner.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+/// Bytes sent, collectives made.
+pub(crate) type Meters = [Arc<AtomicU64>; 2];
+
+/// Metered ends of a mesh with their meters.
+pub(crate) fn metered_mesh(world: u16) -> (Vec<Box<dyn Transport>>, Vec<Meters>) {
+    let meter = |inner| {
+        let (sent_bytes, collectives) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let meters = [Arc::clone(&sent_bytes), Arc::clone(&collectives)];
+        (Box::new(Metered { inner, sent_bytes, collectives }) as Box<dyn Transport>, meters)
+    };
+    local_mesh(world).into_iter().map(meter).unzip()
 }

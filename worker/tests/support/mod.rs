@@ -131,7 +131,7 @@ impl Unit {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), quiet).await.expect("sequences never ended");
+        tokio::time::timeout(Duration::from_secs(120), quiet).await.expect("sequences never ended");
     }
 }
 

@@ -21,7 +21,7 @@ use semmoe_engines::http::{AnswerBody, BaseUrl, ClientSettings, HttpClient, Http
 use semmoe_gateway::{Config, Gateway, Running};
 use serde_json::Value;
 
-pub(crate) use mock::Mock;
+pub(crate) use mock::{Mock, Seen};
 pub(crate) use ranked::{Behaviour, Ranked};
 pub(crate) use schema::check as check_schema;
 pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
@@ -244,4 +244,15 @@ pub(crate) async fn settled(gateway: &Running) {
         }
     };
     tokio::time::timeout(PATIENCE, wait).await.expect("in-flight counts return to zero");
+}
+
+/// A client that leaves when its request is at the engine, which then hears of it.
+pub(crate) async fn leave_before_the_answer(client: &Client, mock: &mut Mock, path: &'static str) {
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.mock(path, "hang", "{}").await }
+    });
+    mock.next().await;
+    call.abort();
+    mock.next_gone().await;
 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::{
     _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
 };
 
-use super::gemm::{Load, Vectors};
+use super::tile::{Load, Vectors};
 
 pub(super) struct Avx2;
 
@@ -49,8 +49,10 @@ impl Vectors for Avx2 {
 }
 
 impl Load<f32> for Avx2 {
+    const STEPS: usize = 1;
+
     #[inline(always)]
-    unsafe fn load(at: *const f32) -> Self::Row {
+    unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
         // SAFETY: the machine has AVX2 and NR elements can be read, by the caller.
         unsafe {
             [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8)), _mm256_loadu_ps(at.add(16)), _mm256_loadu_ps(at.add(24))]
@@ -59,18 +61,34 @@ impl Load<f32> for Avx2 {
 }
 
 impl Load<u32> for Avx2 {
+    const STEPS: usize = 2;
+
     #[inline(always)]
-    unsafe fn load(at: *const u32) -> Self::Row {
-        // SAFETY: the machine has AVX2 and NR / 2 words can be read, by the caller.
+    unsafe fn load(at: *const u32, step: usize) -> Self::Row {
+        // SAFETY: the machine has AVX2 and NR words can be read, by the caller.
         unsafe {
-            let words: [__m256i; 2] = [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(8).cast())];
-            let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
             [
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[0])),
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words[1])),
-                _mm256_castsi256_ps(_mm256_and_si256(words[0], mask)),
-                _mm256_castsi256_ps(_mm256_and_si256(words[1], mask)),
+                load_halves(at, step),
+                load_halves(at.add(8), step),
+                load_halves(at.add(16), step),
+                load_halves(at.add(24), step),
             ]
         }
+    }
+}
+
+/// The first or second halves of words, as f32.
+///
+/// # Safety
+/// As [`Load::load`], for one vector.
+#[inline(always)]
+unsafe fn load_halves(at: *const u32, step: usize) -> __m256 {
+    // SAFETY: by the caller.
+    unsafe {
+        let words: __m256i = _mm256_loadu_si256(at.cast());
+        _mm256_castsi256_ps(match step {
+            0 => _mm256_slli_epi32::<16>(words),
+            _ => _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000_u32.cast_signed())),
+        })
     }
 }

@@ -1,26 +1,25 @@
 //! 512-bit vectors: a row of a panel is two of them.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-use super::gemm::{Load, Vectors};
+use super::tile::{Load, Vectors};
 
 pub(super) struct Avx512;
+
+/// Of each word the second of its two halves.
+const HIGH_HALVES: u32 = 0xaaaa_aaaa;
 
 impl Vectors for Avx512 {
     type Row = [__m512; 2];
     type Splat = __m512;
-    const MAX_ROWS: usize = 8;
+    const MAX_ROWS: usize = 6;
 
     #[inline(always)]
     fn panels_for(rows: usize) -> usize {
-        match rows {
-            1 | 2 => 4,
-            3 | 4 => 2,
-            _ => 1,
-        }
+        if rows <= 3 { 4 } else { 2 }
     }
 
     #[inline(always)]
@@ -55,22 +54,37 @@ impl Vectors for Avx512 {
 }
 
 impl Load<f32> for Avx512 {
+    const STEPS: usize = 1;
+
     #[inline(always)]
-    unsafe fn load(at: *const f32) -> Self::Row {
+    unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
         // SAFETY: the machine has AVX-512 and NR elements can be read, by the caller.
         unsafe { [_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(16))] }
     }
 }
 
 impl Load<u32> for Avx512 {
+    const STEPS: usize = 2;
+
     #[inline(always)]
-    unsafe fn load(at: *const u32) -> Self::Row {
-        // SAFETY: the machine has AVX-512 and NR / 2 words can be read, by the caller.
-        unsafe {
-            let words: __m512i = _mm512_loadu_si512(at.cast());
-            let low = _mm512_slli_epi32::<16>(words);
-            let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
-            [_mm512_castsi512_ps(low), _mm512_castsi512_ps(high)]
-        }
+    unsafe fn load(at: *const u32, step: usize) -> Self::Row {
+        // SAFETY: the machine has AVX-512 and NR words can be read, by the caller.
+        unsafe { [load_halves(at, step), load_halves(at.add(16), step)] }
+    }
+}
+
+/// The first or second halves of words, as f32.
+///
+/// # Safety
+/// As [`Load::load`], for one vector.
+#[inline(always)]
+unsafe fn load_halves(at: *const u32, step: usize) -> __m512 {
+    // SAFETY: by the caller.
+    unsafe {
+        _mm512_castsi512_ps(match step {
+            0 => _mm512_slli_epi32::<16>(_mm512_loadu_si512(at.cast())),
+            // A load of its own, which no register has to keep the words for.
+            _ => _mm512_maskz_loadu_epi16(HIGH_HALVES, at.cast()),
+        })
     }
 }

@@ -12,7 +12,7 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 /// Like `b` `[k, n]`, in each of the three layouts.
 struct Layouts {
     words: Vec<u32>,
-    panels: Vec<f32>,
+    groups: Vec<f32>,
     rows: Vec<f32>,
     rows_stride: usize,
     plain: Vec<f32>,
@@ -22,23 +22,32 @@ impl Layouts {
     fn new(k: usize, n: usize) -> Self {
         let bits: Vec<u16> = numbers(k * n, 7).iter().map(|v| (v.to_bits() >> 16) as u16).collect();
         let plain: Vec<f32> = bits.iter().map(|&b| bf16_to_f32(b)).collect();
-        let rows_stride = n.next_multiple_of(NR);
-        let mut words = vec![0; rows_stride / 2 * k];
-        let mut panels = vec![0.0; rows_stride * k];
+        let (rows_stride, columns) = (n.next_multiple_of(NR), group_of(n));
+        let mut words = vec![0; rows_stride * k.div_ceil(2)];
+        let mut groups = vec![0.0; rows_stride * k];
         let mut rows = vec![0.0; rows_stride * k];
         for at in 0..k * n {
             let (i, j) = (at / n, at % n);
-            let shift = if j % NR < NR / 2 { 0 } else { 16 };
-            words[(j / NR * k + i) * (NR / 2) + j % (NR / 2)] |= u32::from(bits[at]) << shift;
-            panels[(j / NR * k + i) * NR + j % NR] = plain[at];
+            let (group, column) = (j / columns, j % columns);
+            words[(group * k.div_ceil(2) + i / 2) * columns + column] |= u32::from(bits[at]) << (16 * (i % 2));
+            groups[(group * k + i) * columns + column] = plain[at];
             rows[i * rows_stride + j] = plain[at];
         }
-        Self { words, panels, rows, rows_stride, plain }
+        Self { words, groups, rows, rows_stride, plain }
     }
 
     fn all(&self) -> [Columns<'_>; 3] {
-        let rows = Matrix { data: &self.rows, stride: self.rows_stride };
-        [Columns::Bf16(&self.words), Columns::F32(&self.panels), Columns::Rows(rows)]
+        let matrix = Matrix { data: &self.rows, stride: self.rows_stride };
+        let next = Some(&self.rows[..]);
+        [Columns::Bf16(&self.words), Columns::F32(&self.groups), Columns::Rows { matrix, next }]
+    }
+}
+
+#[test]
+fn groups_are_whole_and_as_wide_as_they_can_be() {
+    for (n, expected) in [(1, 32), (32, 32), (33, 64), (64, 64), (96, 32), (128, 128), (150, 32), (190, 64), (512, 128)]
+    {
+        assert_eq!(group_of(n), expected, "{n}");
     }
 }
 
@@ -51,7 +60,7 @@ fn naive((m, k, n): (usize, usize, usize), a: &[f32], b: &[f32]) -> Vec<f64> {
 fn products_are_right_in_every_shape_layout_and_instruction_set() {
     let shapes = [1, 2, 3, 4, 5, 7, 8, 9, 17, 64, 65, 127, 131]
         .iter()
-        .flat_map(|&m| [(m, 1, 1), (m, 5, 33), (m, 64, 32), (m, 48, 200)]);
+        .flat_map(|&m| [(m, 1, 1), (m, 5, 33), (m, 64, 32), (m, 47, 200), (m, 31, 250)]);
     for (m, k, n) in shapes {
         let (a, b) = (numbers(m * k, 3), Layouts::new(k, n));
         let expected = naive((m, k, n), &a, &b.plain);
@@ -59,7 +68,7 @@ fn products_are_right_in_every_shape_layout_and_instruction_set() {
             for columns in b.all() {
                 // One column more than is written, and one row's stride more than is read, must stay as they are.
                 let mut c = vec![7.0; m * (n + 1)];
-                multiply_on(isa, (m, k, n), Matrix { data: &a, stride: k }, columns, &mut c, n + 1);
+                multiply_on(isa, (m, k, n), Matrix { data: &a, stride: k }, columns, (&mut c, n + 1), Begin::AtZero);
                 for (i, row) in c.chunks(n + 1).enumerate() {
                     assert_eq!(row[n], 7.0);
                     for (j, &value) in row[..n].iter().enumerate() {
@@ -79,13 +88,58 @@ fn a_row_does_not_depend_on_the_rows_beside_it() {
     for isa in Isa::available() {
         let mut alone = vec![0.0; m * n];
         for (a, c) in a.chunks(k).zip(alone.chunks_mut(n)) {
-            multiply_on(isa, (1, k, n), Matrix { data: a, stride: k }, b.all()[0], c, n);
+            multiply_on(isa, (1, k, n), Matrix { data: a, stride: k }, b.all()[0], (c, n), Begin::AtZero);
         }
         for columns in b.all() {
             for rows in [2, 3, 5, 8, 13, 64, 100, 150] {
                 let mut c = vec![0.0; rows * n];
-                multiply_on(isa, (rows, k, n), Matrix { data: &a, stride: k }, columns, &mut c, n);
+                multiply_on(isa, (rows, k, n), Matrix { data: &a, stride: k }, columns, (&mut c, n), Begin::AtZero);
                 assert!(c == alone[..rows * n], "{isa:?} with {rows} rows");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_product_in_parts_of_k_gives_the_bits_of_the_whole() {
+    let k = 130;
+    for (m, n) in [(1, 20), (2, 64), (7, 40), (33_usize, 96_usize)] {
+        let a = numbers(m * k, 3);
+        let stride = n.next_multiple_of(NR);
+        let b = numbers(k * stride, 4);
+        for isa in Isa::available() {
+            let part = |from: usize, to: usize, c: &mut [f32], begin| {
+                let a = Matrix { data: &a[from..], stride: k };
+                let matrix = Matrix { data: &b[from * stride..], stride };
+                let columns = Columns::Rows { matrix, next: None };
+                multiply_on(isa, (m, to - from, n), a, columns, (c, n), begin);
+            };
+            let (mut whole, mut parts) = (vec![0.0; m * n], vec![f32::NAN; m * n]);
+            part(0, k, &mut whole, Begin::AtZero);
+            part(0, 64, &mut parts, Begin::AtZero);
+            part(64, 128, &mut parts, Begin::AtC);
+            part(128, k, &mut parts, Begin::AtC);
+            assert!(parts == whole, "{isa:?} {m}x{n}");
+        }
+    }
+}
+
+#[test]
+fn several_threads_give_the_bits_of_one() {
+    for (m, k, n) in [(70, 200, 900), (1, 3000, 2000), (300, 500, 40)] {
+        let (a, b) = (numbers(m * k, 3), Layouts::new(k, n));
+        for columns in b.all() {
+            let product = || {
+                let mut c = vec![f32::NAN; m * n];
+                multiply((m, k, n), Matrix { data: &a, stride: k }, columns, &mut c, n);
+                c
+            };
+            let alone = product();
+            for threads in [2, 3, 8] {
+                assert!(
+                    crate::model::with_threads(threads, product).unwrap() == alone,
+                    "{threads} threads, {m}x{k}x{n}"
+                );
             }
         }
     }

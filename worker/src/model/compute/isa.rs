@@ -1,5 +1,7 @@
 //! Which instruction set to use, found out at run time.
 
+use std::sync::OnceLock;
+
 /// What this machine is used as.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Isa {
@@ -14,7 +16,7 @@ pub(super) enum Isa {
 }
 
 impl Isa {
-    /// All that this machine can run, best first. (The standard library caches what it detects.)
+    /// All that this machine can run, best first.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn available() -> impl Iterator<Item = Self> {
         let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -36,7 +38,19 @@ impl Isa {
 
     /// The best that this machine can run.
     pub(super) fn best() -> Self {
-        Self::available().next().unwrap_or(Self::Portable)
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
+    }
+
+    /// What it is called where it is reported.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
     }
 }
 

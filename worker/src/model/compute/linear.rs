@@ -1,20 +1,54 @@
 //! A weight matrix packed into panels, once, when it is loaded.
 
-use super::gemm::{Columns, Matrix, NR, multiply};
+use std::ops::{Deref, Range};
+
+use bytemuck::Pod;
+
+use super::arena::{Arena, Piece};
+use super::gemm::{Columns, Matrix, group_of, multiply};
+use super::ops::add_row;
 use crate::model::checkpoint::TensorData;
 
-/// `y = x W^T` for a weight `W [n, k]`: n outputs of k inputs each.
+/// `y = x W^T + b` for a weight `W [n, k]`: n outputs of k inputs each; b where there is one.
 pub(in crate::model) struct Linear {
     outputs: usize,
     inputs: usize,
     panels: Panels,
+    /// `[n]`
+    bias: Option<Vec<f32>>,
 }
 
 enum Panels {
     /// See [`Columns::Bf16`]; half the memory traffic of f32, and exact for bf16 checkpoints.
-    Bf16(Vec<u32>),
+    Bf16(Store<u32>),
     /// See [`Columns::F32`].
-    F32(Vec<f32>),
+    F32(Store<f32>),
+}
+
+/// Where packed weights lie: on the heap while a model is loaded, then in its arena.
+enum Store<T> {
+    Heap(Vec<T>),
+    Arena(Piece<T>),
+}
+
+impl<T> Deref for Store<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Heap(values) => values,
+            Self::Arena(values) => values,
+        }
+    }
+}
+
+impl<T: Pod> Store<T> {
+    fn settle(&mut self, arena: &mut Arena) {
+        if let Some(mut piece) = arena.take(self.len()) {
+            piece.copy_from_slice(self);
+            *self = Self::Arena(piece);
+        }
+    }
 }
 
 impl Linear {
@@ -25,14 +59,43 @@ impl Linear {
             .iter()
             .map(|part| match part {
                 TensorData::Bf16(values) => Some(*values),
-                TensorData::F32(_) => None,
+                TensorData::F16(_) | TensorData::F32(_) => None,
             })
             .collect();
         let panels = match all_bf16 {
-            Some(parts) => Panels::Bf16(pack_bf16(&parts, inputs, outputs)),
-            None => Panels::F32(pack_f32(parts, inputs, outputs)),
+            Some(parts) => Panels::Bf16(Store::Heap(pack_bf16(&parts, inputs, outputs))),
+            None => Panels::F32(Store::Heap(pack_f32(parts, inputs, outputs))),
         };
-        Self { outputs, inputs, panels }
+        Self { outputs, inputs, panels, bias: None }
+    }
+
+    /// Packs the transpose of one weight, which is row-major `[inputs, any]`.
+    pub(in crate::model) fn pack_transposed(part: TensorData<'_>, inputs: usize) -> Self {
+        match part {
+            TensorData::Bf16(values) => Self::pack(&[TensorData::Bf16(&transposed(values, inputs))], inputs),
+            TensorData::F16(values) => Self::pack(&[TensorData::F16(&transposed(values, inputs))], inputs),
+            TensorData::F32(values) => Self::pack(&[TensorData::F32(&transposed(values, inputs))], inputs),
+        }
+    }
+
+    /// Packs some of the inputs of one weight, which is row-major `[any, inputs]`.
+    pub(in crate::model) fn pack_columns(part: TensorData<'_>, inputs: usize, columns: Range<usize>) -> Self {
+        let kept = columns.len();
+        if kept == inputs {
+            return Self::pack(&[part], inputs);
+        }
+        match part {
+            TensorData::Bf16(values) => Self::pack(&[TensorData::Bf16(&some_columns(values, inputs, columns))], kept),
+            TensorData::F16(values) => Self::pack(&[TensorData::F16(&some_columns(values, inputs, columns))], kept),
+            TensorData::F32(values) => Self::pack(&[TensorData::F32(&some_columns(values, inputs, columns))], kept),
+        }
+    }
+
+    /// With a bias `[outputs]`.
+    pub(in crate::model) fn with_bias(mut self, bias: Vec<f32>) -> Self {
+        debug_assert_eq!(bias.len(), self.outputs);
+        self.bias = Some(bias);
+        self
     }
 
     /// Outputs per row.
@@ -40,39 +103,80 @@ impl Linear {
         self.outputs
     }
 
+    /// Moves the packed weights into the arena, if it has room: what is read one after the other should lie so.
+    pub(in crate::model) fn settle(&mut self, arena: &mut Arena) {
+        match &mut self.panels {
+            Panels::Bf16(words) => words.settle(arena),
+            Panels::F32(values) => values.settle(arena),
+        }
+    }
+
+    /// What the packed weights take of an arena, in bytes.
+    pub(in crate::model) fn arena_bytes(&self) -> usize {
+        match &self.panels {
+            Panels::Bf16(words) => Arena::bytes_of::<u32>(words.len()),
+            Panels::F32(values) => Arena::bytes_of::<f32>(values.len()),
+        }
+    }
+
     /// `x [m, inputs]` to `out [m, outputs]`, overwritten.
     pub(in crate::model) fn apply(&self, x: &[f32], out: &mut [f32]) {
         let rows = x.len() / self.inputs;
+        self.multiply(rows, Matrix { data: x, stride: self.inputs }, out, self.outputs);
+        if let Some(bias) = &self.bias {
+            add_row(bias, &mut out[..rows * self.outputs]);
+        }
+    }
+
+    /// As [`Linear::apply`] without a bias, for rows that are parts of wider ones: those of `out` are `out_stride` apart.
+    pub(in crate::model) fn apply_rows(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
+        debug_assert!(self.bias.is_none());
+        self.multiply(rows, x, out, out_stride);
+    }
+
+    fn multiply(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
         let columns = match &self.panels {
             Panels::Bf16(words) => Columns::Bf16(words),
             Panels::F32(values) => Columns::F32(values),
         };
-        let x = Matrix { data: x, stride: self.inputs };
-        multiply((rows, self.inputs, self.outputs), x, columns, out, self.outputs);
+        multiply((rows, self.inputs, self.outputs), x, columns, out, out_stride);
     }
 }
 
+/// Row-major `[any, width]` to row-major `[any, columns]`.
+fn some_columns<T: Copy>(values: &[T], width: usize, columns: Range<usize>) -> Vec<T> {
+    values.chunks_exact(width).flat_map(|row| &row[columns.clone()]).copied().collect()
+}
+
+/// Row-major `[rows, any]` to row-major `[any, rows]`.
+fn transposed<T: Copy>(values: &[T], rows: usize) -> Vec<T> {
+    let columns = values.len() / rows;
+    (0..columns).flat_map(|column| values[column..].iter().step_by(columns).copied()).collect()
+}
+
 fn pack_bf16(parts: &[&[[u8; 2]]], inputs: usize, outputs: usize) -> Vec<u32> {
-    let mut words = vec![0u32; outputs.div_ceil(NR) * inputs * (NR / 2)];
+    let columns = group_of(outputs);
+    let group_words = columns * inputs.div_ceil(2);
+    let mut words = vec![0u32; outputs.div_ceil(columns) * group_words];
     let rows = parts.iter().flat_map(|part| part.chunks_exact(inputs));
     for (output, row) in rows.enumerate() {
-        let (panel, column) = (output / NR, output % NR);
-        let shift = if column < NR / 2 { 0 } else { 16 };
-        let panel = &mut words[panel * inputs * (NR / 2)..][..inputs * (NR / 2)];
-        for (word, bytes) in panel[column % (NR / 2)..].iter_mut().step_by(NR / 2).zip(row) {
-            *word |= u32::from(u16::from_le_bytes(*bytes)) << shift;
+        let group = &mut words[output / columns * group_words..][..group_words];
+        for (word, pair) in group[output % columns..].iter_mut().step_by(columns).zip(row.chunks(2)) {
+            let half = |at: usize| pair.get(at).map_or(0, |bytes| u32::from(u16::from_le_bytes(*bytes)));
+            *word = half(0) | half(1) << 16;
         }
     }
     words
 }
 
 fn pack_f32(parts: &[TensorData<'_>], inputs: usize, outputs: usize) -> Vec<f32> {
-    let mut values = vec![0.0; outputs.div_ceil(NR) * inputs * NR];
+    let columns = group_of(outputs);
+    let mut values = vec![0.0; outputs.div_ceil(columns) * inputs * columns];
     let mut output = 0;
     for part in parts {
         for row in 0..part.len() / inputs {
-            let panel = &mut values[output / NR * inputs * NR..][..inputs * NR];
-            for (k, value) in panel[output % NR..].iter_mut().step_by(NR).enumerate() {
+            let group = &mut values[output / columns * inputs * columns..][..inputs * columns];
+            for (k, value) in group[output % columns..].iter_mut().step_by(columns).enumerate() {
                 *value = part.get(row * inputs + k);
             }
             output += 1;

@@ -5,11 +5,14 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `arena` | large memory in huge pages, handed out in pieces |
 //! | `isa` | the instruction sets and the choice at run time |
-//! | `gemm` | `A x B` over panels of 32 columns; `avx512`, `avx2`, `portable` are its inner loops |
+//! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2`, `portable` are the innermost |
+//! | `parallel` | large products on several threads |
 //! | `linear` | a weight matrix packed into panels |
-//! | `ops` | norms, rotary embedding, softmax, SiLU |
+//! | `ops` | norms, rotary embedding, softmax, SiLU, the largest of many |
 
+mod arena;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -18,8 +21,19 @@ mod gemm;
 mod isa;
 mod linear;
 mod ops;
+mod parallel;
 mod portable;
+mod tile;
 
-pub(super) use gemm::{Columns, Matrix, NR, multiply};
+pub(super) use arena::{Arena, Piece};
+pub(super) use gemm::{Columns, Matrix, NR, multiply, multiply_on_top};
 pub(super) use linear::Linear;
-pub(super) use ops::{add, rms_norm, rotate, scale_to, silu_product, softmax};
+pub(super) use ops::{
+    add, add_scaled, clamp, first_largest, rms_norm, rotate, rotate_pairs, scale_to, silu_product, softmax,
+};
+pub use parallel::with_threads;
+
+/// The instruction set that products use on this machine: `avx512`, `avx2` or `portable`.
+pub(crate) fn instructions() -> &'static str {
+    isa::Isa::best().name()
+}

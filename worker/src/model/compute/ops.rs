@@ -72,6 +72,35 @@ by_isa! {
 }
 
 by_isa! {
+    /// `out += x * factor`
+    pub fn add_scaled(x: &[f32], factor: f32, out: &mut [f32]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out += x * factor;
+        }
+    }
+}
+
+by_isa! {
+    /// `out += row` for every row of `out`, of `row.len()` elements.
+    pub fn add_row(row: &[f32], out: &mut [f32]) {
+        for out in out.chunks_exact_mut(row.len()) {
+            for (out, x) in out.iter_mut().zip(row) {
+                *out += x;
+            }
+        }
+    }
+}
+
+by_isa! {
+    /// Cuts all elements to a magnitude of at most `most`.
+    pub fn clamp(x: &mut [f32], most: f32) {
+        for x in x {
+            *x = x.clamp(-most, most);
+        }
+    }
+}
+
+by_isa! {
     /// `out = x * factor`
     pub fn scale_to(x: &[f32], factor: f32, out: &mut [f32]) {
         for (out, x) in out.iter_mut().zip(x) {
@@ -103,6 +132,16 @@ by_isa! {
 }
 
 by_isa! {
+    /// As [`rotate`], of neighbours: each even element against the one after it.
+    pub fn rotate_pairs(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let (pairs, _) = head.as_chunks_mut::<2>();
+        for (([a, b], cos), sin) in pairs.iter_mut().zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+by_isa! {
     /// Replaces the first `len` scores by `exp(scale * (score - max))`, all later ones by 0, and returns the sum. The row's
     /// length is a multiple of 16.
     pub fn softmax(scores: &mut [f32], len: usize, scale: f32) -> f32 {
@@ -126,9 +165,56 @@ by_isa! {
     }
 }
 
+by_isa! {
+    /// The index of the largest element, the first of equal ones; none if all are NaN.
+    pub fn first_largest(values: &[f32]) -> Option<usize> {
+        // Comparisons with a NaN are false: it is never taken.
+        let larger = |most: f32, value: f32| if value > most { value } else { most };
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for chunk in chunks {
+            for (lane, value) in lanes.iter_mut().zip(chunk) {
+                *lane = larger(*lane, *value);
+            }
+        }
+        let most = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, value| larger(most, *value));
+        let is_most = |value: &f32| *value == most;
+        let holds = |chunk: &[f32; LANES]| chunk.iter().fold(false, |any, value| any | is_most(value));
+        let chunk = chunks.iter().position(holds).unwrap_or(chunks.len());
+        values[chunk * LANES..].iter().position(is_most).map(|at| chunk * LANES + at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_of_the_largest_is_found_and_no_nan() {
+        let plain = |values: &[f32]| {
+            let better = |best: Option<usize>, i: usize| match best {
+                _ if values[i].is_nan() => best,
+                Some(best) if values[best] >= values[i] => Some(best),
+                _ => Some(i),
+            };
+            (0..values.len()).fold(None, better)
+        };
+        let mut random = fastrand::Rng::with_seed(3);
+        for len in (0..70).chain([1000, 10_240]) {
+            for kinds in [2, 5, 1000] {
+                let value = |random: &mut fastrand::Rng| match random.u32(0..kinds) {
+                    0 => f32::NAN,
+                    1 => f32::NEG_INFINITY,
+                    n => n as f32 - 3.0,
+                };
+                let values: Vec<f32> = (0..len).map(|_| value(&mut random)).collect();
+                assert_eq!(first_largest(&values), plain(&values), "{values:?}");
+            }
+        }
+        assert_eq!(first_largest(&[f32::NAN, f32::INFINITY, f32::INFINITY]), Some(1));
+        assert_eq!(first_largest(&[0.0, -0.0]), Some(0));
+        assert_eq!(first_largest(&[-0.0, 0.0]), Some(0));
+    }
 
     #[test]
     fn exp_is_close_to_the_library_everywhere() {

@@ -1,6 +1,7 @@
 //! Plain loops, which the compiler turns into whatever vectors it may assume.
 
-use super::gemm::{Load, NR, Vectors};
+use super::gemm::NR;
+use super::tile::{Load, Vectors};
 
 pub(super) struct Portable;
 
@@ -40,21 +41,22 @@ impl Vectors for Portable {
 }
 
 impl Load<f32> for Portable {
+    const STEPS: usize = 1;
+
     #[inline(always)]
-    unsafe fn load(at: *const f32) -> Self::Row {
+    unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
         // SAFETY: NR elements can be read, by the caller; an array of f32 is aligned as an f32 is.
         unsafe { *at.cast::<[f32; NR]>() }
     }
 }
 
 impl Load<u32> for Portable {
+    const STEPS: usize = 2;
+
     #[inline(always)]
-    unsafe fn load(at: *const u32) -> Self::Row {
-        // SAFETY: NR / 2 words can be read, by the caller; an array of u32 is aligned as a u32 is.
-        let words = unsafe { *at.cast::<[u32; NR / 2]>() };
-        std::array::from_fn(|j| {
-            let word = words[j % (NR / 2)];
-            f32::from_bits(if j < NR / 2 { word << 16 } else { word & 0xffff_0000 })
-        })
+    unsafe fn load(at: *const u32, step: usize) -> Self::Row {
+        // SAFETY: NR words can be read, by the caller; an array of u32 is aligned as a u32 is.
+        let words = unsafe { *at.cast::<[u32; NR]>() };
+        words.map(|word| f32::from_bits(if step == 0 { word << 16 } else { word & 0xffff_0000 }))
     }
 }

@@ -1,0 +1,57 @@
+//! What is compared: for each kind of attention a baseline, and the same with semmoe.
+
+use serde::Serialize;
+
+use crate::prepare::Attention;
+
+/// One way to run the ranks and to route requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Config {
+    /// In tables and pictures.
+    pub(crate) name: &'static str,
+    /// Solved tables; without them experts lie in order.
+    pub(crate) solved: bool,
+    /// The gateway's policy.
+    pub(crate) policy: &'static str,
+    /// Further arguments of `semmoe worker`.
+    #[serde(skip)]
+    pub(crate) arguments: &'static [&'static str],
+}
+
+/// Two configurations that are measured in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Contest {
+    pub(crate) attention: Attention,
+    pub(crate) before: Config,
+    pub(crate) after: Config,
+}
+
+/// Requests are routed.
+pub(crate) const DP: Contest = Contest {
+    attention: Attention::Dp,
+    before: Config { name: "dp, contiguous, round robin", solved: false, policy: "round_robin", arguments: &[] },
+    after: Config { name: "dp, E, affinity", solved: true, policy: "affinity", arguments: &[] },
+};
+
+/// Tokens are routed, layer by layer.
+pub(crate) const TP: Contest = Contest {
+    attention: Attention::Tp,
+    before: Config {
+        name: "tp, contiguous, no shuffle",
+        solved: false,
+        policy: "round_robin",
+        arguments: &["--attention", "tp", "--shuffle", "off"],
+    },
+    after: Config {
+        name: "tp, E, SRS and SAG",
+        solved: true,
+        policy: "round_robin",
+        arguments: &["--attention", "tp"],
+    },
+};
+
+impl Contest {
+    pub(crate) fn configs(&self) -> [Config; 2] {
+        [self.before, self.after]
+    }
+}

@@ -1,0 +1,268 @@
+//! One contest: both configurations started side by side, links found at which communication is as much of a step as wanted,
+//! then rounds in which every link and both configurations have their turns.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::analysis::{Prediction, first_limit, next_limit};
+use crate::configs::{Config, Contest};
+use crate::error::BenchError;
+use crate::gateway::{self, GatewaySpec};
+use crate::measure::{Contestant, Traffic};
+use crate::network::Network;
+use crate::prepare::{Attention, Judged, Recorded, Workshop};
+use crate::results::{Level, Link, Outcome, Placed, share};
+use crate::unit::{Unit, UnitSpec};
+
+/// How near the found share must be to the wanted one, and how often the link's rate is changed for it.
+const NEAR: f64 = 0.03;
+const MOST_GUESSES: usize = 4;
+/// The load at which requests hardly meet: a share of what the baseline keeps up with.
+const LIGHTEST: f64 = 0.1;
+/// Good requests end within so many times the lightest load's median.
+const SLO_FACTOR: f64 = 5.0;
+
+/// What is measured, and how often.
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    /// Shares of communication to find links for.
+    pub(crate) shares: Vec<f64>,
+    /// Rounds at saturation, and of the open loop.
+    pub(crate) rounds: usize,
+    pub(crate) open_rounds: usize,
+    /// Loads of the open loop, as shares of what the baseline keeps up with at the link.
+    pub(crate) loads: Vec<f64>,
+}
+
+/// Everything that a contest needs.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) workshop: Workshop<'a>,
+    pub(crate) network: &'a Network,
+    pub(crate) traffic: Traffic,
+    pub(crate) schedule: Schedule,
+    pub(crate) model_name: String,
+    pub(crate) secret: PathBuf,
+    /// Arguments of every rank.
+    pub(crate) arguments: Vec<String>,
+    /// Tokens of a step, and sequences that run together: of each rank.
+    pub(crate) step_tokens: u32,
+    pub(crate) running: u16,
+}
+
+/// Tells somebody how far it is.
+pub(crate) type Say<'a> = &'a dyn Fn(&str);
+
+impl Stage<'_> {
+    /// Records, solves, starts, measures, stops.
+    pub(crate) async fn run(&self, contest: Contest, recorded: &Recorded, say: Say<'_>) -> Result<Outcome, BenchError> {
+        say(&format!("solving and judging tables for attention {}", contest.attention));
+        let solved = self.workshop.solve(recorded, contest.attention, None).await?;
+        let predictions = self.predict(contest, recorded, &solved).await?;
+        let mut sides = Vec::new();
+        for config in contest.configs() {
+            say(&format!("starting: {}", config.name));
+            let tables = config.solved.then_some(&solved);
+            let unit = self.unit(contest.attention, config, tables).await?;
+            sides.push(self.contestant(config, contest.attention, unit, tables).await?);
+        }
+        let links = self.links(&sides[0], say).await?;
+        let ranks = self.workshop.ranks;
+        let mut outcome = Outcome { contest, ranks, links, predictions, levels: BTreeMap::new(), blocks: Vec::new() };
+        self.saturate(&sides, &mut outcome, say).await?;
+        self.arrive(&sides, &mut outcome, say).await?;
+        self.network.limit(None)?;
+        for side in sides {
+            side.gateway.shutdown(std::time::Duration::from_secs(1)).await;
+            side.unit.stop().await?;
+        }
+        Ok(outcome)
+    }
+
+    /// Ranks that run a configuration, and nothing before them.
+    pub(crate) async fn unit(
+        &self,
+        attention: Attention,
+        config: Config,
+        tables: Option<&PathBuf>,
+    ) -> Result<Unit, BenchError> {
+        // With attention tp a step and its sequences are all ranks' together: as many for each of them as with dp.
+        let shared = if attention == Attention::Tp { u32::from(self.workshop.ranks) } else { 1 };
+        let (tokens, running) = (self.step_tokens * shared, u32::from(self.running) * shared);
+        let sizes = ["--step-tokens".to_owned(), tokens.to_string(), "--max-running".to_owned(), running.to_string()];
+        let further = config.arguments.iter().map(|argument| (*argument).to_owned());
+        let arguments: Vec<String> = self.arguments.iter().cloned().chain(sizes).chain(further).collect();
+        let spec = UnitSpec {
+            semmoe: self.workshop.semmoe,
+            model: self.workshop.model,
+            ranks: self.workshop.ranks,
+            tables: tables.map(PathBuf::as_path),
+            arguments: &arguments,
+            secret: &self.secret,
+        };
+        Unit::start(&spec, self.network).await
+    }
+
+    async fn contestant(
+        &self,
+        config: Config,
+        attention: Attention,
+        unit: Unit,
+        tables: Option<&PathBuf>,
+    ) -> Result<Contestant, BenchError> {
+        // With attention tp tokens are routed in the unit, and the gateway has one place to send requests to.
+        let by_rank = attention == Attention::Dp;
+        let gateway = gateway::start(&GatewaySpec {
+            model: self.workshop.model,
+            model_name: &self.model_name,
+            engine: &unit.url,
+            ranks: if by_rank { self.workshop.ranks } else { 1 },
+            policy: config.policy,
+            tables: tables.filter(|_| by_rank).map(PathBuf::as_path),
+        })
+        .await?;
+        let url = format!("http://{}", gateway.data_addr()).parse().map_err(BenchError::failed)?;
+        Ok(Contestant { config, unit, gateway, url })
+    }
+
+    /// The baselines have experts in order; with attention dp requests come in turn, with attention tp rows lie where they happen
+    /// to, which is chance to their experts.
+    async fn predict(
+        &self,
+        contest: Contest,
+        recorded: &Recorded,
+        solved: &Path,
+    ) -> Result<[Prediction; 2], BenchError> {
+        let linear = self.workshop.solve(recorded, Attention::Dp, Some("linear")).await?;
+        let [before, after] = match contest.attention {
+            Attention::Dp => [Judged::Policy(contest.before.policy), Judged::Policy(contest.after.policy)],
+            Attention::Tp => [Judged::AtRandom, Judged::Tokens],
+        };
+        let before = self.workshop.evaluate(recorded, &linear, before).await?;
+        Ok([before, self.workshop.evaluate(recorded, solved, after).await?])
+    }
+
+    /// Unlimited links, and a rate for each wanted share of communication in the baseline's steps.
+    async fn links(&self, baseline: &Contestant, say: Say<'_>) -> Result<Vec<Link>, BenchError> {
+        let unlimited = Link { name: "not limited".to_owned(), bits_per_second: None, wanted: None };
+        let mut links = vec![unlimited];
+        if matches!(self.network, Network::Loopback) {
+            return Ok(links);
+        }
+        // The first requests find caches cold.
+        baseline.saturate(&self.traffic).await?;
+        for &wanted in &self.schedule.shares {
+            self.network.limit(None)?;
+            let free = baseline.saturate(&self.traffic).await?.counters;
+            let mut guess = None;
+            for _ in 0..MOST_GUESSES {
+                let bits = guess.unwrap_or_else(|| first_limit(free.all_bytes(), free.step_time(), wanted));
+                self.network.limit(Some(bits))?;
+                let found = share(&baseline.saturate(&self.traffic).await?.counters, &free);
+                say(&format!(
+                    "links of {:.0} Mbit/s: communication is {:.0}% of a step, wanted {:.0}%",
+                    bits as f64 / 1e6,
+                    found * 100.0,
+                    wanted * 100.0
+                ));
+                guess = Some(bits);
+                if (found - wanted).abs() <= NEAR {
+                    break;
+                }
+                guess = Some(next_limit(bits, found, wanted));
+            }
+            let bits = guess.unwrap_or(1_000_000);
+            let name = format!("{:.0} Mbit/s", bits as f64 / 1e6);
+            links.push(Link { name, bits_per_second: Some(bits), wanted: Some(wanted) });
+        }
+        Ok(links)
+    }
+
+    /// Rounds of all links and both configurations, the order of both turned round each time.
+    async fn saturate(&self, sides: &[Contestant], outcome: &mut Outcome, say: Say<'_>) -> Result<(), BenchError> {
+        for round in 0..self.schedule.rounds {
+            for link in turned(outcome.links.len(), round) {
+                self.network.limit(outcome.links[link].bits_per_second)?;
+                for side in turned(sides.len(), round) {
+                    let block = sides[side].saturate(&self.traffic).await?;
+                    say(&format!(
+                        "round {} of {}, {}: {:.0} tokens/s, local {:.3}: {}",
+                        round + 1,
+                        self.schedule.rounds,
+                        outcome.links[link].name,
+                        block.tokens_per_second,
+                        block.counters.lar(),
+                        sides[side].config.name
+                    ));
+                    outcome.blocks.push(Placed { side, link, round, load: None, block });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The lightest load for the service level, then rounds of all links, loads and both configurations. Where some links are
+    /// limited, only these: the time is better spent on them.
+    async fn arrive(&self, sides: &[Contestant], outcome: &mut Outcome, say: Say<'_>) -> Result<(), BenchError> {
+        if self.schedule.open_rounds == 0 {
+            return Ok(());
+        }
+        let first = usize::from(outcome.links.len() > 1);
+        let links = first..outcome.links.len();
+        for link in links.clone() {
+            let kept_up = outcome.at_saturation(0, link, |block| block.requests_per_second);
+            let kept_up = kept_up.map_or(0.0, |rate| rate.median);
+            self.network.limit(outcome.links[link].bits_per_second)?;
+            let block = sides[0].arrive(&self.traffic, LIGHTEST * kept_up, None).await?;
+            let level = Level { kept_up, slo_ms: SLO_FACTOR * block.e2e_ms.map_or(0.0, |latency| latency.p50) };
+            let name = &outcome.links[link].name;
+            say(&format!(
+                "{name}: good requests end within {:.0} ms, 5 times the lightest load's median",
+                level.slo_ms
+            ));
+            outcome.levels.insert(link, level);
+        }
+        for round in 0..self.schedule.open_rounds {
+            for link in turned(links.len(), round).into_iter().map(|at| at + first) {
+                self.network.limit(outcome.links[link].bits_per_second)?;
+                for &load in &self.schedule.loads {
+                    for side in turned(sides.len(), round) {
+                        let Some(level) = outcome.levels.get(&link) else { continue };
+                        let rate = load * level.kept_up;
+                        let block = sides[side].arrive(&self.traffic, rate, Some(level.slo_ms)).await?;
+                        say(&format!(
+                            "open round {} of {}, {}, {rate:.0} requests/s: {:.1} ms, good {:.0}: {}",
+                            round + 1,
+                            self.schedule.open_rounds,
+                            outcome.links[link].name,
+                            block.e2e_ms.map_or(0.0, |latency| latency.p50),
+                            block.goodput.unwrap_or(0.0),
+                            sides[side].config.name
+                        ));
+                        outcome.blocks.push(Placed { side, link, round, load: Some(load), block });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// 0 to n, backwards in odd rounds: whoever is first finds the machine in another state, and each is first as often.
+fn turned(n: usize, round: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    if round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_first_as_often() {
+        assert_eq!((turned(3, 0), turned(3, 1), turned(3, 2)), (vec![0, 1, 2], vec![2, 1, 0], vec![0, 1, 2]));
+    }
+}

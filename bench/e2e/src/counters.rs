@@ -1,0 +1,264 @@
+//! A unit's counters, read from its `/metrics` and summed over ranks and phases; and what lies between two readings.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// Sums over ranks and phases since the start of a unit. Times are those of ranks: R ranks that wait a second wait R seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Counters {
+    /// By layer number.
+    pub(crate) layers: BTreeMap<u16, LayerCounters>,
+    /// Tokens that went through the model on their rank.
+    pub(crate) tokens: f64,
+    /// The same by rank; with attention tp rank 0 counts them all.
+    pub(crate) tokens_by_rank: BTreeMap<u16, f64>,
+    /// With attention tp: rows (a token in a layer) that each rank went on with.
+    pub(crate) rows: BTreeMap<u16, f64>,
+    /// Bytes between ranks that attention causes (attention tp).
+    pub(crate) attention_bytes: f64,
+    /// Steps of each rank, added up.
+    pub(crate) steps: f64,
+    pub(crate) step_seconds: f64,
+    /// Of the rank processes; not from `/metrics`.
+    pub(crate) cpu_seconds: f64,
+}
+
+/// One MoE layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct LayerCounters {
+    pub(crate) local: f64,
+    pub(crate) remote: f64,
+    /// Bytes of dispatch and combine between ranks.
+    pub(crate) bytes: f64,
+    pub(crate) moe_seconds: f64,
+    /// Dispatch and combine.
+    pub(crate) all_to_all_seconds: f64,
+    /// All collectives, attention's included.
+    pub(crate) collective_seconds: f64,
+}
+
+impl Counters {
+    /// Reads a page; the first line that is no sample is the error. Families that are not known are passed over.
+    pub(crate) fn parse(page: &str) -> Result<Self, String> {
+        let mut counters = Self::default();
+        for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
+            let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
+            counters.add(&sample).ok_or_else(|| line.to_owned())?;
+        }
+        Ok(counters)
+    }
+
+    /// `None`: a label is missing or is no number.
+    fn add(&mut self, sample: &Sample<'_>) -> Option<()> {
+        let value = sample.value;
+        match sample.name {
+            "semmoe_activations_total" if sample.label("where")? == "local" => self.layer(sample)?.local += value,
+            "semmoe_activations_total" => self.layer(sample)?.remote += value,
+            "semmoe_dispatch_bytes_total" if sample.label("where")? == "remote" => self.layer(sample)?.bytes += value,
+            "semmoe_attention_bytes_total" => self.attention_bytes += value,
+            "semmoe_moe_seconds_total" => self.layer(sample)?.moe_seconds += value,
+            "semmoe_collective_seconds_total" => {
+                let layer = self.layer(sample)?;
+                layer.collective_seconds += value;
+                if matches!(sample.label("kind")?, "dispatch" | "combine") {
+                    layer.all_to_all_seconds += value;
+                }
+            }
+            "semmoe_attention_rows_total" => *self.rows.entry(sample.rank()?).or_default() += value,
+            "semmoe_tokens_total" => {
+                self.tokens += value;
+                *self.tokens_by_rank.entry(sample.rank()?).or_default() += value;
+            }
+            "semmoe_steps_total" => self.steps += value,
+            "semmoe_step_seconds_total" => self.step_seconds += value,
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// The layer that a sample is of.
+    fn layer(&mut self, sample: &Sample<'_>) -> Option<&mut LayerCounters> {
+        Some(self.layers.entry(sample.label("layer")?.parse().ok()?).or_default())
+    }
+
+    /// What was counted since `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let layer = |(number, now): (&u16, &LayerCounters)| {
+            let then = before.layers.get(number).copied().unwrap_or_default();
+            let since = LayerCounters {
+                local: now.local - then.local,
+                remote: now.remote - then.remote,
+                bytes: now.bytes - then.bytes,
+                moe_seconds: now.moe_seconds - then.moe_seconds,
+                all_to_all_seconds: now.all_to_all_seconds - then.all_to_all_seconds,
+                collective_seconds: now.collective_seconds - then.collective_seconds,
+            };
+            (*number, since)
+        };
+        let by_rank = |now: &BTreeMap<u16, f64>, then: &BTreeMap<u16, f64>| {
+            now.iter().map(|(rank, now)| (*rank, now - then.get(rank).unwrap_or(&0.0))).collect()
+        };
+        Self {
+            layers: self.layers.iter().map(layer).collect(),
+            tokens_by_rank: by_rank(&self.tokens_by_rank, &before.tokens_by_rank),
+            rows: by_rank(&self.rows, &before.rows),
+            tokens: self.tokens - before.tokens,
+            attention_bytes: self.attention_bytes - before.attention_bytes,
+            steps: self.steps - before.steps,
+            step_seconds: self.step_seconds - before.step_seconds,
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+        }
+    }
+
+    fn sum(&self, of: impl Fn(&LayerCounters) -> f64) -> f64 {
+        self.layers.values().map(of).sum()
+    }
+
+    /// Local activation rate.
+    pub(crate) fn lar(&self) -> f64 {
+        ratio(self.sum(|layer| layer.local), self.sum(|layer| layer.local + layer.remote))
+    }
+
+    /// The work of the fullest rank over the mean: rows with attention tp, else tokens. Collectives wait for it.
+    pub(crate) fn fullest(&self) -> f64 {
+        let work = if self.rows.values().any(|rows| *rows > 0.0) { &self.rows } else { &self.tokens_by_rank };
+        let sum: f64 = work.values().sum();
+        ratio(work.values().copied().fold(0.0, f64::max) * work.len() as f64, sum)
+    }
+
+    /// Dispatch and combine between ranks, bytes per token.
+    pub(crate) fn dispatch_bytes(&self) -> f64 {
+        ratio(self.sum(|layer| layer.bytes), self.tokens)
+    }
+
+    /// Everything between ranks, bytes per token.
+    pub(crate) fn all_bytes(&self) -> f64 {
+        self.dispatch_bytes() + ratio(self.attention_bytes, self.tokens)
+    }
+
+    /// Seconds of a rank in collectives, per token.
+    pub(crate) fn collective_time(&self) -> f64 {
+        ratio(self.sum(|layer| layer.collective_seconds), self.tokens)
+    }
+
+    /// Seconds of a rank in steps, per token.
+    pub(crate) fn step_time(&self) -> f64 {
+        ratio(self.step_seconds, self.tokens)
+    }
+
+    /// Seconds of a rank in MoE layers, per layer and step.
+    pub(crate) fn moe_time(&self) -> f64 {
+        ratio(self.sum(|layer| layer.moe_seconds), self.steps * self.layers.len() as f64)
+    }
+
+    /// Processor seconds per token.
+    pub(crate) fn cpu_time(&self) -> f64 {
+        ratio(self.cpu_seconds, self.tokens)
+    }
+}
+
+impl LayerCounters {
+    /// Local activation rate.
+    pub(crate) fn lar(&self) -> f64 {
+        ratio(self.local, self.local + self.remote)
+    }
+}
+
+/// 0 of nothing is 0.
+pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
+}
+
+/// One line of the Prometheus text format.
+struct Sample<'a> {
+    name: &'a str,
+    labels: &'a str,
+    value: f64,
+}
+
+impl<'a> Sample<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (series, value) = line.rsplit_once(' ')?;
+        let (name, labels) = match series.split_once('{') {
+            Some((name, rest)) => (name, rest.strip_suffix('}')?),
+            None => (series, ""),
+        };
+        let value = value.parse::<f64>().ok().filter(|value| value.is_finite())?;
+        Some(Self { name, labels, value })
+    }
+
+    fn rank(&self) -> Option<u16> {
+        self.label("rank")?.parse().ok()
+    }
+
+    /// Labels of the worker are numbers and fixed words: none holds a comma.
+    fn label(&self, name: &str) -> Option<&'a str> {
+        self.labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGE: &str = "# HELP x y\n\
+        semmoe_activations_total{rank=\"0\",layer=\"3\",phase=\"decode\",where=\"local\"} 3\n\
+        semmoe_activations_total{rank=\"1\",layer=\"3\",phase=\"decode\",where=\"remote\"} 9\n\
+        semmoe_activations_total{rank=\"1\",layer=\"4\",phase=\"decode\",where=\"local\"} 4\n\
+        semmoe_dispatch_bytes_total{rank=\"0\",layer=\"3\",where=\"local\"} 7\n\
+        semmoe_dispatch_bytes_total{rank=\"0\",layer=\"3\",where=\"remote\"} 80\n\
+        semmoe_attention_bytes_total{rank=\"0\",collective=\"srs\"} 20\n\
+        semmoe_tokens_total{rank=\"0\",phase=\"prefill\"} 3\n\
+        semmoe_tokens_total{rank=\"1\",phase=\"decode\"} 1\n\
+        semmoe_attention_rows_total{rank=\"0\",by=\"tables\"} 0\n\
+        semmoe_steps_total{rank=\"0\"} 2\n\
+        semmoe_step_seconds_total{rank=\"0\"} 8\n\
+        semmoe_moe_seconds_total{rank=\"0\",layer=\"3\"} 4.5\n\
+        semmoe_moe_seconds_total{rank=\"0\",layer=\"4\"} 1.5\n\
+        semmoe_collective_seconds_total{rank=\"0\",layer=\"3\",kind=\"dispatch\"} 0.5\n\
+        semmoe_collective_seconds_total{rank=\"0\",layer=\"3\",kind=\"combine\"} 0.25\n\
+        semmoe_collective_seconds_total{rank=\"0\",layer=\"3\",kind=\"gather\"} 1.25\n\
+        semmoe_unit_up 1\n";
+
+    #[test]
+    fn a_page_is_summed_as_its_figures_need_it() {
+        let counters = Counters::parse(PAGE).unwrap();
+        assert_eq!((counters.tokens, counters.steps), (4.0, 2.0));
+        assert_eq!(counters.lar(), 7.0 / 16.0);
+        assert_eq!(counters.layers[&3].lar(), 0.25);
+        assert_eq!((counters.dispatch_bytes(), counters.all_bytes()), (20.0, 25.0));
+        assert_eq!((counters.step_time(), counters.moe_time()), (2.0, 1.5));
+        assert_eq!((counters.collective_time(), counters.layers[&3].all_to_all_seconds), (0.5, 0.75));
+        assert_eq!(counters.fullest(), 1.5);
+        let rows = "semmoe_attention_rows_total{rank=\"1\",by=\"even\"} 8\nsemmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 2\n";
+        assert_eq!(Counters::parse(&format!("{PAGE}{rows}")).unwrap().fullest(), 2.0);
+        let nothing = counters.since(&counters);
+        assert_eq!((nothing.tokens, nothing.lar(), nothing.dispatch_bytes(), nothing.moe_time()), (0.0, 0.0, 0.0, 0.0));
+        assert_eq!(counters.since(&Counters::default()), counters);
+    }
+
+    #[test]
+    fn what_is_no_sample_is_named() {
+        for line in [
+            "semmoe_tokens_total",
+            "semmoe_tokens_total x",
+            "semmoe_tokens_total NaN",
+            "semmoe_moe_seconds_total{rank=\"0\"} 1",
+            "semmoe_moe_seconds_total{layer=\"x\"} 1",
+            "semmoe_activations_total{layer=\"1\"} 1",
+            "semmoe_activations_total{layer=\"1\" 1",
+        ] {
+            assert_eq!(Counters::parse(&format!("semmoe_unit_up 1\n{line}\n")), Err(line.to_owned()));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_panics(page in "(semmoe_[a-z_]{1,12}|semmoe_activations_total|[{}=\",. 0-9a-z\n]){0,40}") {
+            let _ = Counters::parse(&page);
+        }
+    }
+}

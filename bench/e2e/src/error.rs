@@ -1,0 +1,72 @@
+//! Why a measurement cannot be made.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// One sentence each.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// Wrong arguments, or files that do not fit.
+    #[error("{detail}")]
+    Input {
+        /// What was found and what was expected.
+        detail: String,
+    },
+    /// Namespaces can be made by root alone.
+    #[error(
+        "network namespaces and limited links need root and the programs ip and tc ({cause}); --loopback measures without them"
+    )]
+    NoNamespaces {
+        /// What is missing.
+        cause: String,
+    },
+    /// A program that was started failed.
+    #[error("{command} failed: {cause}")]
+    Command {
+        /// What was run.
+        command: String,
+        /// Its status or its last words.
+        cause: String,
+    },
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The measurement itself went wrong.
+    #[error("{detail}")]
+    Failed {
+        /// What happened.
+        detail: String,
+    },
+    /// By Ctrl-C or SIGTERM.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl BenchError {
+    pub(crate) fn input(detail: impl ToString) -> Self {
+        Self::Input { detail: detail.to_string() }
+    }
+
+    pub(crate) fn failed(detail: impl ToString) -> Self {
+        Self::Failed { detail: detail.to_string() }
+    }
+
+    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { path, source }
+    }
+
+    /// 2 for wrong input, 130 for Ctrl-C, 1 otherwise.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Input { .. } | Self::NoNamespaces { .. } => 2,
+            Self::Interrupted => 130,
+            Self::Command { .. } | Self::File { .. } | Self::Failed { .. } => 1,
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The proof, end to end: ranks over limited links, real prompts, arrivals of a trace; round robin with contiguous experts
+//! against affinity with E, and attention-TP without and with SRS and SAG. See README.md.
+//!
+//! | module | what |
+//! |---|---|
+//! | `args`, `error` | the command line; what can go wrong |
+//! | `configs` | what is compared |
+//! | `network` | namespaces and links, removed on every way out |
+//! | `unit`, `gateway` | rank processes; the gateway before them |
+//! | `prepare` | tables, by the commands that users have |
+//! | `contest`, `measure` | links for shares of communication, rounds, blocks of load |
+//! | `counters` | what the worker counts |
+//! | `analysis`, `results` | Amdahl's law, prediction of bytes, verdicts |
+//! | `report`, `pictures`, `svg` | tables and pictures |
+
+mod analysis;
+mod args;
+mod configs;
+mod contest;
+mod counters;
+mod error;
+mod gateway;
+mod measure;
+mod network;
+mod pictures;
+mod prepare;
+mod report;
+mod results;
+mod svg;
+mod unit;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Parser as _;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use args::{Args, AttentionArg};
+use configs::{Contest, DP, TP};
+use contest::{Schedule, Stage};
+use error::BenchError;
+use measure::Traffic;
+use network::{Namespaces, Network};
+use prepare::{Workshop, chats};
+use results::Outcome;
+
+fn main() -> ExitCode {
+    let args = Args::parse().settled();
+    let done = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| BenchError::failed(format!("cannot start the runtime: {error}")))
+        .and_then(|runtime| runtime.block_on(guarded(&args)));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("bench/e2e: {error}"));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Runs until it is done or asked to stop; whatever was started or made goes with it.
+async fn guarded(args: &Args) -> Result<(), BenchError> {
+    let listen = |kind| signal(kind).map_err(|error| BenchError::failed(format!("signals cannot be heard: {error}")));
+    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let mut hangup = listen(SignalKind::hangup())?;
+    tokio::select! {
+        done = run(args) => done,
+        _ = interrupt.recv() => Err(BenchError::Interrupted),
+        _ = terminate.recv() => Err(BenchError::Interrupted),
+        _ = hangup.recv() => Err(BenchError::Interrupted),
+    }
+}
+
+async fn run(args: &Args) -> Result<(), BenchError> {
+    if args.clean {
+        let removed = network::clean()?;
+        say(&format!("removed {} namespaces", removed.len()));
+        return Ok(());
+    }
+    let began = Instant::now();
+    let help = worker_help(args).await?;
+    let contests = contests(args, &help)?;
+    // Made before anything that lives in it, and dropped after it.
+    let network = if args.loopback { Network::Loopback } else { Network::Namespaces(Namespaces::create(args.ranks)?) };
+    let folder = tempfile::tempdir().map_err(BenchError::file(Path::new("the temporary folder")))?;
+    let (profile, served) = (folder.path().join("profile.jsonl"), folder.path().join("served.jsonl"));
+    chats(&args.profile_prompts, &profile, args.limit)?;
+    chats(&args.prompts, &served, args.limit)?;
+    let stage = stage(args, &network, folder.path(), &help)?;
+    let say = |line: &str| say(&format!("{:5.0} s  {line}", began.elapsed().as_secs_f64()));
+    say("recording routing");
+    let unit = stage.unit(DP.attention, DP.before, None).await?;
+    let recorded = stage.workshop.record(&unit.url, &profile, &served).await?;
+    unit.stop().await?;
+    let mut outcomes = Vec::new();
+    for contest in contests {
+        outcomes.push(stage.run(contest, &recorded, &say).await?);
+    }
+    write(args, &outcomes, began.elapsed().as_secs_f64())
+}
+
+/// The options of the worker that is to be measured.
+async fn worker_help(args: &Args) -> Result<String, BenchError> {
+    let help = tokio::process::Command::new(&args.semmoe).args(["worker", "--help"]).output().await;
+    let help = help.map_err(|error| {
+        BenchError::input(format!("{}: {error}; expected the semmoe program", args.semmoe.display()))
+    })?;
+    Ok(String::from_utf8_lossy(&help.stdout).into_owned())
+}
+
+/// Those that were asked for and that the worker can run.
+fn contests(args: &Args, help: &str) -> Result<Vec<Contest>, BenchError> {
+    let mut contests = Vec::new();
+    for attention in &args.attention {
+        match attention {
+            AttentionArg::Dp => contests.push(DP),
+            AttentionArg::Tp if help.contains("--attention") => contests.push(TP),
+            AttentionArg::Tp => say("attention tp is not built: this worker has no --attention"),
+        }
+    }
+    if contests.is_empty() { Err(BenchError::input("there is nothing to measure")) } else { Ok(contests) }
+}
+
+fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str) -> Result<Stage<'a>, BenchError> {
+    let arrivals = semmoe_load::read_arrivals(&args.arrivals).map_err(BenchError::input)?;
+    let last = arrivals.last().map_or(0.0, std::time::Duration::as_secs_f64);
+    if last <= 0.0 {
+        return Err(BenchError::input(format!("{} has arrivals at one time only", args.arrivals.display())));
+    }
+    let model_name = fs::canonicalize(&args.model).map_err(BenchError::file(&args.model))?;
+    let model_name = model_name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let secret = folder.join("rank.secret");
+    write_secret(&secret)?;
+    // Every prompt is computed whole: prompts come again, and what is measured is not the cache.
+    let mut arguments = vec!["--no-prefix-reuse".to_owned()];
+    // Ranks of one machine may find a shorter way than the links that are measured.
+    if help.contains("--transport") {
+        arguments.extend(["--transport", "tcp"].map(str::to_owned));
+    }
+    Ok(Stage {
+        workshop: Workshop {
+            semmoe: &args.semmoe,
+            model: &args.model,
+            folder,
+            ranks: args.ranks,
+            max_tokens: args.max_tokens,
+        },
+        network,
+        traffic: Traffic {
+            prompts: folder.join("served.jsonl"),
+            arrivals: args.arrivals.clone(),
+            arrivals_per_second: arrivals.len() as f64 / last,
+            max_tokens: args.max_tokens,
+            streamed: args.streamed,
+            concurrency: usize::from(args.clients) * usize::from(args.ranks),
+            seconds: args.seconds,
+            ramp: args.seconds / 4.0,
+        },
+        schedule: Schedule {
+            shares: args.shares.clone(),
+            rounds: args.rounds.into(),
+            open_rounds: args.open_rounds.into(),
+            loads: args.loads.clone(),
+        },
+        model_name,
+        secret,
+        arguments,
+        step_tokens: args.step_tokens,
+        running: args.clients,
+    })
+}
+
+/// What the ranks of this run, and nobody else, know.
+fn write_secret(path: &Path) -> Result<(), BenchError> {
+    const SOURCE: &str = "/dev/urandom";
+    let mut bytes = [0u8; 24];
+    fs::File::open(SOURCE)
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .map_err(BenchError::file(Path::new(SOURCE)))?;
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(BenchError::file(path))
+}
+
+/// Tables on standard output; tables, pictures and JSON in the folder; and the tables in the page beside the folder that has a
+/// place for them.
+fn write(args: &Args, outcomes: &[Outcome], seconds: f64) -> Result<(), BenchError> {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let summaries: Vec<_> = outcomes.iter().map(Outcome::summary).collect();
+    let text = headline(args, cores, seconds) + &report::describe(outcomes, &summaries);
+    fs::create_dir_all(&args.out).map_err(BenchError::file(&args.out))?;
+    let mut json = json!({"cores": cores, "loopback": args.loopback, "quick": args.quick, "seconds": seconds, "summaries": summaries, "contests": outcomes});
+    results::shorten(&mut json);
+    let mut files = vec![("results.md", text.clone()), ("results.json", format!("{json}\n"))];
+    files.extend(pictures::pictures(outcomes));
+    for (name, content) in files {
+        let path = args.out.join(name);
+        fs::write(&path, content).map_err(BenchError::file(&path))?;
+    }
+    let page = args.out.join("../README.md");
+    if let Some(new) = fs::read_to_string(&page).ok().and_then(|old| report::in_page(&old, &text)) {
+        fs::write(&page, new).map_err(BenchError::file(&page))?;
+        say(&format!("the tables are in {}, too", page.display()));
+    }
+    // Who closed the pipe does not want it.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+/// What was run, in a sentence.
+fn headline(args: &Args, cores: usize, seconds: f64) -> String {
+    let place = if args.loopback {
+        "one loopback, links not limited"
+    } else {
+        "a network namespace each, links limited by tbf"
+    };
+    let streamed = if args.streamed { " (streamed)" } else { "" };
+    let trial = if args.quick { "A quick trial, rough: " } else { "" };
+    format!(
+        "{trial}{} ranks on {cores} cores, {place}; {} prompts; median (least to greatest) of {} interleaved rounds of {} s at \
+         saturation{streamed} and {} of {} s as requests arrive; {seconds:.0} s in all.\n\n",
+        args.ranks,
+        args.prompts.display(),
+        args.rounds,
+        args.seconds,
+        args.open_rounds,
+        measure::OPEN * args.seconds
+    )
+}
+
+fn say(line: &str) {
+    // There is nobody else to tell.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,171 @@
+//! One block of load on one configuration: at saturation, or as requests arrive.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use semmoe_engines::http::BaseUrl;
+use semmoe_gateway::Running;
+use semmoe_load::{Api, LatencySummary, Limit, LoadOptions, Pace, Report, Slo};
+use serde::Serialize;
+use tokio::time::sleep;
+
+use crate::configs::Config;
+use crate::counters::{Counters, ratio};
+use crate::error::BenchError;
+use crate::unit::Unit;
+
+/// A request that takes longer has failed.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Length of a block of the open loop, in blocks at saturation.
+pub(crate) const OPEN: f64 = 1.5;
+
+/// How load is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Traffic {
+    /// JSON Lines of chats.
+    pub(crate) prompts: PathBuf,
+    /// Times of arrivals, and how many a second they are.
+    pub(crate) arrivals: PathBuf,
+    pub(crate) arrivals_per_second: f64,
+    /// Tokens generated at most for each prompt.
+    pub(crate) max_tokens: u32,
+    /// Whether answers at saturation are streamed.
+    pub(crate) streamed: bool,
+    /// Clients of a closed loop that keep every rank busy.
+    pub(crate) concurrency: usize,
+    /// Length of a block at saturation, and what comes before it is measured. One of the open loop is [`OPEN`] times as long.
+    pub(crate) seconds: f64,
+    pub(crate) ramp: f64,
+}
+
+/// A running configuration.
+#[derive(Debug)]
+pub(crate) struct Contestant {
+    pub(crate) config: Config,
+    pub(crate) unit: Unit,
+    /// Stops with the value.
+    pub(crate) gateway: Running,
+    pub(crate) url: BaseUrl,
+}
+
+/// What one block gave.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Block {
+    pub(crate) seconds: f64,
+    pub(crate) requests: u64,
+    /// Tokens of the model's steps, prompts and answers together.
+    pub(crate) tokens_per_second: f64,
+    pub(crate) tokens_per_request: f64,
+    /// Arrivals per second that were asked for; none at saturation.
+    pub(crate) offered: Option<f64>,
+    pub(crate) requests_per_second: f64,
+    pub(crate) ttft_ms: Option<LatencySummary>,
+    pub(crate) e2e_ms: Option<LatencySummary>,
+    /// Requests per second within the service level, where one is given.
+    pub(crate) goodput: Option<f64>,
+    /// What the unit counted meanwhile.
+    pub(crate) counters: Counters,
+}
+
+impl Contestant {
+    /// As many requests as keep all ranks busy. Counters and throughput are of the time after the ramp. Answers need not be
+    /// streamed: of streamed ones the gateway knows which prompts still wait, and weighs these beside what is local.
+    pub(crate) async fn saturate(&self, traffic: &Traffic) -> Result<Block, BenchError> {
+        let length = Duration::from_secs_f64(traffic.ramp + traffic.seconds);
+        let pace = Pace::Closed { concurrency: traffic.concurrency };
+        let first = self.unit.counters().await?;
+        let window = async {
+            sleep(Duration::from_secs_f64(traffic.ramp)).await;
+            let (before, began) = (self.unit.counters().await?, Instant::now());
+            sleep(Duration::from_secs_f64(traffic.seconds)).await;
+            let after = self.unit.counters().await?;
+            Ok::<_, BenchError>((after.since(&before), began.elapsed().as_secs_f64()))
+        };
+        let options = LoadOptions { stream: traffic.streamed, ..self.options(traffic, pace, length, 0, None) };
+        let (report, window) = tokio::join!(self.run(options), window);
+        let (report, (counters, seconds)) = (report?, window?);
+        let whole = self.unit.counters().await?.since(&first);
+        let tokens_per_request = ratio(whole.tokens, report.requests.ok as f64);
+        let tokens_per_second = counters.tokens / seconds;
+        Ok(Block {
+            seconds,
+            requests: report.requests.ok,
+            tokens_per_second,
+            tokens_per_request,
+            offered: None,
+            requests_per_second: ratio(tokens_per_second, tokens_per_request),
+            ttft_ms: report.ttft_ms,
+            e2e_ms: report.e2e_ms,
+            goodput: None,
+            counters,
+        })
+    }
+
+    /// Requests as they arrive in the trace, `per_second` of them; good ones end within `slo_ms`.
+    pub(crate) async fn arrive(
+        &self,
+        traffic: &Traffic,
+        per_second: f64,
+        slo_ms: Option<f64>,
+    ) -> Result<Block, BenchError> {
+        let pace =
+            Pace::Recorded { arrivals: traffic.arrivals.clone(), speed: per_second / traffic.arrivals_per_second };
+        let length = Duration::from_secs_f64(OPEN * traffic.seconds);
+        let warmup = (per_second * traffic.ramp) as u64;
+        let before = self.unit.counters().await?;
+        let report = self.run(self.options(traffic, pace, length, warmup, slo_ms)).await?;
+        let counters = self.unit.counters().await?.since(&before);
+        let requests = report.requests.ok + report.requests.warmup;
+        let tokens_per_request = ratio(counters.tokens, requests as f64);
+        Ok(Block {
+            seconds: report.seconds,
+            requests: report.requests.ok,
+            tokens_per_second: report.requests_per_second * tokens_per_request,
+            tokens_per_request,
+            offered: Some(per_second),
+            requests_per_second: report.requests_per_second,
+            ttft_ms: report.ttft_ms,
+            e2e_ms: report.e2e_ms,
+            goodput: report.goodput.map(|goodput| goodput.requests_per_second),
+            counters,
+        })
+    }
+
+    fn options(
+        &self,
+        traffic: &Traffic,
+        pace: Pace,
+        length: Duration,
+        warmup: u64,
+        slo_ms: Option<f64>,
+    ) -> LoadOptions {
+        let prompts = traffic.prompts.clone();
+        LoadOptions {
+            api: Api::Chat,
+            stream: true,
+            max_tokens: traffic.max_tokens,
+            extra: [("temperature".to_owned(), 0.into())].into_iter().collect(),
+            warmup,
+            timeout: TIMEOUT,
+            slo: Slo { e2e_ms: slo_ms, ..Slo::default() },
+            threads: Some(1),
+            ..LoadOptions::new(self.url.clone(), prompts, pace, Limit::Duration(length))
+        }
+    }
+
+    /// A request that fails is a failure of the measurement.
+    async fn run(&self, options: LoadOptions) -> Result<Report, BenchError> {
+        let report = semmoe_load::run(options, &|_| {}, std::future::pending()).await.map_err(BenchError::failed)?;
+        match report.errors.first() {
+            Some(error) => Err(BenchError::failed(format!(
+                "{}: {} of {} requests failed: {}",
+                self.config.name, report.requests.failed, report.requests.sent, error.kind
+            ))),
+            None if report.requests.ok == 0 => {
+                Err(BenchError::failed(format!("{}: no request was answered", self.config.name)))
+            }
+            None => Ok(report),
+        }
+    }
+}

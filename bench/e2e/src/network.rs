@@ -1,0 +1,281 @@
+//! Where the ranks live: this machine's loopback, or a network namespace each, with a mesh of limited links of its own.
+//!
+//! ```text
+//!  rank 0 .. W-1 (a namespace each)          switch (a namespace)            this side
+//!    mesh  --- veth, limited both ways ---  bridge mesh                      (data between ranks)
+//!    ctl   --- veth ----------------------  bridge ctl  --- veth ---  host   (HTTP, rendezvous, control)
+//! ```
+//!
+//! Everything made here bears the process id in its name, and is removed when the value is dropped; [`clean`] removes what a
+//! killed run left behind.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::BenchError;
+
+/// Names of namespaces begin so, followed by the process id.
+const PREFIX: &str = "semmoe-e2e-";
+/// The host's end of the control network, followed by the process id (at most 15 characters in all).
+const HOST_LINK: &str = "sme2e";
+/// Jumbo frames, as in data centres; and fewer packets for the same bytes.
+const MTU: u32 = 9000;
+/// How late the kernel's timer may be without the link falling below its rate, in seconds.
+const TIMER: f64 = 50e-6;
+/// Bytes that may wait at a link: more than all sockets hold, so that nothing is dropped.
+const QUEUE: u64 = 256 << 20;
+
+/// A place for ranks.
+#[derive(Debug)]
+pub(crate) enum Network {
+    /// All on 127.0.0.1, without limits.
+    Loopback,
+    /// A namespace for each rank.
+    Namespaces(Namespaces),
+}
+
+/// Namespaces of this process. Dropping removes them.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    id: u32,
+    /// Third byte of both networks: 198.18.n.0/24 for control, 198.19.n.0/24 for data (set aside for benchmarks by RFC 2544).
+    subnet: u8,
+    ranks: u16,
+    /// What has been made and must go.
+    made: Vec<String>,
+}
+
+impl Network {
+    /// The address on which a rank serves HTTP and meets others.
+    pub(crate) fn control(&self, rank: u16) -> IpAddr {
+        match self {
+            Self::Loopback => Ipv4Addr::LOCALHOST.into(),
+            Self::Namespaces(namespaces) => namespaces.address(18, rank).into(),
+        }
+    }
+
+    /// The rank's address for data, where it is another one.
+    pub(crate) fn data(&self, rank: u16) -> Option<IpAddr> {
+        match self {
+            Self::Loopback => None,
+            Self::Namespaces(namespaces) => Some(namespaces.address(19, rank).into()),
+        }
+    }
+
+    /// A command that runs `program` where `rank` lives.
+    pub(crate) fn command(&self, rank: u16, program: &Path) -> tokio::process::Command {
+        match self {
+            Self::Loopback => tokio::process::Command::new(program),
+            Self::Namespaces(namespaces) => {
+                let mut command = tokio::process::Command::new("ip");
+                // ip becomes the program: its process id is the rank's.
+                command.args(["netns", "exec", &namespaces.rank(rank)]).arg(program);
+                command
+            }
+        }
+    }
+
+    /// Limits every rank's link to so many bits per second in each direction, or not at all.
+    pub(crate) fn limit(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
+        match (self, bits_per_second) {
+            (Self::Namespaces(namespaces), limit) => namespaces.limit(limit),
+            (Self::Loopback, None) => Ok(()),
+            (Self::Loopback, Some(_)) => Err(BenchError::failed("there are no links to limit on loopback")),
+        }
+    }
+}
+
+impl Namespaces {
+    /// Makes them, with unlimited links.
+    pub(crate) fn create(ranks: u16) -> Result<Self, BenchError> {
+        let addresses = output("ip", &["-4", "-o", "address", "show"])
+            .map_err(|error| BenchError::NoNamespaces { cause: error.to_string() })?;
+        let id = std::process::id();
+        let subnet = free_subnet(&addresses, (id % 256) as u8)
+            .ok_or_else(|| BenchError::failed("every network of 198.18.0.0/16 is in use"))?;
+        let mut namespaces = Self { id, subnet, ranks, made: Vec::new() };
+        let switch = namespaces.switch();
+        namespaces.add(&switch).map_err(|error| BenchError::NoNamespaces { cause: error.to_string() })?;
+        namespaces.build(&switch)?;
+        Ok(namespaces)
+    }
+
+    fn build(&mut self, switch: &str) -> Result<(), BenchError> {
+        let mtu = MTU.to_string();
+        for bridge in ["mesh", "ctl"] {
+            ip(&["-n", switch, "link", "add", bridge, "type", "bridge"])?;
+            ip(&["-n", switch, "link", "set", bridge, "up"])?;
+        }
+        let host = self.host_link();
+        ip(&["link", "add", &host, "type", "veth", "peer", "name", "host", "netns", switch])?;
+        ip(&["-n", switch, "link", "set", "host", "master", "ctl", "up"])?;
+        ip(&["address", "add", &format!("198.18.{}.254/24", self.subnet), "dev", &host])?;
+        ip(&["link", "set", &host, "up"])?;
+        for rank in 0..self.ranks {
+            let name = self.rank(rank);
+            self.add(&name)?;
+            ip(&["-n", &name, "link", "set", "lo", "up"])?;
+            for (link, second) in [("mesh", 19), ("ctl", 18)] {
+                let port = format!("{link}{rank}");
+                let frames: &[&str] = if link == "mesh" { &["mtu", &mtu] } else { &[] };
+                let address = format!("{}/24", self.address(second, rank));
+                let ends =
+                    [&["-n", &name, "link", "add", link][..], frames, &["type", "veth", "peer", "name", &port], frames];
+                ip(&[&ends.concat()[..], &["netns", switch]].concat())?;
+                ip(&["-n", switch, "link", "set", &port, "master", link, "up"])?;
+                ip(&["-n", &name, "address", "add", &address, "dev", link])?;
+                ip(&["-n", &name, "link", "set", link, "up"])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn limit(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
+        let switch = self.switch();
+        for rank in 0..self.ranks {
+            let (name, port) = (self.rank(rank), format!("mesh{rank}"));
+            for (namespace, device) in [(&name, "mesh"), (&switch, &port[..])] {
+                match bits_per_second {
+                    Some(bits) => {
+                        let (rate, burst, queue) = (format!("{bits}bit"), burst(bits).to_string(), QUEUE.to_string());
+                        let limit = ["tbf", "rate", &rate, "burst", &burst, "limit", &queue];
+                        let at = ["-n", namespace, "qdisc", "replace", "dev", device, "root"];
+                        output("tc", &[&at[..], &limit].concat())?;
+                    }
+                    None => {
+                        // The device's own discipline, which has no limit, comes back; there may be nothing to take away.
+                        let shown = output("tc", &["-n", namespace, "qdisc", "show", "dev", device, "root"])?;
+                        if shown.contains("tbf") {
+                            output("tc", &["-n", namespace, "qdisc", "del", "dev", device, "root"])?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, name: &str) -> Result<(), BenchError> {
+        ip(&["netns", "add", name])?;
+        self.made.push(name.to_owned());
+        Ok(())
+    }
+
+    fn rank(&self, rank: u16) -> String {
+        format!("{PREFIX}{}-r{rank}", self.id)
+    }
+
+    fn switch(&self) -> String {
+        format!("{PREFIX}{}-sw", self.id)
+    }
+
+    fn host_link(&self) -> String {
+        format!("{HOST_LINK}{}", self.id)
+    }
+
+    fn address(&self, second: u8, rank: u16) -> Ipv4Addr {
+        Ipv4Addr::new(198, second, self.subnet, 1 + rank as u8)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        // Both ends of a link go with either; a failure here has nobody left to tell, and `--clean` finds what stays.
+        for name in self.made.iter().rev() {
+            let _ = ip(&["netns", "del", name]);
+        }
+        let _ = ip(&["link", "del", &self.host_link()]);
+    }
+}
+
+/// Removes namespaces of processes that are gone; their names.
+pub(crate) fn clean() -> Result<Vec<String>, BenchError> {
+    let listed = output("ip", &["netns", "list"])?;
+    let dead = |id: &u32| !Path::new(&format!("/proc/{id}")).exists();
+    let mut removed = Vec::new();
+    for name in listed.lines().filter_map(|line| line.split_whitespace().next()) {
+        if let Some(id) = owner(name).filter(dead) {
+            ip(&["netns", "del", name])?;
+            let _ = ip(&["link", "del", &format!("{HOST_LINK}{id}")]);
+            removed.push(name.to_owned());
+        }
+    }
+    Ok(removed)
+}
+
+/// The process that made a namespace of this name.
+fn owner(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
+/// The first n from `first` on, cyclically, of which no address 198.18.n.x is in use.
+fn free_subnet(addresses: &str, first: u8) -> Option<u8> {
+    let is_free = |n: &u8| !addresses.contains(&format!(" 198.18.{n}."));
+    (0..=255).map(|step| first.wrapping_add(step)).find(is_free)
+}
+
+/// Bytes that a link sends at once after a pause: two frames, and what a late timer must make up for.
+fn burst(bits_per_second: u64) -> u64 {
+    2 * u64::from(MTU + 18) + (bits_per_second as f64 / 8.0 * TIMER) as u64
+}
+
+fn ip(arguments: &[&str]) -> Result<(), BenchError> {
+    output("ip", arguments).map(drop)
+}
+
+/// Runs a short program to its end.
+fn output(program: &str, arguments: &[&str]) -> Result<String, BenchError> {
+    let command = || format!("{program} {}", arguments.join(" "));
+    let failed = |cause: String| BenchError::Command { command: command(), cause };
+    let done = Command::new(program).args(arguments).output().map_err(|error| failed(error.to_string()))?;
+    if !done.status.success() {
+        let words = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+        return Err(failed(if words.is_empty() { done.status.to_string() } else { words }));
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subnet_in_use_is_passed_over() {
+        let addresses = "1: lo inet 127.0.0.1/8\n2: x inet 198.18.255.1/24\n3: y inet 198.18.0.254/24\n";
+        assert_eq!(free_subnet(addresses, 254), Some(254));
+        assert_eq!(free_subnet(addresses, 255), Some(1));
+        let all: String = (0..=255).map(|n| format!("x inet 198.18.{n}.9/24\n")).collect();
+        assert_eq!(free_subnet(&all, 7), None);
+        // 198.18.1 is not 198.18.12.
+        assert_eq!(free_subnet("x inet 198.18.12.1/24", 1), Some(1));
+    }
+
+    #[test]
+    fn only_namespaces_of_this_program_have_an_owner() {
+        for (name, expected) in [
+            ("semmoe-e2e-123-r0", Some(123)),
+            ("semmoe-e2e-123-sw", Some(123)),
+            ("semmoe-e2e-x-sw", None),
+            ("semmoe-e2e-123", None),
+            ("other-e2e-123-r0", None),
+            ("", None),
+        ] {
+            assert_eq!(owner(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_burst_holds_frames_and_a_late_timer() {
+        assert_eq!(burst(0), 18_036);
+        assert_eq!(burst(8_000_000_000), 18_036 + 50_000);
+    }
+
+    #[test]
+    fn failures_name_the_command() {
+        let error = output("ip", &["netns", "del", "semmoe-e2e-none-here"]).unwrap_err().to_string();
+        assert!(error.starts_with("ip netns del semmoe-e2e-none-here failed: "), "{error}");
+        let error = output("no-such-program", &["x"]).unwrap_err().to_string();
+        assert!(error.starts_with("no-such-program x failed: "), "{error}");
+    }
+}

@@ -1,0 +1,239 @@
+//! Tables for the configurations, made as a user makes them: by `semmoe profile record`, `profile build`, `solve`, and judged by
+//! `semmoe evaluate`. Tables are solved on the profile's prompts and judged on the served ones, which they have not seen.
+
+use std::path::{Path, PathBuf};
+
+use semmoe_engines::http::BaseUrl;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::analysis::Prediction;
+use crate::error::BenchError;
+
+/// Requests in flight while recording.
+const CONCURRENCY: &str = "16";
+
+/// The `semmoe` program, and the folder that files are made in.
+#[derive(Debug)]
+pub(crate) struct Workshop<'a> {
+    pub(crate) semmoe: &'a Path,
+    pub(crate) model: &'a Path,
+    pub(crate) folder: &'a Path,
+    pub(crate) ranks: u16,
+    /// Tokens generated for each prompt.
+    pub(crate) max_tokens: u32,
+}
+
+/// What was recorded.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    profile: PathBuf,
+    trace: PathBuf,
+    /// Of the prompts that are served.
+    served: PathBuf,
+}
+
+/// How attention is parallel, as `solve` takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Attention {
+    Dp,
+    Tp,
+}
+
+impl Attention {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Dp => "dp",
+            Self::Tp => "tp",
+        }
+    }
+}
+
+impl std::fmt::Display for Attention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What decides where a token is computed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Judged<'a> {
+    /// Requests, by a routing policy.
+    Policy(&'a str),
+    /// Tokens, by T and A (tables for attention tp).
+    Tokens,
+    /// Chance: rows in even parts, wherever their experts are.
+    AtRandom,
+}
+
+/// The part of `evaluate --json` that is looked at.
+#[derive(Debug, Deserialize)]
+struct Evaluation {
+    lar: f64,
+    lar_random: f64,
+    remote_ranks_per_token: f64,
+    remote_ranks_random: f64,
+    #[serde(default)]
+    policies: std::collections::BTreeMap<String, Policy>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Policy {
+    request_lar: f64,
+    remote_ranks_per_token: f64,
+}
+
+impl Workshop<'_> {
+    /// Records the routing of both sets of prompts from the unit at `url`.
+    pub(crate) async fn record(&self, url: &BaseUrl, profile: &Path, served: &Path) -> Result<Recorded, BenchError> {
+        let recorded = Recorded {
+            profile: self.folder.join("run.profile.safetensors"),
+            trace: self.folder.join("run.trace.safetensors"),
+            served: self.folder.join("served.trace.safetensors"),
+        };
+        let tokens = self.max_tokens.to_string();
+        for (prompts, out) in [(profile, &recorded.trace), (served, &recorded.served)] {
+            let mut command = self.command(&["profile", "record", "--engine", "semmoe", "--url", &url.to_string()]);
+            command.arg("--prompts").arg(prompts).arg("--tokenizer").arg(self.model).arg("--out").arg(out);
+            command.args(["--max-tokens", &tokens, "--concurrency", CONCURRENCY]);
+            finish(command).await?;
+        }
+        let mut command = self.command(&["profile", "build"]);
+        command.arg(&recorded.trace).arg("--out").arg(&recorded.profile);
+        finish(command).await?;
+        Ok(recorded)
+    }
+
+    /// Solves tables; `placement` leaves the experts where they are (`linear`).
+    pub(crate) async fn solve(
+        &self,
+        recorded: &Recorded,
+        attention: Attention,
+        placement: Option<&str>,
+    ) -> Result<PathBuf, BenchError> {
+        let out =
+            self.folder.join(format!("{}-{}.tables.safetensors", attention.name(), placement.unwrap_or("solved")));
+        let mut command =
+            self.command(&["solve", "--attention", attention.name(), "--groups", &self.ranks.to_string()]);
+        command.arg("--profile").arg(&recorded.profile).arg("--trace").arg(&recorded.trace);
+        command.arg("--tokenizer").arg(self.model).arg("--out").arg(&out);
+        match placement {
+            Some(placement) => command.args(["--placement", placement]),
+            // A token goes once to each rank, however many of its experts are there: that is what bytes come from.
+            None if attention == Attention::Dp => command.args(["--objective", "ranks"]),
+            None => &mut command,
+        };
+        finish(command).await?;
+        Ok(out)
+    }
+
+    /// What `evaluate` expects of the served prompts.
+    pub(crate) async fn evaluate(
+        &self,
+        recorded: &Recorded,
+        tables: &Path,
+        how: Judged<'_>,
+    ) -> Result<Prediction, BenchError> {
+        let mut command = self.command(&["evaluate", "--json"]);
+        command.arg("--tables").arg(tables).arg("--trace").arg(&recorded.served);
+        let text = finish(command).await?;
+        let found: Evaluation = serde_json::from_str(&text)
+            .map_err(|error| BenchError::failed(format!("semmoe evaluate printed what was not expected: {error}")))?;
+        match how {
+            Judged::Tokens => Ok(Prediction { lar: found.lar, remote_ranks: found.remote_ranks_per_token }),
+            Judged::AtRandom => Ok(Prediction { lar: found.lar_random, remote_ranks: found.remote_ranks_random }),
+            Judged::Policy(policy) => {
+                let figures = found
+                    .policies
+                    .get(policy)
+                    .ok_or_else(|| BenchError::failed(format!("semmoe evaluate knows nothing of {policy}")))?;
+                Ok(Prediction { lar: figures.request_lar, remote_ranks: figures.remote_ranks_per_token })
+            }
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.semmoe);
+        command.args(arguments).kill_on_drop(true).process_group(0);
+        command
+    }
+}
+
+/// Runs to the end; standard output.
+async fn finish(mut command: Command) -> Result<String, BenchError> {
+    let shown = || {
+        let command = command.as_std();
+        let words = command.get_args().take(2).map(|word| word.to_string_lossy().into_owned());
+        format!("semmoe {}", words.collect::<Vec<_>>().join(" "))
+    };
+    let shown = shown();
+    let failed = |cause: String| BenchError::Command { command: shown.clone(), cause };
+    let done = command.output().await.map_err(|error| failed(error.to_string()))?;
+    if !done.status.success() {
+        let words = String::from_utf8_lossy(&done.stderr);
+        let last = words.lines().rev().find(|line| !line.trim().is_empty());
+        return Err(failed(last.map_or_else(|| done.status.to_string(), str::to_owned)));
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// Writes the prompts of `path` as chats, so that what is profiled, judged and served is rendered in one way. At most `most`.
+pub(crate) fn chats(path: &Path, out: &Path, most: Option<usize>) -> Result<usize, BenchError> {
+    let text = std::fs::read_to_string(path).map_err(BenchError::file(path))?;
+    let mut lines = String::new();
+    let mut count = 0;
+    for (number, line) in (1..).zip(text.lines()).take(most.unwrap_or(usize::MAX)) {
+        let bad = |cause: String| BenchError::input(format!("{} line {number}: {cause}", path.display()));
+        let record: Value = serde_json::from_str(line).map_err(|error| bad(error.to_string()))?;
+        let messages = match (&record["messages"], &record["prompt"]) {
+            (Value::Array(messages), _) => json!(messages),
+            (_, Value::String(prompt)) => json!([{"role": "user", "content": prompt}]),
+            _ => return Err(bad("neither \"messages\" nor \"prompt\"".to_owned())),
+        };
+        lines.push_str(&json!({"messages": messages}).to_string());
+        lines.push('\n');
+        count += 1;
+    }
+    if count == 0 {
+        return Err(BenchError::input(format!("{} has no prompts", path.display())));
+    }
+    std::fs::write(out, lines).map_err(BenchError::file(out))?;
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_become_chats() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("a"), folder.path().join("b"));
+        std::fs::write(
+            &from,
+            "{\"prompt\": \"hi\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}], \"prompt\": \"y\"}\n",
+        )
+        .unwrap();
+        assert_eq!(chats(&from, &to, None).unwrap(), 2);
+        let lines = std::fs::read_to_string(&to).unwrap();
+        let contents: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(contents[0], json!({"messages": [{"role": "user", "content": "hi"}]}));
+        assert_eq!(contents[1]["messages"][0]["content"], "x");
+        assert_eq!(chats(&from, &to, Some(1)).unwrap(), 1);
+    }
+
+    #[test]
+    fn wrong_prompts_name_their_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("a"), folder.path().join("b"));
+        for (text, cause) in
+            [("{\"prompt\": \"hi\"}\n{\"prompt\": 1}\n", "line 2: neither"), ("{", "line 1: "), ("", "has no prompts")]
+        {
+            std::fs::write(&from, text).unwrap();
+            let error = chats(&from, &to, None).unwrap_err();
+            assert!(error.to_string().contains(cause) && error.exit_code() == 2, "{error}");
+        }
+    }
+}

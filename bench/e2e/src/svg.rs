@@ -1,0 +1,245 @@
+//! Charts as SVG: panels side by side, points with or without lines, a legend. Pure.
+
+use std::fmt::Write as _;
+
+/// One chart.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Panel {
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) series: Vec<Series>,
+}
+
+/// What an axis shows.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Axis {
+    pub(crate) label: String,
+    /// Powers of ten are equally far apart; values must be above 0.
+    pub(crate) log: bool,
+}
+
+/// Points of one kind.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) points: Vec<(f64, f64)>,
+    /// Ends of a thin line through them; not for the axes' room.
+    pub(crate) fitted: Vec<(f64, f64)>,
+    /// Joined in order.
+    pub(crate) line: bool,
+    /// Marked one by one.
+    pub(crate) marks: bool,
+}
+
+const WIDTH: f64 = 420.0;
+const HEIGHT: f64 = 320.0;
+const LEFT: f64 = 66.0;
+const TOP: f64 = 34.0;
+const PLOT_WIDTH: f64 = WIDTH - LEFT - 18.0;
+const PLOT_HEIGHT: f64 = HEIGHT - TOP - 52.0;
+/// For eyes that tell colours apart differently (Okabe and Ito).
+const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
+/// Ticks of an axis, about.
+const TICKS: f64 = 5.0;
+
+/// Draws panels in a row.
+pub(crate) fn draw(panels: &[Panel]) -> String {
+    let legend = 18.0 * panels.iter().map(|panel| panel.series.len()).max().unwrap_or(0) as f64 + 8.0;
+    let (width, height) = (WIDTH * panels.len() as f64, HEIGHT + legend);
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write!(
+        out,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+    );
+    for (at, panel) in panels.iter().enumerate() {
+        let _ = writeln!(out, "<g transform=\"translate({} 0)\">", WIDTH * at as f64);
+        draw_panel(panel, &mut out);
+        out.push_str("</g>\n");
+    }
+    out.push_str("</svg>\n");
+    out
+}
+
+fn draw_panel(panel: &Panel, out: &mut String) {
+    let all = || panel.series.iter().flat_map(|series| &series.points).filter(|point| panel.shows(point));
+    let (x, y) = (Scale::of(all().map(|p| p.0), panel.x.log), Scale::of(all().map(|p| p.1), panel.y.log));
+    let px = |value: f64| LEFT + x.place(value) * PLOT_WIDTH;
+    let py = |value: f64| TOP + (1.0 - y.place(value)) * PLOT_HEIGHT;
+    let (bottom, middle) = (TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH / 2.0);
+    let _ = writeln!(out, "<text x=\"{middle}\" y=\"20\" text-anchor=\"middle\">{}</text>", escape(&panel.title));
+    for tick in x.ticks() {
+        let at = px(tick);
+        let _ = writeln!(out, "<path d=\"M{at:.1} {TOP}V{bottom}\" stroke=\"#ddd\"/>");
+        let _ =
+            writeln!(out, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", bottom + 16.0, shown(tick));
+    }
+    for tick in y.ticks() {
+        let at = py(tick);
+        let _ = writeln!(out, "<path d=\"M{LEFT} {at:.1}h{PLOT_WIDTH}\" stroke=\"#ddd\"/>");
+        let _ = writeln!(
+            out,
+            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+            LEFT - 6.0,
+            at + 4.0,
+            shown(tick)
+        );
+    }
+    let _ = writeln!(
+        out,
+        "<rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{PLOT_WIDTH}\" height=\"{PLOT_HEIGHT}\" fill=\"none\" stroke=\"#444\"/>\n\
+         <text x=\"{middle}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n\
+         <text transform=\"translate(16 {}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
+        bottom + 36.0,
+        escape(&panel.x.label),
+        TOP + PLOT_HEIGHT / 2.0,
+        escape(&panel.y.label)
+    );
+    for (at, series) in panel.series.iter().enumerate() {
+        let colour = COLOURS[at % COLOURS.len()];
+        let placed = |points: &[(f64, f64)]| -> Vec<(f64, f64)> {
+            points.iter().filter(|point| panel.shows(point)).map(|point| (px(point.0), py(point.1))).collect()
+        };
+        draw_series(series, &placed(&series.points), colour, out);
+        if let [(x, y), .., (to_x, to_y)] = placed(&series.fitted)[..] {
+            let _ = writeln!(out, "<path d=\"M{x:.1} {y:.1}L{to_x:.1} {to_y:.1}\" stroke=\"{colour}\"/>");
+        }
+        let row = HEIGHT + 18.0 * at as f64 + 6.0;
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{LEFT}\" cy=\"{row}\" r=\"4\" fill=\"{colour}\"/><text x=\"{}\" y=\"{}\">{}</text>",
+            LEFT + 10.0,
+            row + 4.0,
+            escape(&series.name)
+        );
+    }
+}
+
+fn draw_series(series: &Series, points: &[(f64, f64)], colour: &str, out: &mut String) {
+    if series.line && points.len() > 1 {
+        let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
+        let _ =
+            writeln!(out, "<path d=\"M{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>", path.join("L"));
+    }
+    for (x, y) in points.iter().filter(|_| series.marks) {
+        let _ = writeln!(out, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\" fill-opacity=\"0.75\"/>");
+    }
+}
+
+impl Panel {
+    /// Whether a point has a place on both axes.
+    fn shows(&self, (x, y): &(f64, f64)) -> bool {
+        let on = |axis: &Axis, value: f64| value.is_finite() && (!axis.log || value > 0.0);
+        on(&self.x, *x) && on(&self.y, *y)
+    }
+}
+
+/// From values to a place between 0 and 1.
+struct Scale {
+    low: f64,
+    high: f64,
+    log: bool,
+}
+
+impl Scale {
+    /// Room for all values and a little more; from 0 to 1 (1 to 10) without any.
+    fn of(values: impl Iterator<Item = f64>, log: bool) -> Self {
+        let (low, high) = values
+            .map(|value| if log { value.log10() } else { value })
+            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        if low > high {
+            return Self { low: 0.0, high: 1.0, log };
+        }
+        let margin = ((high - low) * 0.06).max(high.abs().max(low.abs()) * 1e-3).max(1e-9);
+        Self { low: low - margin, high: high + margin, log }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        ((if self.log { value.log10() } else { value }) - self.low) / (self.high - self.low)
+    }
+
+    /// Round values, or 1, 2 and 5 times powers of ten.
+    fn ticks(&self) -> Vec<f64> {
+        if self.log {
+            let powers = self.low.floor() as i32..=self.high.ceil() as i32;
+            let all = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
+            return all.filter(|tick| (0.0..=1.0).contains(&self.place(*tick))).collect();
+        }
+        let rough = (self.high - self.low) / TICKS;
+        let power = 10f64.powf(rough.log10().floor());
+        let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power).into_iter().find(|step| *step >= rough);
+        let step = step.unwrap_or(10.0 * power);
+        let first = (self.low / step).ceil() as i64;
+        (0..20).map(|at| (first + at) as f64 * step).take_while(|tick| *tick <= self.high).collect()
+    }
+}
+
+/// Three digits at most.
+fn shown(value: f64) -> String {
+    let digits =
+        if value.abs() >= 100.0 || value == 0.0 { 0 } else { (2 - value.abs().log10().floor() as i32).clamp(0, 6) };
+    let text = format!("{value:.*}", digits as usize);
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const VALUE: std::ops::Range<f64> = -1e12..1e12;
+
+    fn panel(points: Vec<(f64, f64)>, log: bool) -> Panel {
+        let axis = |label: &str| Axis { label: label.to_owned(), log };
+        let series = Series { name: "a < b & c".to_owned(), points, line: true, marks: true, ..Series::default() };
+        Panel { title: "t".to_owned(), x: axis("x"), y: axis("y"), series: vec![series] }
+    }
+
+    #[test]
+    fn ends_of_the_data_are_inside_and_text_is_escaped() {
+        let text = draw(&[panel(vec![(0.25, 10.0), (0.5, 4.0)], false)]);
+        assert!(text.contains("a &lt; b &amp; c") && !text.contains("a < b"));
+        // Two marks and one of the legend.
+        assert_eq!(text.matches("<circle").count(), 3);
+        assert_eq!(text.matches("<g ").count(), text.matches("</g>").count());
+        let scale = Scale::of([0.25, 0.5].into_iter(), false);
+        assert!(scale.place(0.25) > 0.0 && scale.place(0.5) < 1.0);
+        let ticks: Vec<String> = scale.ticks().into_iter().map(shown).collect();
+        assert_eq!(ticks, ["0.3", "0.4", "0.5"]);
+    }
+
+    #[test]
+    fn logarithmic_axes_have_round_ticks_and_no_zero() {
+        let scale = Scale::of([30.0, 700.0].into_iter(), true);
+        assert_eq!(scale.ticks(), [50.0, 100.0, 200.0, 500.0]);
+        let text = draw(&[panel(vec![(0.0, 1.0), (10.0, 100.0)], true)]);
+        assert_eq!(text.matches("<circle").count(), 2, "{text}");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, expected) in
+            [(0.0, "0"), (1234.0, "1234"), (0.25, "0.25"), (0.30000000000000004, "0.3"), (12.5, "12.5")]
+        {
+            assert_eq!(shown(value), expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_points_are_drawn_or_left_out(points in proptest::collection::vec((VALUE, VALUE), 0..8), log: bool) {
+            let odd = [(f64::NAN, 1.0), (1.0, f64::INFINITY), (0.0, 0.0), (1e-300, 1e-300)];
+            let points = points.into_iter().chain(odd).collect();
+            let text = draw(&[panel(points, log), Panel::default()]);
+            prop_assert!(text.starts_with("<svg") && text.ends_with("</svg>\n"));
+            prop_assert!(!text.contains("NaN"));
+        }
+    }
+}

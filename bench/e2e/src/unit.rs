@@ -1,0 +1,179 @@
+//! The rank processes of one configuration: started in their places, and ended with the value.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::time::timeout;
+
+use crate::counters::Counters;
+use crate::error::BenchError;
+use crate::network::Network;
+
+/// How long all ranks may take to come up, and to leave.
+const START: Duration = Duration::from_secs(120);
+const STOP: Duration = Duration::from_secs(15);
+
+/// What to start.
+#[derive(Debug)]
+pub(crate) struct UnitSpec<'a> {
+    /// The program.
+    pub(crate) semmoe: &'a Path,
+    /// Checkpoint directory.
+    pub(crate) model: &'a Path,
+    pub(crate) ranks: u16,
+    /// Placement to run; contiguous without.
+    pub(crate) tables: Option<&'a Path>,
+    /// Further arguments of every rank.
+    pub(crate) arguments: &'a [String],
+    /// File with the secret that ranks prove to each other.
+    pub(crate) secret: &'a Path,
+}
+
+/// Running ranks. Dropping kills them; [`Unit::stop`] lets them leave.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    /// Of rank 0's HTTP server.
+    pub(crate) url: BaseUrl,
+    ranks: Vec<Child>,
+    stdins: Vec<ChildStdin>,
+    client: HttpClient,
+}
+
+/// What a rank prints, one JSON object a line.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+enum Event {
+    Bound { rendezvous: String },
+    Ready { http: Option<String> },
+}
+
+impl Unit {
+    /// Starts rank 0, then the others, and waits until all are ready.
+    pub(crate) async fn start(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
+        let started = timeout(START, Self::start_all(spec, network)).await;
+        started.map_err(|_| BenchError::failed(format!("the ranks were not ready within {} s", START.as_secs())))?
+    }
+
+    async fn start_all(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
+        let (mut ranks, mut stdins) = (Vec::new(), Vec::new());
+        let mut start = |rank: u16, rendezvous: &str| -> Result<Lines<BufReader<ChildStdout>>, BenchError> {
+            let mut child = command(spec, network, rank, rendezvous)
+                .spawn()
+                .map_err(|error| BenchError::failed(format!("rank {rank} cannot be started: {error}")))?;
+            let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+            ranks.push(child);
+            let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
+                return Err(BenchError::failed(format!("rank {rank} has no pipes")));
+            };
+            stdins.push(stdin);
+            Ok(BufReader::new(stdout).lines())
+        };
+        let mut first = start(0, &format!("{}:0", network.control(0)))?;
+        let Event::Bound { rendezvous } = next(0, &mut first).await? else {
+            return Err(BenchError::failed("rank 0 was ready before it had an address"));
+        };
+        let mut outputs = vec![first];
+        for rank in 1..spec.ranks {
+            outputs.push(start(rank, &rendezvous)?);
+        }
+        let mut http = None;
+        for (rank, mut output) in outputs.into_iter().enumerate() {
+            match next(rank, &mut output).await? {
+                Event::Ready { http: address } => http = http.or(address),
+                Event::Bound { .. } => return Err(BenchError::failed(format!("rank {rank} was bound twice"))),
+            }
+            // Nothing more is printed; the pipe is kept open all the same.
+            tokio::spawn(async move { while let Ok(Some(_)) = output.next_line().await {} });
+        }
+        let http = http.ok_or_else(|| BenchError::failed("rank 0 told no HTTP address"))?;
+        let url = format!("http://{http}").parse().map_err(BenchError::failed)?;
+        Ok(Self { url, ranks, stdins, client: HttpClient::default() })
+    }
+
+    /// The counters of all ranks now, and the processor time of their processes.
+    pub(crate) async fn counters(&self) -> Result<Counters, BenchError> {
+        let limits = AnswerLimits::default();
+        let page = self.client.get_text(&self.url, "/metrics", &limits).await.map_err(BenchError::failed)?;
+        let mut counters = Counters::parse(&page).map_err(|line| {
+            BenchError::failed(format!("{}/metrics has a line that is no sample: {line:?}", self.url))
+        })?;
+        for pid in self.ranks.iter().filter_map(Child::id) {
+            counters.cpu_seconds += cpu_seconds(pid)?;
+        }
+        Ok(counters)
+    }
+
+    /// Asks the ranks to leave and waits for them.
+    pub(crate) async fn stop(mut self) -> Result<(), BenchError> {
+        self.stdins.clear();
+        let all_gone = async {
+            for rank in &mut self.ranks {
+                let _ = rank.wait().await;
+            }
+        };
+        timeout(STOP, all_gone).await.map_err(|_| BenchError::failed("ranks did not leave in time"))
+    }
+}
+
+fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16, rendezvous: &str) -> tokio::process::Command {
+    let mut command = network.command(rank, spec.semmoe);
+    command.arg("worker").arg("--model").arg(spec.model);
+    command.args(["--rank", &rank.to_string(), "--world", &spec.ranks.to_string()]);
+    command.args(["--rendezvous", rendezvous, "--exit-on-stdin-eof"]);
+    command.arg("--secret-file").arg(spec.secret);
+    if rank == 0 {
+        command.args(["--listen", &format!("{}:0", network.control(0))]);
+    }
+    if let Some(address) = network.data(rank) {
+        command.args(["--data-address", &address.to_string()]);
+    }
+    if let Some(tables) = spec.tables {
+        command.arg("--tables").arg(tables);
+    }
+    command.args(spec.arguments);
+    // A group of its own: Ctrl-C reaches this process alone, which then ends the ranks.
+    command.process_group(0).kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+async fn next(rank: usize, output: &mut Lines<BufReader<ChildStdout>>) -> Result<Event, BenchError> {
+    match output.next_line().await {
+        Ok(Some(line)) => serde_json::from_str(&line)
+            .map_err(|error| BenchError::failed(format!("rank {rank} printed what is no event: {error}"))),
+        Ok(None) => Err(BenchError::failed(format!("rank {rank} ended while it was starting"))),
+        Err(error) => Err(BenchError::failed(format!("the output of rank {rank} cannot be read: {error}"))),
+    }
+}
+
+/// User and system time of a process so far.
+fn cpu_seconds(pid: u32) -> Result<f64, BenchError> {
+    let path = PathBuf::from(format!("/proc/{pid}/stat"));
+    let text = std::fs::read_to_string(&path).map_err(BenchError::file(&path))?;
+    cpu_of_stat(&text).ok_or_else(|| BenchError::failed(format!("{} has no times", path.display())))
+}
+
+/// The name, which comes before, may hold anything but ends with the last bracket. Ticks are hundredths on Linux.
+fn cpu_of_stat(text: &str) -> Option<f64> {
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some((ticks(11)? + ticks(12)?) as f64 / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_found_behind_any_name() {
+        let line = "42 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20 0\n";
+        assert_eq!(cpu_of_stat(line), Some(1.75));
+        assert_eq!(cpu_of_stat("42 (a) S 1"), None);
+        assert_eq!(cpu_of_stat(""), None);
+        assert!(cpu_seconds(std::process::id()).is_ok());
+    }
+}

@@ -1,0 +1,56 @@
+//! `semmoe-bench-gpu COMMAND [OPTIONS]`: JSON on standard output, one sentence on standard error otherwise. `bench/gpu/run` drives it.
+//!
+//! All ranks share one GPU: one launch, `gridDim.y` = ranks; `processes` is the exception.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
+
+mod checks;
+mod exchange;
+mod machine;
+mod nvls;
+mod options;
+mod planted;
+mod predict;
+mod processes;
+mod times;
+mod world;
+
+use std::process::ExitCode;
+
+use machine::Machine;
+use options::{Command, Options};
+use serde_json::Value;
+
+/// A JSON document, and whether all of it is as it should be.
+type Report = Result<(Value, bool), String>;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let options = match Options::parse(&arguments) {
+        Ok(options) => options,
+        Err(sentence) => {
+            eprintln!("error: {sentence}\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    match answer(&options) {
+        Ok((document, good)) => {
+            println!("{document:#}");
+            if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(sentence) => {
+            eprintln!("error: {sentence}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn answer(options: &Options) -> Report {
+    match &options.command {
+        Command::Check => checks::report(&Machine::of(options)?, options),
+        Command::Times => times::report(&Machine::of(options)?, options),
+        Command::Planted => planted::report(&Machine::of(options)?),
+        Command::Processes => processes::report(options),
+        Command::Rank(rank) => processes::rank(options, rank),
+        Command::Predict => Ok((predict::document(), true)),
+    }
+}

@@ -1,0 +1,123 @@
+//! The kernels that use the switch. On one GPU a multicast object has one member, so that what comes back is what was written: this
+//! shows that the instructions run and where they read and write, not how a switch adds.
+
+use fastrand::Rng;
+use semmoe_kernels::Element;
+
+use crate::checks::{Outcome, Setting};
+use crate::machine::Machine;
+
+pub(crate) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Outcome {
+    if !(setting.hidden * size_of::<T>()).is_multiple_of(16) {
+        return Outcome::NotRun("rows of this width are no whole vectors, which NVLS needs".to_owned());
+    }
+    match setting.machine {
+        Machine::Shim(_) => scalar::check::<T>(setting, rng).into(),
+        #[cfg(feature = "cuda")]
+        Machine::Gpu(device) => switch::check::<T>(device, setting, rng),
+    }
+}
+
+/// Their scalar path, which the shim runs: sums in the order of the ranks.
+mod scalar {
+    use fastrand::Rng;
+    use semmoe_kernels::{Element, RowSplit, reference};
+    use semmoe_kernels_cuda::{Allgather, ReduceScatter, Rows, Split};
+
+    use crate::checks::{Setting, run, shared};
+    use crate::machine::{Memory, buffers, text};
+    use crate::world::{World, elements, order, same};
+
+    pub(super) fn check<T: Element>(setting: Setting<'_>, rng: &mut Rng) -> Result<(), String> {
+        let Setting { machine, ranks, tokens, hidden, .. } = setting;
+        let world = World::new(machine, ranks)?;
+        let order = order(rng, tokens, ranks)?;
+        let parts: Vec<Vec<T>> = (0..ranks).map(|_| elements(rng, tokens * hidden)).collect();
+        let memory: Vec<Memory> =
+            parts.iter().map(|part| machine.holding(bytemuck::cast_slice(part))).collect::<Result<_, _>>()?;
+        let (permutation, offsets) = (
+            machine.holding(bytemuck::cast_slice(order.permutation()))?,
+            machine.holding(bytemuck::cast_slice(order.offsets()))?,
+        );
+        let (permutation, offsets) = (shared(&permutation, ranks), shared(&offsets, ranks));
+        let split = Split { permutation: Some(&permutation), offsets: Some(&offsets) };
+        let bytes = tokens * hidden * size_of::<T>();
+        let (sums, gathered) = (machine.each(ranks, bytes)?, machine.each(ranks, bytes)?);
+        let rows = Rows { tokens: tokens as u64, hidden: hidden as u64, dtype: T::DTYPE };
+        let (parts_at, sums_at, gathered_at) = (buffers(&memory), buffers(&sums), buffers(&gathered));
+        let (capacity, multicast) = (tokens as u64, Some(parts_at[0]));
+        let reduce = ReduceScatter { parts: &parts_at, rows, split, out: &sums_at, capacity, multicast };
+        run(setting, &world, reduce.launch(&world.team, setting.grid()))?;
+        let gather = Allgather { from: &sums_at, rows, split, out: &gathered_at, capacity, multicast };
+        run(setting, &world, gather.launch(&world.team, setting.grid()))?;
+        let slices: Vec<&[T]> = parts.iter().map(Vec::as_slice).collect();
+        let expected = reference::reduce_scatter(&slices, hidden, RowSplit::from(&order)).map_err(text)?;
+        for (sums, expected) in sums.iter().zip(&expected) {
+            same("sums", &sums.read::<T>()?[..expected.len()], expected)?;
+        }
+        let all = reference::all_reduce(&slices).map_err(text)?;
+        gathered.iter().try_for_each(|gathered| same("gathered rows", &gathered.read::<T>()?, &all))
+    }
+}
+
+/// The switch itself, with this GPU as its only member.
+#[cfg(feature = "cuda")]
+mod switch {
+    use fastrand::Rng;
+    use semmoe_kernels::{Element, RowSplit, reference};
+    use semmoe_kernels_cuda::driver::Device;
+    use semmoe_kernels_cuda::driver::memory::{read, write};
+    use semmoe_kernels_cuda::vmm::{Memory, Multicast, VmmError};
+    use semmoe_kernels_cuda::{Allgather, Buffer, ReduceScatter, Rows, Split};
+
+    use crate::checks::{Outcome, Setting, run};
+    use crate::machine::text;
+    use crate::world::{World, elements, order, same};
+
+    pub(super) fn check<T: Element>(device: &Device, setting: Setting<'_>, rng: &mut Rng) -> Outcome {
+        let bytes = (setting.tokens * setting.hidden * size_of::<T>()) as u64;
+        // A machine may have the GPU for it and not the rest, such as a switch that is managed from outside.
+        let refused = |error: VmmError| Outcome::NotRun(format!("NVLS: {error}"));
+        let memory = match Memory::new(device, bytes, Some(1)) {
+            Ok(memory) => memory,
+            Err(error) => return refused(error),
+        };
+        let mut object = match Multicast::new(device, 1, bytes) {
+            Ok(object) => object,
+            Err(error) => return refused(error),
+        };
+        match object.add_device().and_then(|()| object.bind(&memory)) {
+            Ok(address) => compare::<T>(setting, rng, memory.buffer(), address).into(),
+            Err(error) => refused(error),
+        }
+    }
+
+    fn compare<T: Element>(setting: Setting<'_>, rng: &mut Rng, own: Buffer, switch: Buffer) -> Result<(), String> {
+        let Setting { machine, tokens, hidden, .. } = setting;
+        let world = World::new(machine, 1)?;
+        let order = order(rng, tokens, 1)?;
+        let part: Vec<T> = elements(rng, tokens * hidden);
+        // SAFETY: the memory is mapped and has these bytes.
+        unsafe { write(own, bytemuck::cast_slice(&part)) }.map_err(text)?;
+        let order_memory = machine.holding(bytemuck::cast_slice(order.permutation()))?;
+        let permutation = [order_memory.buffer()];
+        let split = Split { permutation: Some(&permutation), offsets: None };
+        let bytes = tokens * hidden * size_of::<T>();
+        let sums = machine.each(1, bytes)?;
+        let rows = Rows { tokens: tokens as u64, hidden: hidden as u64, dtype: T::DTYPE };
+        let (capacity, multicast, grid) = (tokens as u64, Some(switch), machine.grid(1, setting.small));
+        let (own_at, sums_at) = ([own], [sums[0].buffer()]);
+        let reduce = ReduceScatter { parts: &own_at, rows, split, out: &sums_at, capacity, multicast };
+        run(setting, &world, reduce.launch(&world.team, grid))?;
+        let expected = reference::reduce_scatter(&[&part], hidden, RowSplit::from(&order)).map_err(text)?;
+        same("sums", &sums[0].read::<T>()?, &expected[0])?;
+        // SAFETY: as above.
+        unsafe { write(own, &vec![0xff; bytes]) }.map_err(text)?;
+        let gather = Allgather { from: &sums_at, rows, split, out: &own_at, capacity, multicast };
+        run(setting, &world, gather.launch(&world.team, grid))?;
+        // SAFETY: as above.
+        let found = unsafe { read(own, bytes) }.map_err(text)?;
+        let found: Vec<T> = found.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect();
+        same("gathered rows", &found, &part)
+    }
+}

@@ -1,0 +1,29 @@
+//! A defect for the sanitizer: whoever reports no errors must be able to report one.
+
+use semmoe_kernels::Dtype;
+use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, Rows, Split};
+use serde_json::json;
+
+use crate::Report;
+use crate::machine::{Machine, buffers, text};
+use crate::world::World;
+
+/// A reduce-scatter of a part that has four bytes less than the call says.
+pub(crate) fn report(machine: &Machine) -> Report {
+    if matches!(machine, Machine::Shim(_)) {
+        return Err("planted is for compute-sanitizer on a GPU; the shim's own tests plant one for ASan".to_owned());
+    }
+    let world = World::new(machine, 1)?;
+    let (part, out) = (machine.filled(1020, 0)?, machine.each(1, 1024)?);
+    let call = ReduceScatter {
+        parts: &[Buffer { bytes: 1024, ..part.buffer() }],
+        rows: Rows { tokens: 4, hidden: 64, dtype: Dtype::F32 },
+        split: Split::default(),
+        out: &buffers(&out),
+        capacity: 4,
+        multicast: None,
+    };
+    let launch = call.launch(&world.team, Grid { blocks: 1, threads: 64 }).map_err(text)?;
+    machine.run(&[launch]).map_err(|error| world.explain(error))?;
+    Ok((json!({ "planted": "ran, and reported nothing itself" }), true))
+}

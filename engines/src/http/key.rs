@@ -1,0 +1,83 @@
+//! An engine's API key in a file: never on a command line, where others can see it.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use http::HeaderValue;
+
+/// Longest key file; a key is a line.
+const LONGEST_BYTES: u64 = 4096;
+
+/// A key as its file has it.
+#[derive(Clone, Debug)]
+pub struct EngineKey {
+    /// `Bearer` and the key; debug output hides it. For [`HttpClient::set_authorization`](super::HttpClient::set_authorization).
+    pub authorization: HeaderValue,
+    /// The permissions of the file, where others than its owner have any. Secrets that a cluster mounts often are so inside the
+    /// container, so this is no error.
+    pub open_mode: Option<u32>,
+}
+
+/// Why a file holds no key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// It cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// It is no file, or too long.
+    #[error("expected a file of at most {LONGEST_BYTES} bytes")]
+    Size,
+    /// It is not one line that a header can hold.
+    #[error("expected one line of printable characters without blanks")]
+    Text,
+}
+
+impl EngineKey {
+    /// Reads a file: one line, of which blanks around it are no part. Blocking.
+    ///
+    /// # Errors
+    /// Never with anything of the key.
+    pub fn read(path: &Path) -> Result<Self, KeyError> {
+        let metadata = std::fs::metadata(path)?;
+        if !metadata.is_file() || metadata.len() > LONGEST_BYTES {
+            return Err(KeyError::Size);
+        }
+        let mode = metadata.permissions().mode() & 0o777;
+        let text = std::fs::read_to_string(path)?;
+        let key = text.trim();
+        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(KeyError::Text);
+        }
+        let mut authorization = HeaderValue::try_from(format!("Bearer {key}")).map_err(|_| KeyError::Text)?;
+        authorization.set_sensitive(true);
+        Ok(Self { authorization, open_mode: (mode & 0o077 != 0).then_some(mode) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<EngineKey, String> {
+        let file = std::env::temp_dir().join(format!("semmoe-key-{}-{}", std::process::id(), bytes.len()));
+        std::fs::write(&file, bytes).expect("a temporary file");
+        let key = EngineKey::read(&file).map_err(|error| error.to_string());
+        std::fs::remove_file(&file).expect("a temporary file");
+        key
+    }
+
+    #[test]
+    fn a_key_is_one_line_and_is_hidden() {
+        let key = read(b" sk-one \r\n").expect("a key");
+        assert_eq!(key.authorization.as_bytes(), b"Bearer sk-one");
+        assert!(!format!("{key:?}").contains("sk-one"));
+        for wrong in [&b""[..], b"\n", b"two words", b"two\nlines", &[0xc3, 0xa9], &[b'x', 0]] {
+            assert_eq!(read(wrong).expect_err("no key"), KeyError::Text.to_string(), "{wrong:?}");
+        }
+        assert!(read(&[0xff, 0xfe, 0xfd, 0xfc]).is_err());
+        assert_eq!(read(&[b'a'; 4097]).expect_err("too long"), KeyError::Size.to_string());
+        assert!(matches!(EngineKey::read(Path::new("/")), Err(KeyError::Size)));
+        assert!(matches!(EngineKey::read(Path::new("/nowhere/key")), Err(KeyError::Io(_))));
+    }
+}

@@ -1,0 +1,163 @@
+//! What an answer tells: token ids, counts and encoded routes, from wherever this engine and version puts them.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::Route;
+use crate::sglang::{FinishReason, GenerateResponse};
+
+/// What an answer tells, as far as it does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// The prompt's ids.
+    pub prompt_ids: Option<Vec<u32>>,
+    /// The generated ids.
+    pub output_ids: Option<Vec<u32>>,
+    /// Tokens of the prompt, as the engine counts them.
+    pub prompt_tokens: Option<u64>,
+    /// Tokens generated, as the engine counts them.
+    pub output_tokens: Option<u64>,
+    /// Why the engine gave up, where it did.
+    pub aborted: Option<String>,
+    /// Base64; see [`super::decode_bytes`].
+    pub routed_experts: Option<String>,
+}
+
+/// Reads the answer to a [`super::Question`] of this route.
+///
+/// # Errors
+/// In one sentence, when it is not an answer of that route.
+pub fn read(route: Route, answer: &[u8]) -> Result<Told, String> {
+    let not_one = |error: serde_json::Error| format!("the answer is not what was expected: {error}");
+    if route == Route::Generate {
+        return serde_json::from_slice(answer).map(of_generate).map_err(not_one);
+    }
+    let answer: OpenAi = serde_json::from_slice(answer).map_err(not_one)?;
+    answer.told()
+}
+
+fn of_generate(answer: GenerateResponse) -> Told {
+    let meta = answer.meta_info;
+    let count = |tokens: u64| (tokens > 0).then_some(tokens);
+    Told {
+        prompt_ids: answer.prompt_token_ids.or(meta.prompt_token_ids),
+        output_ids: Some(answer.output_ids),
+        prompt_tokens: count(meta.prompt_tokens),
+        output_tokens: count(meta.completion_tokens),
+        aborted: match meta.finish_reason {
+            Some(FinishReason::Abort { message }) => Some(message.unwrap_or_else(|| "no reason given".to_owned())),
+            _ => None,
+        },
+        routed_experts: meta.routed_experts,
+    }
+}
+
+/// An answer of chat or completions. Nulls are as good as absent members.
+#[derive(Debug, Deserialize)]
+struct OpenAi {
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+    #[serde(alias = "sgl_ext")]
+    sglext: Option<Extension>,
+    prompt_token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Choice {
+    finish_reason: Option<Value>,
+    routed_experts: Option<String>,
+    token_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(alias = "sglext")]
+    sgl_ext: Option<Extension>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Extension {
+    routed_experts: Option<String>,
+    #[serde(alias = "prompt_token_ids")]
+    input_ids: Option<Vec<u32>>,
+    #[serde(alias = "token_ids")]
+    output_ids: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Usage {
+    prompt_tokens: Option<u64>,
+    completion_tokens: Option<u64>,
+}
+
+impl OpenAi {
+    fn told(self) -> Result<Told, String> {
+        let choices = self.choices.len();
+        let Ok([choice]) = <[Choice; 1]>::try_from(self.choices) else {
+            return Err(format!("the answer has {choices} choices, expected 1"));
+        };
+        let outer = self.sglext.unwrap_or_default();
+        let inner = choice.sgl_ext.unwrap_or_default();
+        let usage = self.usage.as_ref();
+        Ok(Told {
+            prompt_ids: self.prompt_token_ids.or(choice.prompt_token_ids).or(outer.input_ids).or(inner.input_ids),
+            output_ids: choice.token_ids.or(outer.output_ids).or(inner.output_ids),
+            prompt_tokens: usage.and_then(|usage| usage.prompt_tokens),
+            output_tokens: usage.and_then(|usage| usage.completion_tokens),
+            aborted: match &choice.finish_reason {
+                Some(Value::String(reason)) if reason == "abort" => Some("no reason given".to_owned()),
+                _ => None,
+            },
+            routed_experts: choice.routed_experts.or(outer.routed_experts).or(inner.routed_experts),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_and_spelling() {
+        let routes = Some("AAAA".to_owned());
+        let full = Told {
+            prompt_ids: Some(vec![1, 2]),
+            output_ids: Some(vec![3]),
+            prompt_tokens: Some(2),
+            output_tokens: Some(1),
+            aborted: None,
+            routed_experts: routes,
+        };
+        let usage = r#""usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}"#;
+        let extension = r#"{"routed_experts":"AAAA","input_ids":[1,2],"output_ids":[3]}"#;
+        for (route, answer) in [
+            (
+                Route::Generate,
+                r#"{"text":"x","output_ids":[3],"prompt_token_ids":[1,2],"meta_info":{"id":"a","prompt_tokens":2,"completion_tokens":1,"routed_experts":"AAAA","finish_reason":{"type":"length","length":1}}}"#.to_owned(),
+            ),
+            (
+                Route::Generate,
+                r#"{"output_ids":[3],"meta_info":{"prompt_token_ids":[1,2],"prompt_tokens":2,"completion_tokens":1,"routed_experts":"AAAA"}}"#.to_owned(),
+            ),
+            (Route::Chat, format!(r#"{{"choices":[{{"index":0,"message":{{"content":"x"}},"finish_reason":"length"}}],{usage},"sglext":{extension}}}"#)),
+            (Route::Completions, format!(r#"{{"choices":[{{"index":0,"text":"x","sgl_ext":{extension}}}],{usage}}}"#)),
+            (Route::Chat, format!(r#"{{"choices":[{{"token_ids":[3],"routed_experts":"AAAA"}}],"prompt_token_ids":[1,2],{usage}}}"#)),
+            (Route::Completions, format!(r#"{{"choices":[{{"token_ids":[3],"routed_experts":"AAAA","prompt_token_ids":[1,2],"logprobs":null}}],{usage}}}"#)),
+        ] {
+            assert_eq!(read(route, answer.as_bytes()).unwrap(), full, "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer() {
+        for (route, answer, reason) in [
+            (Route::Chat, r#"{"choices":[]}"#, "0 choices, expected 1"),
+            (Route::Chat, r#"{"choices":[{},{}]}"#, "2 choices, expected 1"),
+            (Route::Chat, r#"{"error":"x"}"#, "missing field `choices`"),
+            (Route::Completions, r#"{"choices":[{"token_ids":[-1]}]}"#, "invalid value"),
+            (Route::Generate, "[1, 2", "not what was expected"),
+        ] {
+            let error = read(route, answer.as_bytes()).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        let none = read(Route::Chat, br#"{"choices":[{"finish_reason":"abort"}],"usage":null}"#).unwrap();
+        assert_eq!(none, Told { aborted: Some("no reason given".into()), ..Told::default() });
+    }
+}

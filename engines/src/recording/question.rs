@@ -1,0 +1,104 @@
+//! The request for one prompt.
+
+use serde_json::{Map, Value, json};
+
+use crate::{Engine, Route, sglang};
+
+/// A prompt, in the form in which it is sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<'a> {
+    /// Text, which the engine tokenizes.
+    Text(&'a str),
+    /// Token ids.
+    Ids(&'a [u32]),
+    /// A conversation in OpenAI's form, to which the engine applies the model's template.
+    Messages {
+        /// The turns.
+        messages: &'a Value,
+        /// What the model may call.
+        tools: Option<&'a Value>,
+    },
+}
+
+/// How an answer is generated.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampling {
+    /// Tokens to generate, at least 1.
+    pub max_tokens: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Of the sampling, where it is not greedy.
+    pub seed: Option<u64>,
+}
+
+/// A request: where and what.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Question {
+    /// Where to.
+    pub route: Route,
+    /// JSON.
+    pub body: Value,
+}
+
+/// The request for the routed experts of a prompt. Texts and ids go to `/generate` where the engine has it and not `openai` is
+/// wanted, else to completions; conversations go to chat.
+pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, sampling: Sampling) -> Question {
+    match prompt {
+        Asked::Text(_) | Asked::Ids(_) if engine.speaks_sglang() && !openai => generate(prompt, sampling),
+        Asked::Messages { messages, tools } => {
+            let mut body = openai_body(engine, model, sampling);
+            body.insert("messages".into(), messages.clone());
+            if let Some(tools) = tools {
+                body.insert("tools".into(), tools.clone());
+            }
+            Question { route: Route::Chat, body: body.into() }
+        }
+        Asked::Text(text) => completions(engine, model, json!(text), sampling),
+        Asked::Ids(ids) => completions(engine, model, json!(ids), sampling),
+    }
+}
+
+fn generate(prompt: Asked<'_>, sampling: Sampling) -> Question {
+    let mut sampling_params = sglang::SamplingParams::greedy(sampling.max_tokens);
+    sampling_params.temperature = sampling.temperature;
+    sampling_params.sampling_seed = sampling.seed;
+    let (text, input_ids) = match prompt {
+        Asked::Text(text) => (Some(text.to_owned()), None),
+        Asked::Ids(ids) => (None, Some(ids.to_vec())),
+        Asked::Messages { .. } => (None, None),
+    };
+    let request = sglang::GenerateRequest {
+        text,
+        input_ids,
+        sampling_params,
+        return_routed_experts: true,
+        return_prompt_token_ids: true,
+        ..sglang::GenerateRequest::default()
+    };
+    // Its fields are texts, numbers and lists of numbers, which are JSON always.
+    Question { route: Route::Generate, body: serde_json::to_value(request).unwrap_or(Value::Null) }
+}
+
+fn completions(engine: Engine, model: &str, prompt: Value, sampling: Sampling) -> Question {
+    let mut body = openai_body(engine, model, sampling);
+    body.insert("prompt".into(), prompt);
+    Question { route: Route::Completions, body: body.into() }
+}
+
+fn openai_body(engine: Engine, model: &str, sampling: Sampling) -> Map<String, Value> {
+    let mut body = Map::new();
+    body.insert("model".into(), json!(model));
+    body.insert("max_tokens".into(), json!(sampling.max_tokens));
+    body.insert("temperature".into(), json!(sampling.temperature));
+    if let Some(seed) = sampling.seed {
+        body.insert("seed".into(), json!(seed));
+    }
+    let switches: &[&str] = match engine {
+        Engine::Sglang | Engine::Semmoe => {
+            &["return_routed_experts", "return_input_ids_in_sglext", "return_output_ids_in_sglext"]
+        }
+        Engine::Vllm | Engine::Openai => &["return_token_ids"],
+    };
+    body.extend(switches.iter().map(|switch| ((*switch).to_owned(), json!(true))));
+    body
+}

@@ -1,0 +1,144 @@
+//! The endpoints of a Kubernetes service, followed by one task: listed once, then watched.
+//!
+//! The API server may go away, forget the version that a watch goes on from (410), or refuse (403). Then everything is listed
+//! anew, after a wait that grows with every failure, and until that succeeds the answer is a failure: backends stay as they
+//! are known. It is spoken to through the one HTTP client; [`api`] has the requests, [`slices`] what comes back.
+
+mod api;
+mod slices;
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::config::KubernetesConfig;
+
+use super::answer::Answer;
+use api::{Api, ApiError};
+use slices::Slices;
+
+/// First and longest wait after a failure.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// So often in a row a version may be forgotten before that is a failure.
+const MOST_GONE: u32 = 3;
+/// A watch that ends in order sooner than this, and told nothing, is no watch.
+const SHORTEST_WATCH: Duration = Duration::from_secs(1);
+
+/// A service that is followed, until this is dropped.
+pub(super) struct Followed {
+    told: Arc<Told>,
+    _stop: DropGuard,
+}
+
+/// What the task knows.
+struct Told {
+    answer: Mutex<Option<Result<Answer, String>>>,
+    changed: AtomicBool,
+    wake: Arc<Notify>,
+}
+
+impl Followed {
+    /// Begins; `wake` is told of every change.
+    pub(super) fn start(config: KubernetesConfig, wake: Arc<Notify>) -> Self {
+        let told = Arc::new(Told { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
+        let stop = CancellationToken::new();
+        let (task, stopped) = (follow(config, Arc::clone(&told)), stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stopped.cancelled() => {}
+                () = task => {}
+            }
+        });
+        Self { told, _stop: stop.drop_guard() }
+    }
+
+    /// Whether the answer is another one since this was asked.
+    pub(super) fn changed(&self) -> bool {
+        self.told.changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// `None` until the first one is there.
+    pub(super) fn answer(&self) -> Option<Result<Answer, String>> {
+        self.told.answer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Told {
+    fn tell(&self, answer: Result<Answer, String>) {
+        let mut told = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        // Every failure is told, as each is counted.
+        if answer.is_ok() && told.as_ref() == Some(&answer) {
+            return;
+        }
+        *told = Some(answer);
+        drop(told);
+        self.changed.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+}
+
+async fn follow(config: KubernetesConfig, told: Arc<Told>) {
+    let (mut wait, mut too_old) = (FIRST_WAIT, 0);
+    loop {
+        let began = Instant::now();
+        let mut told_something = false;
+        match session(&config, &told, &mut told_something).await {
+            // What was known is still the best that is known, and is listed anew.
+            ApiError::Gone if too_old < MOST_GONE => {
+                tracing::debug!(service = config.service, "the watch is too old, listing anew");
+                too_old += 1;
+            }
+            error => {
+                too_old = 0;
+                told.tell(Err(error.to_string()));
+            }
+        }
+        if told_something || began.elapsed() >= LONGEST_WAIT {
+            (wait, too_old) = (FIRST_WAIT, 0);
+        }
+        // Several gateways do not come at the same moment.
+        tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+/// Lists and watches until that goes wrong. `told_something`: a watch brought an event.
+async fn session(config: &KubernetesConfig, told: &Told, told_something: &mut bool) -> ApiError {
+    match list_and_watch(config, told, told_something).await {
+        Ok(never) => match never {},
+        Err(error) => error,
+    }
+}
+
+async fn list_and_watch(
+    config: &KubernetesConfig,
+    told: &Told,
+    told_something: &mut bool,
+) -> Result<Infallible, ApiError> {
+    let api = Api::open(config).await?;
+    let mut slices = Slices::default();
+    let mut version = api.list(&mut slices).await?;
+    let tell = |slices: &Slices| told.tell(slices.answer(config.port.as_deref()));
+    tell(&slices);
+    loop {
+        let began = Instant::now();
+        let mut watch = api.watch(&version).await?;
+        let mut events = 0u64;
+        while let Some(event) = watch.next().await? {
+            if let Some(newer) = slices.apply(event)? {
+                version = newer;
+            }
+            (events, *told_something) = (events + 1, true);
+            tell(&slices);
+        }
+        if events == 0 && began.elapsed() < SHORTEST_WATCH {
+            return Err(ApiError::Answer { cause: "the API server ends watches at once".to_owned() });
+        }
+    }
+}

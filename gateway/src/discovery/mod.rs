@@ -1,0 +1,292 @@
+//! Backends that are found by name, while the gateway runs: `[[models.discovery]]`.
+//!
+//! A source is asked again and again. An address that is new in an answer becomes a backend once it answered a probe that
+//! fits; one that is missing leaves after it was missing from several answers in a row, so that answers which leave some out
+//! in turn do no harm, or at once where the answer says that its engine ends. A failed or empty answer changes nothing and is
+//! counted. What joins and leaves goes the way of a reload: everything else stays as it is, running requests end where they are.
+
+mod answer;
+#[cfg(feature = "kube")]
+mod kubernetes;
+mod srv;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, DiscoveryConfig, Place};
+use crate::reload;
+use crate::state::Core;
+
+use answer::{Answer, Asked};
+pub use answer::{Resolve, Resolved, SystemResolver};
+pub(crate) use srv::is_name;
+
+/// The configuration is looked at so often at least, as it may name other sources.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Most backends of one source: what a resolver answers comes from outside.
+const MOST_FOUND: usize = 1024;
+
+/// A model's name and a source's.
+pub(crate) type Key = (String, String);
+
+/// What is remembered of one source.
+struct Source {
+    place: Place,
+    asked: Asked,
+    next: Instant,
+    /// Looks in a row that an address was missing from.
+    missing: HashMap<SocketAddr, u32>,
+    /// Addresses that were left out, and told.
+    left_out: BTreeMap<String, String>,
+    /// What the last answer had that is not used.
+    note: Option<String>,
+    failing: bool,
+}
+
+impl Source {
+    fn new(place: &Place, wake: &Arc<Notify>) -> Self {
+        Self {
+            place: place.clone(),
+            asked: Asked::new(place, wake),
+            next: Instant::now(),
+            missing: HashMap::new(),
+            left_out: BTreeMap::new(),
+            note: None,
+            failing: false,
+        }
+    }
+}
+
+/// A source that is looked at now.
+struct Due {
+    key: Key,
+    config: DiscoveryConfig,
+    /// Its time has come; otherwise it changed by itself.
+    in_turn: bool,
+}
+
+/// Asks the sources until `stop`.
+pub(crate) async fn watch(core: Arc<Core>, resolver: Arc<dyn Resolve>, stop: CancellationToken) {
+    let mut sources: HashMap<Key, Source> = HashMap::new();
+    let wake = Arc::new(Notify::new());
+    loop {
+        let config = core.config();
+        forget_gone(&core, &config, &mut sources);
+        let due = due(&config, &mut sources, &wake);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = look(&core, resolver.as_ref(), &due, &mut sources) => {}
+        }
+        let next = sources.values().map(|source| source.next).min();
+        let longest = Instant::now() + LONGEST_SLEEP;
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep_until(next.map_or(longest, |next| next.min(longest))) => {}
+            () = wake.notified() => {}
+        }
+    }
+}
+
+/// Forgets the sources that are no more, or that ask somebody else now; their gauges would alarm for ever.
+fn forget_gone(core: &Core, config: &Config, sources: &mut HashMap<Key, Source>) {
+    let stays = |(model, name): &Key, source: &Source| {
+        let model = config.models.iter().find(|it| it.name == *model);
+        model.is_some_and(|model| model.discovery.iter().any(|it| it.name == *name && it.place == source.place))
+    };
+    sources.retain(|key, source| {
+        let stays = stays(key, source);
+        if !stays {
+            core.metrics.operation.forget_source(&key.1);
+        }
+        stays
+    });
+}
+
+/// The sources that are to be looked at.
+fn due(config: &Config, sources: &mut HashMap<Key, Source>, wake: &Arc<Notify>) -> Vec<Due> {
+    let now = Instant::now();
+    let all = config.models.iter().flat_map(|model| {
+        model.discovery.iter().map(|source| ((model.name.clone(), source.name.clone()), source.clone()))
+    });
+    let all: Vec<(Key, DiscoveryConfig)> = all.collect();
+    let mut due = Vec::new();
+    for (key, config) in all {
+        let source = sources.entry(key.clone()).or_insert_with(|| Source::new(&config.place, wake));
+        let (in_turn, changed) = (source.next <= now, source.asked.changed());
+        if in_turn {
+            source.next = now + config.interval;
+        }
+        if in_turn || changed {
+            due.push(Due { key, config, in_turn });
+        }
+    }
+    due
+}
+
+/// Asks all that are due, and brings into force what they say.
+async fn look(core: &Arc<Core>, resolver: &dyn Resolve, due: &[Due], sources: &mut HashMap<Key, Source>) {
+    let ask = due.iter().map(|it| sources.get(&it.key).map(|source| source.asked.answer(resolver, &it.config.place)));
+    let answers = join_all(ask.map(|answer| async { answer?.await })).await;
+    let running = core.config();
+    let mut changes: HashMap<Key, Vec<SocketAddr>> = HashMap::new();
+    for (Due { key, config, in_turn }, answer) in due.iter().zip(answers) {
+        let (Some(source), Some(answer)) = (sources.get_mut(key), answer) else { continue };
+        let Some(answer) = note(core, config, source, answer) else { continue };
+        let Some(model) = running.models.iter().find(|model| model.name == key.0) else { continue };
+        let current: BTreeSet<SocketAddr> = model.found(&key.1).collect();
+        let wanted = source.wanted(&current, &answer, *in_turn && answer.gaps.is_none(), config.leave_after);
+        if wanted != current {
+            changes.insert(key.clone(), wanted.into_iter().collect());
+        }
+    }
+    if !changes.is_empty() {
+        apply(core, changes, sources).await;
+    }
+    let config = core.config();
+    for Due { key: (model, source), .. } in due {
+        let model = config.models.iter().find(|it| it.name == *model);
+        core.metrics.operation.discovered(source, model.map_or(0, |model| model.found(source).count()));
+    }
+}
+
+async fn apply(core: &Arc<Core>, changes: HashMap<Key, Vec<SocketAddr>>, sources: &mut HashMap<Key, Source>) {
+    let keys: Vec<Key> = changes.keys().cloned().collect();
+    let done = reload::rediscover(core, changes).await;
+    match done {
+        Ok((changed, left_out)) => {
+            if !(changed.backends_added.is_empty() && changed.backends_removed.is_empty()) {
+                let (joined, left) = (&changed.backends_added, &changed.backends_removed);
+                tracing::info!(generation = changed.generation, ?joined, ?left, "backends discovered");
+            }
+            for key in keys {
+                let Some(source) = sources.get_mut(&key) else { continue };
+                let prefix = format!("{}-", key.1);
+                let of_source = left_out.iter().filter(|(backend, _)| backend.starts_with(&prefix));
+                let of_source: BTreeMap<String, String> = of_source.cloned().collect();
+                for (backend, cause) in
+                    of_source.iter().filter(|(name, cause)| source.left_out.get(*name) != Some(cause))
+                {
+                    tracing::warn!(backend, cause, "discovered, but it gets no requests before it answers and fits");
+                }
+                source.left_out = of_source;
+            }
+        }
+        Err(error) => tracing::warn!(%error, "what was discovered is not in force"),
+    }
+}
+
+/// Counts an answer; returns it where it is one to go by.
+fn note(core: &Core, config: &DiscoveryConfig, source: &mut Source, answer: Result<Answer, String>) -> Option<Answer> {
+    let (outcome, cause, answer) = match answer {
+        Err(cause) => ("failed", Some(cause), None),
+        Ok(answer) if answer.addresses.is_empty() => ("empty", Some("no addresses".to_owned()), None),
+        Ok(mut answer) => {
+            let too_many = answer.addresses.len().saturating_sub(MOST_FOUND);
+            let cause = (too_many > 0).then(|| format!("{too_many} more addresses than {MOST_FOUND} are left out"));
+            let outcome = match (&cause, &answer.gaps) {
+                (Some(_), _) => "too_many",
+                (None, Some(_)) => "incomplete",
+                (None, None) => "ok",
+            };
+            answer.addresses = answer.addresses.into_iter().take(MOST_FOUND).collect();
+            source.tell(config, answer.note.as_deref());
+            (outcome, cause.or_else(|| answer.gaps.clone()), Some(answer))
+        }
+    };
+    core.metrics.operation.discovery_answer(&config.name, outcome, answer.is_none());
+    // The first of a row.
+    if let Some(cause) = cause.filter(|_| !source.failing) {
+        let what = if answer.is_some() { "some backends may be missing" } else { "the backends stay as they are" };
+        tracing::warn!(source = config.name, place = %config.place, cause, "discovery: {what}");
+    }
+    if source.failing && outcome == "ok" {
+        tracing::info!(source = config.name, place = %config.place, "discovery: answers come again");
+    }
+    source.failing = outcome != "ok";
+    answer
+}
+
+impl Source {
+    /// What an answer has that is not used, once.
+    fn tell(&mut self, config: &DiscoveryConfig, note: Option<&str>) {
+        if let Some(note) = note.filter(|note| self.note.as_deref() != Some(note)) {
+            tracing::info!(source = config.name, place = %config.place, note, "discovery");
+        }
+        self.note = note.map(str::to_owned);
+    }
+
+    /// Those that are there, and those that were there until lately. Only looks `in_turn` count towards `leave_after`.
+    fn wanted(
+        &mut self,
+        current: &BTreeSet<SocketAddr>,
+        answer: &Answer,
+        in_turn: bool,
+        leave_after: u32,
+    ) -> BTreeSet<SocketAddr> {
+        let Answer { addresses, leaving, .. } = answer;
+        self.missing.retain(|address, _| current.contains(address) && !addresses.contains(address));
+        let mut wanted = addresses.clone();
+        for address in current.difference(addresses) {
+            let times = self.missing.entry(*address).or_default();
+            *times += u32::from(in_turn);
+            if *times < leave_after && !leaving.contains(address) {
+                wanted.insert(*address);
+            }
+        }
+        wanted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(ports: &[u16]) -> BTreeSet<SocketAddr> {
+        ports.iter().map(|port| SocketAddr::from(([10, 0, 0, 1], *port))).collect()
+    }
+
+    fn answer(ports: &[u16], leaving: &[u16]) -> Answer {
+        Answer { addresses: addresses(ports), leaving: addresses(leaving), ..Answer::default() }
+    }
+
+    fn source() -> Source {
+        Source::new(&Place::Dns("engines:1".to_owned()), &Arc::default())
+    }
+
+    #[test]
+    fn addresses_leave_after_they_were_missing_in_a_row() {
+        let mut source = source();
+        let both = addresses(&[1, 2]);
+        for (ports, expected) in [
+            (&[1, 2][..], &[1, 2][..]),
+            (&[1], &[1, 2]),
+            (&[1], &[1, 2]),
+            (&[1, 2], &[1, 2]),
+            (&[2], &[1, 2]),
+            (&[2, 3], &[1, 2, 3]),
+            (&[2, 3], &[2, 3]),
+        ] {
+            assert_eq!(source.wanted(&both, &answer(ports, &[]), true, 3), addresses(expected), "{ports:?}");
+        }
+        assert_eq!(source.wanted(&both, &answer(&[1], &[]), true, 1), addresses(&[1]));
+    }
+
+    #[test]
+    fn looks_out_of_turn_make_nobody_leave_and_who_is_said_to_end_leaves_at_once() {
+        let mut source = source();
+        let all = addresses(&[1, 2, 3]);
+        for _ in 0..9 {
+            assert_eq!(source.wanted(&all, &answer(&[1], &[]), false, 2), all);
+        }
+        assert_eq!(source.wanted(&all, &answer(&[1], &[3]), false, 2), addresses(&[1, 2]));
+        assert_eq!(source.wanted(&addresses(&[1, 2]), &answer(&[1], &[3]), true, 2), addresses(&[1, 2]));
+        assert_eq!(source.wanted(&addresses(&[1, 2]), &answer(&[1], &[]), true, 2), addresses(&[1]));
+    }
+}

@@ -1,0 +1,104 @@
+//! Which backends an operator drained, by name. The name outlives the backend: one whose address went and came back, or whose
+//! settings changed, stays drained until somebody says otherwise.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the drain of a backend that is not there is kept: its address may be another engine's one day.
+pub(crate) const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Most drained backends that are not there; of more, those that left first are forgotten.
+const MOST_ABSENT: usize = 1024;
+
+/// Drained backends by name, and since when they are not there.
+#[derive(Default)]
+pub(crate) struct Drains(Mutex<BTreeMap<String, Option<Instant>>>);
+
+impl Drains {
+    /// Sets whether a backend that is there is drained.
+    pub(crate) fn set(&self, name: &str, draining: bool) {
+        let mut names = self.lock();
+        if draining {
+            names.insert(name.to_owned(), None);
+        } else {
+            names.remove(name);
+        }
+    }
+
+    /// Forgets that a backend is drained. False if it was not.
+    pub(crate) fn forget(&self, name: &str) -> bool {
+        self.lock().remove(name).is_some()
+    }
+
+    pub(crate) fn holds(&self, name: &str) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    /// Notes who is there now. Returns the names that were not there for too long, or too many, and are forgotten.
+    pub(crate) fn follow(&self, is_there: impl Fn(&str) -> bool, now: Instant) -> Vec<String> {
+        let mut names = self.lock();
+        for (name, left) in &mut *names {
+            *left = if is_there(name) { None } else { left.or(Some(now)) };
+        }
+        let mut absent: Vec<(Instant, String)> =
+            names.iter().filter_map(|(name, left)| Some(((*left)?, name.clone()))).collect();
+        absent.sort();
+        let too_many = absent.len().saturating_sub(MOST_ABSENT);
+        let is_over = |at: usize, left: Instant| at < too_many || now.saturating_duration_since(left) >= KEPT;
+        let over = absent.into_iter().enumerate().filter(|(at, (left, _))| is_over(*at, *left));
+        let over: Vec<String> = over.map(|(_, (_, name))| name).collect();
+        for name in &over {
+            names.remove(name);
+        }
+        over
+    }
+
+    /// Those that are not there, and for how long.
+    pub(crate) fn absent(&self, now: Instant) -> Vec<(String, Duration)> {
+        let names = self.lock();
+        let absent = names.iter().filter_map(|(name, left)| Some((name.clone(), (*left)?)));
+        absent.map(|(name, left)| (name, now.saturating_duration_since(left))).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Option<Instant>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_kept_while_away_but_not_for_ever() {
+        let (drains, start) = (Drains::default(), Instant::now());
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        drains.set("a", true);
+        drains.set("b", true);
+        assert!(drains.follow(|name| name == "a", at(5)).is_empty());
+        assert!(drains.follow(|name| name == "a", at(9)).is_empty());
+        assert_eq!(drains.absent(at(10)), [("b".to_owned(), Duration::from_secs(5))]);
+        // It comes back: the time begins anew when it leaves again.
+        assert!(drains.follow(|_| true, at(11)).is_empty());
+        assert!(drains.holds("b") && drains.absent(at(11)).is_empty());
+        assert!(drains.follow(|_| false, at(20)).is_empty());
+        assert!(drains.follow(|_| false, at(19 + KEPT.as_secs())).is_empty());
+        assert_eq!(drains.follow(|_| false, at(20 + KEPT.as_secs())), ["a", "b"]);
+        assert!(!drains.holds("a") && !drains.holds("b"));
+        drains.set("c", true);
+        drains.set("c", false);
+        assert!(!drains.holds("c") && !drains.forget("c"));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_first_to_leave_are_forgotten() {
+        let (drains, start) = (Drains::default(), Instant::now());
+        for number in 0..MOST_ABSENT as u64 + 2 {
+            drains.set(&format!("pod-{number:04}"), true);
+            let over = drains.follow(|_| false, start + Duration::from_millis(number));
+            assert_eq!(over.is_empty(), number < MOST_ABSENT as u64, "{number}: {over:?}");
+        }
+        assert_eq!(drains.absent(start).len(), MOST_ABSENT);
+        assert!(!drains.holds("pod-0000") && !drains.holds("pod-0001") && drains.holds("pod-0002"));
+    }
+}

@@ -1,0 +1,118 @@
+//! An engine, or what stands before it, that sends more than it was asked for: nobody else is given that.
+
+use std::net::SocketAddr;
+
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::support::{Client, PATIENCE, metric, settled, start};
+
+/// When the forged answer goes out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    /// In one piece with the answer.
+    Together,
+    /// While the connection waits for the next request; then it is told.
+    Later,
+}
+
+struct Forger {
+    address: SocketAddr,
+    later: mpsc::UnboundedReceiver<()>,
+}
+
+impl Forger {
+    /// Its answers have a length, or come in chunks.
+    async fn start(when: When, chunked: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, later) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                tokio::spawn(serve(socket, when, chunked, sender.clone()));
+            }
+        });
+        Self { address, later }
+    }
+}
+
+fn answer(body: &str, chunked: bool) -> String {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
+    match chunked {
+        true => format!("{head}transfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
+        false => format!("{head}content-length: {}\r\n\r\n{body}", body.len()),
+    }
+}
+
+async fn serve(socket: TcpStream, when: When, chunked: bool, told: mpsc::UnboundedSender<()>) -> Option<()> {
+    // What is written is on its way at once.
+    socket.set_nodelay(true).ok()?;
+    let mut socket = BufReader::new(socket);
+    loop {
+        let (mut first, mut length) = (String::new(), 0);
+        loop {
+            let mut line = String::new();
+            if socket.read_line(&mut line).await.ok()? == 0 {
+                return None;
+            }
+            if first.is_empty() {
+                first.clone_from(&line);
+            }
+            if let Some(value) = line.strip_prefix("content-length:") {
+                length = value.trim().parse().ok()?;
+            }
+            if line == "\r\n" {
+                break;
+            }
+        }
+        let mut body = vec![0; length];
+        socket.read_exact(&mut body).await.ok()?;
+        if first.starts_with("GET") {
+            socket.write_all(answer("{}", false).as_bytes()).await.ok()?;
+            continue;
+        }
+        let (own, forged) = (String::from_utf8(body).ok()?, answer("\"forged\"", chunked));
+        let own = answer(&own, chunked);
+        match when {
+            When::Together => socket.write_all((own + &forged).as_bytes()).await.ok()?,
+            When::Later => {
+                socket.write_all(own.as_bytes()).await.ok()?;
+                socket.write_all(forged.as_bytes()).await.ok()?;
+                let _ = told.send(());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_asked_for_is_nobodys() {
+    for (when, chunked) in [(When::Together, false), (When::Together, true), (When::Later, false), (When::Later, true)]
+    {
+        let mut forger = Forger::start(when, chunked).await;
+        let gateway = start(&format!(
+            "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"pod-a\"\nengine = \"openai\"\n\
+             url = \"http://{}\"\n",
+            forger.address
+        ))
+        .await;
+        let client = Client::data(&gateway);
+        for number in 0..50 {
+            let body = json!({ "model": "tiny", "number": number }).to_string();
+            let answer = client.post("/v1/completions", body.clone()).await;
+            assert_eq!((answer.status, &answer.body[..]), (200, body.as_bytes()), "{when:?} {chunked} {number}");
+            if when == When::Later {
+                tokio::time::timeout(PATIENCE, forger.later.recv()).await.expect("forged in time").unwrap();
+            }
+        }
+        settled(&gateway).await;
+        let counted = async {
+            while metric(&gateway, "semmoe_stray_answers_total{backend=\"pod-a\"}").await < 40.0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, counted).await.unwrap_or_else(|_| panic!("{when:?} {chunked}: not counted"));
+        gateway.shutdown(PATIENCE).await;
+    }
+}

@@ -1,0 +1,146 @@
+//! docs/configuration.md has every key of the configuration and no other, with its default; and what the other documents name is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use semmoe_gateway::{Config, RawConfig};
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+/// A key that is in no section.
+const STRANGE: &str = "zz_strange";
+
+fn document(name: &str) -> String {
+    std::fs::read_to_string(format!("{DOCS}/{name}")).unwrap()
+}
+
+/// Keys with their defaults, of each section.
+fn reference() -> BTreeMap<String, BTreeMap<String, String>> {
+    let text = document("configuration.md");
+    let mut sections = BTreeMap::new();
+    for part in text.split("\n## `").skip(1) {
+        let (header, rest) = part.split_once('`').unwrap();
+        let rows = rest.lines().filter(|line| line.starts_with("| `")).map(|line| {
+            let mut cells = line.split(" | ").map(|cell| cell.trim_matches(['|', ' ', '`']).to_owned());
+            (cells.next().unwrap(), cells.next().unwrap())
+        });
+        assert!(sections.insert(header.to_owned(), rows.collect()).is_none(), "{header} stands there twice");
+    }
+    sections
+}
+
+/// A text that has a section, with `line` in it.
+fn within(header: &str, line: &str) -> String {
+    let above = match header.trim_matches(['[', ']']).rsplit_once('.') {
+        Some(("models", _)) => "[[models]]\n",
+        Some(("models.backends", _)) => "[[models]]\n[[models.backends]]\n",
+        Some(("models.discovery", _)) => "[[models]]\n[[models.discovery]]\n",
+        _ => "",
+    };
+    // Of these two structs in one the strange key is told last.
+    let needed = if header == "[[models.discovery]]" { "name = \"n\"\nengine = \"sglang\"\n" } else { "" };
+    format!("{above}{header}\n{needed}{line}\n")
+}
+
+#[test]
+fn the_reference_has_every_key_and_no_other() {
+    let sections = reference();
+    assert!(sections.len() > 20, "{}", sections.len());
+    for (header, keys) in &sections {
+        let text = within(header, &format!("{STRANGE} = 1"));
+        let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
+        let (_, expected) = error.split_once(STRANGE).unwrap_or_else(|| panic!("{header}: {error}"));
+        let expected: BTreeSet<&str> = expected.split('`').skip(2).step_by(2).collect();
+        let documented: BTreeSet<&str> = keys.keys().map(String::as_str).collect();
+        // What a source shares with backends is not told.
+        if header == "[[models.discovery]]" {
+            assert!(expected.is_empty(), "{error}");
+            for key in documented {
+                let text = within(header, &format!("{key} = false"));
+                let error = Config::from_toml(&text, Path::new("")).unwrap_err().to_string();
+                assert!(error.contains("invalid type"), "{key}: {error}");
+            }
+            continue;
+        }
+        assert_eq!(documented, expected, "{header}");
+    }
+    // A key that is a section has a part of its own.
+    for (header, keys) in &sections {
+        for (key, _) in keys.iter().filter(|(_, default)| *default == "section") {
+            let name = format!("{}.{key}", header.trim_matches(['[', ']'])).replace("admin_tls", "tls");
+            let name = name.replace("discovery.tls", "backends.tls");
+            let told = [format!("[{name}]"), format!("[[{name}]]")];
+            assert!(told.iter().any(|told| sections.contains_key(told)), "{name} has no part");
+        }
+    }
+}
+
+#[test]
+fn the_defaults_are_those_of_the_reference() {
+    let mut text = String::new();
+    let mut checked = 0;
+    let literals = |keys: &BTreeMap<String, String>| {
+        let literal = |default: &String| !["none", "needed", "section"].contains(&default.as_str());
+        let lines = keys.iter().filter(|(_, default)| literal(default));
+        lines.map(|(key, default)| format!("{key} = {default}\n")).collect::<Vec<_>>()
+    };
+    let sections = reference();
+    let single = |header: &str| !header.starts_with("[[") && !header.contains("models.") && !header.contains("tls");
+    for (header, keys) in sections.iter().filter(|(header, _)| single(header)) {
+        let lines = literals(keys);
+        checked += lines.len();
+        text.push_str(&format!("{header}\n{}", lines.concat()));
+    }
+    let told: RawConfig = toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(told, RawConfig::default());
+    assert!(checked > 60, "{checked}");
+    for header in ["[[models]]", "[[models.backends]]", "[[models.discovery]]"] {
+        let (mut bare, mut full) = (String::new(), String::new());
+        for (section, needed) in [("[[models]]", "name = \"m\"\n"), (header, "name = \"n\"\nengine = \"e\"\n")]
+            .into_iter()
+            .take(if header == "[[models]]" { 1 } else { 2 })
+        {
+            bare.push_str(&format!("{section}\n{needed}"));
+            let lines = if section == header { literals(&sections[header]).concat() } else { String::new() };
+            full.push_str(&format!("{section}\n{needed}{lines}"));
+        }
+        let parse = |text: &str| toml::from_str::<RawConfig>(text).unwrap_or_else(|error| panic!("{error} in {text}"));
+        assert_eq!(parse(&full), parse(&bare), "{header}");
+    }
+}
+
+/// Every key in the examples of the other documents, also those that are commented out.
+#[test]
+fn documents_name_keys_that_exist() {
+    let sections = reference();
+    let all: BTreeSet<&String> = sections.values().flat_map(BTreeMap::keys).collect();
+    let mut checked = 0;
+    for name in ["discovery.md", "faults.md", "live.md", "operating.md", "reload.md", "routing.md", "security.md"] {
+        let text = document(name);
+        for block in text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
+            let mut section: Option<&BTreeMap<String, String>> = None;
+            let mut shared = None;
+            for line in block.lines() {
+                let line = line.trim_start_matches("# ");
+                let header = line.split('#').next().unwrap().trim();
+                if header.starts_with('[') && header.ends_with(']') && !header.contains('=') {
+                    let of_backends = header.replace("discovery.tls", "backends.tls").replace("admin_tls", "tls");
+                    section = Some(sections.get(&of_backends).unwrap_or_else(|| panic!("{name}: no section {header}")));
+                    shared = (header == "[[models.discovery]]").then(|| &sections["[[models.backends]]"]);
+                    continue;
+                }
+                let Some((key, _)) = line.split_once(" = ") else { continue };
+                let key = key.trim();
+                if !key.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_') {
+                    continue;
+                }
+                let known = match section {
+                    Some(keys) => keys.contains_key(key) || shared.is_some_and(|keys| keys.contains_key(key)),
+                    None => all.contains(&key.to_owned()),
+                };
+                assert!(known, "{name} names {key}, which is no key there:\n{block}");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 80, "{checked}");
+}

@@ -1,0 +1,42 @@
+//! The C program of `kernels/capi/tests`, with its communicators on CUDA: the library is loaded as a C program loads it.
+
+use std::path::Path;
+use std::process::Command;
+
+use semmoe_kernels_shim::Compiler;
+
+const LIBRARY: &str = "libsemmoe_kernels_capi_shim.so";
+
+#[test]
+fn calls_for_cuda_work_from_c() {
+    if Compiler::find().is_none() {
+        eprintln!("notice: no C++ compiler (c++, g++ or clang++), so the CUDA kernels are not run");
+        return;
+    }
+    let program = std::env::current_exe().expect("this program");
+    let folder = program.parent().and_then(Path::parent).expect("a folder");
+    // Cargo builds no library of a package for its tests.
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked", "--package", "semmoe-kernels-capi-shim"]);
+    if folder.ends_with("release") {
+        cargo.arg("--release");
+    }
+    let built = cargo.arg("--target-dir").arg(folder.parent().expect("a folder")).output().expect("Cargo starts");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let own = tempfile::tempdir().expect("a folder");
+    let ranks = own.path().join("ranks");
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
+    let built = Command::new("cc")
+        .args(["-std=gnu11", "-DSEMMOE_TEST_CUDA", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-pthread", "-I"])
+        .arg(capi.join("../include"))
+        .arg(capi.join("tests/ranks.c"))
+        .arg(folder.join(LIBRARY))
+        .arg("-o")
+        .arg(&ranks)
+        .output()
+        .expect("a compiler");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let output = Command::new(&ranks).env("LD_LIBRARY_PATH", folder).output().expect("the program starts");
+    assert!(output.status.success(), "{} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n");
+}

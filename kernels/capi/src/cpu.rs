@@ -1,0 +1,232 @@
+//! The CPU: ranks are threads or processes that share memory, and a call returns when it is done.
+
+use std::ffi::c_void;
+
+use half::{bf16, f16};
+use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into};
+use semmoe_ranks::{Dispatch, MAX_WORLD, Member, Norm, RawGroup, Received, Routes, Span};
+
+use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, ReduceScatter};
+use crate::backend::{Backend, Facts};
+use crate::failure::{Code, Failure};
+
+/// One rank on the CPU.
+pub(crate) struct Cpu(Member);
+
+/// Calls a generic function with the element type of a code, which has been checked.
+macro_rules! by_dtype {
+    ($code:expr, $function:ident($($argument:expr),*)) => {
+        match Dtype::from_code($code) {
+            Some(Dtype::F16) => $function::<f16>($($argument),*),
+            Some(Dtype::Bf16) => $function::<bf16>($($argument),*),
+            _ => $function::<f32>($($argument),*),
+        }
+    };
+}
+
+impl Cpu {
+    /// # Safety
+    /// Buffers and signals are what the header asks for.
+    pub(crate) unsafe fn join(args: &InitArgs, facts: &Facts) -> Result<Self, Failure> {
+        let (mut buffers, mut signals) = ([std::ptr::null_mut(); MAX_WORLD], [std::ptr::null_mut(); MAX_WORLD]);
+        for rank in 0..facts.world {
+            // SAFETY: the arrays have `world` elements.
+            (buffers[rank], signals[rank]) =
+                unsafe { ((*args.buffers.add(rank)).cast::<u8>(), (*args.signals.add(rank)).cast::<u8>()) };
+        }
+        let group = RawGroup {
+            rank: facts.rank,
+            buffers: &buffers[..facts.world],
+            buffer_bytes: facts.buffer_bytes as usize,
+            signals: &signals[..facts.world],
+            timeout: facts.timeout,
+        };
+        // SAFETY: the caller's promise.
+        let mut member = unsafe { Member::join(group) }?;
+        member.reserve(facts.max_tokens as usize);
+        Ok(Self(member))
+    }
+}
+
+impl Backend for Cpu {
+    fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
+        let n = args.n;
+        // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large u32.
+        let (destinations, permutation, inverse, offsets) = unsafe {
+            let offsets = slice_mut::<u32>(args.offsets.cast(), facts.world as u64 + 1);
+            (
+                slice::<u32>(args.destinations.cast(), n),
+                slice_mut::<u32>(args.permutation.cast(), n),
+                slice_mut::<u32>(args.inverse.cast(), n),
+                offsets,
+            )
+        };
+        Ok(argsort_into(destinations, permutation, inverse, offsets)?)
+    }
+
+    fn reduce_scatter(&mut self, _: &Facts, args: &ReduceScatter, _: *mut c_void) -> Result<(), Failure> {
+        by_dtype!(args.dtype, reduce_scatter(&mut self.0, args))
+    }
+
+    fn allgather(&mut self, _: &Facts, args: &Allgather, _: *mut c_void) -> Result<(), Failure> {
+        by_dtype!(args.dtype, allgather(&mut self.0, args))
+    }
+
+    fn all_reduce(&mut self, _: &Facts, args: &AllReduce, _: *mut c_void) -> Result<(), Failure> {
+        by_dtype!(args.dtype, all_reduce(&mut self.0, args))
+    }
+
+    fn dispatch(&mut self, _: &Facts, args: &DispatchArgs, _: *mut c_void) -> Result<(), Failure> {
+        by_dtype!(args.dtype, dispatch(&mut self.0, args))
+    }
+
+    fn combine(&mut self, _: &Facts, args: &Combine, _: *mut c_void) -> Result<(), Failure> {
+        by_dtype!(args.dtype, combine(&mut self.0, args))
+    }
+
+    fn check(&mut self) -> Result<(), Failure> {
+        // A call's answer is all there is.
+        Ok(())
+    }
+}
+
+fn reduce_scatter<T: Element>(member: &mut Member, args: &ReduceScatter) -> Result<(), Failure> {
+    let (tokens, hidden) = (args.tokens as usize, args.hidden as usize);
+    let mut even = [0; MAX_WORLD + 1];
+    // SAFETY: the caller's promise of lengths.
+    let split = unsafe { split(member, args.permutation, args.offsets, tokens, &mut even) }?;
+    let rows = own_rows(member, split, args.capacity)?;
+    let part = Span::<T>::new(args.part_offset as usize, tokens * hidden)?;
+    // SAFETY: `out` has room for `capacity` rows, which are no fewer, and overlaps nothing else of the call (checked).
+    let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
+    if args.norm_weight.is_null() {
+        return Ok(member.reduce_scatter(part, hidden, split, out)?);
+    }
+    // SAFETY: as above.
+    let norm = unsafe {
+        Norm {
+            residual: slice::<T>(args.residual.cast(), args.tokens * args.hidden),
+            weight: slice::<T>(args.norm_weight.cast(), args.hidden),
+            epsilon: args.epsilon,
+            residual_out: slice_mut::<T>(args.residual_out.cast(), rows * args.hidden),
+        }
+    };
+    Ok(member.reduce_scatter_norm(part, hidden, split, norm, out)?)
+}
+
+fn allgather<T: Element>(member: &mut Member, args: &Allgather) -> Result<(), Failure> {
+    let (tokens, hidden) = (args.tokens as usize, args.hidden as usize);
+    let mut even = [0; MAX_WORLD + 1];
+    // SAFETY: the caller's promise of lengths.
+    let split = unsafe { split(member, args.permutation, args.offsets, tokens, &mut even) }?;
+    let rows = own_rows(member, split, args.capacity)?;
+    // SAFETY: `rows` has `capacity` rows, which are no fewer, and is not where rows are written (checked).
+    let rows = unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) };
+    Ok(member.allgather(rows, hidden, split, Span::new(args.out_offset as usize, tokens * hidden)?)?)
+}
+
+fn all_reduce<T: Element>(member: &mut Member, args: &AllReduce) -> Result<(), Failure> {
+    let elements = args.tokens as usize * args.hidden as usize;
+    let part = Span::<T>::new(args.part_offset as usize, elements)?;
+    Ok(member.all_reduce(part, Span::new(args.out_offset as usize, elements)?)?)
+}
+
+fn dispatch<T: Element>(member: &mut Member, args: &DispatchArgs) -> Result<(), Failure> {
+    let slots = args.tokens * u64::from(args.top_k);
+    let (capacity, top_k, hidden) = (args.capacity as usize, args.top_k as usize, args.hidden as usize);
+    let received = Received {
+        rows: Span::<T>::new(args.rows_offset as usize, capacity * hidden)?,
+        tokens: Span::new(args.tokens_offset as usize, capacity)?,
+        experts: Span::new(args.experts_offset as usize, capacity * top_k)?,
+        weights: Span::new(args.weights_offset as usize, capacity * top_k)?,
+    };
+    // SAFETY: the caller's promise of lengths; nulls and alignment have been checked.
+    let (routes, out) = unsafe {
+        let routes = Routes {
+            x: slice::<T>(args.x.cast(), args.tokens * args.hidden),
+            experts: slice(args.experts, slots),
+            weights: slice(args.weights, slots),
+            rank_of_expert: slice::<u32>(args.rank_of_expert.cast(), args.experts_total),
+            top_k,
+            hidden,
+        };
+        let source_offsets = slice_mut::<u32>(args.source_offsets.cast(), member.world() as u64 + 1);
+        (routes, Dispatch { source_offsets, sent_rows: slice_mut(args.sent_rows, args.tokens * member.world() as u64) })
+    };
+    Ok(member.dispatch(routes, received, out)?)
+}
+
+fn combine<T: Element>(member: &mut Member, args: &Combine) -> Result<(), Failure> {
+    let hidden = args.hidden as usize;
+    let sums = Span::<T>::new(args.sums_offset as usize, args.capacity as usize * hidden)?;
+    // SAFETY: the caller's promise of lengths; nulls and alignment have been checked, and that `out` is apart from the sums.
+    let (sent_rows, out) = unsafe {
+        let sent_rows = slice(args.sent_rows, args.tokens * member.world() as u64);
+        (sent_rows, slice_mut::<T>(args.out.cast(), args.tokens * args.hidden))
+    };
+    Ok(member.combine(sums, hidden, sent_rows, out)?)
+}
+
+/// Which rows go where: the caller's order, or what null stands for.
+///
+/// # Safety
+/// `permutation` is null or has `tokens` elements, `offsets` is null or has one more than there are ranks.
+unsafe fn split<'a>(
+    member: &mut Member,
+    permutation: *const i32,
+    offsets: *const i32,
+    tokens: usize,
+    even: &'a mut [u32; MAX_WORLD + 1],
+) -> Result<RowSplit<'a>, Failure> {
+    let world = member.world();
+    let offsets: &'a [u32] = if offsets.is_null() {
+        // As `semmoe_kernels::even_offsets`, without its allocation.
+        for (rank, offset) in even.iter_mut().enumerate() {
+            *offset = (rank * (tokens / world) + rank.min(tokens % world)) as u32;
+        }
+        &even[..=world]
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { slice(offsets.cast(), world as u64 + 1) }
+    };
+    let end = offsets[world] as usize;
+    if end != tokens {
+        return Err(Failure::new(Code::OutOfRange, format!("offsets end at {end}, expected {tokens}, the tokens")));
+    }
+    if permutation.is_null() {
+        return Ok(RowSplit::contiguous(offsets)?);
+    }
+    // SAFETY: the caller's promise.
+    let permutation = unsafe { slice(permutation.cast(), tokens as u64) };
+    Ok(member.check_split(permutation, offsets)?)
+}
+
+/// Rows of this rank, for which there must be room.
+fn own_rows(member: &Member, split: RowSplit<'_>, capacity: u64) -> Result<u64, Failure> {
+    let rows = split.positions(member.rank().index()).len() as u64;
+    if rows <= capacity {
+        return Ok(rows);
+    }
+    let message = format!("this rank has {rows} rows, expected at most {capacity}, the capacity");
+    Err(Failure::new(Code::TooLarge, message))
+}
+
+/// # Safety
+/// `from` has `len` values, aligned, or `len` is 0.
+unsafe fn slice<'a, T: bytemuck::Pod>(from: *const T, len: u64) -> &'a [T] {
+    match len {
+        0 => &[],
+        // SAFETY: the caller's promise; null was refused where there are values.
+        _ => unsafe { std::slice::from_raw_parts(from, len as usize) },
+    }
+}
+
+/// # Safety
+/// As [`slice`], and nothing else uses the values meanwhile.
+unsafe fn slice_mut<'a, T: bytemuck::Pod>(from: *mut T, len: u64) -> &'a mut [T] {
+    match len {
+        0 => &mut [],
+        // SAFETY: as in `slice`.
+        _ => unsafe { std::slice::from_raw_parts_mut(from, len as usize) },
+    }
+}

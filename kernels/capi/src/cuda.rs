@@ -1,0 +1,279 @@
+//! CUDA: each call becomes checked launches of `semmoe-kernels-cuda` on the caller's stream. Nothing here waits for the GPU.
+//!
+//! One communicator is one rank, so lists of the ranks of a launch have one element. What runs the launches is a [`Launcher`]: a GPU
+//! (`gpu`), or a recorder in tests.
+
+#[cfg(feature = "cuda")]
+mod gpu;
+mod switch;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::c_void;
+
+use semmoe_kernels::Dtype;
+use semmoe_kernels_cuda::{self as kernels, Buffer, Grid, Launch, LaunchError, MAX_RANKS, Stopped, Team};
+
+use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, Multicast, ReduceScatter};
+use crate::backend::{Backend, Facts};
+use crate::failure::{Code, Failure};
+use switch::Switch;
+
+#[cfg(feature = "cuda")]
+pub(crate) use gpu::{built, open};
+
+/// The most blocks of one rank: enough to fill its links.
+#[cfg(any(test, feature = "cuda"))]
+const MAX_BLOCKS: u32 = 64;
+/// The fewest, where many ranks might share a GPU.
+#[cfg(any(test, feature = "cuda"))]
+const MIN_BLOCKS: u32 = 8;
+
+/// Blocks of each rank: the same on all ranks, as GPUs of one group are alike; few enough that all ranks may share a GPU, as their
+/// blocks wait for one another.
+#[cfg(any(test, feature = "cuda"))]
+fn blocks_for(processors: u32, world: usize) -> u32 {
+    (processors / world as u32).clamp(MIN_BLOCKS, MAX_BLOCKS)
+}
+
+/// What runs checked launches.
+pub(crate) trait Launcher: Send {
+    /// Puts all of them on the stream in order, or none where that can be told before.
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure>;
+
+    /// The report word, as it is now.
+    fn report(&self) -> u64;
+
+    /// Whether the NVLS kernels can be launched.
+    fn has_multicast(&self) -> bool;
+}
+
+/// One rank on a GPU.
+pub(crate) struct Cuda<L> {
+    team: Team,
+    /// Each rank's symmetric buffer.
+    buffers: [Buffer; MAX_RANKS],
+    blocks: u32,
+    switch: Switch,
+    launcher: L,
+}
+
+impl<L: Launcher> Cuda<L> {
+    /// `report` is the launcher's word, `blocks` the same on all ranks.
+    ///
+    /// # Safety
+    /// The arrays of the arguments have `world` elements.
+    pub(crate) unsafe fn new(
+        args: &InitArgs,
+        facts: &Facts,
+        blocks: u32,
+        report: Buffer,
+        launcher: L,
+    ) -> Result<Self, Failure> {
+        let (mut buffers, mut signals) = ([Buffer::default(); MAX_RANKS], [Buffer::default(); MAX_RANKS]);
+        for rank in 0..facts.world {
+            // SAFETY: the caller's promise.
+            let (buffer, words) = unsafe { (*args.buffers.add(rank), *args.signals.add(rank)) };
+            buffers[rank] = Buffer { address: buffer.addr() as u64, bytes: args.buffer_bytes };
+            signals[rank] = Buffer { address: words.addr() as u64, bytes: args.signal_bytes };
+        }
+        let team = Team::new(&signals[..facts.world], facts.rank as u32, &[report], facts.timeout)?;
+        Ok(Self { team, buffers, blocks, switch: Switch::default(), launcher })
+    }
+
+    /// A place in every rank's symmetric buffer.
+    fn everywhere(&self, offset: u64) -> [Buffer; MAX_RANKS] {
+        self.buffers.map(|buffer| buffer.from_offset(offset))
+    }
+
+    fn grid(&self) -> Grid {
+        Grid::of_blocks(self.blocks)
+    }
+
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
+        // A rank that stopped would let the others wait for it.
+        self.check()?;
+        self.launcher.launch(launches, stream).map_err(|failure| self.check().err().unwrap_or(failure))
+    }
+}
+
+/// The caller's own array, of exactly the bytes that a call uses.
+fn own<T>(array: *const T, bytes: u64) -> [Buffer; 1] {
+    [Buffer { address: array.addr() as u64, bytes }]
+}
+
+fn or_none(array: *const i32, buffers: &[Buffer; 1]) -> Option<&[Buffer]> {
+    (!array.is_null()).then_some(&buffers[..])
+}
+
+/// Of a code that has been checked.
+fn dtype(code: u32) -> Dtype {
+    Dtype::from_code(code).unwrap_or(Dtype::F32)
+}
+
+impl<L: Launcher> Backend for Cuda<L> {
+    fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure> {
+        let launch = kernels::Argsort {
+            destinations: &own(args.destinations, args.n * 4),
+            destination_bytes: 4,
+            items: args.n,
+            ranks: facts.world as u64,
+            permutation: &own(args.permutation, args.n * 4),
+            inverse: &own(args.inverse, args.n * 4),
+            offsets: &own(args.offsets, (facts.world as u64 + 1) * 4),
+        }
+        .launch(&self.team, Grid { blocks: 1, threads: kernels::SORT_THREADS })?;
+        self.launch(&[launch], stream)
+    }
+
+    fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure> {
+        let row = args.hidden * dtype(args.dtype).bytes() as u64;
+        let parts = self.everywhere(args.part_offset);
+        let permutation = own(args.permutation, args.tokens * 4);
+        let offsets = own(args.offsets, (facts.world as u64 + 1) * 4);
+        let out = own(args.out, args.capacity * row);
+        let reduce = kernels::ReduceScatter {
+            parts: &parts[..facts.world],
+            rows: kernels::Rows { tokens: args.tokens, hidden: args.hidden, dtype: dtype(args.dtype) },
+            split: kernels::Split {
+                permutation: or_none(args.permutation, &permutation),
+                offsets: or_none(args.offsets, &offsets),
+            },
+            out: &out,
+            capacity: args.capacity,
+            multicast: if args.norm_weight.is_null() {
+                self.switch.reduce_scatter(args.part_offset, row)
+            } else {
+                None
+            },
+        };
+        let launch = if args.norm_weight.is_null() {
+            reduce.launch(&self.team, self.grid())?
+        } else {
+            kernels::ReduceScatterNorm {
+                reduce,
+                residual: &own(args.residual, args.tokens * row),
+                weight: &own(args.norm_weight, row),
+                residual_out: &own(args.residual_out, args.capacity * row),
+                epsilon: args.epsilon,
+            }
+            .launch(&self.team, Grid { threads: kernels::NORM_THREADS, ..self.grid() })?
+        };
+        self.launch(&[launch], stream)
+    }
+
+    fn allgather(&mut self, facts: &Facts, args: &Allgather, stream: *mut c_void) -> Result<(), Failure> {
+        let row = args.hidden * dtype(args.dtype).bytes() as u64;
+        let permutation = own(args.permutation, args.tokens * 4);
+        let offsets = own(args.offsets, (facts.world as u64 + 1) * 4);
+        let launch = kernels::Allgather {
+            from: &own(args.rows, args.capacity * row),
+            rows: kernels::Rows { tokens: args.tokens, hidden: args.hidden, dtype: dtype(args.dtype) },
+            split: kernels::Split {
+                permutation: or_none(args.permutation, &permutation),
+                offsets: or_none(args.offsets, &offsets),
+            },
+            out: &self.everywhere(args.out_offset)[..facts.world],
+            capacity: args.capacity,
+            multicast: self.switch.allgather(args.out_offset, row),
+        }
+        .launch(&self.team, self.grid())?;
+        self.launch(&[launch], stream)
+    }
+
+    fn all_reduce(&mut self, facts: &Facts, args: &AllReduce, stream: *mut c_void) -> Result<(), Failure> {
+        let launch = kernels::AllReduce {
+            parts: &self.everywhere(args.part_offset)[..facts.world],
+            out: &self.everywhere(args.out_offset)[..facts.world],
+            elements: args.tokens * args.hidden,
+            dtype: dtype(args.dtype),
+        }
+        .launch(&self.team, self.grid())?;
+        self.launch(&[launch], stream)
+    }
+
+    fn dispatch(&mut self, facts: &Facts, args: &DispatchArgs, stream: *mut c_void) -> Result<(), Failure> {
+        let (row, slots) = (args.hidden * dtype(args.dtype).bytes() as u64, args.tokens * u64::from(args.top_k) * 4);
+        let launches = kernels::Dispatch {
+            tokens: &[args.tokens],
+            hidden: args.hidden,
+            dtype: dtype(args.dtype),
+            top_k: args.top_k.into(),
+            experts_in_all: args.experts_total,
+            rank_of_expert: &own(args.rank_of_expert, args.experts_total * 4),
+            x: &own(args.x, args.tokens * row),
+            experts: &own(args.experts, slots),
+            weights: &own(args.weights, slots),
+            sent_rows: &own(args.sent_rows, args.tokens * facts.world as u64 * 4),
+            source_offsets: &own(args.source_offsets, (facts.world as u64 + 1) * 4),
+            received: kernels::Received {
+                capacity: args.capacity,
+                rows: &self.everywhere(args.rows_offset)[..facts.world],
+                tokens: &self.everywhere(args.tokens_offset)[..facts.world],
+                experts: &self.everywhere(args.experts_offset)[..facts.world],
+                weights: &self.everywhere(args.weights_offset)[..facts.world],
+            },
+        }
+        .launches(&self.team, self.grid(), kernels::SORT_THREADS)?;
+        self.launch(&launches, stream)
+    }
+
+    fn combine(&mut self, facts: &Facts, args: &Combine, stream: *mut c_void) -> Result<(), Failure> {
+        let row = args.hidden * dtype(args.dtype).bytes() as u64;
+        let launch = kernels::Combine {
+            tokens: &[args.tokens],
+            hidden: args.hidden,
+            dtype: dtype(args.dtype),
+            capacity: args.capacity,
+            sums: &self.everywhere(args.sums_offset)[..facts.world],
+            sent_rows: &own(args.sent_rows, args.tokens * facts.world as u64 * 4),
+            out: &own(args.out, args.tokens * row),
+        }
+        .launch(&self.team, self.grid())?;
+        self.launch(&[launch], stream)
+    }
+
+    fn has_multicast(&self) -> bool {
+        self.launcher.has_multicast()
+    }
+
+    fn multicast(&mut self, args: &Multicast) -> Result<(), Failure> {
+        if !self.launcher.has_multicast() {
+            return Err(Failure::new(Code::Device, "the GPU has no multicast support"));
+        }
+        self.switch = Switch::of(args);
+        Ok(())
+    }
+
+    /// Reads a word of host memory, which a kernel writes before it traps.
+    fn check(&mut self) -> Result<(), Failure> {
+        Stopped::from_report(self.launcher.report()).map_or(Ok(()), |stopped| Err(stopped.into()))
+    }
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Self {
+        let code = match stopped {
+            Stopped::EntryTimeout { .. } | Stopped::ExitTimeout { .. } => Code::TimedOut,
+            Stopped::Disagree { .. } => Code::Disagree,
+            Stopped::Destination { .. } | Stopped::Permutation { .. } | Stopped::Offsets { .. } => Code::OutOfRange,
+            Stopped::Rows { .. } => Code::TooLarge,
+            Stopped::Unknown { .. } => Code::Device,
+        };
+        Self::new(code, stopped.to_string())
+    }
+}
+
+impl From<LaunchError> for Failure {
+    fn from(error: LaunchError) -> Self {
+        let code = match error {
+            LaunchError::OutOfRange { found, most, .. } if found > most => Code::TooLarge,
+            LaunchError::OutOfRange { .. } => Code::OutOfRange,
+            LaunchError::Null { .. } => Code::Invalid,
+            LaunchError::Misaligned { .. } => Code::Misaligned,
+            LaunchError::TooSmall { .. } => Code::TooLarge,
+            LaunchError::Count { .. } => Code::Internal,
+        };
+        Self::new(code, error.to_string())
+    }
+}

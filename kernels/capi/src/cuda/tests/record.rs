@@ -1,0 +1,198 @@
+//! A recorder in place of a GPU, and parameters read back as the CUDA sources declare them.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use semmoe_kernels_cuda::{Buffer, Launch, MAX_LOCAL, MAX_RANKS, SIGNAL_BYTES};
+
+use super::super::{Cuda, Launcher, blocks_for};
+use crate::abi::{self, InitArgs};
+use crate::backend::Facts;
+use crate::failure::{Code, Failure};
+use crate::{Comm, semmoe_free};
+
+pub(super) const WORLD: u32 = 3;
+pub(super) const RANK: u32 = 1;
+pub(super) const BUFFER_BYTES: u64 = 1 << 20;
+pub(super) const REPORT: u64 = 0x7000;
+pub(super) const STREAM: usize = 0x5eed;
+pub(super) const SECOND_NS: u64 = 1_000_000_000;
+
+/// Where arrays are said to be; nothing reads them.
+pub(super) const fn device(place: usize) -> usize {
+    0x10_0000_0000 + place * 0x10_0000
+}
+
+pub(super) fn array<T>(place: usize) -> *mut T {
+    std::ptr::without_provenance_mut(device(place))
+}
+
+/// What a test and its recorder share.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) launches: Mutex<Vec<(Launch, usize)>>,
+    pub(super) report: AtomicU64,
+    pub(super) multicast: AtomicBool,
+    /// Above 0: nothing is launched, and this is reported if it is above 1.
+    pub(super) refuses: AtomicU64,
+}
+
+pub(super) struct Recorder(Arc<Seen>);
+
+impl Launcher for Recorder {
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
+        let refuses = self.0.refuses.load(Ordering::Relaxed);
+        if refuses != 0 {
+            self.0.report.store(refuses & !1, Ordering::Relaxed);
+            return Err(Failure::new(Code::Device, "the driver refused"));
+        }
+        let mut seen = self.0.launches.lock().expect("no test panicked here");
+        seen.extend(launches.iter().map(|launch| (*launch, stream.addr())));
+        Ok(())
+    }
+
+    fn report(&self) -> u64 {
+        self.0.report.load(Ordering::Relaxed)
+    }
+
+    fn has_multicast(&self) -> bool {
+        self.0.multicast.load(Ordering::Relaxed)
+    }
+}
+
+/// A communicator whose launches are recorded.
+pub(super) struct Fixture {
+    pub(super) comm: *mut Comm,
+    pub(super) seen: Arc<Seen>,
+}
+
+impl Fixture {
+    pub(super) fn new() -> Self {
+        let buffers: [*mut c_void; 3] = [0, 1, 2].map(array);
+        let signals: [*mut c_void; 3] = [10, 11, 12].map(array);
+        let args = InitArgs {
+            struct_bytes: size_of::<InitArgs>() as u64,
+            device: abi::DEVICE_CUDA,
+            ordinal: 0,
+            rank: RANK,
+            world: WORLD,
+            buffer_bytes: BUFFER_BYTES,
+            signal_bytes: SIGNAL_BYTES,
+            buffers: buffers.as_ptr(),
+            signals: signals.as_ptr(),
+            max_tokens: 64,
+            timeout_ms: 1000,
+        };
+        let facts = Facts {
+            rank: RANK as usize,
+            world: WORLD as usize,
+            buffer: device(RANK as usize),
+            buffer_bytes: BUFFER_BYTES,
+            max_tokens: 64,
+            timeout: std::time::Duration::from_secs(1),
+        };
+        let seen = Arc::new(Seen::default());
+        seen.launches.lock().expect("no test panicked here").reserve(8);
+        let report = Buffer { address: REPORT, bytes: 8 };
+        // SAFETY: the arrays have `WORLD` elements.
+        let cuda = unsafe { Cuda::new(&args, &facts, blocks_for(132, 3), report, Recorder(Arc::clone(&seen))) }
+            .expect("opens");
+        Self { comm: Box::into_raw(Box::new(Comm { facts, backend: Mutex::new(Box::new(cuda)) })), seen }
+    }
+
+    /// The launches since the last call of this, all on the caller's stream.
+    pub(super) fn launches(&self) -> Vec<Launch> {
+        let mut seen = self.seen.launches.lock().expect("no test panicked here");
+        assert!(seen.iter().all(|&(_, stream)| stream == STREAM), "on the caller's stream");
+        seen.drain(..).map(|(launch, _)| launch).collect()
+    }
+
+    pub(super) fn one(&self) -> Launch {
+        let launches = self.launches();
+        assert_eq!(launches.len(), 1);
+        launches[0]
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        // SAFETY: from `Box::into_raw`, freed once.
+        unsafe { semmoe_free(self.comm) };
+    }
+}
+
+/// Calls a function of the C interface on the recorder.
+macro_rules! call {
+    ($fixture:expr, $function:ident, $args:expr) => {
+        // SAFETY: the communicator is alive, the arguments are a structure; nothing reads what its pointers name.
+        unsafe {
+            crate::$function(
+                $fixture.comm,
+                $args,
+                std::ptr::without_provenance_mut($crate::cuda::tests::record::STREAM),
+            )
+        }
+    };
+}
+
+pub(super) use call;
+
+/// Parameters, field after field as the `.cu` files have them.
+pub(super) struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    pub(super) fn of(launch: &'a Launch) -> Self {
+        Self(launch.params())
+    }
+
+    pub(super) fn word(&mut self) -> u32 {
+        let (value, rest) = self.0.split_first_chunk().expect("four more bytes");
+        self.0 = rest;
+        u32::from_ne_bytes(*value)
+    }
+
+    pub(super) fn long(&mut self) -> u64 {
+        let (value, rest) = self.0.split_first_chunk().expect("eight more bytes");
+        self.0 = rest;
+        u64::from_ne_bytes(*value)
+    }
+
+    /// By place in the launch: one rank.
+    pub(super) fn local(&mut self) -> u64 {
+        let list: Vec<u64> = (0..MAX_LOCAL).map(|_| self.long()).collect();
+        assert!(list[1..].iter().all(|&address| address == 0), "one rank");
+        list[0]
+    }
+
+    pub(super) fn peers(&mut self) -> Vec<u64> {
+        let list: Vec<u64> = (0..MAX_RANKS).map(|_| self.long()).collect();
+        assert!(list[WORLD as usize..].iter().all(|&address| address == 0), "as many as ranks");
+        list[..WORLD as usize].to_vec()
+    }
+
+    pub(super) fn local_tokens(&mut self) -> u32 {
+        let list: Vec<u32> = (0..MAX_LOCAL).map(|_| self.word()).collect();
+        list[0]
+    }
+
+    /// `Team` of `team.cuh`.
+    pub(super) fn team(&mut self) {
+        assert_eq!((self.word(), self.word(), self.long()), (WORLD, RANK, SECOND_NS));
+        assert_eq!(self.local(), REPORT);
+        assert_eq!(self.peers(), [10, 11, 12].map(|place| device(place) as u64));
+    }
+
+    pub(super) fn end(self) {
+        assert_eq!(self.0, &[0u8; 0], "nothing more");
+    }
+}
+
+/// Every rank's place at an offset.
+pub(super) fn places(offset: u64) -> Vec<u64> {
+    (0..WORLD as usize).map(|rank| device(rank) as u64 + offset).collect()
+}
+
+pub(super) fn at(place: usize) -> u64 {
+    device(place) as u64
+}

@@ -1,0 +1,208 @@
+//! `libsemmoe_kernels.so`: the functions of `kernels/include/semmoe_kernels.h`, which says what each does.
+//!
+//! | module | what |
+//! |---|---|
+//! | `abi` | the header's structures and numbers; a C test proves that they are the same |
+//! | `check` | everything the host can see, checked before any work, whatever the device |
+//! | `backend` | what a device does with checked arguments |
+//! | `cpu` | the CPU: `semmoe-ranks` on the caller's memory |
+//! | `cuda` | with feature `cuda`: `semmoe-kernels-cuda` on the caller's stream |
+//! | `plug` | with feature `launcher`: where launches go, to a GPU or to what a test installed |
+//! | `failure` | statuses, and the calling thread's last message |
+
+pub mod abi;
+mod backend;
+mod check;
+mod cpu;
+#[cfg(any(test, feature = "launcher"))]
+mod cuda;
+mod failure;
+#[cfg(feature = "launcher")]
+pub mod plug;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, TryLockError};
+
+use abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, Multicast, ReduceScatter};
+use backend::{Backend, Facts};
+use failure::{Code, Failure};
+
+/// `semmoe_comm`
+pub struct Comm {
+    facts: Facts,
+    backend: Mutex<Box<dyn Backend>>,
+}
+
+/// Runs, keeps the message of a failure, and lets no panic out.
+fn guarded(run: impl FnOnce() -> Result<(), Failure>) -> i32 {
+    let answer = catch_unwind(AssertUnwindSafe(run));
+    let failure = match answer {
+        Ok(Ok(())) => return abi::OK,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::new(Code::Internal, "a defect of this library: it panicked"),
+    };
+    failure::keep(&failure)
+}
+
+/// A call on a communicator: one thread at a time, arguments checked, then the device.
+///
+/// # Safety
+/// `comm` is null or from `semmoe_init` and not freed; `args` is null or points to a structure that begins with its size.
+unsafe fn call<A: check::Checked>(
+    comm: *mut Comm,
+    args: *const A,
+    run: impl FnOnce(&mut dyn Backend, &Facts, &A) -> Result<(), Failure>,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { comm.as_ref() }.ok_or_else(|| Failure::invalid("the communicator is null"))?;
+        // SAFETY: the caller's promise; the size is looked at before anything else is.
+        let args = unsafe { check::sized(args) }?;
+        args.check(&comm.facts)?;
+        let mut backend = match comm.backend.try_lock() {
+            Ok(backend) => backend,
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::new(Code::Busy, "another thread is in a call on this communicator"));
+            }
+            Err(TryLockError::Poisoned(_)) => {
+                return Err(Failure::new(Code::Internal, "an earlier call on this communicator panicked"));
+            }
+        };
+        run(&mut **backend, &comm.facts, args)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn semmoe_abi_version() -> u32 {
+    abi::ABI_VERSION
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn semmoe_has_cuda() -> i32 {
+    i32::from(backend::has_cuda())
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn semmoe_last_error() -> *const c_char {
+    failure::last()
+}
+
+/// See the header.
+///
+/// # Safety
+/// `bytes` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mut u64) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { bytes.as_mut() }.ok_or_else(|| Failure::invalid("bytes is null"))?;
+        check::world(world)?;
+        *bytes = backend::signal_bytes(device, world)?;
+        Ok(())
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `args` points to a structure that begins with its size, its arrays have `world` elements, buffers and signals are what the header
+/// asks for; `comm` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn semmoe_init(args: *const InitArgs, comm: *mut *mut Comm) -> i32 {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let to = unsafe { comm.as_mut() }.ok_or_else(|| Failure::invalid("comm is null"))?;
+        *to = std::ptr::null_mut();
+        // SAFETY: the caller's promise.
+        let args = unsafe { check::sized(args) }?;
+        let facts = check::init(args)?;
+        // SAFETY: the caller's promise.
+        let backend = unsafe { backend::open(args, &facts) }?;
+        *to = Box::into_raw(Box::new(Comm { facts, backend: Mutex::new(backend) }));
+        Ok(())
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or from `semmoe_init`, and not used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn semmoe_free(comm: *mut Comm) {
+    if !comm.is_null() {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { Box::from_raw(comm) };
+        guarded(|| {
+            drop(comm);
+            Ok(())
+        });
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or from `semmoe_init` and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn semmoe_check(comm: *mut Comm) -> i32 {
+    let nothing = check::Nothing::default();
+    // SAFETY: the caller's promise.
+    unsafe { call(comm, &nothing, |backend, _, _| backend.check()) }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `comm` is null or from `semmoe_init` and not freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn semmoe_has_multicast(comm: *mut Comm) -> i32 {
+    let nothing = check::Nothing::default();
+    let mut found = false;
+    // SAFETY: the caller's promise.
+    let status = unsafe {
+        call(comm, &nothing, |backend, _, _| {
+            found = backend.has_multicast();
+            Ok(())
+        })
+    };
+    i32::from(status == abi::OK && found)
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says of its arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn semmoe_multicast(comm: *mut Comm, args: *const Multicast) -> i32 {
+    // SAFETY: the caller's promise, which later calls rely on.
+    unsafe { call(comm, args, |backend, _, args| backend.multicast(args)) }
+}
+
+macro_rules! operations {
+    ($($name:ident, $args:ty, $method:ident;)*) => {$(
+        /// See the header.
+        ///
+        /// # Safety
+        /// As the header says of its arguments.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(comm: *mut Comm, args: *const $args, stream: *mut c_void) -> i32 {
+            // SAFETY: the caller's promise, which the backend relies on as well.
+            unsafe { call(comm, args, |backend, facts, args| backend.$method(facts, args, stream)) }
+        }
+    )*};
+}
+
+operations! {
+    semmoe_argsort, Argsort, argsort;
+    semmoe_reduce_scatter, ReduceScatter, reduce_scatter;
+    semmoe_allgather, Allgather, allgather;
+    semmoe_all_reduce, AllReduce, all_reduce;
+    semmoe_dispatch, DispatchArgs, dispatch;
+    semmoe_combine, Combine, combine;
+}

@@ -1,0 +1,69 @@
+//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints registers, fails on spills. First it
+//! shows that it would: one more kernel that spills must be found.
+//!
+//! DIR gets one image per target, for a build with `SEMMOE_KERNEL_IMAGES=DIR`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use semmoe_kernels_cuda::{Compiled, SOURCES, Target, compile, compile_with_spills, kernels_of};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let out = match arguments.as_slice() {
+        [] => None,
+        [flag, folder] if flag == "--out" => Some(PathBuf::from(folder)),
+        _ => {
+            eprintln!("error: expected no arguments, or --out DIR");
+            return ExitCode::from(2);
+        }
+    };
+    match planted().and_then(|()| Target::ALL.into_iter().try_for_each(|target| run(target, out.as_ref()))) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(sentence) => {
+            eprintln!("error: {sentence}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A check that finds nothing must be able to find something.
+fn planted() -> Result<(), String> {
+    let compiled = compile_with_spills(Target::Sm90).map_err(|error| error.to_string())?;
+    match no_spills(Target::Sm90, &compiled) {
+        Err(found) if found.starts_with("planted spills ") => Ok(()),
+        other => Err(format!("a kernel that spills was not found: {other:?}")),
+    }
+}
+
+fn no_spills(target: Target, compiled: &Compiled) -> Result<(), String> {
+    match compiled.kernels.iter().find(|kernel| kernel.spilled > 0) {
+        None => Ok(()),
+        Some(kernel) => Err(format!("{} spills {} bytes on {}", kernel.kernel, kernel.spilled, target.name())),
+    }
+}
+
+fn run(target: Target, out: Option<&PathBuf>) -> Result<(), String> {
+    let compiled = compile(target).map_err(|error| error.to_string())?;
+    println!("{}: {} bytes", target.name(), compiled.image.len());
+    for kernel in &compiled.kernels {
+        println!("  {:<26} {:>3} registers, {} bytes spilled", kernel.kernel, kernel.registers, kernel.spilled);
+    }
+    no_spills(target, &compiled)?;
+    let expected: usize = SOURCES
+        .iter()
+        .filter(|source| source.least_capability <= target.capability())
+        .map(|source| kernels_of(source).count())
+        .sum();
+    if target != Target::Ptx90 && compiled.kernels.len() != expected {
+        let found = compiled.kernels.len();
+        return Err(format!("{found} kernels were compiled for {}, expected {expected}", target.name()));
+    }
+    let Some(folder) = out else { return Ok(()) };
+    let write = || {
+        std::fs::create_dir_all(folder)?;
+        std::fs::write(folder.join(target.file_name()), &compiled.image)
+    };
+    write().map_err(|error: std::io::Error| format!("{} could not be written: {error}", target.file_name()))
+}

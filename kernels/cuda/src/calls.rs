@@ -1,0 +1,341 @@
+//! The calls: what each needs, checked before any launch. Semantics are those of `semmoe_kernels::reference`.
+//!
+//! P = ranks, L = ranks of the launch, n = tokens, H = width of a row, k = experts per token, N = experts. A list of L buffers is by
+//! place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other arrays to 4.
+
+use semmoe_kernels::Dtype;
+
+use crate::error::LaunchError;
+use crate::launch::{Grid, Launch};
+use crate::params::{
+    AllReduceParams, ArgsortParams, COLLECTIVE_THREADS, GatherParams, LaunchParams, MAX_LOCAL, MAX_NORM_HIDDEN,
+    MAX_RANKS, NormParams, ReduceParams, ShuffleParams,
+};
+use crate::team::{Buffer, Team, in_range};
+
+/// Element pointers and symmetric offsets are multiples of it.
+pub const ELEMENT_ALIGNMENT: u64 = 16;
+
+/// Rows of one width.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rows {
+    /// n
+    pub tokens: u64,
+    /// H
+    pub hidden: u64,
+    /// Of their elements.
+    pub dtype: Dtype,
+}
+
+impl Rows {
+    pub(crate) fn bytes_of(&self, rows: u64) -> u64 {
+        rows.saturating_mul(self.hidden).saturating_mul(self.dtype.bytes() as u64)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes_of(self.tokens)
+    }
+
+    /// Both fit 32 bits, as the kernels count.
+    fn check(&self) -> Result<(u32, u32), LaunchError> {
+        // Row x vector counts stay far below 64 bits; positions are signed outside.
+        let tokens = in_range("tokens", self.tokens, 0, i32::MAX as u64)?;
+        Ok((tokens, in_range("hidden", self.hidden, 1, 1 << 20)?))
+    }
+}
+
+/// Which rows go to which rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Split<'a> {
+    /// L x `[n]`; `None`: the tokens' own order, a plain collective.
+    pub permutation: Option<&'a [Buffer]>,
+    /// L x `[P + 1]`; `None`: even parts.
+    pub offsets: Option<&'a [Buffer]>,
+}
+
+impl Split<'_> {
+    fn resolve(&self, team: &Team, tokens: u64) -> Result<([u64; MAX_LOCAL], [u64; MAX_LOCAL]), LaunchError> {
+        let permutation = team.locals_or_null("permutation", self.permutation, tokens * 4)?;
+        let offsets = team.locals_or_null("offsets", self.offsets, (team.ranks() as u64 + 1) * 4)?;
+        Ok((permutation, offsets))
+    }
+}
+
+/// Reduce-scatter, shuffled if the split is.
+#[derive(Clone, Copy, Debug)]
+pub struct ReduceScatter<'a> {
+    /// P x `[n, H]`
+    pub parts: &'a [Buffer],
+    /// What they hold.
+    pub rows: Rows,
+    /// Where rows go.
+    pub split: Split<'a>,
+    /// L x `[capacity, H]`
+    pub out: &'a [Buffer],
+    /// Rows that each `out` has room for.
+    pub capacity: u64,
+    /// The parts' multicast address: sums are then the switch's, in an order of its own.
+    pub multicast: Option<Buffer>,
+}
+
+impl ReduceScatter<'_> {
+    fn params(&self, team: &Team) -> Result<ReduceParams, LaunchError> {
+        let (tokens, hidden) = self.rows.check()?;
+        let (permutation, offsets) = self.split.resolve(team, self.rows.tokens)?;
+        let out_bytes = self.rows.bytes_of(self.capacity);
+        let capacity = in_range("capacity", self.capacity, 0, i32::MAX as u64)?;
+        Ok(ReduceParams {
+            team: team.params(),
+            parts: team.peers("part", self.parts, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
+            out: team.locals("out", self.out, out_bytes, ELEMENT_ALIGNMENT)?,
+            permutation,
+            offsets,
+            multicast: multicast(self.multicast, &self.rows)?,
+            tokens,
+            hidden,
+            capacity,
+            padding: 0,
+        })
+    }
+
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let params = LaunchParams::Reduce(self.params(team)?);
+        let kernel = match (self.rows.dtype, self.multicast.is_some()) {
+            (Dtype::F32, false) => "semmoe_srs_f32",
+            (Dtype::F16, false) => "semmoe_srs_f16",
+            (Dtype::Bf16, false) => "semmoe_srs_bf16",
+            (Dtype::F32, true) => "semmoe_srs_nvls_f32",
+            (Dtype::F16, true) => "semmoe_srs_nvls_f16",
+            (Dtype::Bf16, true) => "semmoe_srs_nvls_bf16",
+        };
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, params)
+    }
+}
+
+/// A multicast address stands for the same bytes as the buffers; rows must be whole vectors there.
+fn multicast(buffer: Option<Buffer>, rows: &Rows) -> Result<u64, LaunchError> {
+    let Some(Buffer { address, bytes: found }) = buffer else { return Ok(0) };
+    let (what, index, expected) = ("multicast", 0, rows.bytes());
+    if found < expected {
+        return Err(LaunchError::TooSmall { what, index, found, expected });
+    }
+    let odd = rows.bytes_of(1) % ELEMENT_ALIGNMENT;
+    in_range("bytes of a multicast row behind its last 16", odd, 0, 0)?;
+    if address % ELEMENT_ALIGNMENT != 0 {
+        return Err(LaunchError::Misaligned { what, index, address, alignment: ELEMENT_ALIGNMENT });
+    }
+    Ok(address)
+}
+
+/// Reduce-scatter with the layer's residual and RMSNorm.
+#[derive(Clone, Copy, Debug)]
+pub struct ReduceScatterNorm<'a> {
+    /// Sums; `out` gets the normed rows.
+    pub reduce: ReduceScatter<'a>,
+    /// L x `[n, H]`, in the order of the tokens.
+    pub residual: &'a [Buffer],
+    /// L x `[H]`
+    pub weight: &'a [Buffer],
+    /// L x `[capacity, H]`: sum + residual.
+    pub residual_out: &'a [Buffer],
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+}
+
+impl ReduceScatterNorm<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let rows = &self.reduce.rows;
+        in_range("hidden", rows.hidden, 1, u64::from(MAX_NORM_HIDDEN))?;
+        let params = NormParams {
+            reduce: self.reduce.params(team)?,
+            residual: team.locals("residual", self.residual, rows.bytes(), ELEMENT_ALIGNMENT)?,
+            weight: team.locals("norm weight", self.weight, rows.bytes_of(1), ELEMENT_ALIGNMENT)?,
+            residual_out: team.locals(
+                "residual out",
+                self.residual_out,
+                rows.bytes_of(self.reduce.capacity),
+                ELEMENT_ALIGNMENT,
+            )?,
+            epsilon: self.epsilon,
+            padding: 0,
+        };
+        let kernel = by_type(rows.dtype, ["semmoe_srs_norm_f32", "semmoe_srs_norm_f16", "semmoe_srs_norm_bf16"]);
+        collective(kernel, team, grid.check_norm(team)?, LaunchParams::Norm(params))
+    }
+}
+
+/// Allgather, shuffled if the split is: the exact inverse placement of [`ReduceScatter`].
+#[derive(Clone, Copy, Debug)]
+pub struct Allgather<'a> {
+    /// L x `[capacity, H]`
+    pub from: &'a [Buffer],
+    /// What they hold; n is that of `out`.
+    pub rows: Rows,
+    /// Where rows come from.
+    pub split: Split<'a>,
+    /// P x `[n, H]`
+    pub out: &'a [Buffer],
+    /// Rows that each `from` has.
+    pub capacity: u64,
+    /// The multicast address of `out`.
+    pub multicast: Option<Buffer>,
+}
+
+impl Allgather<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let (tokens, hidden) = self.rows.check()?;
+        let (permutation, offsets) = self.split.resolve(team, self.rows.tokens)?;
+        let params = GatherParams {
+            team: team.params(),
+            rows: team.locals("rows", self.from, self.rows.bytes_of(self.capacity), ELEMENT_ALIGNMENT)?,
+            out: team.peers("out", self.out, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
+            permutation,
+            offsets,
+            multicast: multicast(self.multicast, &self.rows)?,
+            tokens,
+            hidden,
+            capacity: in_range("capacity", self.capacity, 0, i32::MAX as u64)?,
+            padding: 0,
+        };
+        let kernel = match (self.rows.dtype.bytes(), self.multicast.is_some()) {
+            (4, false) => "semmoe_sag_4",
+            (_, false) => "semmoe_sag_2",
+            (4, true) => "semmoe_sag_nvls_4",
+            (_, true) => "semmoe_sag_nvls_2",
+        };
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::Gather(params))
+    }
+}
+
+/// All-reduce; a part may be its rank's `out`.
+#[derive(Clone, Copy, Debug)]
+pub struct AllReduce<'a> {
+    /// P x `[elements]`
+    pub parts: &'a [Buffer],
+    /// P x `[elements]`
+    pub out: &'a [Buffer],
+    /// How many.
+    pub elements: u64,
+    /// Of the elements.
+    pub dtype: Dtype,
+}
+
+impl AllReduce<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let bytes = self.elements.saturating_mul(self.dtype.bytes() as u64);
+        let params = AllReduceParams {
+            team: team.params(),
+            parts: team.peers("part", self.parts, bytes, ELEMENT_ALIGNMENT)?,
+            out: team.peers("out", self.out, bytes, ELEMENT_ALIGNMENT)?,
+            elements: self.elements,
+        };
+        let kernel = by_type(self.dtype, ["semmoe_all_reduce_f32", "semmoe_all_reduce_f16", "semmoe_all_reduce_bf16"]);
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::AllReduce(params))
+    }
+}
+
+/// Stable order of items by destination.
+#[derive(Clone, Copy, Debug)]
+pub struct Argsort<'a> {
+    /// L x `[n]`, each below `ranks`.
+    pub destinations: &'a [Buffer],
+    /// Bytes of one destination: 2 or 4.
+    pub destination_bytes: u64,
+    /// n
+    pub items: u64,
+    /// Destinations there are.
+    pub ranks: u64,
+    /// L x `[n]`
+    pub permutation: &'a [Buffer],
+    /// L x `[n]`
+    pub inverse: &'a [Buffer],
+    /// L x `[ranks + 1]`
+    pub offsets: &'a [Buffer],
+}
+
+impl Argsort<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let items = in_range("items", self.items, 0, i32::MAX as u64)?;
+        let ranks = in_range("destinations", self.ranks, 1, MAX_RANKS as u64)?;
+        let kernel = match self.destination_bytes {
+            2 => "semmoe_argsort_u16",
+            4 => "semmoe_argsort_u32",
+            found => {
+                return Err(LaunchError::OutOfRange { what: "bytes of a destination", found, least: 2, most: 4 });
+            }
+        };
+        let key = self.destination_bytes;
+        let params = ArgsortParams {
+            destinations: team.locals("destinations", self.destinations, self.items * key, key)?,
+            permutation: team.locals("permutation", self.permutation, self.items * 4, 4)?,
+            inverse: team.locals("inverse", self.inverse, self.items * 4, 4)?,
+            offsets: team.locals("offsets", self.offsets, (self.ranks + 1) * 4, 4)?,
+            report: team.params().report,
+            items,
+            ranks,
+        };
+        collective(kernel, team, grid.check_sort()?, LaunchParams::Argsort(params))
+    }
+}
+
+/// Rows gathered by a permutation, or put back by it, within each rank's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Shuffle<'a> {
+    /// L x `[n, H]`
+    pub from: &'a [Buffer],
+    /// L x `[n, H]`
+    pub to: &'a [Buffer],
+    /// L x `[n]`
+    pub permutation: &'a [Buffer],
+    /// What is moved.
+    pub rows: Rows,
+    /// `to[permutation[i]] = from[i]` instead of `to[i] = from[permutation[i]]`.
+    pub back: bool,
+}
+
+impl Shuffle<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let (rows, hidden) = self.rows.check()?;
+        let params = ShuffleParams {
+            from: team.locals("from", self.from, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
+            to: team.locals("to", self.to, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
+            permutation: team.locals("permutation", self.permutation, self.rows.tokens * 4, 4)?,
+            report: team.params().report,
+            rows,
+            hidden,
+            back: u32::from(self.back),
+            padding: 0,
+        };
+        let kernel = if self.rows.dtype.bytes() == 4 { "semmoe_shuffle_4" } else { "semmoe_shuffle_2" };
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::Shuffle(params))
+    }
+}
+
+pub(crate) fn by_type(dtype: Dtype, [f32, f16, bf16]: [&'static str; 3]) -> &'static str {
+    match dtype {
+        Dtype::F32 => f32,
+        Dtype::F16 => f16,
+        Dtype::Bf16 => bf16,
+    }
+}
+
+pub(crate) fn collective(
+    kernel: &'static str,
+    team: &Team,
+    grid: Grid,
+    params: LaunchParams,
+) -> Result<Launch, LaunchError> {
+    Ok(Launch { kernel, grid, ranks: team.local() as u32, params })
+}

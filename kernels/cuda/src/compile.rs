@@ -1,0 +1,196 @@
+//! The kernels compiled by NVRTC, through cudarc: no GPU and no CUDA header is needed, only `libnvrtc.so.13` on the loader's path.
+
+use std::ffi::{CStr, CString, c_char};
+
+use cudarc::nvrtc::{result, sys};
+
+use crate::image::Target;
+use crate::source::{HEADERS, SOURCES};
+
+/// What ptxas says of one kernel.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct KernelUse {
+    /// Its name.
+    pub kernel: String,
+    /// Registers of one thread.
+    pub registers: u32,
+    /// Bytes that did not fit registers, written and read.
+    pub spilled: u32,
+}
+
+/// All kernels for one target.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// CUBIN or PTX.
+    pub image: Vec<u8>,
+    /// Empty for PTX: the driver's compiler decides.
+    pub kernels: Vec<KernelUse>,
+    /// What the compiler wrote.
+    pub log: String,
+}
+
+/// Why nothing was compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// `libnvrtc.so` is not on the loader's path.
+    #[error("NVRTC was not found: put the folder of libnvrtc.so.13 on LD_LIBRARY_PATH")]
+    NotFound,
+    /// NVRTC refused.
+    #[error("NVRTC refused the kernels for {target}: {cause}: {log}")]
+    Refused {
+        /// For what.
+        target: &'static str,
+        /// Its status.
+        cause: result::NvrtcError,
+        /// What it wrote.
+        log: String,
+    },
+}
+
+/// Frees the program when it goes.
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: made by `create`, freed once. A failure leaves nothing to be done.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// Compiles all kernels that the target has instructions for.
+///
+/// # Errors
+/// No NVRTC, or sources that it refuses.
+pub fn compile(target: Target) -> Result<Compiled, CompileError> {
+    compile_text(target, "")
+}
+
+/// A kernel with more values than registers.
+const SPILLING: &str = r#"
+extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
+  float kept[96];
+#pragma unroll
+  for (int i = 0; i < 96; ++i) kept[i] = values[i * 1024 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 96; ++i) values[i * 1024 + threadIdx.x] = kept[95 - i] * kept[i];
+}
+"#;
+
+/// Compiles one more kernel with the others, which spills: whoever looks for spills must find it.
+///
+/// # Errors
+/// As for [`compile`].
+pub fn compile_with_spills(target: Target) -> Result<Compiled, CompileError> {
+    compile_text(target, SPILLING)
+}
+
+fn compile_text(target: Target, more: &str) -> Result<Compiled, CompileError> {
+    // SAFETY: only looks for the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CompileError::NotFound);
+    }
+    let refused = |cause, log| CompileError::Refused { target: target.name(), cause, log };
+    let program = create(target, more).map_err(|cause| refused(cause, String::new()))?;
+    let architecture = format!("--gpu-architecture={}", target.name());
+    // The reference rounds after each operation; the kernels say so with intrinsics, this keeps later ones from forgetting it.
+    let options = [architecture.as_str(), "--std=c++17", "--fmad=false", "--ptxas-options=-v"];
+    // SAFETY: the program is alive.
+    let compiled = unsafe { result::compile_program(program.0, &options) };
+    // SAFETY: the program is alive.
+    let log = unsafe { result::get_program_log(program.0) }.map(|log| text(&log)).unwrap_or_default();
+    compiled.map_err(|cause| refused(cause, log.clone()))?;
+    let image = image(&program, target).map_err(|cause| refused(cause, log.clone()))?;
+    Ok(Compiled { image, kernels: kernel_use(&log), log })
+}
+
+fn create(target: Target, more: &str) -> Result<Program, result::NvrtcError> {
+    let files: Vec<_> =
+        HEADERS.iter().chain(SOURCES).filter(|file| file.least_capability <= target.capability()).collect();
+    let all: String = SOURCES
+        .iter()
+        .filter(|file| file.least_capability <= target.capability())
+        .map(|file| format!("#include \"{}\"\n", file.name))
+        .chain([more.to_owned()])
+        .collect();
+    let owned = |text: &str| CString::new(text).unwrap_or_default();
+    let all = owned(&all);
+    let (names, texts): (Vec<_>, Vec<_>) = files.iter().map(|file| (owned(file.name), owned(file.text))).unzip();
+    let pointers = |list: &[CString]| list.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+    let (name_pointers, text_pointers) = (pointers(&names), pointers(&texts));
+    let mut program = std::ptr::null_mut();
+    // SAFETY: all strings end with 0 and live until the call returns, which copies them.
+    unsafe {
+        sys::nvrtcCreateProgram(
+            &raw mut program,
+            all.as_ptr(),
+            c"all.cu".as_ptr(),
+            files.len() as i32,
+            text_pointers.as_ptr(),
+            name_pointers.as_ptr(),
+        )
+        .result()?;
+    }
+    Ok(Program(program))
+}
+
+fn image(program: &Program, target: Target) -> Result<Vec<u8>, result::NvrtcError> {
+    if target == Target::Ptx90 {
+        // SAFETY: the program is alive and compiled.
+        let ptx = unsafe { result::get_ptx(program.0)? };
+        return Ok(ptx.iter().map(|&byte| byte as u8).collect());
+    }
+    let mut bytes = 0;
+    // SAFETY: the program is alive and compiled.
+    unsafe { sys::nvrtcGetCUBINSize(program.0, &raw mut bytes).result()? };
+    let mut cubin = vec![0u8; bytes];
+    // SAFETY: the buffer has the size that was just asked for.
+    unsafe { sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()).result()? };
+    Ok(cubin)
+}
+
+fn text(log: &[c_char]) -> String {
+    let bytes: Vec<u8> = log.iter().map(|&byte| byte as u8).collect();
+    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Reads ptxas' lines: a kernel's name, then its spills, then its registers.
+fn kernel_use(log: &str) -> Vec<KernelUse> {
+    let mut found: Vec<KernelUse> = Vec::new();
+    for line in log.lines() {
+        if let Some(rest) = line.split("Compiling entry function '").nth(1) {
+            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            found.push(KernelUse { kernel, ..KernelUse::default() });
+        }
+        let Some(last) = found.last_mut() else { continue };
+        for part in line.split(',') {
+            let number = || part.split_whitespace().find_map(|word| word.parse::<u32>().ok()).unwrap_or(0);
+            if part.contains("bytes spill") {
+                last.spilled += number();
+            }
+            if part.contains("Used") && part.contains("registers") {
+                last.registers = number();
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spills_and_registers_are_read_from_the_log() {
+        let log = "ptxas info    : 0 bytes gmem\n\
+                   ptxas info    : Compiling entry function 'semmoe_a' for 'sm_90'\n\
+                   ptxas info    : Function properties for semmoe_a\n\
+                   \x20   8 bytes stack frame, 12 bytes spill stores, 4 bytes spill loads\n\
+                   ptxas info    : Used 64 registers, used 1 barriers, 8 bytes cumulative stack size\n\
+                   ptxas info    : Compiling entry function 'semmoe_b' for 'sm_90'\n\
+                   \x20   0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                   ptxas info    : Used 41 registers, used 1 barriers\n";
+        let expected = |kernel: &str, registers, spilled| KernelUse { kernel: kernel.to_owned(), registers, spilled };
+        assert_eq!(kernel_use(log), [expected("semmoe_a", 64, 16), expected("semmoe_b", 41, 0)]);
+    }
+}

@@ -1,0 +1,47 @@
+//! The context of the calling thread, for a library inside another program.
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CUcontext};
+
+use super::{Device, DeviceError};
+
+/// What the thread had current; put back when dropped.
+pub struct CallerContext(CUcontext);
+
+impl CallerContext {
+    /// Keeps it, before a device is opened.
+    ///
+    /// # Errors
+    /// No driver, a driver that refuses.
+    pub fn keep() -> Result<Self, DeviceError> {
+        // SAFETY: only looks for the library, without which cudarc panics.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DeviceError::NoDriver);
+        }
+        result::init()?;
+        Self::now()
+    }
+
+    fn now() -> Result<Self, DeviceError> {
+        Ok(Self(result::ctx::get_current()?.unwrap_or(std::ptr::null_mut())))
+    }
+}
+
+impl Drop for CallerContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was this thread's, or null for none; one that has gone since is refused.
+        let _ = unsafe { sys::cuCtxSetCurrent(self.0) };
+    }
+}
+
+impl Device {
+    /// Makes the GPU the calling thread's until the answer is dropped.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn enter(&self) -> Result<CallerContext, DeviceError> {
+        let caller = CallerContext::now()?;
+        self.bind()?;
+        Ok(caller)
+    }
+}

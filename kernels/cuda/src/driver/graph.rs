@@ -1,0 +1,88 @@
+//! Streams, and graphs of launches that are replayed: for tools without a framework.
+
+use cudarc::driver::result::{self, stream::StreamKind};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
+
+use super::{Device, DeviceError};
+use crate::launch::Launch;
+
+/// A stream of the GPU that was bound when it was made, apart from the default stream.
+pub struct Stream(CUstream);
+
+impl Stream {
+    /// A new one.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn new() -> Result<Self, DeviceError> {
+        Ok(Self(result::stream::create(StreamKind::NonBlocking)?))
+    }
+
+    /// For launches and events.
+    #[must_use]
+    pub fn raw(&self) -> CUstream {
+        self.0
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::stream::destroy(self.0) };
+    }
+}
+
+/// Launches, captured once.
+pub struct Graph(CUgraphExec);
+
+/// A graph that is only needed until it was made ready to run.
+struct Captured(CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        // SAFETY: from `end_capture`, destroyed once.
+        let _ = unsafe { result::graph::destroy(self.0) };
+    }
+}
+
+impl Graph {
+    /// Captures the launches, in order.
+    ///
+    /// # Errors
+    /// A launch that is refused, a driver that cannot capture.
+    ///
+    /// # Safety
+    /// As for [`Device::launch`], for as long as the graph lives.
+    pub unsafe fn of(device: &Device, launches: &[Launch], stream: &Stream) -> Result<Self, DeviceError> {
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::begin_capture(stream.0, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)? };
+        // SAFETY: the caller's promise.
+        let launched = launches.iter().try_for_each(|launch| unsafe { device.launch(launch, stream.0) });
+        // A capture that was begun must be ended, whatever became of its launches.
+        // SAFETY: the stream is alive and captures.
+        let captured = unsafe { result::stream::end_capture(stream.0) };
+        launched?;
+        let captured = Captured(captured?);
+        // SAFETY: the graph is alive.
+        Ok(Self(unsafe { result::graph::instantiate(captured.0, CUgraphInstantiate_flags(0))? }))
+    }
+
+    /// Runs all of it on `stream`; returns before it ran.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    ///
+    /// # Safety
+    /// What was promised to [`Graph::of`] still holds.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
+        // SAFETY: both are alive.
+        unsafe { result::graph::launch(self.0, stream.0).map_err(Into::into) }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: made in `of`, destroyed once.
+        let _ = unsafe { result::graph::exec_destroy(self.0) };
+    }
+}

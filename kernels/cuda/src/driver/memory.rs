@@ -1,0 +1,268 @@
+//! Device memory, host words that outlive a trap, memory of other processes, events: for tools without a framework.
+
+use std::ffi::c_void;
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUevent_flags, CUipcMemHandle, CUstream};
+
+use super::DeviceError;
+use crate::team::Buffer;
+
+/// Device memory of this process; the GPU must be bound wherever it is used or dropped.
+pub struct DeviceBuffer {
+    pointer: CUdeviceptr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// Uninitialised memory.
+    ///
+    /// # Errors
+    /// A driver that refuses, as it does when memory is short.
+    pub fn new(bytes: usize) -> Result<Self, DeviceError> {
+        // SAFETY: freed in `drop`.
+        let pointer = unsafe { result::malloc_sync(bytes.max(1))? };
+        Ok(Self { pointer, bytes })
+    }
+
+    /// Every byte set.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn filled(bytes: usize, byte: u8) -> Result<Self, DeviceError> {
+        let buffer = Self::new(bytes)?;
+        buffer.fill(byte)?;
+        Ok(buffer)
+    }
+
+    /// A copy.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn holding(bytes: &[u8]) -> Result<Self, DeviceError> {
+        let buffer = Self::new(bytes.len())?;
+        buffer.write(bytes)?;
+        Ok(buffer)
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn fill(&self, byte: u8) -> Result<(), DeviceError> {
+        // SAFETY: the memory is this buffer's.
+        unsafe { result::memset_d8_sync(self.pointer, byte, self.bytes.max(1)).map_err(Into::into) }
+    }
+
+    /// Overwrites the first bytes. Panics if there are more than the buffer has.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn write(&self, bytes: &[u8]) -> Result<(), DeviceError> {
+        assert!(bytes.len() <= self.bytes, "{} bytes are more than {}", bytes.len(), self.bytes);
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the memory is this buffer's, and long enough.
+        unsafe { result::memcpy_htod_sync(self.pointer, bytes).map_err(Into::into) }
+    }
+
+    /// What it holds, behind all work of the default stream.
+    ///
+    /// # Errors
+    /// A driver that refuses, or a kernel that trapped before.
+    pub fn read(&self) -> Result<Vec<u8>, DeviceError> {
+        let mut bytes = vec![0; self.bytes];
+        if self.bytes > 0 {
+            // SAFETY: the memory is this buffer's.
+            unsafe { result::memcpy_dtoh_sync(&mut bytes, self.pointer)? };
+        }
+        Ok(bytes)
+    }
+
+    /// Its place, for calls.
+    #[must_use]
+    pub fn buffer(&self) -> Buffer {
+        Buffer { address: self.pointer, bytes: self.bytes as u64 }
+    }
+
+    /// What another process on this machine needs to map it.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn export(&self) -> Result<[u8; 64], DeviceError> {
+        let mut handle = CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the memory came from cuMemAlloc.
+        unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.pointer).result()? };
+        Ok(handle.reserved.map(|byte| byte as u8))
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once; after a trap the driver refuses, and the context is gone anyway.
+        let _ = unsafe { result::free_sync(self.pointer) };
+    }
+}
+
+/// Memory of another process, mapped here.
+pub struct PeerBuffer {
+    pointer: CUdeviceptr,
+    bytes: u64,
+}
+
+impl PeerBuffer {
+    /// Maps what [`DeviceBuffer::export`] gave in the other process; `bytes` is its size there.
+    ///
+    /// # Errors
+    /// A driver that refuses, as it does for a handle of this very process.
+    pub fn open(handle: &[u8; 64], bytes: u64) -> Result<Self, DeviceError> {
+        let handle = CUipcMemHandle { reserved: handle.map(|byte| byte as std::ffi::c_char) };
+        let mut pointer = 0;
+        let peer_access = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        // SAFETY: the pointer outlives the call; a handle that is none is refused.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut pointer, handle, peer_access).result()? };
+        Ok(Self { pointer, bytes })
+    }
+
+    /// Its place, for calls.
+    #[must_use]
+    pub fn buffer(&self) -> Buffer {
+        Buffer { address: self.pointer, bytes: self.bytes }
+    }
+}
+
+impl Drop for PeerBuffer {
+    fn drop(&mut self) {
+        // SAFETY: opened in `open`, closed once.
+        let _ = unsafe { sys::cuIpcCloseMemHandle(self.pointer).result() };
+    }
+}
+
+/// Words of the host that kernels write: still there when a trap took the context.
+pub struct HostWords {
+    start: *mut u64,
+    words: usize,
+}
+
+impl HostWords {
+    /// Zeroed words.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn new(words: usize) -> Result<Self, DeviceError> {
+        let mut start: *mut c_void = std::ptr::null_mut();
+        let mapped = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: the pointer outlives the call.
+        unsafe { sys::cuMemHostAlloc(&raw mut start, words * 8, mapped).result()? };
+        let start = start.cast::<u64>();
+        // SAFETY: just allocated with this length.
+        unsafe { start.write_bytes(0, words) };
+        Ok(Self { start, words })
+    }
+
+    /// Each word as a buffer. Addresses are the same for the GPU, as unified addressing has it.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<Buffer> {
+        (0..self.words).map(|word| Buffer { address: self.start as u64 + 8 * word as u64, bytes: 8 }).collect()
+    }
+
+    /// A word, as the kernel left it. Panics past the last one.
+    #[must_use]
+    pub fn read(&self, word: usize) -> u64 {
+        assert!(word < self.words, "there are {} words", self.words);
+        // SAFETY: within the allocation; volatile, because a kernel may write it.
+        unsafe { self.start.add(word).read_volatile() }
+    }
+}
+
+impl Drop for HostWords {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`, freed once; after a trap the driver may refuse.
+        let _ = unsafe { result::free_host(self.start.cast()) };
+    }
+}
+
+/// A point in a stream, with its time.
+pub struct Event(CUevent);
+
+impl Event {
+    /// Marks what was launched on `stream` so far.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    ///
+    /// # Safety
+    /// `stream` belongs to the bound GPU.
+    pub unsafe fn record(stream: CUstream) -> Result<Self, DeviceError> {
+        let event = Self(result::event::create(CUevent_flags::CU_EVENT_DEFAULT)?);
+        // SAFETY: the event is new; the stream is the caller's promise.
+        unsafe { result::event::record(event.0, stream)? };
+        Ok(event)
+    }
+
+    /// Microseconds from `earlier` to this event; waits until it was reached.
+    ///
+    /// # Errors
+    /// A kernel that trapped on the way.
+    pub fn microseconds_since(&self, earlier: &Self) -> Result<f64, DeviceError> {
+        // SAFETY: both events are alive.
+        unsafe {
+            result::event::synchronize(self.0)?;
+            Ok(f64::from(result::event::elapsed(earlier.0, self.0)?) * 1000.0)
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created in `record`, destroyed once.
+        let _ = unsafe { result::event::destroy(self.0) };
+    }
+}
+
+/// Copies on the device, behind earlier work of `stream`.
+///
+/// # Errors
+/// A driver that refuses.
+///
+/// # Safety
+/// Both buffers have `bytes` bytes on the bound GPU until the copy ended, and `stream` belongs to it.
+pub unsafe fn copy(from: Buffer, to: Buffer, bytes: usize, stream: CUstream) -> Result<(), DeviceError> {
+    // SAFETY: the caller's promise.
+    unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, stream).map_err(Into::into) }
+}
+
+/// Overwrites memory of the bound GPU.
+///
+/// # Errors
+/// A driver that refuses.
+///
+/// # Safety
+/// The buffer is mapped there and has as many bytes.
+pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
+    // SAFETY: the caller's promise.
+    unsafe { result::memcpy_htod_sync(to.address, bytes).map_err(Into::into) }
+}
+
+/// What memory of the bound GPU holds, behind all work of the default stream: its first bytes.
+///
+/// # Errors
+/// A driver that refuses.
+///
+/// # Safety
+/// The buffer is mapped there and has as many bytes.
+pub unsafe fn read(from: Buffer, bytes: usize) -> Result<Vec<u8>, DeviceError> {
+    let mut found = vec![0; bytes];
+    // SAFETY: the caller's promise.
+    unsafe { result::memcpy_dtoh_sync(&mut found, from.address)? };
+    Ok(found)
+}
+
+/// Waits for all work of the bound GPU.
+///
+/// # Errors
+/// A kernel that trapped.
+pub fn synchronize() -> Result<(), DeviceError> {
+    Ok(result::ctx::synchronize()?)
+}

@@ -1,0 +1,221 @@
+//! The kernels on a GPU: loaded from the embedded image, launched on the caller's stream.
+//!
+//! A launch allocates nothing and waits for nothing, so it may be captured in a graph. Memory and streams are the caller's, or come
+//! from [`memory`](mod@memory) for tools that have no framework beside them.
+
+mod context;
+mod error;
+pub mod graph;
+pub mod memory;
+pub mod nccl;
+mod vmm;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction, CUmodule, CUstream};
+use cudarc::driver::{CudaContext, result, sys};
+
+pub use context::CallerContext;
+pub use error::DeviceError;
+
+use crate::image::{Target, embedded};
+use crate::launch::Launch;
+use crate::source::{SOURCES, kernels_of};
+
+/// A GPU with the kernels loaded.
+pub struct Device {
+    context: Arc<CudaContext>,
+    module: CUmodule,
+    functions: HashMap<&'static str, Function>,
+    processors: u32,
+    capability: u32,
+    multicast: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Function {
+    handle: CUfunction,
+    /// Bytes of its one parameter, as compiled.
+    params: usize,
+}
+
+// SAFETY: a module and its functions belong to the context, which may be used from any thread that binds it; every method does.
+unsafe impl Send for Device {}
+// SAFETY: as above; nothing is changed after `open`.
+unsafe impl Sync for Device {}
+
+/// Whether this build has kernels in it and this machine a driver.
+#[must_use]
+pub fn available() -> bool {
+    // SAFETY: only looks for the library.
+    embedded(Target::Sm90).is_some() && unsafe { sys::is_culib_present() }
+}
+
+impl Device {
+    /// Opens a GPU by its ordinal and loads the kernels for it.
+    ///
+    /// # Errors
+    /// A build without kernels, no driver, a GPU that is too old, a driver that refuses.
+    pub fn open(ordinal: usize) -> Result<Self, DeviceError> {
+        // Without the library cudarc panics, so it is looked for first.
+        // SAFETY: only looks for the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(DeviceError::NoDriver);
+        }
+        let context = CudaContext::new(ordinal)?;
+        let (major, minor) = context.compute_capability()?;
+        let capability = u32::try_from(major * 10 + minor).unwrap_or(0);
+        let target = Target::for_capability(capability).ok_or(DeviceError::TooOld { capability })?;
+        let image = embedded(target).ok_or(DeviceError::NoKernels)?;
+        let attribute = |which| context.attribute(which);
+        let processors = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let multicast = attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)? != 0;
+        // PTX is text: the driver reads up to a 0.
+        let image: Vec<u8> = image.iter().copied().chain([0]).collect();
+        // SAFETY: the image is one that NVRTC wrote, and outlives the call.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast())? };
+        let mut device = Self {
+            context,
+            module,
+            functions: HashMap::new(),
+            processors: u32::try_from(processors).unwrap_or(0),
+            capability,
+            multicast: multicast && target.capability() >= 90,
+        };
+        device.find_functions(target)?;
+        Ok(device)
+    }
+
+    fn find_functions(&mut self, target: Target) -> Result<(), DeviceError> {
+        let fitting = SOURCES.iter().filter(|source| source.least_capability <= target.capability());
+        for kernel in fitting.flat_map(kernels_of) {
+            let name = CString::new(kernel).map_err(|_| DeviceError::NoKernel { kernel })?;
+            // SAFETY: the module was just loaded in this context.
+            let handle = unsafe { result::module::get_function(self.module, name)? };
+            let (mut offset, mut params) = (0, 0);
+            // A kernel that the driver loads only at its first launch may wait there for others, which wait for it.
+            // SAFETY: the function belongs to the loaded module.
+            unsafe { sys::cuFuncLoad(handle).result()? };
+            // SAFETY: both numbers outlive the call; every kernel has a parameter 0.
+            unsafe { sys::cuFuncGetParamInfo(handle, 0, &raw mut offset, &raw mut params).result()? };
+            self.functions.insert(kernel, Function { handle, params });
+        }
+        Ok(())
+    }
+
+    /// Multiprocessors of the GPU.
+    #[must_use]
+    pub fn processors(&self) -> u32 {
+        self.processors
+    }
+
+    /// Compute capability x 10.
+    #[must_use]
+    pub fn capability(&self) -> u32 {
+        self.capability
+    }
+
+    /// Whether the NVLS variants can be used on this GPU, given memory with a multicast address.
+    #[must_use]
+    pub fn multicast(&self) -> bool {
+        self.multicast
+    }
+
+    /// Bytes of the cache that all its multiprocessors share.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn cache_bytes(&self) -> Result<usize, DeviceError> {
+        let bytes = self.context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?;
+        Ok(usize::try_from(bytes).unwrap_or(0))
+    }
+
+    /// Its name.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn name(&self) -> Result<String, DeviceError> {
+        Ok(self.context.name()?)
+    }
+
+    /// Makes the GPU the calling thread's.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn bind(&self) -> Result<(), DeviceError> {
+        Ok(self.context.bind_to_thread()?)
+    }
+
+    /// The most blocks of a kernel that run at once; blocks of a collective wait for one another, so that all of them must.
+    ///
+    /// # Errors
+    /// A kernel that this image does not have, a driver that refuses.
+    pub fn resident_blocks(&self, launch: &Launch) -> Result<u32, DeviceError> {
+        let function = self.function(launch.kernel())?;
+        let (_, _, threads) = launch.shape();
+        let mut blocks = 0;
+        // SAFETY: the function belongs to the loaded module.
+        unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function.handle, threads as i32, 0)
+                .result()?;
+        }
+        Ok(u32::try_from(blocks).unwrap_or(0) * self.processors)
+    }
+
+    /// What can be refused of a launch before it happens.
+    ///
+    /// # Errors
+    /// A kernel that this image does not have, more blocks than fit the GPU at once, a driver that refuses.
+    pub fn check(&self, launch: &Launch) -> Result<(), DeviceError> {
+        self.fits(launch).map(|_| ())
+    }
+
+    fn fits(&self, launch: &Launch) -> Result<Function, DeviceError> {
+        let function = self.function(launch.kernel())?;
+        let (blocks, ranks, _) = launch.shape();
+        let found = launch.params().len();
+        if found != function.params {
+            return Err(DeviceError::Params { kernel: launch.kernel(), found, expected: function.params });
+        }
+        let most = self.resident_blocks(launch)?;
+        if blocks.saturating_mul(ranks) > most {
+            return Err(DeviceError::TooManyBlocks { kernel: launch.kernel(), found: blocks * ranks, most });
+        }
+        Ok(function)
+    }
+
+    /// Launches on `stream`; returns before it ran.
+    ///
+    /// # Errors
+    /// A kernel that this image does not have, more blocks than fit the GPU at once, a driver that refuses.
+    ///
+    /// # Safety
+    /// `stream` belongs to this GPU's context, and the memory of the call is valid there until the kernel ended.
+    pub unsafe fn launch(&self, launch: &Launch, stream: CUstream) -> Result<(), DeviceError> {
+        let function = self.fits(launch)?;
+        let ((blocks, ranks, threads), params) = (launch.shape(), launch.params());
+        let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
+        // SAFETY: the one argument has the size that the kernel was compiled with and is copied before the call returns; the rest is
+        // the caller's promise.
+        unsafe {
+            result::launch_kernel(function.handle, (blocks, ranks, 1), (threads, 1, 1), 0, stream, &mut arguments)?;
+        }
+        Ok(())
+    }
+
+    fn function(&self, kernel: &'static str) -> Result<Function, DeviceError> {
+        self.functions.get(kernel).copied().ok_or(DeviceError::NoKernel { kernel })
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // After a trap the context is gone, and the module with it.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: loaded in `open`, unloaded once.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}

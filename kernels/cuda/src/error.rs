@@ -1,0 +1,153 @@
+//! What is refused before a launch, and why a kernel stopped.
+
+/// A call that was refused; nothing was launched.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// A count or size out of its range.
+    #[error("{what} is {found}, expected {least} to {most}")]
+    OutOfRange {
+        /// What it is.
+        what: &'static str,
+        /// The value.
+        found: u64,
+        /// The least that is taken.
+        least: u64,
+        /// The most.
+        most: u64,
+    },
+    /// A null address where there must be memory.
+    #[error("{what} {index} is null")]
+    Null {
+        /// The array of buffers.
+        what: &'static str,
+        /// The rank, or the place among the ranks of the launch.
+        index: usize,
+    },
+    /// An address that is no multiple of the access size.
+    #[error("{what} {index} is at {address:#x}, expected a multiple of {alignment}")]
+    Misaligned {
+        /// The array of buffers.
+        what: &'static str,
+        /// The rank, or the place among the ranks of the launch.
+        index: usize,
+        /// The address.
+        address: u64,
+        /// What it must be a multiple of.
+        alignment: u64,
+    },
+    /// A buffer is smaller than the call needs: with symmetric memory, the call reaches past its end.
+    #[error("{what} {index} has {found} bytes, expected at least {expected}")]
+    TooSmall {
+        /// The array of buffers.
+        what: &'static str,
+        /// The rank, or the place among the ranks of the launch.
+        index: usize,
+        /// Bytes it has.
+        found: u64,
+        /// Bytes the call needs.
+        expected: u64,
+    },
+    /// A list with another number of buffers than there are ranks.
+    #[error("{what} lists {found} buffers, expected {expected}")]
+    Count {
+        /// The array of buffers.
+        what: &'static str,
+        /// How many it has.
+        found: usize,
+        /// How many ranks there are.
+        expected: usize,
+    },
+}
+
+/// Why a kernel stopped: what it left in its report word before the trap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Stopped {
+    /// A peer did not begin the call in time.
+    #[error("rank {rank} waited for rank {peer} to begin call {epoch}, and gave up at the time-out")]
+    EntryTimeout {
+        /// Who waited.
+        rank: u32,
+        /// For whom.
+        peer: u32,
+        /// The number of the call, counted per block.
+        epoch: u32,
+    },
+    /// A peer began the call and did not end it in time.
+    #[error("rank {rank} waited for rank {peer} to end call {epoch}, and gave up at the time-out")]
+    ExitTimeout {
+        /// Who waited.
+        rank: u32,
+        /// For whom.
+        peer: u32,
+        /// The number of the call, counted per block.
+        epoch: u32,
+    },
+    /// A peer made another call, or the same with another shape.
+    #[error("rank {rank} and rank {peer} made different calls, or calls of different shapes, as call {epoch}")]
+    Disagree {
+        /// Who found it.
+        rank: u32,
+        /// The other one.
+        peer: u32,
+        /// The number of the call, counted per block.
+        epoch: u32,
+    },
+    /// A destination, or the rank of an expert, is out of range.
+    #[error("destination or expert {index} is out of range")]
+    Destination {
+        /// Where it stands.
+        index: u32,
+    },
+    /// More rows than there is room for.
+    #[error("rank {peer} would get {rows} rows, more than there is room for (found by rank {rank})")]
+    Rows {
+        /// Who found it.
+        rank: u32,
+        /// Whose room it is.
+        peer: u32,
+        /// Rows.
+        rows: u32,
+    },
+    /// A position of the permutation holds no token.
+    #[error("position {position} of the permutation of rank {rank} is out of range")]
+    Permutation {
+        /// Whose permutation.
+        rank: u32,
+        /// The position.
+        position: u32,
+    },
+    /// The offsets of a rank descend or exceed the tokens.
+    #[error("the offsets of rank {rank} end at {end}, which fits neither their begin nor the tokens")]
+    Offsets {
+        /// Whose rows.
+        rank: u32,
+        /// The offset.
+        end: u32,
+    },
+    /// A code that no kernel of this version writes.
+    #[error("a kernel stopped with the unknown code {code:#x}")]
+    Unknown {
+        /// The report word.
+        code: u64,
+    },
+}
+
+impl Stopped {
+    /// Reads a report word; `None` for 0: nothing stopped.
+    #[must_use]
+    pub fn from_report(code: u64) -> Option<Self> {
+        let [kind, rank, peer] = [code >> 56, code >> 48 & 0xff, code >> 40 & 0xff].map(|part| part as u32);
+        let number = code as u32;
+        Some(match kind {
+            0 if code == 0 => return None,
+            1 => Self::EntryTimeout { rank, peer, epoch: number },
+            2 => Self::ExitTimeout { rank, peer, epoch: number },
+            3 => Self::Disagree { rank, peer, epoch: number },
+            4 => Self::Destination { index: number },
+            5 => Self::Rows { rank, peer, rows: number },
+            6 => Self::Permutation { rank, position: number },
+            7 => Self::Offsets { rank, end: number },
+            _ => Self::Unknown { code },
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! Dispatch and combine of expert parallelism, checked before any launch.
+
+use semmoe_kernels::Dtype;
+
+use crate::calls::{ELEMENT_ALIGNMENT, by_type, collective};
+use crate::error::LaunchError;
+use crate::launch::{Grid, Launch};
+use crate::params::{COLLECTIVE_THREADS, CombineParams, DispatchParams, LaunchParams, MAX_LOCAL, PlanParams};
+use crate::team::{Buffer, Team, in_range};
+
+/// Most experts of one token.
+pub const MAX_TOP_K: u64 = 64;
+
+/// Every token once to each rank that hosts one of its experts.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch<'a> {
+    /// L: n of each rank of the launch.
+    pub tokens: &'a [u64],
+    /// H
+    pub hidden: u64,
+    /// Of the rows.
+    pub dtype: Dtype,
+    /// k
+    pub top_k: u64,
+    /// N
+    pub experts_in_all: u64,
+    /// L x `[N]`
+    pub rank_of_expert: &'a [Buffer],
+    /// L x `[n, H]`
+    pub x: &'a [Buffer],
+    /// L x `[n, k]` i32; -1: the slot is not used.
+    pub experts: &'a [Buffer],
+    /// L x `[n, k]` f32
+    pub weights: &'a [Buffer],
+    /// L x `[n, P]` i32, out: what [`Combine`] needs.
+    pub sent_rows: &'a [Buffer],
+    /// L x `[P + 1]` i32, out.
+    pub source_offsets: &'a [Buffer],
+    /// What each rank receives.
+    pub received: Received<'a>,
+}
+
+/// P x the memory that each rank receives in.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
+    /// Rows that each has room for.
+    pub capacity: u64,
+    /// P x `[capacity, H]`
+    pub rows: &'a [Buffer],
+    /// P x `[capacity]` i32
+    pub tokens: &'a [Buffer],
+    /// P x `[capacity, k]` i32
+    pub experts: &'a [Buffer],
+    /// P x `[capacity, k]` f32
+    pub weights: &'a [Buffer],
+}
+
+impl Dispatch<'_> {
+    /// The two launches, in order, on one stream: the plan in one block of `plan_threads`, then the exchange.
+    ///
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launches(&self, team: &Team, grid: Grid, plan_threads: u32) -> Result<[Launch; 2], LaunchError> {
+        let plan_grid = Grid { blocks: 1, threads: plan_threads }.check_sort()?;
+        let plan = collective("semmoe_dispatch_plan", team, plan_grid, LaunchParams::Plan(self.plan(team)?))?;
+        let kernel = if self.dtype.bytes() == 4 { "semmoe_dispatch_4" } else { "semmoe_dispatch_2" };
+        let params = LaunchParams::Dispatch(self.params(team)?);
+        Ok([plan, collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, params)?])
+    }
+
+    fn top_k(&self) -> Result<u32, LaunchError> {
+        in_range("top-k", self.top_k, 1, MAX_TOP_K)
+    }
+
+    fn plan(&self, team: &Team) -> Result<PlanParams, LaunchError> {
+        let most = most(self.tokens);
+        Ok(PlanParams {
+            experts: team.locals("experts", self.experts, most.saturating_mul(self.top_k.saturating_mul(4)), 4)?,
+            rank_of_expert: team.locals(
+                "rank of expert",
+                self.rank_of_expert,
+                self.experts_in_all.saturating_mul(4),
+                4,
+            )?,
+            places: team.locals("sent rows", self.sent_rows, most.saturating_mul(team.ranks() as u64 * 4), 4)?,
+            signals: team.local_signals(),
+            report: team.params().report,
+            tokens: local_tokens(team, self.tokens)?,
+            top_k: self.top_k()?,
+            experts_in_all: in_range("experts", self.experts_in_all, 1, i32::MAX as u64)?,
+            ranks: team.ranks() as u32,
+            padding: 0,
+        })
+    }
+
+    fn params(&self, team: &Team) -> Result<DispatchParams, LaunchError> {
+        let plan = self.plan(team)?;
+        let Received { capacity, rows, tokens, experts, weights } = self.received;
+        let row_bytes = self.hidden.saturating_mul(self.dtype.bytes() as u64);
+        let x_bytes = most(self.tokens).saturating_mul(row_bytes);
+        let route_bytes = capacity.saturating_mul(self.top_k.saturating_mul(4));
+        Ok(DispatchParams {
+            team: team.params(),
+            x: team.locals("x", self.x, x_bytes, ELEMENT_ALIGNMENT)?,
+            experts: plan.experts,
+            weights: team.locals(
+                "weights",
+                self.weights,
+                most(self.tokens).saturating_mul(self.top_k.saturating_mul(4)),
+                4,
+            )?,
+            rank_of_expert: plan.rank_of_expert,
+            sent_rows: plan.places,
+            source_offsets: team.locals("source offsets", self.source_offsets, (team.ranks() as u64 + 1) * 4, 4)?,
+            rows: team.peers("received rows", rows, capacity.saturating_mul(row_bytes), ELEMENT_ALIGNMENT)?,
+            tokens: team.peers("received tokens", tokens, capacity.saturating_mul(4), 4)?,
+            row_experts: team.peers("received experts", experts, route_bytes, 4)?,
+            row_weights: team.peers("received weights", weights, route_bytes, 4)?,
+            local_tokens: plan.tokens,
+            hidden: in_range("hidden", self.hidden, 1, 1 << 20)?,
+            top_k: plan.top_k,
+            capacity: in_range("capacity", capacity, 0, i32::MAX as u64)?,
+            padding: 0,
+        })
+    }
+}
+
+/// The weighted sums of the ranks back to the tokens' owners, added in rank order.
+#[derive(Clone, Copy, Debug)]
+pub struct Combine<'a> {
+    /// L: n of each rank of the launch.
+    pub tokens: &'a [u64],
+    /// H
+    pub hidden: u64,
+    /// Of the rows.
+    pub dtype: Dtype,
+    /// Rows that each of `sums` has.
+    pub capacity: u64,
+    /// P x `[capacity, H]`
+    pub sums: &'a [Buffer],
+    /// L x `[n, P]` i32, from [`Dispatch`].
+    pub sent_rows: &'a [Buffer],
+    /// L x `[n, H]`
+    pub out: &'a [Buffer],
+}
+
+impl Combine<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let row_bytes = self.hidden.saturating_mul(self.dtype.bytes() as u64);
+        let most = most(self.tokens);
+        let params = CombineParams {
+            team: team.params(),
+            sums: team.peers("sums", self.sums, self.capacity.saturating_mul(row_bytes), ELEMENT_ALIGNMENT)?,
+            sent_rows: team.locals("sent rows", self.sent_rows, most.saturating_mul(team.ranks() as u64 * 4), 4)?,
+            out: team.locals("out", self.out, most.saturating_mul(row_bytes), ELEMENT_ALIGNMENT)?,
+            local_tokens: local_tokens(team, self.tokens)?,
+            hidden: in_range("hidden", self.hidden, 1, 1 << 20)?,
+            capacity: in_range("capacity", self.capacity, 0, i32::MAX as u64)?,
+        };
+        let kernel = by_type(self.dtype, ["semmoe_combine_f32", "semmoe_combine_f16", "semmoe_combine_bf16"]);
+        collective(kernel, team, grid.check(team, COLLECTIVE_THREADS)?, LaunchParams::Combine(params))
+    }
+}
+
+/// Buffers of all ranks of a launch are as large as the rank with the most tokens needs.
+fn most(tokens: &[u64]) -> u64 {
+    tokens.iter().copied().max().unwrap_or(0)
+}
+
+fn local_tokens(team: &Team, tokens: &[u64]) -> Result<[u32; MAX_LOCAL], LaunchError> {
+    if tokens.len() != team.local() {
+        return Err(LaunchError::Count { what: "tokens", found: tokens.len(), expected: team.local() });
+    }
+    let mut list = [0; MAX_LOCAL];
+    for (slot, &tokens) in list.iter_mut().zip(tokens) {
+        *slot = in_range("tokens", tokens, 0, i32::MAX as u64 / team.ranks() as u64)?;
+    }
+    Ok(list)
+}

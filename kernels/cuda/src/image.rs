@@ -1,0 +1,86 @@
+//! Compiled kernels: for which GPUs, and which of them this build embeds.
+
+/// What the kernels are compiled for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// CUBIN for A100 and the others of capability 8.x.
+    Sm80,
+    /// CUBIN for H100, H200.
+    Sm90,
+    /// CUBIN for B200.
+    Sm100,
+    /// PTX that drivers compile for newer GPUs.
+    Ptx90,
+}
+
+impl Target {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Sm80, Self::Sm90, Self::Sm100, Self::Ptx90];
+
+    /// As NVRTC's `--gpu-architecture` has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm90 => "sm_90",
+            Self::Sm100 => "sm_100",
+            Self::Ptx90 => "compute_90",
+        }
+    }
+
+    /// The file that holds it, beside the others.
+    #[must_use]
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80.cubin",
+            Self::Sm90 => "sm_90.cubin",
+            Self::Sm100 => "sm_100.cubin",
+            Self::Ptx90 => "compute_90.ptx",
+        }
+    }
+
+    /// Compute capability x 10.
+    #[must_use]
+    pub const fn capability(self) -> u32 {
+        match self {
+            Self::Sm80 => 80,
+            Self::Sm90 | Self::Ptx90 => 90,
+            Self::Sm100 => 100,
+        }
+    }
+
+    /// What a GPU of this capability (x 10) runs; `None` if it is too old. A CUBIN runs on later minor capabilities of its major one.
+    #[must_use]
+    pub const fn for_capability(capability: u32) -> Option<Self> {
+        match capability {
+            0..80 => None,
+            80..90 => Some(Self::Sm80),
+            90..100 => Some(Self::Sm90),
+            100..110 => Some(Self::Sm100),
+            _ => Some(Self::Ptx90),
+        }
+    }
+}
+
+/// The image for a target, if this crate was built with `SEMMOE_KERNEL_IMAGES`.
+#[must_use]
+pub fn embedded(target: Target) -> Option<&'static [u8]> {
+    IMAGES.get(target as usize).copied()
+}
+
+/// In the order of [`Target::ALL`], or none.
+const IMAGES: &[&[u8]] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_capability_has_its_target() {
+        let expected = [(75, None), (80, Some("sm_80")), (89, Some("sm_80")), (90, Some("sm_90"))];
+        let newer = [(100, Some("sm_100")), (103, Some("sm_100")), (120, Some("compute_90"))];
+        for (capability, name) in expected.into_iter().chain(newer) {
+            assert_eq!(Target::for_capability(capability).map(Target::name), name, "{capability}");
+        }
+    }
+}

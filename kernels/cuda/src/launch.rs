@@ -1,0 +1,86 @@
+//! Launches: a kernel, its grid and its parameters, checked.
+
+use crate::error::LaunchError;
+use crate::params::{COLLECTIVE_THREADS, LaunchParams, MAX_BLOCKS, NORM_THREADS, SORT_THREADS, WARP};
+use crate::team::{Team, in_range};
+
+/// Blocks and threads of a collective. All ranks must use the same number of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grid {
+    /// Blocks of each rank, 1 to 256. All blocks of all ranks on one GPU must fit on it at once, as they wait for one another.
+    pub blocks: u32,
+    /// Threads of each block: a multiple of 32, and not fewer than there are ranks.
+    pub threads: u32,
+}
+
+impl Grid {
+    /// Full blocks.
+    #[must_use]
+    pub fn of_blocks(blocks: u32) -> Self {
+        Self { blocks, threads: COLLECTIVE_THREADS }
+    }
+
+    /// What a collective of these ranks can be launched with.
+    pub(crate) fn check(self, team: &Team, most_threads: u32) -> Result<Self, LaunchError> {
+        in_range("blocks", u64::from(self.blocks), 1, u64::from(MAX_BLOCKS))?;
+        let ranks = team.ranks() as u32;
+        in_range("threads", u64::from(self.threads), u64::from(ranks.next_multiple_of(WARP)), u64::from(most_threads))?;
+        whole_warps(self.threads)?;
+        Ok(self)
+    }
+
+    /// The fused norm's block has one size.
+    pub(crate) fn check_norm(self, team: &Team) -> Result<Self, LaunchError> {
+        in_range("threads", u64::from(self.threads), u64::from(NORM_THREADS), u64::from(NORM_THREADS))?;
+        self.check(team, NORM_THREADS)
+    }
+
+    /// One block of some warps, but without ranks that wait for one another.
+    pub(crate) fn check_sort(self) -> Result<Self, LaunchError> {
+        in_range("blocks", u64::from(self.blocks), 1, 1)?;
+        in_range("threads", u64::from(self.threads), u64::from(WARP), u64::from(SORT_THREADS))?;
+        whole_warps(self.threads)?;
+        Ok(self)
+    }
+}
+
+fn whole_warps(threads: u32) -> Result<(), LaunchError> {
+    in_range("threads behind the last whole warp", u64::from(threads % WARP), 0, 0)?;
+    Ok(())
+}
+
+/// A checked launch.
+#[derive(Clone, Copy)]
+pub struct Launch {
+    pub(crate) kernel: &'static str,
+    pub(crate) grid: Grid,
+    pub(crate) ranks: u32,
+    pub(crate) params: LaunchParams,
+}
+
+impl Launch {
+    /// The kernel's name.
+    #[must_use]
+    pub fn kernel(&self) -> &'static str {
+        self.kernel
+    }
+
+    /// Blocks of each rank, ranks in the launch (`gridDim.y`), threads of each block.
+    #[must_use]
+    pub fn shape(&self) -> (u32, u32, u32) {
+        (self.grid.blocks, self.ranks, self.grid.threads)
+    }
+
+    /// The kernel's one argument.
+    #[must_use]
+    pub fn params(&self) -> &[u8] {
+        self.params.as_bytes()
+    }
+}
+
+impl std::fmt::Debug for Launch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (x, y, threads) = self.shape();
+        write!(f, "{}<<<({x}, {y}), {threads}>>>", self.kernel)
+    }
+}

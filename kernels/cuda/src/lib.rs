@@ -1,0 +1,35 @@
+//! The collectives as CUDA kernels: their sources, their calls checked before any launch, and what they report when they stop.
+//!
+//! Nothing here needs a GPU, a driver or a compiler: `semmoe-kernels-shim` runs the same launches on the CPU. kernels/README.md explains
+//! the kernels.
+
+mod calls;
+#[cfg(feature = "nvrtc")]
+mod compile;
+#[cfg(feature = "cuda")]
+pub mod driver;
+mod error;
+mod exchange;
+pub mod hosts;
+mod image;
+mod launch;
+pub mod model;
+mod params;
+mod source;
+mod team;
+pub mod vmm;
+
+pub use calls::{
+    AllReduce, Allgather, Argsort, ELEMENT_ALIGNMENT, ReduceScatter, ReduceScatterNorm, Rows, Shuffle, Split,
+};
+#[cfg(feature = "nvrtc")]
+pub use compile::{CompileError, Compiled, KernelUse, compile, compile_with_spills};
+pub use error::{LaunchError, Stopped};
+pub use exchange::{Combine, Dispatch, MAX_TOP_K, Received};
+pub use image::{Target, embedded};
+pub use launch::{Grid, Launch};
+pub use params::{
+    COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, MAX_NORM_HIDDEN, MAX_RANKS, NORM_THREADS, SIGNAL_BYTES, SORT_THREADS,
+};
+pub use source::{HEADERS, SOURCES, Source, kernels_of};
+pub use team::{Buffer, Team};

@@ -1,0 +1,151 @@
+//! The parameters of the kernels, byte for byte as the CUDA sources declare them.
+//!
+//! [`LaunchParams::as_bytes`] is compared with what a compiled kernel takes: by the shim at each launch, by the driver at each load.
+
+/// Most ranks of a team (`MAX_RANKS`).
+pub const MAX_RANKS: usize = 64;
+/// Most ranks in one launch, which share a GPU (`MAX_LOCAL`).
+pub const MAX_LOCAL: usize = 8;
+/// Most blocks of a rank (`MAX_BLOCKS`).
+pub const MAX_BLOCKS: u32 = 256;
+/// Threads of a warp.
+pub(crate) const WARP: u32 = 32;
+/// Most threads of a block of a collective (`COLLECTIVE_THREADS`).
+pub const COLLECTIVE_THREADS: u32 = 512;
+/// Threads of a block that norms rows, no more and no less (`NORM_THREADS`).
+pub const NORM_THREADS: u32 = 256;
+/// Most threads of the block that sorts (`SORT_THREADS`).
+pub const SORT_THREADS: u32 = 1024;
+/// The widest row that the fused norm holds in registers.
+pub const MAX_NORM_HIDDEN: u32 = 8192;
+/// Bytes of the signals of one rank (`Signals`), for any number of ranks and tokens.
+pub const SIGNAL_BYTES: u64 =
+    (MAX_BLOCKS as u64) * 4 + 2 * (MAX_BLOCKS as u64) * (MAX_RANKS as u64) * 8 + (MAX_RANKS as u64) * 4;
+
+/// An address in device memory; 0 is null.
+pub(crate) type Raw = u64;
+/// By `blockIdx.y`.
+pub(crate) type Local = [Raw; MAX_LOCAL];
+/// By rank.
+pub(crate) type Peers = [Raw; MAX_RANKS];
+
+macro_rules! params {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => { $(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub(crate) struct $name { $(pub(crate) $field: $type),* }
+    )* };
+}
+
+params! {
+    /// `Team`
+    TeamParams { ranks: u32, first_rank: u32, timeout_ns: u64, report: Local, signals: Peers }
+    /// `ReduceParams`
+    ReduceParams {
+        team: TeamParams, parts: Peers, out: Local, permutation: Local, offsets: Local, multicast: Raw,
+        tokens: u32, hidden: u32, capacity: u32, padding: u32,
+    }
+    /// `NormParams`
+    NormParams {
+        reduce: ReduceParams, residual: Local, weight: Local, residual_out: Local, epsilon: f32, padding: u32,
+    }
+    /// `GatherParams`
+    GatherParams {
+        team: TeamParams, rows: Local, out: Peers, permutation: Local, offsets: Local, multicast: Raw,
+        tokens: u32, hidden: u32, capacity: u32, padding: u32,
+    }
+    /// `AllReduceParams`
+    AllReduceParams { team: TeamParams, parts: Peers, out: Peers, elements: u64 }
+    /// `ShuffleParams`
+    ShuffleParams {
+        from: Local, to: Local, permutation: Local, report: Local, rows: u32, hidden: u32, back: u32, padding: u32,
+    }
+    /// `ArgsortParams`
+    ArgsortParams {
+        destinations: Local, permutation: Local, inverse: Local, offsets: Local, report: Local, items: u32, ranks: u32,
+    }
+    /// `PlanParams`
+    PlanParams {
+        experts: Local, rank_of_expert: Local, places: Local, signals: Local, report: Local,
+        tokens: [u32; MAX_LOCAL], top_k: u32, experts_in_all: u32, ranks: u32, padding: u32,
+    }
+    /// `DispatchParams`
+    DispatchParams {
+        team: TeamParams, x: Local, experts: Local, weights: Local, rank_of_expert: Local, sent_rows: Local,
+        source_offsets: Local, rows: Peers, tokens: Peers, row_experts: Peers, row_weights: Peers,
+        local_tokens: [u32; MAX_LOCAL], hidden: u32, top_k: u32, capacity: u32, padding: u32,
+    }
+    /// `CombineParams`
+    CombineParams {
+        team: TeamParams, sums: Peers, sent_rows: Local, out: Local, local_tokens: [u32; MAX_LOCAL],
+        hidden: u32, capacity: u32,
+    }
+    /// `PackParams`
+    PackParams { dispatch: DispatchParams, limits: [u32; MAX_RANKS] }
+    /// `UnpackParams`
+    UnpackParams { combine: CombineParams, limits: [u32; MAX_RANKS] }
+}
+
+/// The parameters of one launch.
+#[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant, reason = "kept on the stack: a launch allocates nothing")]
+pub(crate) enum LaunchParams {
+    Reduce(ReduceParams),
+    Norm(NormParams),
+    Gather(GatherParams),
+    AllReduce(AllReduceParams),
+    Shuffle(ShuffleParams),
+    Argsort(ArgsortParams),
+    Plan(PlanParams),
+    Dispatch(DispatchParams),
+    Combine(CombineParams),
+    Pack(PackParams),
+    Unpack(UnpackParams),
+}
+
+impl LaunchParams {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Reduce(params) => bytes_of(params),
+            Self::Norm(params) => bytes_of(params),
+            Self::Gather(params) => bytes_of(params),
+            Self::AllReduce(params) => bytes_of(params),
+            Self::Shuffle(params) => bytes_of(params),
+            Self::Argsort(params) => bytes_of(params),
+            Self::Plan(params) => bytes_of(params),
+            Self::Dispatch(params) => bytes_of(params),
+            Self::Combine(params) => bytes_of(params),
+            Self::Pack(params) => bytes_of(params),
+            Self::Unpack(params) => bytes_of(params),
+        }
+    }
+}
+
+/// Only for the structs above: all fields are integers or floats, and `padding` fills every hole.
+fn bytes_of<P: Copy>(params: &P) -> &[u8] {
+    // SAFETY: the structs of this module have no padding of the compiler's (checked below), so every byte is initialised.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), size_of::<P>()) }
+}
+
+/// Sum of the fields, where a struct has no hidden padding.
+const LOCAL: usize = MAX_LOCAL * 8;
+const PEERS: usize = MAX_RANKS * 8;
+const TEAM: usize = 16 + LOCAL + PEERS;
+const REDUCE: usize = TEAM + PEERS + 3 * LOCAL + 24;
+const _: () = {
+    assert!(size_of::<TeamParams>() == TEAM);
+    assert!(size_of::<ReduceParams>() == REDUCE);
+    assert!(size_of::<NormParams>() == REDUCE + 3 * LOCAL + 8);
+    assert!(size_of::<GatherParams>() == REDUCE);
+    assert!(size_of::<AllReduceParams>() == TEAM + 2 * PEERS + 8);
+    assert!(size_of::<ShuffleParams>() == 4 * LOCAL + 16);
+    assert!(size_of::<ArgsortParams>() == 5 * LOCAL + 8);
+    assert!(size_of::<PlanParams>() == 5 * LOCAL + LOCAL / 2 + 16);
+    assert!(size_of::<DispatchParams>() == TEAM + 6 * LOCAL + 4 * PEERS + LOCAL / 2 + 16);
+    assert!(size_of::<CombineParams>() == TEAM + PEERS + 2 * LOCAL + LOCAL / 2 + 8);
+    assert!(size_of::<PackParams>() == size_of::<DispatchParams>() + 4 * MAX_RANKS);
+    assert!(size_of::<UnpackParams>() == size_of::<CombineParams>() + 4 * MAX_RANKS);
+    // A kernel takes no more.
+    assert!(size_of::<PackParams>() <= 4096);
+};

@@ -1,0 +1,49 @@
+//! The CUDA sources, as they stand in `kernels/cuda`, and the kernels in them.
+
+/// A file of CUDA C++.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// Its name, as `#include` and messages have it.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// The first compute capability that has its instructions, x 10: 80 is sm_80.
+    pub least_capability: u32,
+}
+
+macro_rules! source {
+    ($name:literal, $least:literal) => {
+        Source { name: $name, text: include_str!(concat!("../", $name)), least_capability: $least }
+    };
+}
+
+/// What the kernels include.
+pub const HEADERS: &[Source] = &[
+    source!("common.cuh", 80),
+    source!("team.cuh", 80),
+    source!("reduce.cuh", 80),
+    source!("gather.cuh", 80),
+    source!("push.cuh", 80),
+    source!("sort.cuh", 80),
+];
+
+/// One source per kernel.
+pub const SOURCES: &[Source] = &[
+    source!("argsort.cu", 80),
+    source!("srs.cu", 80),
+    source!("srs_norm.cu", 80),
+    source!("sag.cu", 80),
+    source!("all_reduce.cu", 80),
+    source!("shuffle.cu", 80),
+    source!("dispatch_plan.cu", 80),
+    source!("dispatch.cu", 80),
+    source!("pack.cu", 80),
+    source!("combine.cu", 80),
+    source!("nvls.cu", 90),
+];
+
+/// Every kernel of a source, by the names that `SEMMOE_KERNEL` gives them.
+pub fn kernels_of(source: &Source) -> impl Iterator<Item = &'static str> {
+    let text: &'static str = source.text;
+    text.split("SEMMOE_KERNEL(").skip(1).filter_map(|rest| rest.split(',').next())
+}

@@ -1,0 +1,165 @@
+//! The ranks of a call, and the memory they share.
+
+use std::time::Duration;
+
+use crate::error::LaunchError;
+use crate::params::{Local, MAX_LOCAL, MAX_RANKS, Peers, SIGNAL_BYTES, TeamParams};
+
+/// Memory on a device (or, for the shim, of this process).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Buffer {
+    /// Its address there.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl Buffer {
+    /// The part that begins at `offset`; empty if that is past the end.
+    #[must_use]
+    pub fn from_offset(self, offset: u64) -> Self {
+        let bytes = self.bytes.saturating_sub(offset);
+        Self { address: if bytes == 0 { 0 } else { self.address.wrapping_add(offset) }, bytes }
+    }
+}
+
+/// P ranks that meet in every call, and those of them that one launch runs.
+#[derive(Clone, Copy)]
+pub struct Team {
+    params: TeamParams,
+    local: usize,
+}
+
+impl Team {
+    /// - `signals` `[P]`: zeroed memory of each rank that all ranks can write, [`SIGNAL_BYTES`] or more
+    /// - `first_rank`: the rank that this launch runs, or the first of several that share a GPU
+    /// - `reports` `[local]`: a zeroed word for each rank of the launch, in memory that the host can read after a trap
+    /// - `timeout`: how long a rank waits for another one
+    ///
+    /// # Errors
+    /// More ranks than [`MAX_RANKS`] (or [`MAX_LOCAL`] in the launch), null, misaligned or too small memory, a time-out of 0.
+    pub fn new(
+        signals: &[Buffer],
+        first_rank: u32,
+        reports: &[Buffer],
+        timeout: Duration,
+    ) -> Result<Self, LaunchError> {
+        let ranks = in_range("ranks", signals.len() as u64, 1, MAX_RANKS as u64)?;
+        let local = in_range("ranks of the launch", reports.len() as u64, 1, u64::from(ranks).min(MAX_LOCAL as u64))?;
+        in_range("first rank", u64::from(first_rank), 0, u64::from(ranks - local))?;
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        if timeout_ns == 0 {
+            return Err(LaunchError::OutOfRange { what: "time-out in ns", found: 0, least: 1, most: u64::MAX });
+        }
+        let mut params = TeamParams { ranks, first_rank, timeout_ns, report: [0; MAX_LOCAL], signals: [0; MAX_RANKS] };
+        fill("signals", &mut params.signals, signals, SIGNAL_BYTES, 8)?;
+        fill("report", &mut params.report, reports, 8, 8)?;
+        Ok(Self { params, local: local as usize })
+    }
+
+    /// P
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.params.ranks as usize
+    }
+
+    /// Ranks that one launch runs.
+    #[must_use]
+    pub fn local(&self) -> usize {
+        self.local
+    }
+
+    /// The first rank of the launch.
+    #[must_use]
+    pub fn first_rank(&self) -> usize {
+        self.params.first_rank as usize
+    }
+
+    pub(crate) fn params(&self) -> TeamParams {
+        self.params
+    }
+
+    /// One buffer for each rank of the launch.
+    pub(crate) fn locals(
+        &self,
+        what: &'static str,
+        buffers: &[Buffer],
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<Local, LaunchError> {
+        let mut list = [0; MAX_LOCAL];
+        count(what, buffers, self.local)?;
+        fill(what, &mut list, buffers, bytes, alignment)?;
+        Ok(list)
+    }
+
+    /// The same, or all null.
+    pub(crate) fn locals_or_null(
+        &self,
+        what: &'static str,
+        buffers: Option<&[Buffer]>,
+        bytes: u64,
+    ) -> Result<Local, LaunchError> {
+        buffers.map_or(Ok([0; MAX_LOCAL]), |buffers| self.locals(what, buffers, bytes, 4))
+    }
+
+    /// One buffer for each rank.
+    pub(crate) fn peers(
+        &self,
+        what: &'static str,
+        buffers: &[Buffer],
+        bytes: u64,
+        alignment: u64,
+    ) -> Result<Peers, LaunchError> {
+        let mut list = [0; MAX_RANKS];
+        count(what, buffers, self.ranks())?;
+        fill(what, &mut list, buffers, bytes, alignment)?;
+        Ok(list)
+    }
+
+    /// Signals of the ranks of the launch.
+    pub(crate) fn local_signals(&self) -> Local {
+        let mut list = [0; MAX_LOCAL];
+        let first = self.first_rank();
+        list[..self.local].copy_from_slice(&self.params.signals[first..first + self.local]);
+        list
+    }
+}
+
+fn count(what: &'static str, buffers: &[Buffer], expected: usize) -> Result<(), LaunchError> {
+    match buffers.len() {
+        found if found == expected => Ok(()),
+        found => Err(LaunchError::Count { what, found, expected }),
+    }
+}
+
+fn fill(
+    what: &'static str,
+    list: &mut [u64],
+    buffers: &[Buffer],
+    bytes: u64,
+    alignment: u64,
+) -> Result<(), LaunchError> {
+    for (index, (slot, buffer)) in list.iter_mut().zip(buffers).enumerate() {
+        let Buffer { address, bytes: found } = *buffer;
+        if found < bytes {
+            return Err(LaunchError::TooSmall { what, index, found, expected: bytes });
+        }
+        if address == 0 && bytes > 0 {
+            return Err(LaunchError::Null { what, index });
+        }
+        if address % alignment != 0 {
+            return Err(LaunchError::Misaligned { what, index, address, alignment });
+        }
+        *slot = address;
+    }
+    Ok(())
+}
+
+/// A number that fits 32 bits and lies in a range.
+pub(crate) fn in_range(what: &'static str, found: u64, least: u64, most: u64) -> Result<u32, LaunchError> {
+    match u32::try_from(found) {
+        Ok(value) if (least..=most).contains(&found) => Ok(value),
+        _ => Err(LaunchError::OutOfRange { what, found, least, most }),
+    }
+}

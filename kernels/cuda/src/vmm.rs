@@ -1,0 +1,389 @@
+//! Memory by handles: allocated apart from its address, given to other processes as a file descriptor, and bound to a multicast address
+//! for the NVLS kernels.
+//!
+//! The driver is behind [`VirtualMemory`], so that order, sizes and what is undone after a failure are tested without one.
+//! `driver::Device` implements it.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use crate::team::Buffer;
+
+/// Most bytes of one allocation: more than any GPU has, and far from the end of the numbers.
+pub const MAX_BYTES: u64 = 1 << 42;
+/// Most GPUs of a multicast object.
+pub const MAX_DEVICES: u32 = 64;
+
+/// What the driver knows memory by, mapped or not.
+pub type Handle = u64;
+
+/// The driver's calls, on one GPU. Errors are its own words.
+pub trait VirtualMemory {
+    /// Whether this GPU can take part in a multicast object.
+    fn has_multicast(&self) -> bool;
+    /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String>;
+    /// Memory that can be exported.
+    ///
+    /// # Errors
+    /// The driver's, as when memory is short.
+    fn create(&self, bytes: u64) -> Result<Handle, String>;
+    /// A multicast object that can be exported.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String>;
+    /// Adds this GPU.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn add_device(&self, multicast: Handle) -> Result<(), String>;
+    /// Binds memory of this GPU, from its beginning.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String>;
+    /// Undoes [`bind`](Self::bind).
+    ///
+    /// # Errors
+    /// The driver's.
+    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
+    /// For another process.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn export(&self, handle: Handle) -> Result<OwnedFd, String>;
+    /// What another process exported.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn import(&self, file: BorrowedFd<'_>) -> Result<Handle, String>;
+    /// Addresses without memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String>;
+    /// Memory at reserved addresses.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn map(&self, address: u64, bytes: u64, handle: Handle) -> Result<(), String>;
+    /// This GPU may read and write there.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn grant(&self, address: u64, bytes: u64) -> Result<(), String>;
+    /// Undoes [`map`](Self::map).
+    ///
+    /// # Errors
+    /// The driver's.
+    fn unmap(&self, address: u64, bytes: u64) -> Result<(), String>;
+    /// Undoes [`reserve`](Self::reserve).
+    ///
+    /// # Errors
+    /// The driver's.
+    fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
+    /// Gives a handle back; memory goes with its last handle and mapping.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn release(&self, handle: Handle) -> Result<(), String>;
+}
+
+/// Memory that could not be had.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum VmmError {
+    /// A size or count out of its range.
+    #[error("{what} is {found}, expected {least} to {most}")]
+    OutOfRange {
+        /// What it is.
+        what: &'static str,
+        /// The value.
+        found: u64,
+        /// The least that is taken.
+        least: u64,
+        /// The most.
+        most: u64,
+    },
+    /// Memory of another process whose size the driver cannot map.
+    #[error("{found} bytes of another process are no multiple of {granularity}, which the driver maps by")]
+    Granularity {
+        /// Bytes it is said to have.
+        found: u64,
+        /// What it must be a multiple of.
+        granularity: u64,
+    },
+    /// A GPU without NVLink SHARP, or a driver that does not offer it.
+    #[error("the GPU has no multicast support")]
+    NoMulticast,
+    /// Steps of a multicast object in the wrong order.
+    #[error("{step} comes before {before} on a multicast object")]
+    Order {
+        /// What must be done first.
+        step: &'static str,
+        /// What was asked for.
+        before: &'static str,
+    },
+    /// The driver's own words.
+    #[error("the CUDA driver refused {call}: {cause}")]
+    Refused {
+        /// What was asked of it.
+        call: &'static str,
+        /// What it said.
+        cause: String,
+    },
+}
+
+fn refused(call: &'static str) -> impl FnOnce(String) -> VmmError {
+    move |cause| VmmError::Refused { call, cause }
+}
+
+/// A handle that is given back when dropped.
+struct Held<'d, V: VirtualMemory> {
+    driver: &'d V,
+    handle: Handle,
+}
+
+impl<V: VirtualMemory> Drop for Held<'_, V> {
+    fn drop(&mut self) {
+        // Nothing can be done about a refusal.
+        let _ = self.driver.release(self.handle);
+    }
+}
+
+/// Addresses that are given back when dropped.
+struct Reserved<'d, V: VirtualMemory> {
+    driver: &'d V,
+    address: u64,
+    bytes: u64,
+}
+
+impl<V: VirtualMemory> Drop for Reserved<'_, V> {
+    fn drop(&mut self) {
+        let _ = self.driver.free(self.address, self.bytes);
+    }
+}
+
+/// Something at an address, until dropped: unmapped, then the addresses are freed.
+struct Mapped<'d, V: VirtualMemory> {
+    addresses: Reserved<'d, V>,
+}
+
+impl<'d, V: VirtualMemory> Mapped<'d, V> {
+    fn new(held: &Held<'d, V>, bytes: u64, granularity: u64) -> Result<Self, VmmError> {
+        let driver = held.driver;
+        let address = driver.reserve(bytes, granularity).map_err(refused("to reserve addresses"))?;
+        let addresses = Reserved { driver, address, bytes };
+        driver.map(address, bytes, held.handle).map_err(refused("to map memory"))?;
+        // From here on dropping unmaps.
+        let mapped = Self { addresses };
+        driver.grant(address, bytes).map_err(refused("access to mapped memory"))?;
+        Ok(mapped)
+    }
+
+    fn buffer(&self) -> Buffer {
+        Buffer { address: self.addresses.address, bytes: self.addresses.bytes }
+    }
+}
+
+impl<V: VirtualMemory> Drop for Mapped<'_, V> {
+    fn drop(&mut self) {
+        let _ = self.addresses.driver.unmap(self.addresses.address, self.addresses.bytes);
+    }
+}
+
+fn in_range(what: &'static str, found: u64, most: u64) -> Result<(), VmmError> {
+    match found {
+        0 => Err(VmmError::OutOfRange { what, found, least: 1, most }),
+        _ if found > most => Err(VmmError::OutOfRange { what, found, least: 1, most }),
+        _ => Ok(()),
+    }
+}
+
+/// What the driver says sizes are multiples of; it must be a power of two, or nothing can be aligned to it.
+fn granularity<V: VirtualMemory>(driver: &V, devices: Option<u32>) -> Result<u64, VmmError> {
+    let found = driver.granularity(devices).map_err(refused("the granularity of memory"))?;
+    if found.is_power_of_two() && found <= MAX_BYTES {
+        Ok(found)
+    } else {
+        let cause = format!("it is {found} bytes, expected a power of two of at most {MAX_BYTES}");
+        Err(VmmError::Refused { call: "the granularity of memory", cause })
+    }
+}
+
+/// Memory of one GPU, of this process or of another one, mapped here.
+pub struct Memory<'d, V: VirtualMemory> {
+    // Unmapped before the handle goes.
+    mapped: Mapped<'d, V>,
+    held: Held<'d, V>,
+}
+
+impl<'d, V: VirtualMemory> Memory<'d, V> {
+    /// At least `bytes` bytes, uninitialised. With `devices` it may be bound to a multicast object of as many.
+    ///
+    /// # Errors
+    /// A size of 0 or above [`MAX_BYTES`], a driver that refuses; nothing is left behind.
+    pub fn new(driver: &'d V, bytes: u64, devices: Option<u32>) -> Result<Self, VmmError> {
+        in_range("bytes of an allocation", bytes, MAX_BYTES)?;
+        let own = granularity(driver, None)?;
+        let unit = match devices {
+            None => own,
+            Some(devices) => own.max(multicast_granularity(driver, devices)?),
+        };
+        // Both are powers of two of at most MAX_BYTES.
+        let bytes = bytes.next_multiple_of(unit);
+        let handle = driver.create(bytes).map_err(refused("an allocation"))?;
+        Self::of(Held { driver, handle }, bytes, unit)
+    }
+
+    /// What another process exported; `bytes` is its size there.
+    ///
+    /// # Errors
+    /// A size that the driver cannot map, a descriptor that is none of its, a driver that refuses.
+    pub fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64) -> Result<Self, VmmError> {
+        in_range("bytes of an import", bytes, MAX_BYTES)?;
+        let unit = granularity(driver, None)?;
+        if !bytes.is_multiple_of(unit) {
+            return Err(VmmError::Granularity { found: bytes, granularity: unit });
+        }
+        let handle = driver.import(file).map_err(refused("an import"))?;
+        Self::of(Held { driver, handle }, bytes, unit)
+    }
+
+    fn of(held: Held<'d, V>, bytes: u64, unit: u64) -> Result<Self, VmmError> {
+        Ok(Self { mapped: Mapped::new(&held, bytes, unit)?, held })
+    }
+
+    /// Its place, for calls; its size is the rounded one.
+    #[must_use]
+    pub fn buffer(&self) -> Buffer {
+        self.mapped.buffer()
+    }
+
+    /// For another process: over a socket, or by `pidfd_getfd`.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn export(&self) -> Result<OwnedFd, VmmError> {
+        self.held.driver.export(self.held.handle).map_err(refused("an export"))
+    }
+}
+
+fn multicast_granularity<V: VirtualMemory>(driver: &V, devices: u32) -> Result<u64, VmmError> {
+    in_range("GPUs of a multicast object", devices.into(), MAX_DEVICES.into())?;
+    if !driver.has_multicast() {
+        return Err(VmmError::NoMulticast);
+    }
+    granularity(driver, Some(devices))
+}
+
+/// One address that stands for memory of several GPUs: a load that reduces adds what all hold, a store writes to all.
+///
+/// One rank makes it and exports it, the others import it. Then every rank adds its GPU; behind a barrier of the caller, as binding
+/// waits for all GPUs, every rank binds its memory; behind another barrier the address may be used.
+pub struct Multicast<'d, V: VirtualMemory> {
+    // In this order: unmapped, unbound, given back.
+    mapped: Option<Mapped<'d, V>>,
+    bound: Option<u64>,
+    held: Held<'d, V>,
+    bytes: u64,
+    unit: u64,
+    added: bool,
+}
+
+impl<'d, V: VirtualMemory> Multicast<'d, V> {
+    /// For `devices` GPUs, and at least `bytes` bytes of each.
+    ///
+    /// # Errors
+    /// A GPU without multicast, counts and sizes out of range, a driver that refuses.
+    pub fn new(driver: &'d V, devices: u32, bytes: u64) -> Result<Self, VmmError> {
+        in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
+        let unit = multicast_granularity(driver, devices)?;
+        let bytes = bytes.next_multiple_of(unit);
+        let handle = driver.create_multicast(devices, bytes).map_err(refused("a multicast object"))?;
+        Ok(Self::of(Held { driver, handle }, bytes, unit))
+    }
+
+    /// What another process made; `devices` and `bytes` are what it has there.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn import(driver: &'d V, file: BorrowedFd<'_>, devices: u32, bytes: u64) -> Result<Self, VmmError> {
+        in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
+        let unit = multicast_granularity(driver, devices)?;
+        if !bytes.is_multiple_of(unit) {
+            return Err(VmmError::Granularity { found: bytes, granularity: unit });
+        }
+        let handle = driver.import(file).map_err(refused("an import"))?;
+        Ok(Self::of(Held { driver, handle }, bytes, unit))
+    }
+
+    fn of(held: Held<'d, V>, bytes: u64, unit: u64) -> Self {
+        Self { mapped: None, bound: None, held, bytes, unit, added: false }
+    }
+
+    /// For another process.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn export(&self) -> Result<OwnedFd, VmmError> {
+        self.held.driver.export(self.held.handle).map_err(refused("an export"))
+    }
+
+    /// Bytes of each GPU, rounded.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Adds this GPU, once.
+    ///
+    /// # Errors
+    /// A driver that refuses.
+    pub fn add_device(&mut self) -> Result<(), VmmError> {
+        if !self.added {
+            self.held.driver.add_device(self.held.handle).map_err(refused("a GPU in a multicast object"))?;
+            self.added = true;
+        }
+        Ok(())
+    }
+
+    /// Binds this GPU's memory and maps the object: the answer's address is for the NVLS kernels. All GPUs have been added before, and
+    /// the memory outlives the object.
+    ///
+    /// # Errors
+    /// A GPU that was not added, memory that is too small, a driver that refuses; it can then be tried again.
+    pub fn bind(&mut self, memory: &'d Memory<'_, V>) -> Result<Buffer, VmmError> {
+        let (driver, handle, bytes) = (self.held.driver, self.held.handle, self.bytes);
+        if !self.added {
+            return Err(VmmError::Order { step: "adding the GPU", before: "binding its memory" });
+        }
+        let found = memory.buffer().bytes;
+        if found < bytes {
+            return Err(VmmError::OutOfRange { what: "bytes to bind", found, least: bytes, most: MAX_BYTES });
+        }
+        if self.bound.is_none() {
+            driver.bind(handle, memory.held.handle, bytes).map_err(refused("to bind memory"))?;
+            self.bound = Some(bytes);
+        }
+        let mapped = match self.mapped.take() {
+            Some(mapped) => mapped,
+            None => Mapped::new(&self.held, bytes, self.unit)?,
+        };
+        Ok(self.mapped.insert(mapped).buffer())
+    }
+}
+
+impl<V: VirtualMemory> Drop for Multicast<'_, V> {
+    fn drop(&mut self) {
+        self.mapped = None;
+        if let Some(bytes) = self.bound {
+            let _ = self.held.driver.unbind(self.held.handle, bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

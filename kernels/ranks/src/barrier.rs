@@ -1,0 +1,116 @@
+//! All ranks arrive, or everyone learns who did not.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::time::{Duration, Instant};
+
+use semmoe_tables::RankId;
+
+use crate::error::RankError;
+use crate::signals::{ALIVE, GAVE_UP, LEFT, Signals};
+
+/// Looks at a peer before sleeping, if every rank can have a core of its own. An arrival is then seen in well under a microsecond.
+///
+/// Far more than the worker's transport looks (64, about what a sleep costs): ranks of a collective arrive nearly together, and two on two
+/// cores passed the barrier in 0.2 to 0.4 of the time that a sleep took, with 64 looks in 0.5 to 1.1 of it. With more ranks than cores a look only
+/// keeps the others from arriving: 64 were worth 0.8 to 1.05 of none, 2000 twice to seven times.
+const SPINS: u32 = 2000;
+
+/// One rank's end of the barrier.
+#[derive(Debug)]
+pub(crate) struct Barrier {
+    rank: usize,
+    epoch: u32,
+    limit: Duration,
+    spins: u32,
+}
+
+impl Barrier {
+    pub(crate) fn new(rank: usize, world: usize, limit: Duration) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { rank, epoch: 0, limit, spins: if cores >= world { SPINS } else { 0 } }
+    }
+
+    /// Reaches the next epoch and waits until all others have. What any rank wrote before is then seen by all.
+    pub(crate) fn pass(&mut self, all: &[&Signals]) -> Result<(), RankError> {
+        self.epoch = self.epoch.wrapping_add(1);
+        let own = all[self.rank];
+        own.arrived.store(self.epoch, Release);
+        own.bell.ring();
+        let deadline = Instant::now() + self.limit;
+        // Beginning with the next rank, so that not all sleep on the same one.
+        for step in 1..all.len() {
+            let peer = (self.rank + step) % all.len();
+            if let Err(error) = self.wait_for(peer, all[peer], deadline) {
+                give_up(own, peer, &error);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for(&self, peer: usize, signals: &Signals, deadline: Instant) -> Result<(), RankError> {
+        for _ in 0..self.spins {
+            if self.has_arrived(signals) {
+                return self.still_there(peer, signals, true);
+            }
+            std::hint::spin_loop();
+        }
+        self.sleep_until(peer, signals, deadline)
+    }
+
+    fn sleep_until(&self, peer: usize, signals: &Signals, deadline: Instant) -> Result<(), RankError> {
+        let (rank, epoch) = (RankId::new(peer as u16), self.epoch);
+        loop {
+            // The bell is read before what it announces, so that no change is slept through.
+            let rings = signals.bell.rings();
+            let arrived = self.has_arrived(signals);
+            self.still_there(peer, signals, arrived)?;
+            if arrived {
+                return Ok(());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(RankError::TimedOut { rank, epoch, limit: self.limit });
+            }
+            signals.bell.sleep(rings, Some(left));
+        }
+    }
+
+    /// A rank that arrived and then left had finished. One that gave up uses the group no more, and nobody should go on with it.
+    fn still_there(&self, peer: usize, signals: &Signals, arrived: bool) -> Result<(), RankError> {
+        let (rank, epoch) = (RankId::new(peer as u16), self.epoch);
+        match signals.state.load(SeqCst) {
+            LEFT if !arrived && !self.has_arrived(signals) => Err(RankError::Left { rank, epoch }),
+            // In a later epoch: this one it has passed.
+            GAVE_UP if signals.arrived.load(Acquire).wrapping_sub(self.epoch) as i32 > 0 => Ok(()),
+            GAVE_UP => {
+                let cause = RankId::new(signals.cause.load(Acquire) as u16);
+                Err(RankError::GaveUp { rank, epoch, cause })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Epochs wrap around: a peer is at most one ahead, or behind.
+    fn has_arrived(&self, signals: &Signals) -> bool {
+        signals.arrived.load(Acquire).wrapping_sub(self.epoch) as i32 >= 0
+    }
+}
+
+/// Tells the others that this rank will come no more.
+pub(crate) fn leave(own: &Signals) {
+    if own.state.compare_exchange(ALIVE, LEFT, SeqCst, Relaxed).is_ok() {
+        own.bell.ring();
+    }
+}
+
+fn give_up(own: &Signals, peer: usize, error: &RankError) {
+    // The rank that was late first, not the one that told of it.
+    let cause = match error {
+        RankError::GaveUp { cause, .. } => cause.index(),
+        _ => peer,
+    };
+    own.cause.store(cause as u32, Release);
+    own.state.store(GAVE_UP, SeqCst);
+    own.bell.ring();
+}

@@ -1,0 +1,70 @@
+//! A word that is counted up at each change, on which threads of any process can sleep.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+/// A bell in memory that its waiters share; all zeros is one that has not rung yet. A change is slept through by nobody who
+/// reads [`Bell::rings`], then looks for the change, and then sleeps with what was read.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Bell {
+    rings: AtomicU32,
+    /// How many threads may be asleep. Those of a process that was killed stay counted, which costs a system call a ring.
+    waiters: AtomicU32,
+}
+
+impl Bell {
+    /// How often it has rung so far, modulo 2^32.
+    #[must_use]
+    pub fn rings(&self) -> u32 {
+        self.rings.load(SeqCst)
+    }
+
+    /// Wakes all who sleep. Costs a system call only if somebody may.
+    pub fn ring(&self) {
+        self.rings.fetch_add(1, SeqCst);
+        if self.waiters.load(SeqCst) > 0 {
+            // It fails only for an address that is none.
+            let _ = futex::wake(&self.rings, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+
+    /// Sleeps until it has rung since `rings` was read, `limit` is over (none: without end), or for no reason at all: the
+    /// caller looks again.
+    pub fn sleep(&self, rings: u32, limit: Option<Duration>) {
+        let limit = limit.map(|limit| futex::Timespec {
+            tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        self.waiters.fetch_add(1, SeqCst);
+        // Not private, as waiters may be processes. Whatever ends the wait, memory says what has happened.
+        let _ = futex::wait(&self.rings, futex::Flags::empty(), rings, limit.as_ref());
+        self.waiters.fetch_sub(1, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_before_or_during_the_sleep_ends_it() {
+        let bell = Bell::default();
+        let before = bell.rings();
+        bell.ring();
+        bell.sleep(before, None);
+        std::thread::scope(|scope| {
+            let seen = bell.rings();
+            scope.spawn(|| bell.ring());
+            while bell.rings() == seen {
+                bell.sleep(seen, None);
+            }
+        });
+        assert_eq!(bell.rings(), 2);
+        assert_eq!(bell.waiters.load(SeqCst), 0);
+        bell.sleep(bell.rings(), Some(Duration::from_millis(1)));
+    }
+}

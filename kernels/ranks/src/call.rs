@@ -1,0 +1,107 @@
+//! What a rank is about to do, as words that the others compare with their own.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use semmoe_kernels::Dtype;
+use semmoe_tables::RankId;
+
+use crate::error::RankError;
+use crate::signals::Signals;
+
+/// Words of a call.
+pub(crate) const CALL_WORDS: usize = 9;
+
+/// The names of the words, as errors have them.
+const NAMES: [&str; CALL_WORDS] = [
+    "the operation",
+    "the element type",
+    "tokens",
+    "hidden",
+    "the first offset",
+    "the second offset",
+    "limits (capacity and top-k)",
+    "an order or placement with digest",
+    "a symmetric buffer of bytes",
+];
+
+/// What ranks can do together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(crate) enum Operation {
+    Barrier = 1,
+    ReduceScatter,
+    ReduceScatterNorm,
+    Allgather,
+    AllReduce,
+    Dispatch,
+    Combine,
+}
+
+const OPERATIONS: [(Operation, &str); 7] = [
+    (Operation::Barrier, "barrier"),
+    (Operation::ReduceScatter, "reduce-scatter"),
+    (Operation::ReduceScatterNorm, "reduce-scatter with norm"),
+    (Operation::Allgather, "allgather"),
+    (Operation::AllReduce, "all-reduce"),
+    (Operation::Dispatch, "dispatch"),
+    (Operation::Combine, "combine"),
+];
+
+/// All that must be the same on every rank. What an operation does not have is 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) operation: Operation,
+    pub(crate) dtype: Dtype,
+    pub(crate) tokens: u64,
+    pub(crate) hidden: u64,
+    pub(crate) offsets: [u64; 2],
+    pub(crate) limits: u64,
+    pub(crate) digest: u64,
+}
+
+impl Call {
+    pub(crate) fn new(operation: Operation, dtype: Dtype) -> Self {
+        Self { operation, dtype, tokens: 0, hidden: 0, offsets: [0; 2], limits: 0, digest: 0 }
+    }
+
+    fn words(&self, bytes: usize) -> [u64; CALL_WORDS] {
+        let [first, second] = self.offsets;
+        let dtype = self.dtype as u64;
+        let size = bytes as u64;
+        [self.operation as u64, dtype, self.tokens, self.hidden, first, second, self.limits, self.digest, size]
+    }
+
+    /// Shows the call to the others; they read it after the barrier that follows.
+    pub(crate) fn publish(&self, own: &Signals, bytes: usize) {
+        for (word, value) in own.call.iter().zip(self.words(bytes)) {
+            word.store(value, Relaxed);
+        }
+    }
+
+    /// Compares with all others. Whoever differs from one rank is seen to differ by that rank too, so that all ranks fail or none.
+    pub(crate) fn compare(&self, rank: usize, all: &[&Signals], bytes: usize) -> Result<(), RankError> {
+        let ours = self.words(bytes);
+        for (peer, signals) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            for (index, (word, &ours)) in signals.call.iter().zip(&ours).enumerate() {
+                let theirs = word.load(Relaxed);
+                if theirs != ours {
+                    let (rank, what) = (RankId::new(peer as u16), NAMES[index]);
+                    let [theirs, ours] = [theirs, ours].map(|value| show(index, value));
+                    return Err(RankError::Disagree { rank, what, theirs, ours });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn show(index: usize, value: u64) -> String {
+    let name = match NAMES[index] {
+        "the operation" => {
+            OPERATIONS.iter().find(|(code, _)| *code as u64 == value).map(|(_, name)| (*name).to_owned())
+        }
+        "the element type" => u32::try_from(value).ok().and_then(Dtype::from_code).map(|dtype| dtype.name().to_owned()),
+        _ => None,
+    };
+    name.unwrap_or_else(|| value.to_string())
+}

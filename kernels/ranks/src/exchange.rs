@@ -1,0 +1,279 @@
+//! Dispatch and combine of expert parallelism: every token once to each rank that hosts one of its experts, and the sums back.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use semmoe_kernels::reference::{NO_EXPERT, NO_ROW};
+use semmoe_kernels::{Element, KernelError, sum_rows};
+use semmoe_tables::RankId;
+
+use crate::MAX_WORLD;
+use crate::call::{Call, Operation};
+use crate::error::RankError;
+use crate::member::Member;
+use crate::reduce::check_len;
+use crate::span::Span;
+
+/// This rank's tokens and where they go; n may differ from rank to rank, all else is the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Routes<'a, T> {
+    /// `[n, H]`
+    pub x: &'a [T],
+    /// `[n, k]`: each below N or [`NO_EXPERT`]; one token's are distinct.
+    pub experts: &'a [i32],
+    /// `[n, k]`
+    pub weights: &'a [f32],
+    /// `[N]`: the rank of each expert.
+    pub rank_of_expert: &'a [u32],
+    /// k, 1 to 65,535
+    pub top_k: usize,
+    /// H
+    pub hidden: usize,
+}
+
+/// Where every rank receives, R rows at most `capacity`, packed by source rank, then in the order of the source's tokens.
+#[derive(Debug)]
+pub struct Received<T> {
+    /// `[capacity, H]`
+    pub rows: Span<T>,
+    /// `[capacity]`: the token's index on its source.
+    pub tokens: Span<u32>,
+    /// `[capacity, k]`: the token's experts that are here, then [`NO_EXPERT`].
+    pub experts: Span<i32>,
+    /// `[capacity, k]`: their weights, then 0.
+    pub weights: Span<f32>,
+}
+
+impl<T> Clone for Received<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Received<T> {}
+
+/// What the caller needs to know of a dispatch.
+#[derive(Debug)]
+pub struct Dispatch<'a> {
+    /// `[P + 1]`: rows from rank p are `source_offsets[p]..source_offsets[p + 1]`.
+    pub source_offsets: &'a mut [u32],
+    /// `[n, P]`: the row of rank q that each token became, or [`NO_ROW`]; combine needs it.
+    pub sent_rows: &'a mut [i32],
+}
+
+impl Member {
+    /// Dispatch by pushing, as [`semmoe_kernels::reference::dispatch`] has it.
+    ///
+    /// # Errors
+    /// Operands that do not fit, before anything happens; more rows than `capacity` for some rank, on all ranks; a rank that left,
+    /// is late or calls something else.
+    pub fn dispatch<T: Element>(
+        &mut self,
+        routes: Routes<'_, T>,
+        received: Received<T>,
+        out: Dispatch<'_>,
+    ) -> Result<(), RankError> {
+        let (world, rank) = (self.world(), self.index());
+        let counts = self.check_dispatch(&routes, received, &out)?;
+        for (word, &count) in self.signals(rank).counts.iter().zip(&counts) {
+            word.store(count, Relaxed);
+        }
+        let mut call = Call::new(Operation::Dispatch, T::DTYPE);
+        call.hidden = routes.hidden as u64;
+        call.offsets = [received.rows.offset() as u64, received.tokens.offset() as u64];
+        call.limits = ((received.tokens.len() as u64) << 16) | routes.top_k as u64;
+        call.digest = digest(&routes, received);
+        self.enter(&call)?;
+        let firsts = self.firsts(received.tokens.len(), out.source_offsets);
+        if firsts.is_ok() {
+            out.sent_rows.fill(NO_ROW);
+        }
+        let answer = firsts.map(|mut next| {
+            for token in 0..out.sent_rows.len() / world {
+                self.send(&routes, received, token, &mut next, &mut out.sent_rows[token * world..][..world]);
+            }
+        });
+        self.exit()?;
+        answer
+    }
+
+    /// Combine by pulling, as [`semmoe_kernels::reference::combine`] has it: `out[t]` is the sum over ranks of what they made of
+    /// the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
+    ///
+    /// # Errors
+    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    pub fn combine<T: Element>(
+        &mut self,
+        sums: Span<T>,
+        hidden: usize,
+        sent_rows: &[i32],
+        out: &mut [T],
+    ) -> Result<(), RankError> {
+        self.check_alive()?;
+        self.check_span("sums", sums)?;
+        let world = self.world();
+        let tokens = sent_rows.len() / world;
+        check_len("sent rows", sent_rows.len(), tokens * world)?;
+        check_len("out", out.len(), tokens * hidden)?;
+        let bound = sums.len().checked_div(hidden).unwrap_or(i32::MAX as usize);
+        for (index, &row) in sent_rows.iter().enumerate() {
+            if row != NO_ROW && usize::try_from(row).map_or(true, |row| row >= bound) {
+                return Err(
+                    KernelError::OutOfRange { what: "sent row", index, found: row as u32 as usize, bound }.into()
+                );
+            }
+        }
+        let mut call = Call::new(Operation::Combine, T::DTYPE);
+        (call.hidden, call.offsets, call.limits) = (hidden as u64, [sums.offset() as u64, 0], (bound as u64) << 16);
+        self.enter(&call)?;
+        for (sent, to) in sent_rows.chunks_exact(world).zip(out.chunks_exact_mut(hidden.max(1))) {
+            let (mut rows, mut found) = ([&[][..]; MAX_WORLD], 0);
+            for (peer, &row) in sent.iter().enumerate().filter(|(_, row)| **row != NO_ROW) {
+                // SAFETY: the row is below `bound` (checked), so that it is within `sums`, which is within the buffer (checked);
+                // nobody writes sums between entry and exit.
+                rows[found] =
+                    unsafe { std::slice::from_raw_parts(self.at(peer, sums).add(row as usize * hidden), hidden) };
+                found += 1;
+            }
+            sum_rows(&rows[..found], to);
+        }
+        self.exit()
+    }
+
+    /// Sends one token. Experts and ranks have been checked.
+    fn send<T: Element>(
+        &self,
+        routes: &Routes<'_, T>,
+        received: Received<T>,
+        token: usize,
+        next: &mut [u32; MAX_WORLD],
+        sent: &mut [i32],
+    ) {
+        let (k, hidden) = (routes.top_k, routes.hidden);
+        let row = &routes.x[token * hidden..][..hidden];
+        let slots = token * k..(token + 1) * k;
+        let hosts = slots.clone().filter_map(|slot| {
+            let expert = routes.experts[slot];
+            (expert != NO_EXPERT).then(|| (slot, routes.rank_of_expert[expert as usize] as usize))
+        });
+        let mut filled = [0usize; MAX_WORLD];
+        for (slot, peer) in hosts {
+            if sent[peer] == NO_ROW {
+                sent[peer] = next[peer] as i32;
+                next[peer] += 1;
+                let at = sent[peer] as usize;
+                // SAFETY: `at` is below the capacity, as every rank's rows were counted against it; the spans have been checked
+                // against it and the buffer; rows of this rank's tokens are written by this rank alone, and read after the exit.
+                unsafe {
+                    self.at(peer, received.rows).add(at * hidden).copy_from_nonoverlapping(row.as_ptr(), hidden);
+                    self.at(peer, received.tokens).add(at).write(token as u32);
+                    for unused in 0..k {
+                        self.at(peer, received.experts).add(at * k + unused).write(NO_EXPERT);
+                        self.at(peer, received.weights).add(at * k + unused).write(0.0);
+                    }
+                }
+            }
+            let at = sent[peer] as usize * k + filled[peer];
+            filled[peer] += 1;
+            // SAFETY: as above; no more than k slots of a token are filled.
+            unsafe {
+                self.at(peer, received.experts).add(at).write(routes.experts[slot]);
+                self.at(peer, received.weights).add(at).write(routes.weights[slot]);
+            }
+        }
+    }
+
+    /// From everybody's counts: where this rank's rows begin on each rank, and where each rank's begin here.
+    fn firsts(&self, capacity: usize, source_offsets: &mut [u32]) -> Result<[u32; MAX_WORLD], RankError> {
+        let mut firsts = [0u32; MAX_WORLD];
+        let (world, rank) = (self.world(), self.index());
+        for (to, first) in firsts.iter_mut().enumerate().take(world) {
+            let count = |from: usize| u64::from(self.signals(from).counts[to].load(Relaxed));
+            let rows: u64 = (0..world).map(count).sum();
+            if rows > capacity as u64 {
+                return Err(RankError::Capacity { rank: RankId::new(to as u16), rows, capacity: capacity as u64 });
+            }
+            *first = (0..rank).map(count).sum::<u64>() as u32;
+            if to == rank {
+                for (from, offset) in source_offsets.iter_mut().enumerate() {
+                    *offset = (0..from).map(count).sum::<u64>() as u32;
+                }
+            }
+        }
+        Ok(firsts)
+    }
+
+    /// Checks all operands and counts the rows for each rank.
+    fn check_dispatch<T: Element>(
+        &self,
+        routes: &Routes<'_, T>,
+        received: Received<T>,
+        out: &Dispatch<'_>,
+    ) -> Result<[u32; MAX_WORLD], RankError> {
+        self.check_alive()?;
+        let (k, world) = (routes.top_k, self.world());
+        let below = |what, index, found: usize, bound| match found < bound {
+            true => Ok(()),
+            false => Err(RankError::from(KernelError::OutOfRange { what, index, found, bound })),
+        };
+        below("top-k", 0, k.wrapping_sub(1), usize::from(u16::MAX))?;
+        let tokens = routes.experts.len() / k;
+        check_len("experts", routes.experts.len(), tokens * k)?;
+        check_len("weights", routes.weights.len(), tokens * k)?;
+        check_len("x", routes.x.len(), tokens.saturating_mul(routes.hidden))?;
+        check_len("sent rows", out.sent_rows.len(), tokens * world)?;
+        check_len("source offsets", out.source_offsets.len(), world + 1)?;
+        self.check_received(received, k, routes.hidden)?;
+        for (expert, &rank) in routes.rank_of_expert.iter().enumerate() {
+            below("rank of expert", expert, rank as usize, world)?;
+        }
+        let mut counts = [0u32; MAX_WORLD];
+        for (token, experts) in routes.experts.chunks_exact(k).enumerate() {
+            let mut ranks = 0u64;
+            for (slot, &expert) in experts.iter().enumerate().filter(|(_, expert)| **expert != NO_EXPERT) {
+                below("expert", token * k + slot, expert as u32 as usize, routes.rank_of_expert.len())?;
+                ranks |= 1 << routes.rank_of_expert[expert as usize];
+            }
+            while ranks != 0 {
+                counts[ranks.trailing_zeros() as usize] += 1;
+                ranks &= ranks - 1;
+            }
+        }
+        Ok(counts)
+    }
+
+    fn check_received<T: Element>(&self, received: Received<T>, k: usize, hidden: usize) -> Result<(), RankError> {
+        let Received { rows, tokens, experts, weights } = received;
+        let capacity = tokens.len();
+        if capacity > i32::MAX as usize {
+            let (found, limit) = (capacity as u64, i32::MAX as u64);
+            return Err(RankError::TooLarge { what: "rows to receive", found, limit });
+        }
+        check_len("received rows", rows.len(), capacity.saturating_mul(hidden))?;
+        check_len("received experts", experts.len(), capacity * k)?;
+        check_len("received weights", weights.len(), capacity * k)?;
+        self.check_span("received rows", rows)?;
+        self.check_span("received tokens", tokens)?;
+        self.check_span("received experts", experts)?;
+        self.check_span("received weights", weights)?;
+        for (overlap, first, second) in [
+            (rows.overlaps(&tokens), "received rows", "received tokens"),
+            (rows.overlaps(&experts), "received rows", "received experts"),
+            (rows.overlaps(&weights), "received rows", "received weights"),
+            (tokens.overlaps(&experts), "received tokens", "received experts"),
+            (tokens.overlaps(&weights), "received tokens", "received weights"),
+            (experts.overlaps(&weights), "received experts", "received weights"),
+        ] {
+            if overlap {
+                return Err(RankError::Overlap { first, second });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Placement and the places that have no word of their own.
+fn digest<T: Element>(routes: &Routes<'_, T>, received: Received<T>) -> u64 {
+    let places =
+        [received.experts.offset() as u64, received.weights.offset() as u64, routes.rank_of_expert.len() as u64];
+    let placement = routes.rank_of_expert.iter().map(|&rank| u64::from(rank));
+    placement.chain(places).fold(0, |hash: u64, word| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+}

@@ -1,0 +1,48 @@
+//! The collectives of `semmoe-kernels` between threads or processes of one machine: shared memory, signal words, deadlines.
+//!
+//! Every rank has a *symmetric buffer*, which all ranks can reach, and *signals*. A [`Member`] is one rank's end. A collective is
+//! entered when all ranks have arrived, works straight on the buffers of the others (no copy in between), and is left when all
+//! have finished, so that each may then write its buffer again. Each arrival is an epoch, counted from 1 and never reset.
+//!
+//! | module | what |
+//! |---|---|
+//! | `memory` | memory that several processes map: [`create_memory`], [`attach_memory`] |
+//! | `bell` | a word on which threads of any process can sleep: [`Bell`] |
+//! | `region` | memory of a group: of one process ([`threads`]), or shared between processes ([`Shared`]) |
+//! | `span` | a typed place in every rank's symmetric buffer |
+//! | `signals` | the words through which ranks see each other |
+//! | `barrier` | arriving, waiting with a deadline, noticing who left |
+//! | `call` | what a rank is about to do, compared with the others before anything is touched |
+//! | `member` | one rank's end: its buffer, and its life |
+//! | `reduce`, `exchange` | the collectives |
+//!
+//! A rank that does not arrive within the time limit is an error that names it and the epoch, on every rank that waits. Ranks that
+//! disagree on shapes all get an error, and may go on.
+
+mod barrier;
+mod bell;
+mod call;
+mod error;
+mod exchange;
+mod member;
+mod memory;
+mod reduce;
+mod region;
+mod signals;
+mod span;
+
+pub use bell::Bell;
+pub use error::RankError;
+pub use exchange::{Dispatch, Received, Routes};
+pub use member::{Member, RawGroup};
+pub use memory::{attach_memory, create_memory};
+pub use reduce::Norm;
+pub use region::{Shared, threads};
+pub use signals::SIGNAL_BYTES;
+pub use span::{ALIGNMENT, Span};
+
+/// The most ranks of a group: a token's ranks are the bits of one word.
+pub const MAX_WORLD: usize = 64;
+
+/// The widest row that the fused norm takes.
+pub const MAX_NORM_WIDTH: usize = 1 << 16;

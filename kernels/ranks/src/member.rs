@@ -1,0 +1,262 @@
+//! One rank's end of a group.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::AcqRel;
+use std::time::Duration;
+
+use semmoe_kernels::SeenTokens;
+use semmoe_tables::RankId;
+
+use crate::barrier::{Barrier, leave};
+use crate::call::{Call, Operation};
+use crate::error::RankError;
+use crate::signals::{SIGNAL_BYTES, Signals};
+use crate::span::{ALIGNMENT, Span};
+use crate::{MAX_NORM_WIDTH, MAX_WORLD};
+
+/// Where the memory of a group is, as mapped here.
+#[derive(Clone, Copy, Debug)]
+pub struct RawGroup<'a> {
+    /// This rank.
+    pub rank: usize,
+    /// `[P]`: each rank's symmetric buffer, at multiples of [`ALIGNMENT`].
+    pub buffers: &'a [*mut u8],
+    /// Bytes of each.
+    pub buffer_bytes: usize,
+    /// `[P]`: each rank's [`SIGNAL_BYTES`] bytes of signals, at multiples of 64, zeroed before the first rank joins.
+    pub signals: &'a [*mut u8],
+    /// The most that a collective waits for a rank.
+    pub timeout: Duration,
+}
+
+/// One rank of a group. Every rank makes the same calls in the same order. Peers that wait for a dropped member fail at once.
+#[derive(Debug)]
+pub struct Member {
+    rank: usize,
+    buffers: Vec<NonNull<u8>>,
+    buffer_bytes: usize,
+    signals: Vec<NonNull<Signals>>,
+    barrier: Barrier,
+    spent: Option<RankError>,
+    /// Scratch of the fused norm, reserved as a whole; pages come as they are used.
+    pub(crate) wide_row: Vec<f32>,
+    pub(crate) seen: SeenTokens,
+    /// What the memory belongs to.
+    _memory: Option<Box<dyn Any + Send>>,
+}
+
+// SAFETY: the pointers are to memory that any thread may use; `Member` hands out its own buffer through `&self` and `&mut self` only.
+unsafe impl Send for Member {}
+
+impl Member {
+    /// Joins a group whose memory belongs to somebody else.
+    ///
+    /// # Safety
+    /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last member of the group is dropped
+    /// or its process has ended. Between two collectives only the own rank touches its buffer; signals are touched by members alone.
+    /// Ranks that are told apart here are told apart on all ranks, in the same order.
+    ///
+    /// # Errors
+    /// Worlds, ranks and alignments that there are not; a rank that has joined before.
+    pub unsafe fn join(group: RawGroup<'_>) -> Result<Self, RankError> {
+        // SAFETY: the caller's promise.
+        unsafe { Self::with_memory(group, None) }
+    }
+
+    /// As [`Member::join`], and keeps the memory.
+    ///
+    /// # Safety
+    /// As [`Member::join`]; the memory is valid for as long as `memory` lives.
+    pub(crate) unsafe fn with_memory(
+        group: RawGroup<'_>,
+        memory: Option<Box<dyn Any + Send>>,
+    ) -> Result<Self, RankError> {
+        let world = group.buffers.len();
+        check_world(world)?;
+        if group.signals.len() != world {
+            return Err(RankError::World { found: group.signals.len(), limit: world });
+        }
+        if group.rank >= world {
+            return Err(RankError::NoSuchRank { rank: group.rank, world });
+        }
+        if group.buffer_bytes > isize::MAX as usize {
+            let (found, limit) = (group.buffer_bytes as u64, isize::MAX as u64);
+            return Err(RankError::TooLarge { what: "bytes of a symmetric buffer", found, limit });
+        }
+        let buffers =
+            group.buffers.iter().map(|&at| aligned(at, "a symmetric buffer", ALIGNMENT)).collect::<Result<_, _>>()?;
+        let signals: Vec<NonNull<Signals>> = group
+            .signals
+            .iter()
+            .map(|&at| aligned(at, "signals", align_of::<Signals>()).map(NonNull::cast))
+            .collect::<Result<_, _>>()?;
+        // SAFETY: the caller's promise; all zeros, and whatever members make of them, are valid signals.
+        let own = unsafe { signals[group.rank].as_ref() };
+        if own.joined.swap(1, AcqRel) != 0 {
+            return Err(RankError::Joined { rank: RankId::new(group.rank as u16) });
+        }
+        Ok(Self {
+            rank: group.rank,
+            buffers,
+            buffer_bytes: group.buffer_bytes,
+            signals,
+            barrier: Barrier::new(group.rank, world, group.timeout),
+            spent: None,
+            wide_row: Vec::with_capacity(MAX_NORM_WIDTH),
+            seen: SeenTokens::default(),
+            _memory: memory,
+        })
+    }
+
+    /// Reserves what splits of up to `tokens` tokens need, so that [`Member::check_split`] allocates no more.
+    pub fn reserve(&mut self, tokens: usize) {
+        self.seen = SeenTokens::with_capacity(tokens);
+    }
+
+    /// A shuffled order from elsewhere, checked with this member's scratch; see [`semmoe_kernels::RowSplit::shuffled`].
+    ///
+    /// # Errors
+    /// An order that is none.
+    pub fn check_split<'a>(
+        &mut self,
+        permutation: &'a [u32],
+        offsets: &'a [u32],
+    ) -> Result<semmoe_kernels::RowSplit<'a>, RankError> {
+        Ok(semmoe_kernels::RowSplit::shuffled(permutation, offsets, &mut self.seen)?)
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> RankId {
+        RankId::new(self.rank as u16)
+    }
+
+    /// P
+    #[must_use]
+    pub fn world(&self) -> usize {
+        self.buffers.len()
+    }
+
+    /// Bytes of each rank's symmetric buffer.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
+    /// A span of this rank's own buffer.
+    ///
+    /// # Errors
+    /// A span past the buffer. The buffer of a spent group, as a late rank may still use it.
+    pub fn view<T: bytemuck::Pod>(&self, span: Span<T>) -> Result<&[T], RankError> {
+        self.check_alive()?;
+        self.check_span("a span", span)?;
+        // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this member touches its buffer.
+        Ok(unsafe { std::slice::from_raw_parts(self.at(self.rank, span), span.len()) })
+    }
+
+    /// As [`Member::view`], to write.
+    ///
+    /// # Errors
+    /// As [`Member::view`].
+    pub fn view_mut<T: bytemuck::Pod>(&mut self, span: Span<T>) -> Result<&mut [T], RankError> {
+        self.check_alive()?;
+        self.check_span("a span", span)?;
+        // SAFETY: as in `view`, and `&mut self` makes it the only use.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.at(self.rank, span), span.len()) })
+    }
+
+    /// Waits until every rank is here.
+    ///
+    /// # Errors
+    /// A rank that left, is late or calls something else.
+    pub fn barrier(&mut self) -> Result<(), RankError> {
+        self.enter(&Call::new(Operation::Barrier, semmoe_kernels::Dtype::F32))?;
+        self.exit()
+    }
+
+    /// Begins a collective: all ranks are here and agree. Until [`Member::exit`] no rank touches a buffer but as the collective says.
+    pub(crate) fn enter(&mut self, call: &Call) -> Result<(), RankError> {
+        self.check_alive()?;
+        call.publish(self.own(), self.buffer_bytes);
+        self.pass()?;
+        let compared = self.with_signals(|_, all, rank, bytes| call.compare(rank, all, bytes));
+        if compared.is_err() {
+            // No rank may change its call while another still compares.
+            self.exit()?;
+        }
+        compared
+    }
+
+    /// Ends a collective: all ranks have finished.
+    pub(crate) fn exit(&mut self) -> Result<(), RankError> {
+        self.pass()
+    }
+
+    fn pass(&mut self) -> Result<(), RankError> {
+        let passed = self.with_signals(|barrier, all, _, _| barrier.pass(all));
+        if let Err(error) = &passed {
+            self.spent = Some(error.clone());
+        }
+        passed
+    }
+
+    fn with_signals<O>(&mut self, run: impl FnOnce(&mut Barrier, &[&Signals], usize, usize) -> O) -> O {
+        let mut all = [self.own(); MAX_WORLD];
+        for (to, signals) in all.iter_mut().zip(&self.signals) {
+            // SAFETY: signals stay mapped while a member lives, hold atomics only, and all zeros is a valid value.
+            *to = unsafe { signals.as_ref() };
+        }
+        // The references above borrow nothing of `self`.
+        run(&mut self.barrier, &all[..self.buffers.len()], self.rank, self.buffer_bytes)
+    }
+
+    /// The signals of a rank, as it is now.
+    pub(crate) fn signals<'s>(&self, rank: usize) -> &'s Signals {
+        // SAFETY: as in `with_signals`; callers keep the reference no longer than the collective lasts.
+        unsafe { self.signals[rank].as_ref() }
+    }
+
+    fn own<'s>(&self) -> &'s Signals {
+        self.signals(self.rank)
+    }
+
+    /// Where a rank's span begins. The span has been checked.
+    pub(crate) fn at<T: bytemuck::Pod>(&self, rank: usize, span: Span<T>) -> *mut T {
+        // SAFETY: the span ends within the buffer, so that its beginning is in it or at its end.
+        unsafe { self.buffers[rank].as_ptr().add(span.offset()).cast() }
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<(), RankError> {
+        self.spent.clone().map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn check_span<T: bytemuck::Pod>(&self, what: &'static str, span: Span<T>) -> Result<(), RankError> {
+        let (found, limit) = (span.end() as u64, self.buffer_bytes as u64);
+        if found <= limit { Ok(()) } else { Err(RankError::TooLarge { what, found, limit }) }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        leave(self.own());
+    }
+}
+
+pub(crate) fn check_world(found: usize) -> Result<(), RankError> {
+    if (1..=MAX_WORLD).contains(&found) { Ok(()) } else { Err(RankError::World { found, limit: MAX_WORLD }) }
+}
+
+fn aligned(at: *mut u8, what: &'static str, alignment: usize) -> Result<NonNull<u8>, RankError> {
+    match NonNull::new(at) {
+        Some(found) if at.addr().is_multiple_of(alignment) => Ok(found),
+        Some(_) => Err(RankError::Misaligned { what, found: at.addr(), alignment }),
+        None => Err(RankError::memory(format_args!("{what} is null"))),
+    }
+}
+
+const _: () = assert!(SIGNAL_BYTES.is_multiple_of(align_of::<Signals>()));

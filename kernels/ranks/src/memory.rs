@@ -1,0 +1,41 @@
+//! Memory that several processes map: a file without a name, so that nothing stays behind whoever is killed.
+
+use std::fs::File;
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get_seals, memfd_create};
+
+use crate::error::RankError;
+
+/// Makes `bytes` bytes of zeros, and maps them. The file is its owner's alone (mode 0600) and keeps its size. Give it to the
+/// other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
+///
+/// # Errors
+/// Memory that cannot be had.
+pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankError> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(RankError::memory)?;
+    fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(RankError::memory)?;
+    let file = File::from(fd);
+    file.set_len(bytes as u64).map_err(RankError::memory)?;
+    // Nobody can cut it short, which would end whoever touches it.
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(RankError::memory)?;
+    let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(RankError::memory)?;
+    Ok((file, map))
+}
+
+/// Maps what another process has made, whole: `least` bytes or more.
+///
+/// # Errors
+/// A file that could be cut short, or has fewer bytes.
+pub fn attach_memory(file: &File, least: usize) -> Result<MmapRaw, RankError> {
+    let seals = fcntl_get_seals(file).map_err(RankError::memory)?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(RankError::memory("the file can be cut short, expected one that is sealed"));
+    }
+    let length = file.metadata().map_err(RankError::memory)?.len();
+    let length = usize::try_from(length).map_err(RankError::memory)?;
+    if length < least {
+        return Err(RankError::memory(format_args!("the file has {length} bytes, expected at least {least}")));
+    }
+    MmapOptions::new().len(length).map_raw(file).map_err(RankError::memory)
+}

@@ -1,0 +1,216 @@
+//! Reduce-scatter, allgather and all-reduce, plain and shuffled.
+
+use semmoe_kernels::{Element, KernelError, NormRow, RowSplit, norm_row, prefetch, sum_rows, sum_rows_wide};
+
+use crate::call::{Call, Operation};
+use crate::error::RankError;
+use crate::member::Member;
+use crate::span::Span;
+use crate::{MAX_NORM_WIDTH, MAX_WORLD};
+
+/// Residual and RMSNorm of the fused reduce-scatter.
+#[derive(Debug)]
+pub struct Norm<'a, T> {
+    /// `[n, H]`, in the order of the tokens, the same on every rank.
+    pub residual: &'a [T],
+    /// `[H]`
+    pub weight: &'a [T],
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+    /// `[m, H]`: the residual to go on with.
+    pub residual_out: &'a mut [T],
+}
+
+impl Member {
+    /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`, as
+    /// [`semmoe_kernels::reference::reduce_scatter`] has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows, writes m.
+    ///
+    /// # Errors
+    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    pub fn reduce_scatter<T: Element>(
+        &mut self,
+        part: Span<T>,
+        hidden: usize,
+        split: RowSplit<'_>,
+        out: &mut [T],
+    ) -> Result<(), RankError> {
+        self.check_part(part, hidden, split)?;
+        let rows = split.positions(self.index());
+        check_len("out", out.len(), rows.len() * hidden)?;
+        self.enter(&call::<T>(Operation::ReduceScatter, part.offset(), hidden, split))?;
+        let ahead = (PREFETCH_BYTES / size_of::<T>()).min(hidden);
+        // Written anew for each token, and only as far as there are ranks.
+        let mut pieces = self.pieces(part, 0, 0);
+        for (to, position) in out.chunks_exact_mut(hidden.max(1)).zip(rows.clone()) {
+            if position + 1 < rows.end {
+                self.fill(&mut pieces, part, split.token(position + 1) * hidden, ahead);
+                pieces.iter().for_each(|piece| prefetch(piece));
+            }
+            self.fill(&mut pieces, part, split.token(position) * hidden, hidden);
+            sum_rows(pieces.get(), to);
+        }
+        self.exit()
+    }
+
+    /// The same, with residual and RMSNorm: [`semmoe_kernels::reference::reduce_scatter_norm`]. `out` `[m, H]` is the normed rows.
+    ///
+    /// # Errors
+    /// As [`Member::reduce_scatter`], and rows wider than [`MAX_NORM_WIDTH`].
+    pub fn reduce_scatter_norm<T: Element>(
+        &mut self,
+        part: Span<T>,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Norm<'_, T>,
+        out: &mut [T],
+    ) -> Result<(), RankError> {
+        self.check_part(part, hidden, split)?;
+        let rows = split.positions(self.index());
+        check_len("out", out.len(), rows.len() * hidden)?;
+        check_len("residual out", norm.residual_out.len(), rows.len() * hidden)?;
+        check_len("residual", norm.residual.len(), split.tokens() * hidden)?;
+        check_len("norm weight", norm.weight.len(), hidden)?;
+        if hidden > MAX_NORM_WIDTH {
+            let (found, limit) = (hidden as u64, MAX_NORM_WIDTH as u64);
+            return Err(RankError::TooLarge { what: "columns of a normed row", found, limit });
+        }
+        self.enter(&call::<T>(Operation::ReduceScatterNorm, part.offset(), hidden, split))?;
+        let Norm { residual, weight, epsilon, residual_out } = norm;
+        let mut wide = std::mem::take(&mut self.wide_row);
+        wide.resize(hidden, 0.0);
+        let width = hidden.max(1);
+        let outs = out.chunks_exact_mut(width).zip(residual_out.chunks_exact_mut(width));
+        for ((out, residual_out), position) in outs.zip(rows) {
+            let token = split.token(position);
+            sum_rows_wide(self.rows(part, hidden, token).get(), &mut wide);
+            let residual = &residual[token * hidden..][..hidden];
+            norm_row(NormRow { sum: &mut wide, residual, weight, epsilon, residual_out, out });
+        }
+        self.wide_row = wide;
+        self.exit()
+    }
+
+    /// Allgather by pushing, to the exact inverse places: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank q, as
+    /// [`semmoe_kernels::reference::allgather`] has it. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x m.
+    ///
+    /// # Errors
+    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    pub fn allgather<T: Element>(
+        &mut self,
+        rows: &[T],
+        hidden: usize,
+        split: RowSplit<'_>,
+        out: Span<T>,
+    ) -> Result<(), RankError> {
+        self.check_part(out, hidden, split)?;
+        let positions = split.positions(self.index());
+        check_len("rows", rows.len(), positions.len() * hidden)?;
+        self.enter(&call::<T>(Operation::Allgather, out.offset(), hidden, split))?;
+        for (row, position) in rows.chunks_exact(hidden.max(1)).zip(positions) {
+            let at = split.token(position) * hidden;
+            for step in 0..self.world() {
+                let peer = (self.index() + step) % self.world();
+                // SAFETY: the token is below n, so that its row is within `out`, checked against the buffer; between entry and exit
+                // only the rank that has the token writes its row, and nobody reads it; `row` is not in a symmetric buffer.
+                unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(row.as_ptr(), hidden) };
+            }
+        }
+        self.exit()
+    }
+
+    /// All-reduce: `out_q[i] = sum over p of part_p[i]` on every rank q. Each rank sums an even share and pushes it to all. `part` and
+    /// `out` are one place or two that do not overlap.
+    ///
+    /// # Errors
+    /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
+    pub fn all_reduce<T: Element>(&mut self, part: Span<T>, out: Span<T>) -> Result<(), RankError> {
+        self.check_alive()?;
+        self.check_span("the part", part)?;
+        self.check_span("out", out)?;
+        check_len("out", out.len(), part.len())?;
+        if part.offset() != out.offset() && part.overlaps(&out) {
+            return Err(RankError::Overlap { first: "the part", second: "out" });
+        }
+        let mut call = Call::new(Operation::AllReduce, T::DTYPE);
+        (call.tokens, call.offsets) = (part.len() as u64, [part.offset() as u64, out.offset() as u64]);
+        self.enter(&call)?;
+        let (world, rank) = (self.world(), self.index());
+        let (from, to) = (part.len() / world * rank, part.len() / world * (rank + 1));
+        let end = if rank + 1 == world { part.len() } else { to };
+        let mut sums = [T::zeroed(); SUM_CHUNK];
+        for at in (from..end).step_by(SUM_CHUNK) {
+            let width = SUM_CHUNK.min(end - at);
+            let sums = &mut sums[..width];
+            sum_rows(self.pieces(part, at, width).get(), sums);
+            for peer in 0..world {
+                // SAFETY: in bounds (checked); this rank alone reads and writes these elements between entry and exit, and the
+                // references to what was summed have ended.
+                unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(sums.as_ptr(), width) };
+            }
+        }
+        self.exit()
+    }
+
+    fn check_part<T: Element>(&self, part: Span<T>, hidden: usize, split: RowSplit<'_>) -> Result<(), RankError> {
+        self.check_alive()?;
+        self.check_span("the part", part)?;
+        check_len("ranks of the split", split.ranks(), self.world())?;
+        let expected = split.tokens().saturating_mul(hidden);
+        check_len("the part", part.len(), expected)
+    }
+
+    /// A token's row on every rank.
+    fn rows<'s, T: Element>(&self, part: Span<T>, hidden: usize, token: usize) -> Pieces<'s, T> {
+        self.pieces(part, token * hidden, hidden)
+    }
+
+    /// The same elements of every rank's part. To be called between entry and exit, where nobody writes them.
+    fn pieces<'s, T: Element>(&self, part: Span<T>, at: usize, width: usize) -> Pieces<'s, T> {
+        let mut pieces = Pieces { rows: [&[][..]; MAX_WORLD], world: self.world() };
+        self.fill(&mut pieces, part, at, width);
+        pieces
+    }
+
+    /// As `pieces`, without making 64 slices anew.
+    fn fill<'s, T: Element>(&self, pieces: &mut Pieces<'s, T>, part: Span<T>, at: usize, width: usize) {
+        for (rank, row) in pieces.rows.iter_mut().enumerate().take(self.world()) {
+            // SAFETY: `at + width` is within the part (callers), the part within the buffer (checked), any bytes are a T, and
+            // between entry and exit nobody writes what this rank sums.
+            *row = unsafe { std::slice::from_raw_parts(self.at(rank, part).add(at), width) };
+        }
+    }
+}
+
+/// Bytes of the next token's row that are fetched ahead, on each rank: a processor fetches ahead on its own within a page, not to the
+/// row of another token.
+const PREFETCH_BYTES: usize = 1024;
+
+/// Elements that are summed before they are pushed: they stay in the first cache.
+const SUM_CHUNK: usize = 2048;
+
+/// One slice for each rank.
+struct Pieces<'s, T> {
+    rows: [&'s [T]; MAX_WORLD],
+    world: usize,
+}
+
+impl<'s, T> Pieces<'s, T> {
+    fn get(&self) -> &[&'s [T]] {
+        &self.rows[..self.world]
+    }
+
+    fn iter(&self) -> std::slice::Iter<'_, &'s [T]> {
+        self.get().iter()
+    }
+}
+
+fn call<T: Element>(operation: Operation, offset: usize, hidden: usize, split: RowSplit<'_>) -> Call {
+    let mut call = Call::new(operation, T::DTYPE);
+    (call.tokens, call.hidden, call.digest) = (split.tokens() as u64, hidden as u64, split.digest());
+    call.offsets = [offset as u64, 0];
+    call
+}
+
+pub(crate) fn check_len(what: &'static str, found: usize, expected: usize) -> Result<(), RankError> {
+    if found == expected { Ok(()) } else { Err(KernelError::Length { what, found, expected }.into()) }
+}

@@ -1,0 +1,74 @@
+//! A typed place in the symmetric buffer, the same on every rank.
+
+use std::marker::PhantomData;
+
+use crate::error::RankError;
+
+/// Spans begin at multiples of this many bytes.
+pub const ALIGNMENT: usize = 16;
+
+/// `len` values of T from a byte offset on, in every rank's symmetric buffer.
+#[derive(Debug)]
+pub struct Span<T> {
+    offset: usize,
+    len: usize,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Clone for Span<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Span<T> {}
+
+impl<T: bytemuck::Pod> Span<T> {
+    /// `len` values at `offset` bytes, a multiple of [`ALIGNMENT`].
+    ///
+    /// # Errors
+    /// An offset between the steps, or an end past the address space.
+    pub fn new(offset: usize, len: usize) -> Result<Self, RankError> {
+        if !offset.is_multiple_of(ALIGNMENT) {
+            return Err(RankError::Misaligned { what: "a span", found: offset, alignment: ALIGNMENT });
+        }
+        let limit = isize::MAX as u64;
+        let found = size_of::<T>() as u128 * len as u128 + offset as u128;
+        if found > u128::from(limit) {
+            let found = u64::try_from(found).unwrap_or(u64::MAX);
+            return Err(RankError::TooLarge { what: "bytes of a span", found, limit });
+        }
+        Ok(Self { offset, len, of: PhantomData })
+    }
+
+    /// Bytes from the beginning of the symmetric buffer.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Values.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no values.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the next span can begin.
+    #[must_use]
+    pub fn next(&self) -> usize {
+        self.end().next_multiple_of(ALIGNMENT)
+    }
+
+    pub(crate) fn end(&self) -> usize {
+        self.offset + self.len * size_of::<T>()
+    }
+
+    pub(crate) fn overlaps<U: bytemuck::Pod>(&self, other: &Span<U>) -> bool {
+        self.offset < other.end() && other.offset < self.end()
+    }
+}

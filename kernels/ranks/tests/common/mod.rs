@@ -1,0 +1,55 @@
+//! Ranks as threads, data, and the comparison with the reference.
+#![allow(dead_code, clippy::unwrap_used, reason = "helpers of several test programs")]
+
+use std::time::Duration;
+
+use semmoe_kernels::{Element, RankOrder, argsort_by_rank};
+use semmoe_ranks::{Member, threads};
+
+/// Much longer than any rank takes; no passing test waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs every rank in a thread of its own, and gives what each returned.
+pub(crate) fn on_ranks<O: Send>(members: Vec<Member>, run: impl Fn(&mut Member) -> O + Sync) -> Vec<O> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = members.into_iter().map(|mut member| scope.spawn(move || run(&mut member))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+pub(crate) fn group(world: usize, bytes: usize) -> Vec<Member> {
+    let mut members = threads(world, bytes, PATIENCE).unwrap();
+    for member in &mut members {
+        // Whatever is read before it was written shows.
+        let all = semmoe_ranks::Span::<u8>::new(0, bytes).unwrap();
+        member.view_mut(all).unwrap().fill(0xa5);
+    }
+    members
+}
+
+/// Lets the others go first, a little or not at all: orders of arrival vary, and nothing depends on them.
+pub(crate) fn dawdle(random: &mut fastrand::Rng) {
+    for _ in 0..random.usize(0..4) * random.usize(0..50) {
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn values<T: Element>(count: usize, seed: u64) -> Vec<T> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..count).map(|_| T::round((random.f32() - 0.5) * 100.0)).collect()
+}
+
+pub(crate) fn order(destinations: &[u16], ranks: usize) -> RankOrder {
+    let mut order = RankOrder::default();
+    argsort_by_rank(destinations, ranks, &mut order).unwrap();
+    order
+}
+
+pub(crate) fn slices<T>(parts: &[Vec<T>]) -> Vec<&[T]> {
+    parts.iter().map(Vec::as_slice).collect()
+}
+
+pub(crate) fn bits<T: Element>(values: &[T]) -> Vec<u8> {
+    bytemuck::cast_slice(values).to_vec()
+}

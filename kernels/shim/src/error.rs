@@ -1,0 +1,31 @@
+//! Why the shim could not build or run the kernels.
+
+/// A failure of the shim, or a defect of a kernel that it found.
+#[derive(Debug, thiserror::Error)]
+pub enum ShimError {
+    /// A file could not be written, or the compiler not be started.
+    #[error("the kernels could not be built for the CPU: {cause}")]
+    Io {
+        /// The system's words.
+        #[from]
+        cause: std::io::Error,
+    },
+    /// The compiler refused the sources.
+    #[error("{compiler} refused the kernels: {messages}")]
+    Compile {
+        /// Its name.
+        compiler: String,
+        /// What it wrote.
+        messages: String,
+    },
+    /// The library could not be loaded.
+    #[error("the kernels built for the CPU could not be loaded: {cause}")]
+    Load {
+        /// The loader's words.
+        #[from]
+        cause: libloading::Error,
+    },
+    /// A run that could not go on: a barrier that never completes, a wrong launch.
+    #[error("the run of the kernels failed: {0}")]
+    Run(String),
+}

@@ -1,0 +1,211 @@
+//! Streams of steps, one per rank.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+
+use semmoe_kernels_cuda::{Buffer, Launch};
+
+use crate::build::Shim;
+use crate::error::ShimError;
+
+/// A kernel with one piece of its synchronisation left out or weakened; tests must notice each. The numbers are those of `shim.h`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Mutant {
+    /// The kernels as they are.
+    None = 0,
+    /// Does not wait until all ranks have begun.
+    NoEntryWait = 1,
+    /// Only the waiting threads wait, not their block.
+    NoEntryBarrier = 2,
+    /// Does not wait until all ranks have ended.
+    NoExitWait = 3,
+    /// Signals the end while other threads of the block are still at work.
+    NoExitBarrier = 4,
+    /// Takes the last call's signals for this one's.
+    PreviousEpoch = 5,
+    /// Entry and exit share a word.
+    OneWord = 6,
+    /// Signals the end without releasing what was written.
+    RelaxedExit = 7,
+    /// Scans the counts before all warps have counted.
+    NoSortBarrier = 8,
+}
+
+/// One step of a stream.
+#[derive(Clone, Copy, Debug)]
+pub enum Step<'a> {
+    /// `to` becomes a copy of as many bytes of `from`.
+    Copy {
+        /// Source.
+        from: Buffer,
+        /// Destination; its size counts.
+        to: Buffer,
+    },
+    /// Every byte of `to` becomes `byte`.
+    Fill {
+        /// Destination.
+        to: Buffer,
+        /// The byte.
+        byte: u8,
+    },
+    /// A kernel.
+    Launch(&'a Launch),
+    /// Goes on only when all other ranks have been stuck or done for as many rounds.
+    Hold {
+        /// Rounds.
+        ticks: u64,
+    },
+}
+
+/// How a stream ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StreamEnd {
+    /// All steps were done.
+    Done,
+    /// A kernel stopped itself; the steps behind it were not done.
+    Trapped,
+}
+
+#[repr(C)]
+struct RawStep {
+    kind: u32,
+    grid_x: u32,
+    grid_y: u32,
+    threads: u32,
+    kernel: *const c_char,
+    params: *const c_void,
+    params_bytes: u64,
+    to: u64,
+    from: u64,
+    length: u64,
+    byte: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+pub(crate) struct RawStream {
+    steps: *const RawStep,
+    count: u64,
+    trapped: u32,
+    padding: u32,
+}
+
+pub(crate) type RunFn = unsafe extern "C" fn(*mut RawStream, u64, u64, u32, *mut c_char, u64) -> i32;
+
+/// The scheduler keeps its state in globals: one run at a time in a process.
+static ONE_RUN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+thread_local! {
+    /// Bytes loaded and stored by this thread's last run.
+    static MOVED: std::cell::Cell<(u64, u64)> = const { std::cell::Cell::new((0, 0)) };
+}
+
+impl Shim {
+    /// Runs the streams together until each is done or trapped, and says how each ended.
+    ///
+    /// # Errors
+    /// A barrier that can never complete, a misaligned access, a launch that does not fit the kernel.
+    ///
+    /// # Safety
+    /// The memory that steps and launches name is valid for the run, is not borrowed, and signals are zeroed or from earlier runs.
+    pub unsafe fn run(
+        &self,
+        streams: &[Vec<Step<'_>>],
+        seed: u64,
+        mutant: Mutant,
+    ) -> Result<Vec<StreamEnd>, ShimError> {
+        let names: Vec<Vec<CString>> = streams.iter().map(|steps| steps.iter().map(kernel_name).collect()).collect();
+        let steps: Vec<Vec<RawStep>> = streams
+            .iter()
+            .zip(&names)
+            .map(|(steps, names)| steps.iter().zip(names).map(|(step, name)| raw(step, name)).collect())
+            .collect();
+        let mut raw: Vec<RawStream> = steps
+            .iter()
+            .map(|steps| RawStream { steps: steps.as_ptr(), count: steps.len() as u64, trapped: 0, padding: 0 })
+            .collect();
+        let mut message = [0u8; 512];
+        let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: the arrays outlive the call and have the lengths given; the memory of the steps is the caller's promise.
+        let status = unsafe {
+            (self.run)(
+                raw.as_mut_ptr(),
+                raw.len() as u64,
+                seed,
+                mutant as u32,
+                message.as_mut_ptr().cast(),
+                message.len() as u64,
+            )
+        };
+        let (mut loaded, mut stored) = (0, 0);
+        // SAFETY: both numbers outlive the call, and no other run is under way.
+        unsafe { (self.moved)(&raw mut loaded, &raw mut stored) };
+        MOVED.set((loaded, stored));
+        if status != 0 {
+            let sentence = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy).unwrap_or_default();
+            return Err(ShimError::Run(sentence.into_owned()));
+        }
+        Ok(raw.iter().map(|s| if s.trapped == 0 { StreamEnd::Done } else { StreamEnd::Trapped }).collect())
+    }
+}
+
+impl Shim {
+    /// Ranks of other processes take part in later runs: time is the clock's, and a run with a given seed is no longer the same.
+    pub fn beside_others(&self) {
+        let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: no run is under way.
+        unsafe { (self.beside_others)(1) };
+    }
+
+    /// Leaves one `__syncthreads()` or `__syncwarp(..)` of the sources out of later runs: its file and line.
+    pub fn leave_out(&self, file: &'static CStr, line: u32) {
+        let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // SAFETY: no run is under way, and the name stays.
+        unsafe { (self.leave_out)(file.as_ptr(), line) };
+    }
+
+    /// Bytes that the 16-byte loads and stores of this thread's last run moved.
+    #[must_use]
+    pub fn moved(&self) -> (u64, u64) {
+        MOVED.get()
+    }
+}
+
+fn kernel_name(step: &Step<'_>) -> CString {
+    match step {
+        Step::Launch(launch) => CString::new(launch.kernel()).unwrap_or_default(),
+        _ => CString::default(),
+    }
+}
+
+fn raw(step: &Step<'_>, name: &CStr) -> RawStep {
+    let mut raw = RawStep {
+        kind: 0,
+        grid_x: 0,
+        grid_y: 0,
+        threads: 0,
+        kernel: name.as_ptr(),
+        params: std::ptr::null(),
+        params_bytes: 0,
+        to: 0,
+        from: 0,
+        length: 0,
+        byte: 0,
+        padding: 0,
+    };
+    match *step {
+        Step::Copy { from, to } => {
+            (raw.to, raw.from, raw.length) = (to.address, from.address, to.bytes.min(from.bytes));
+        }
+        Step::Fill { to, byte } => {
+            (raw.kind, raw.to, raw.length, raw.byte) = (1, to.address, to.bytes, u32::from(byte))
+        }
+        Step::Launch(launch) => {
+            (raw.grid_x, raw.grid_y, raw.threads) = launch.shape();
+            let params = launch.params();
+            (raw.kind, raw.params, raw.params_bytes) = (2, params.as_ptr().cast(), params.len() as u64);
+        }
+        Step::Hold { ticks } => (raw.kind, raw.length) = (3, ticks),
+    }
+    raw
+}

@@ -1,0 +1,13 @@
+//! The CUDA kernels, run on the CPU, against the reference: bit for bit, over ranks, shapes, delays and poisoned memory.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+
+mod collectives;
+mod exchange;
+mod hostile;
+mod hosts;
+mod moved;
+mod mutants;
+mod points;
+mod sanitized;
+mod sort;
+mod support;

@@ -1,0 +1,129 @@
+//! Stable order of items by destination, by counting: O(n + P), against O(n log n) of a comparison sort.
+
+#[cfg(target_arch = "x86_64")]
+mod wide;
+
+use crate::error::{KernelError, check_count, check_len};
+
+/// The order of n items by destination; reused between calls.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RankOrder {
+    permutation: Vec<u32>,
+    inverse: Vec<u32>,
+    offsets: Vec<u32>,
+}
+
+impl RankOrder {
+    /// `[n]`: the item at each sorted position. Items of one destination keep their order.
+    #[must_use]
+    pub fn permutation(&self) -> &[u32] {
+        &self.permutation
+    }
+
+    /// `[n]`: the sorted position of each item.
+    #[must_use]
+    pub fn inverse(&self) -> &[u32] {
+        &self.inverse
+    }
+
+    /// `[P + 1]`: destination p has the sorted positions `offsets[p]..offsets[p + 1]`.
+    #[must_use]
+    pub fn offsets(&self) -> &[u32] {
+        &self.offsets
+    }
+
+    /// The items of one destination, ascending. Panics if there is no such destination.
+    #[must_use]
+    pub fn items(&self, destination: usize) -> &[u32] {
+        let (from, to) = (self.offsets[destination], self.offsets[destination + 1]);
+        &self.permutation[from as usize..to as usize]
+    }
+}
+
+/// An integer that names a rank: `u16` as tables hold it, `u32` as kernels do.
+pub trait Destination: Copy + sealed::Sealed {
+    /// As an index.
+    fn index(self) -> usize;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u16 {}
+    impl Sealed for u32 {}
+}
+
+impl Destination for u16 {
+    fn index(self) -> usize {
+        usize::from(self)
+    }
+}
+
+impl Destination for u32 {
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Sorts items by destination; `destinations` is `[n]`, each below `ranks`. Stable. What `out` held is lost, on an error too.
+/// Line 3 of the paper's Algorithm 3, with the offsets that its lines 4 to 6 need.
+///
+/// # Errors
+/// A destination out of range, by its index.
+pub fn argsort_by_rank<D: Destination>(
+    destinations: &[D],
+    ranks: usize,
+    out: &mut RankOrder,
+) -> Result<(), KernelError> {
+    check_count(destinations.len())?;
+    let RankOrder { permutation, inverse, offsets } = out;
+    permutation.resize(destinations.len(), 0);
+    inverse.resize(destinations.len(), 0);
+    offsets.resize(ranks + 1, 0);
+    argsort_into(destinations, permutation, inverse, offsets)
+}
+
+/// As [`argsort_by_rank`], into slices: `permutation` and `inverse` `[n]`, `offsets` `[P + 1]`.
+///
+/// # Errors
+/// As [`argsort_by_rank`], and slices of other lengths.
+pub fn argsort_into<D: Destination>(
+    destinations: &[D],
+    permutation: &mut [u32],
+    inverse: &mut [u32],
+    offsets: &mut [u32],
+) -> Result<(), KernelError> {
+    check_count(destinations.len())?;
+    check_len("permutation", permutation.len(), destinations.len())?;
+    check_len("inverse", inverse.len(), destinations.len())?;
+    let ranks = offsets.len().checked_sub(1).ok_or(KernelError::NoRanks)?;
+    #[cfg(target_arch = "x86_64")]
+    if ranks <= wide::MAX_RANKS && wide::available() {
+        // SAFETY: the processor has the features.
+        if unsafe { wide::sort(destinations, permutation, inverse, offsets) } {
+            return Ok(());
+        }
+        // A destination is out of range; below it is found out which.
+    }
+    offsets.fill(0);
+    for (index, &destination) in destinations.iter().enumerate() {
+        let found = destination.index();
+        if found >= ranks {
+            return Err(KernelError::OutOfRange { what: "destination", index, found, bound: ranks });
+        }
+        offsets[found + 1] += 1;
+    }
+    for p in 0..ranks {
+        offsets[p + 1] += offsets[p];
+    }
+    for (item, &destination) in destinations.iter().enumerate() {
+        // The start of each destination serves as its cursor, and is restored below.
+        let cursor = &mut offsets[destination.index()];
+        permutation[*cursor as usize] = item as u32;
+        inverse[item] = *cursor;
+        *cursor += 1;
+    }
+    // Each cursor stands now at the start of the next destination.
+    offsets.rotate_right(1);
+    offsets[0] = 0;
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! RMSNorm with one fixed order of additions, so that a CPU and a GPU get the same bits.
+
+/// Accumulators of a row's sum of squares: 256 GPU threads with eight neighbouring columns (16 bytes of bf16) each.
+pub const NORM_LANES: usize = 2048;
+
+/// `1 / sqrt(mean of squares + epsilon)` of a row of H values.
+///
+/// Every step is a single f32 operation rounded to nearest, without fused multiply-add:
+/// 1. accumulator a adds the squares of the columns a, a + 2048, a + 4096, ..., in this order, beginning with 0;
+/// 2. neighbours are folded: for s = 1, 2, 4, ..., 1024: accumulator i += accumulator i + s, for each i that 2s divides;
+/// 3. `1 / sqrt(accumulator 0 / H + epsilon)`, with the rounded square root and the rounded division.
+#[must_use]
+pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
+    let mut lanes = [0.0f32; NORM_LANES];
+    for chunk in row.chunks(NORM_LANES) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += value * value;
+        }
+    }
+    fold(&mut lanes, row.len(), epsilon)
+}
+
+/// Steps 2 and 3.
+#[inline(always)]
+pub(crate) fn fold(lanes: &mut [f32; NORM_LANES], columns: usize, epsilon: f32) -> f32 {
+    // In place and compacted: after each pass the accumulators stand side by side.
+    let mut width = NORM_LANES;
+    while width > 1 {
+        width /= 2;
+        for i in 0..width {
+            lanes[i] = lanes[2 * i] + lanes[2 * i + 1];
+        }
+    }
+    1.0 / (lanes[0] / columns as f32 + epsilon).sqrt()
+}

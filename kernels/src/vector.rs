@@ -1,0 +1,256 @@
+//! Inner loops over one row, compiled for the widest vectors that the processor has: the same source, so the same bits.
+
+use crate::element::Element;
+use crate::norm::NORM_LANES;
+
+/// Columns of a buffer that stays in the first cache.
+const COLUMNS: usize = 1024;
+
+/// `out[c] = round(sum over q of rows[q][c])`, in f32 in the order of q, beginning with the first; zeros if there are none.
+///
+/// # Panics
+/// If a row has not the length of `out`.
+pub fn sum_rows<T: Element>(rows: &[&[T]], out: &mut [T]) {
+    check(rows, out.len());
+    versions!(T, sum_into(rows, out, T::round), sum_avx512(rows, out), sum_avx2(rows, out));
+}
+
+/// As [`sum_rows`], not rounded.
+///
+/// # Panics
+/// If a row has not the length of `out`.
+pub fn sum_rows_wide<T: Element>(rows: &[&[T]], out: &mut [f32]) {
+    check(rows, out.len());
+    versions!(T, sum_into(rows, out, |value| value), wide_avx512(rows, out), wide_avx2(rows, out));
+}
+
+/// What follows a row's sum where residual and norm are fused: `sum` is `[H]` and becomes h = sum + residual.
+#[derive(Debug)]
+pub struct NormRow<'a, T> {
+    /// `[H]`, f32, not rounded.
+    pub sum: &'a mut [f32],
+    /// `[H]`
+    pub residual: &'a [T],
+    /// `[H]`
+    pub weight: &'a [T],
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+    /// `[H]`: round(h)
+    pub residual_out: &'a mut [T],
+    /// `[H]`: round((h x inverse_rms(h)) x weight)
+    pub out: &'a mut [T],
+}
+
+/// Residual and RMSNorm of one row, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has them.
+///
+/// # Panics
+/// If the slices differ in length.
+pub fn norm_row<T: Element>(row: NormRow<'_, T>) {
+    let width = row.sum.len();
+    for found in [row.residual.len(), row.weight.len(), row.residual_out.len(), row.out.len()] {
+        assert_eq!(found, width, "a row's slices have one length");
+    }
+    versions!(T, norm_into(row), norm_avx512(row), norm_avx2(row));
+}
+
+/// Asks for the lines of a piece of a row that is needed soon. A hint only.
+#[inline]
+pub fn prefetch<T>(row: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        for at in (0..size_of_val(row)).step_by(64) {
+            // SAFETY: the address is within the row; a prefetch reads nothing and cannot fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast::<i8>().add(at)) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = row;
+}
+
+fn check<T>(rows: &[&[T]], width: usize) {
+    assert!(rows.iter().all(|row| row.len() == width), "every row is as long as the sum");
+}
+
+/// Four rows at a time; what is left of more than four goes through a buffer of f32.
+#[inline(always)]
+fn sum_into<T: Element, O: Copy>(rows: &[&[T]], out: &mut [O], round: impl Fn(f32) -> O) {
+    match *rows {
+        [] => out.fill(round(0.0)),
+        [a] => out.iter_mut().zip(a).for_each(|(to, a)| *to = round(a.widen())),
+        [a, b] => {
+            for ((to, a), b) in out.iter_mut().zip(a).zip(b) {
+                *to = round(a.widen() + b.widen());
+            }
+        }
+        [a, b, c] => {
+            for (((to, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) {
+                *to = round(a.widen() + b.widen() + c.widen());
+            }
+        }
+        [a, b, c, d] => {
+            for ((((to, a), b), c), d) in out.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+                *to = round(a.widen() + b.widen() + c.widen() + d.widen());
+            }
+        }
+        _ => sum_many(rows, out, round),
+    }
+}
+
+#[inline(always)]
+fn sum_many<T: Element, O: Copy>(rows: &[&[T]], out: &mut [O], round: impl Fn(f32) -> O) {
+    let mut sums = [0.0f32; COLUMNS];
+    for (chunk, out) in out.chunks_mut(COLUMNS).enumerate() {
+        let sums = &mut sums[..out.len()];
+        let piece = |row: usize| &rows[row][chunk * COLUMNS..][..out.len()];
+        for ((((sum, a), b), c), d) in sums.iter_mut().zip(piece(0)).zip(piece(1)).zip(piece(2)).zip(piece(3)) {
+            *sum = a.widen() + b.widen() + c.widen() + d.widen();
+        }
+        let mut next = 4;
+        while next + 4 <= rows.len() {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|step| piece(next + step));
+            for ((((sum, a), b), c), d) in sums.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+                *sum = *sum + a.widen() + b.widen() + c.widen() + d.widen();
+            }
+            next += 4;
+        }
+        for row in next..rows.len() {
+            for (sum, a) in sums.iter_mut().zip(piece(row)) {
+                *sum += a.widen();
+            }
+        }
+        for (to, &mut sum) in out.iter_mut().zip(sums) {
+            *to = round(sum);
+        }
+    }
+}
+
+#[inline(always)]
+fn norm_into<T: Element>(row: NormRow<'_, T>) {
+    let NormRow { sum, residual, weight, epsilon, residual_out, out } = row;
+    let mut lanes = [0.0f32; NORM_LANES];
+    for ((value, residual), to) in sum.iter_mut().zip(residual).zip(residual_out) {
+        *value += residual.widen();
+        *to = T::round(*value);
+    }
+    for chunk in sum.chunks(NORM_LANES) {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane += value * value;
+        }
+    }
+    let scale = crate::norm::fold(&mut lanes, sum.len(), epsilon);
+    for ((to, value), weight) in out.iter_mut().zip(sum).zip(weight) {
+        *to = T::round((*value * scale) * weight.widen());
+    }
+}
+
+/// Calls the version of the processor. The features are asked for once by the standard library and then read from a word.
+macro_rules! versions {
+    ($element:ty, $portable:expr, $avx512:expr, $avx2:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                // SAFETY: the processor has the features that the function is compiled for.
+                return unsafe { $avx512 };
+            }
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: as above.
+                return unsafe { $avx2 };
+            }
+        }
+        $portable
+    }};
+}
+use versions;
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Element, NormRow, norm_into, sum_into};
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) fn sum_avx512<T: Element>(rows: &[&[T]], out: &mut [T]) {
+        sum_into(rows, out, T::round);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn sum_avx2<T: Element>(rows: &[&[T]], out: &mut [T]) {
+        sum_into(rows, out, T::round);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) fn wide_avx512<T: Element>(rows: &[&[T]], out: &mut [f32]) {
+        sum_into(rows, out, |value| value);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn wide_avx2<T: Element>(rows: &[&[T]], out: &mut [f32]) {
+        sum_into(rows, out, |value| value);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) fn norm_avx512<T: Element>(row: NormRow<'_, T>) {
+        norm_into(row);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn norm_avx2<T: Element>(row: NormRow<'_, T>) {
+        norm_into(row);
+    }
+}
+#[cfg(target_arch = "x86_64")]
+use x86::{norm_avx2, norm_avx512, sum_avx2, sum_avx512, wide_avx2, wide_avx512};
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+
+    use super::{Element, NormRow, norm_into, norm_row, sum_into, sum_rows, sum_rows_wide};
+
+    fn same<T: Element>(patterns: &[u32], rows: usize, width: usize, decode: impl Fn(u32) -> T) {
+        let at = |i: usize| decode(patterns[i % patterns.len()].wrapping_mul(1 + i as u32 * 2));
+        let data: Vec<Vec<T>> = (0..rows).map(|row| (0..width).map(|c| at(row * width + c)).collect()).collect();
+        let rows: Vec<&[T]> = data.iter().map(Vec::as_slice).collect();
+        let (mut found, mut expected) = (vec![T::zeroed(); width], vec![T::zeroed(); width]);
+        sum_rows(&rows, &mut found);
+        // One column after the other is what the reference does.
+        for (column, to) in expected.iter_mut().enumerate() {
+            let one: Vec<&[T]> = rows.iter().map(|row| &row[column..=column]).collect();
+            sum_into(&one, std::slice::from_mut(to), T::round);
+        }
+        assert_eq!(bytemuck::cast_slice::<_, u8>(&found), bytemuck::cast_slice::<_, u8>(&expected));
+        same_norm(&rows, width);
+    }
+
+    fn same_norm<T: Element>(rows: &[&[T]], width: usize) {
+        let Some(residual) = rows.first() else { return };
+        let mut sum = vec![0.0; width];
+        sum_rows_wide(rows, &mut sum);
+        let mut answers = Vec::new();
+        for run in [norm_row::<T>, norm_into::<T>] {
+            let mut sum = sum.clone();
+            let (mut residual_out, mut out) = (vec![T::zeroed(); width], vec![T::zeroed(); width]);
+            let (weight, epsilon) = (residual, 1e-5);
+            run(NormRow { sum: &mut sum, residual, weight, epsilon, residual_out: &mut residual_out, out: &mut out });
+            answers.push((
+                bytemuck::cast_slice::<_, u8>(&residual_out).to_vec(),
+                bytemuck::cast_slice::<_, u8>(&out).to_vec(),
+            ));
+        }
+        assert_eq!(answers[0], answers[1]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_version_gives_the_same_bits(
+            patterns in prop::collection::vec(any::<u32>(), 1..50), rows in 0usize..9, width in 0usize..200
+        ) {
+            same::<f32>(&patterns, rows, width, f32::from_bits);
+            same::<f16>(&patterns, rows, width, |bits| f16::from_bits(bits as u16));
+            same::<bf16>(&patterns, rows, width, |bits| bf16::from_bits(bits as u16));
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! SGLang and vLLM as far as `profile record` and the gateway see them: the routes, the fields and the encodings of several
+//! versions, around a made-up router. Tests include this file, and the example beside it serves it for the guides in `docs/`.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "a test double")]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use semmoe_engines::recording::encode_npy;
+use semmoe_engines::sglang::encode_routed_experts;
+use semmoe_tables::ModelInfo;
+use semmoe_text::{ChatTemplate, Tokenizer};
+use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
+
+/// Which engine, and where its version puts things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `sglext` of the answer, `/server_info`; prompt ids beside `meta_info`.
+    Sglang0_5_23,
+    /// `sgl_ext` of the choice, `/get_server_info`; prompt ids inside `meta_info`.
+    Sglang0_5_10,
+    /// `.npy` in the choice; a chat's prompt ids beside the choices, a completion's in the choice.
+    Vllm0_33,
+}
+
+/// What is wrong with the answers to prompts that begin with some token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    FewerRows,
+    MoreRows,
+    ForeignExpert,
+    SameExpertTwice,
+    Truncated,
+    NoRoutes,
+    OtherPrompt,
+    AllAlike,
+    WrongShape,
+    TooLong,
+    Down,
+    NotJson,
+}
+
+/// How texts become tokens.
+#[derive(Debug)]
+pub enum Texts {
+    /// A token a byte.
+    Bytes,
+    /// The model's own.
+    Model(Box<Tokenizer>, Option<Box<ChatTemplate>>),
+}
+
+#[derive(Debug)]
+pub struct Engine {
+    pub dialect: Dialect,
+    pub model: ModelInfo,
+    /// What the engine says its checkpoint is.
+    pub model_path: String,
+    pub texts: Texts,
+    /// By the first token of a prompt.
+    pub faults: Mutex<HashMap<u32, Fault>>,
+    /// Prompts that ran, faulty ones included.
+    pub ran: Mutex<Vec<Vec<u32>>>,
+    pub requests: AtomicU64,
+    /// After so many requests everything answers 503.
+    pub dies_after: AtomicU64,
+    pub ranks: Ranks,
+    /// What it was started with: whether it gives routed experts, and SGLang's `--init-expert-location`.
+    pub gives_routes: bool,
+    pub init_expert_location: String,
+}
+
+/// Attention-DP ranks, and what runs on them.
+#[derive(Debug)]
+pub struct Ranks {
+    pub count: u16,
+    /// Whether requests last until the loads were asked for twice (a second at most), so that they are seen in them.
+    pub linger: AtomicBool,
+    /// Ranks that requests ran on, and whether they were pinned to them.
+    pub ran: Mutex<Vec<(u16, bool)>>,
+    running: Mutex<Vec<u64>>,
+    turn: AtomicU64,
+    asked: Notify,
+}
+
+impl Ranks {
+    pub fn new(count: u16) -> Self {
+        Ranks {
+            count,
+            linger: AtomicBool::new(false),
+            ran: Mutex::default(),
+            running: Mutex::new(vec![0; usize::from(count)]),
+            turn: AtomicU64::new(0),
+            asked: Notify::new(),
+        }
+    }
+
+    /// Requests that run on each rank now.
+    fn loads(&self) -> Vec<u64> {
+        self.asked.notify_waiters();
+        self.running.lock().unwrap().clone()
+    }
+
+    /// Runs something on the rank of a pin, or on the next one. `None` for a pin to a rank that is not there.
+    async fn run<T>(&self, pin: Option<u64>, work: impl FnOnce(u16) -> T) -> Option<T> {
+        let count = u64::from(self.count);
+        let rank = match pin {
+            Some(pin) if pin >= count => return None,
+            Some(pin) => pin,
+            None => self.turn.fetch_add(1, Ordering::SeqCst) % count,
+        };
+        self.ran.lock().unwrap().push((rank as u16, pin.is_some()));
+        self.running.lock().unwrap()[rank as usize] += 1;
+        if self.linger.load(Ordering::SeqCst) {
+            // Twice: who asked first must still find it running when it looks at its own count.
+            for _ in 0..2 {
+                let _ = tokio::time::timeout(Duration::from_millis(500), self.asked.notified()).await;
+            }
+        }
+        let done = work(rank as u16);
+        self.running.lock().unwrap()[rank as usize] -= 1;
+        Some(done)
+    }
+}
+
+impl Engine {
+    pub fn new(dialect: Dialect, model: ModelInfo, texts: Texts) -> Self {
+        Engine {
+            dialect,
+            model_path: format!("/models/{}", model.model),
+            model,
+            texts,
+            faults: Mutex::default(),
+            ran: Mutex::default(),
+            requests: AtomicU64::new(0),
+            dies_after: AtomicU64::new(u64::MAX),
+            ranks: Ranks::new(1),
+            gives_routes: true,
+            init_expert_location: "trivial".to_owned(),
+        }
+    }
+}
+
+pub fn router(engine: Arc<Engine>) -> Router {
+    Router::new().fallback(answer).with_state(engine)
+}
+
+/// The made-up router: neighbours in a ring, from a place that the token and the layer decide.
+pub fn experts(token: u32, layer: u16, model: &ModelInfo) -> Vec<u16> {
+    let mixed = (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(layer) << 40);
+    let first = (mixed >> 33) % u64::from(model.num_experts);
+    (0..u64::from(model.top_k)).map(|i| ((first + i) % u64::from(model.num_experts)) as u16).collect()
+}
+
+/// What is generated after a prompt.
+pub fn generated(prompt: &[u32], max_tokens: u32, vocab_size: u32) -> Vec<u32> {
+    let sum: u32 = prompt.iter().fold(0, |sum, id| sum.wrapping_mul(31).wrapping_add(*id));
+    (0..max_tokens).map(|i| sum.wrapping_add(i * 7) % vocab_size.min(200)).collect()
+}
+
+async fn answer(
+    State(engine): State<Arc<Engine>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let vllm = engine.dialect == Dialect::Vllm0_33;
+    if method == Method::GET {
+        return told(&engine, uri.path());
+    }
+    if engine.requests.fetch_add(1, Ordering::SeqCst) >= engine.dies_after.load(Ordering::SeqCst) {
+        return (StatusCode::SERVICE_UNAVAILABLE, "no healthy worker").into_response();
+    }
+    let body: Value = match serde_json::from_slice(&body) {
+        Ok(body) => body,
+        Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
+    };
+    let header = headers.get("x-data-parallel-rank").and_then(|pin| pin.to_str().ok()?.parse().ok());
+    let path = uri.path();
+    let ran = match path {
+        "/generate" if !vllm => {
+            engine.ranks.run(body["routed_dp_rank"].as_u64(), |rank| generate(&engine, &body, rank)).await
+        }
+        "/v1/completions" | "/v1/chat/completions" => {
+            engine.ranks.run(header, |_| openai(&engine, &body, path.contains("chat"))).await
+        }
+        _ => return StatusCode::NOT_FOUND.into_response(),
+    };
+    ran.unwrap_or_else(|| (StatusCode::BAD_REQUEST, "data_parallel_rank is out of range").into_response())
+}
+
+/// What the engine tells about itself.
+fn told(engine: &Engine, path: &str) -> Response {
+    let name = &engine.model.model;
+    match (engine.dialect, path) {
+        (_, "/health") => StatusCode::OK.into_response(),
+        (Dialect::Sglang0_5_23, "/server_info") | (Dialect::Sglang0_5_10, "/get_server_info") => Json(json!({
+            "model_path": engine.model_path, "tokenizer_path": engine.model_path, "served_model_name": name, "tp_size": engine.ranks.count,
+            "dp_size": engine.ranks.count, "ep_size": engine.ranks.count, "enable_dp_attention": engine.ranks.count > 1,
+            "enable_eplb": false, "init_expert_location": engine.init_expert_location,
+            "enable_return_routed_experts": engine.gives_routes, "internal_states": [{}],
+            "version": if engine.dialect == Dialect::Sglang0_5_23 { "0.5.23" } else { "0.5.10" },
+        }))
+        .into_response(),
+        (Dialect::Sglang0_5_23 | Dialect::Sglang0_5_10, "/v1/loads") => Json(json!({
+            "timestamp": "2026-01-01T00:00:00", "version": "0.5.23",
+            "loads": engine.ranks.loads().iter().zip(0..).map(|(running, rank): (&u64, u16)| {
+                json!({ "dp_rank": rank, "num_running_reqs": running, "num_waiting_reqs": 0 })
+            }).collect::<Vec<_>>(),
+        }))
+        .into_response(),
+        (Dialect::Vllm0_33, "/version") => Json(json!({ "version": "0.33.0" })).into_response(),
+        (Dialect::Vllm0_33, "/metrics") => {
+            let line = |(running, rank): (&u64, u16)| {
+                format!(
+                    "vllm:num_requests_running{{engine=\"{rank}\",model_name=\"{name}\"}} {running}.0\n\
+                     vllm:num_requests_waiting{{engine=\"{rank}\",model_name=\"{name}\"}} 0.0\n"
+                )
+            };
+            engine.ranks.loads().iter().zip(0..).map(line).collect::<String>().into_response()
+        }
+        (_, "/v1/models") => Json(json!({ "object": "list", "data": [{
+            "id": name, "object": "model", "created": 1_767_225_600, "owned_by": "mock", "root": engine.model_path,
+            "parent": null, "max_model_len": 4096,
+        }] }))
+        .into_response(),
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// A prompt that ran.
+struct Run {
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+    fault: Option<Fault>,
+}
+
+impl Run {
+    fn new(engine: &Engine, prompt: Vec<u32>, max_tokens: u64) -> Result<Self, Box<Response>> {
+        let fault = prompt.first().and_then(|first| engine.faults.lock().unwrap().get(first).copied());
+        engine.ran.lock().unwrap().push(prompt.clone());
+        let refused = match fault {
+            Some(Fault::Down) => Some((StatusCode::SERVICE_UNAVAILABLE, "down".to_owned())),
+            Some(Fault::NotJson) => Some((StatusCode::OK, "<html>".to_owned())),
+            Some(Fault::TooLong) => {
+                let message = format!(
+                    "This model's maximum context length is 4096 tokens, however you requested {} tokens",
+                    prompt.len()
+                );
+                Some((StatusCode::BAD_REQUEST, json!({ "object": "error", "message": message }).to_string()))
+            }
+            _ => None,
+        };
+        if let Some(refused) = refused {
+            return Err(Box::new(refused.into_response()));
+        }
+        let output = generated(&prompt, max_tokens as u32, engine.model.vocab_size);
+        Ok(Run { prompt, output, fault })
+    }
+
+    fn seen_prompt(&self) -> Vec<u32> {
+        let mut prompt = self.prompt.clone();
+        if self.fault == Some(Fault::OtherPrompt) {
+            prompt.push(1);
+        }
+        prompt
+    }
+
+    /// Rows of all layers; dense ones are zeros, as the buffers of both engines.
+    fn routes(&self, engine: &Engine) -> Option<String> {
+        if !engine.gives_routes {
+            return None;
+        }
+        let model = &engine.model;
+        let (k, hidden) = (usize::from(model.top_k), usize::from(model.num_hidden_layers));
+        let mut tokens = [&self.prompt[..], &self.output[..self.output.len().saturating_sub(1)]].concat();
+        match self.fault {
+            Some(Fault::FewerRows) => tokens.truncate(tokens.len() - 1),
+            Some(Fault::MoreRows) => tokens.push(1),
+            Some(Fault::AllAlike) => tokens.fill(1),
+            Some(Fault::NoRoutes) => return None,
+            _ => {}
+        }
+        let mut ids: Vec<u16> = Vec::new();
+        for token in &tokens {
+            for layer in 0..model.num_hidden_layers {
+                match model.layer_ids.contains(&layer) {
+                    true => ids.extend(experts(*token, layer, model)),
+                    false => ids.extend(std::iter::repeat_n(0, k)),
+                }
+            }
+        }
+        let moe = usize::from(model.layer_ids[0]) * k;
+        match self.fault {
+            Some(Fault::ForeignExpert) => ids[moe] = model.num_experts,
+            Some(Fault::SameExpertTwice) => ids[moe] = ids[moe + 1],
+            _ => {}
+        }
+        let shape =
+            if self.fault == Some(Fault::WrongShape) { [tokens.len(), k, hidden] } else { [tokens.len(), hidden, k] };
+        let mut text = match engine.dialect {
+            Dialect::Vllm0_33 => encode_npy(&shape, &ids, model.num_experts > 256),
+            _ => encode_routed_experts(&ids.iter().map(|&id| i32::from(id)).collect::<Vec<_>>()),
+        };
+        if self.fault == Some(Fault::Truncated) {
+            text.truncate(text.len() - 5);
+        }
+        Some(text)
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, output) = (self.seen_prompt().len(), self.output.len());
+        json!({ "prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output, "prompt_tokens_details": null })
+    }
+}
+
+fn ids(value: &Value) -> Option<Vec<u32>> {
+    value.as_array()?.iter().map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+}
+
+fn encode(engine: &Engine, text: &str) -> Vec<u32> {
+    match &engine.texts {
+        Texts::Bytes => text.bytes().map(u32::from).collect(),
+        Texts::Model(tokenizer, _) => tokenizer.encode(text).unwrap(),
+    }
+}
+
+fn chat_ids(engine: &Engine, messages: &Value) -> Vec<u32> {
+    match &engine.texts {
+        Texts::Model(_, Some(template)) => encode(engine, &template.render(messages, None, true).unwrap()),
+        _ => {
+            let turns = messages.as_array().unwrap().iter();
+            encode(engine, &turns.map(|turn| turn["content"].as_str().unwrap()).collect::<Vec<_>>().join("|"))
+        }
+    }
+}
+
+fn is_set(body: &Value, field: &str) -> bool {
+    body[field] == json!(true)
+}
+
+fn generate(engine: &Engine, body: &Value, rank: u16) -> Response {
+    let Some(prompt) = ids(&body["input_ids"]).or_else(|| body["text"].as_str().map(|text| encode(engine, text)))
+    else {
+        return (StatusCode::BAD_REQUEST, "Either text, input_ids or input_embeds should be provided.").into_response();
+    };
+    let max_tokens = body["sampling_params"]["max_new_tokens"].as_u64().unwrap_or(128);
+    let run = match Run::new(engine, prompt, max_tokens) {
+        Ok(run) => run,
+        Err(refused) => return *refused,
+    };
+    let mut meta = json!({
+        "id": "0af7651916cd43dd8448eb211c80319c", "finish_reason": { "type": "length", "length": max_tokens },
+        "prompt_tokens": run.seen_prompt().len(), "weight_version": "default", "total_retractions": 0,
+        "completion_tokens": run.output.len(), "cached_tokens": 0, "cached_tokens_details": null,
+        "dp_rank": (engine.ranks.count > 1).then_some(rank),
+        "e2e_latency": 0.012,
+    });
+    if is_set(body, "return_routed_experts") {
+        meta["routed_experts"] = json!(run.routes(engine));
+    }
+    let mut answer = json!({ "text": " ...", "output_ids": run.output });
+    if is_set(body, "return_prompt_token_ids") {
+        match engine.dialect {
+            Dialect::Sglang0_5_10 => meta["prompt_token_ids"] = json!(run.seen_prompt()),
+            _ => answer["prompt_token_ids"] = json!(run.seen_prompt()),
+        }
+    }
+    answer["meta_info"] = meta;
+    Json(answer).into_response()
+}
+
+fn openai(engine: &Engine, body: &Value, chat: bool) -> Response {
+    let prompt = match (chat, &body["prompt"]) {
+        (true, _) => chat_ids(engine, &body["messages"]),
+        (false, Value::String(text)) => encode(engine, text),
+        (false, list) => ids(list).unwrap(),
+    };
+    let max_tokens = body["max_tokens"].as_u64().or(body["max_completion_tokens"].as_u64()).unwrap_or(16);
+    let run = match Run::new(engine, prompt, max_tokens) {
+        Ok(run) => run,
+        Err(refused) => return *refused,
+    };
+    let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": "length" });
+    match chat {
+        true => {
+            choice["message"] =
+                json!({ "role": "assistant", "content": " ...", "reasoning_content": null, "tool_calls": null })
+        }
+        false => choice["text"] = json!(" ..."),
+    }
+    let object = if chat { "chat.completion" } else { "text_completion" };
+    let id = if chat { "chatcmpl-0af7651916cd43dd8448eb211c80319c" } else { "cmpl-0af7651916cd43dd8448eb211c80319c" };
+    let mut answer = json!({
+        "id": id, "object": object, "created": 1_767_225_600, "model": engine.model.model, "usage": run.usage(),
+    });
+    match engine.dialect {
+        Dialect::Vllm0_33 => {
+            choice["stop_reason"] = Value::Null;
+            choice["routed_experts"] = json!(run.routes(engine));
+            answer["service_tier"] = Value::Null;
+            answer["kv_transfer_params"] = Value::Null;
+            if is_set(body, "return_token_ids") {
+                choice["token_ids"] = json!(run.output);
+                let holder = if chat { &mut answer } else { &mut choice };
+                holder["prompt_token_ids"] = json!(run.seen_prompt());
+            }
+        }
+        Dialect::Sglang0_5_23 | Dialect::Sglang0_5_10 => {
+            choice["matched_stop"] = Value::Null;
+            answer["metadata"] = json!({ "weight_version": "default" });
+            let extension = extension(engine, body, &run);
+            match engine.dialect {
+                _ if extension.is_empty() => {}
+                Dialect::Sglang0_5_10 => choice["sgl_ext"] = extension.into(),
+                _ => answer["sglext"] = extension.into(),
+            }
+        }
+    }
+    answer["choices"] = json!([choice]);
+    Json(answer).into_response()
+}
+
+fn extension(engine: &Engine, body: &Value, run: &Run) -> Map<String, Value> {
+    let mut extension = Map::new();
+    if is_set(body, "return_routed_experts") {
+        extension.insert("routed_experts".into(), json!(run.routes(engine)));
+    }
+    if is_set(body, "return_input_ids_in_sglext") {
+        extension.insert("input_ids".into(), json!(run.seen_prompt()));
+    }
+    if is_set(body, "return_output_ids_in_sglext") {
+        extension.insert("output_ids".into(), json!(run.output));
+    }
+    extension
+}

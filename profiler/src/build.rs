@@ -1,0 +1,255 @@
+//! Profiles from traces of any size: checked and counted in pieces on several threads, within a limit on memory.
+//!
+//! | module | what |
+//! |---|---|
+//! | `inputs` | the first pass: requests checked, fates decided, occurrences of tokens |
+//! | `slab` | the passes after it: counts of as many layers and tokens as memory allows |
+//! | `domains` | kinds of text weighted alike |
+//!
+//! A profile is a pure function of its traces: nothing in it depends on the clock, the order of the files or the threads.
+
+mod domains;
+mod inputs;
+mod slab;
+
+use std::path::{Path, PathBuf};
+
+use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, TraceWriter};
+use serde::Serialize;
+
+use crate::bad::{allowed_bad, check_share};
+use crate::merge::{MergeOptions, merge};
+use crate::origin::Origin;
+use crate::{BadRecord, ProfilerError, Progress};
+pub use domains::{DomainInput, DomainReport};
+pub(crate) use domains::{by_domain, refuse_domains, weigh};
+use inputs::{Checked, Inputs};
+use slab::{Cells, Counting};
+
+/// What to build, from what, and how.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// Traces of one model.
+    pub traces: Vec<DomainInput>,
+    /// The profile to write.
+    pub out: PathBuf,
+    /// Which tokens to count.
+    pub phase: Phase,
+    /// Threads, at least 1.
+    pub threads: usize,
+    /// Bytes for counters; the rest of the memory needed is a few bytes for each token of the vocabulary and layer.
+    pub counter_bytes: u64,
+    /// Weight domains alike.
+    pub weight_by_domain: bool,
+    /// Requests that are left out by the hash of their prompt, and the trace to write them to.
+    pub hold_out: Option<HoldOut>,
+    /// The share of requests, 0..1, that may be damaged and are left out; more is an error. A file that is damaged as a whole counts as
+    /// many as its size lets expect.
+    pub max_bad: f64,
+}
+
+/// Requests that are kept for judging.
+#[derive(Clone, Debug)]
+pub struct HoldOut {
+    /// About this share of the requests, 0..1.
+    pub share: f64,
+    /// The trace to write; it has no router weights.
+    pub out: PathBuf,
+}
+
+impl BuildOptions {
+    /// All tokens, two threads, 512 MiB of counters, 1 % damaged requests.
+    #[must_use]
+    pub fn new(traces: Vec<DomainInput>, out: PathBuf) -> Self {
+        BuildOptions {
+            traces,
+            out,
+            phase: Phase::All,
+            threads: 2,
+            counter_bytes: 512 << 20,
+            weight_by_domain: false,
+            hold_out: None,
+            max_bad: 0.01,
+        }
+    }
+
+    fn validate(&self) -> Result<(), ProfilerError> {
+        let bad = |option, found: String, expected| Err(ProfilerError::Option { option, found, expected });
+        if self.threads == 0 {
+            return bad("threads", "0".into(), "at least 1");
+        }
+        if let Some(HoldOut { share, .. }) = &self.hold_out
+            && !(0.0..=1.0).contains(share)
+        {
+            return bad("hold_out", share.to_string(), "a share between 0 and 1");
+        }
+        if !self.weight_by_domain {
+            refuse_domains(&self.traces)?;
+        }
+        check_share(self.max_bad)
+    }
+}
+
+/// What was built.
+#[derive(Clone, Debug, Serialize)]
+pub struct BuildReport {
+    /// The profile.
+    pub out: PathBuf,
+    /// Digest of the profile.
+    pub digest: String,
+    /// The model.
+    pub model: ModelInfo,
+    /// Files that went in.
+    pub inputs: usize,
+    /// Tokens counted, after weighting.
+    pub tokens: u64,
+    /// Requests counted; 0 for merged profiles, which do not say.
+    pub requests: usize,
+    /// Requests held out.
+    pub held_out: usize,
+    /// Passes over the traces, the one that checks them included.
+    pub passes: usize,
+    /// Domains and what they were multiplied by, where they were weighted.
+    pub domains: Vec<DomainReport>,
+    /// Requests that were left out, and files that hold no trace any more.
+    pub bad: Vec<BadRecord>,
+}
+
+/// Counts the tokens of a phase of traces of one model.
+///
+/// # Errors
+/// Wrong options; a trace that is not there or is of another model; none that can be read; more damaged requests than allowed; no space on the disk.
+/// Nothing is written then.
+pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildReport, ProfilerError> {
+    options.validate()?;
+    let mut groups = open(options)?;
+    let mut total: u64 = groups.iter().map(|group| group.inputs.tokens()).sum();
+    progress.set_total(total);
+    let share = options.hold_out.as_ref().map_or(0.0, |hold_out| hold_out.share);
+    let checked: Vec<Checked> =
+        groups.iter_mut().map(|group| group.inputs.check((options.phase, share), options.threads, progress)).collect();
+    let sum = |of: fn(&Checked) -> usize| checked.iter().map(of).sum();
+    let (requests, held_out) = (sum(|group| group.counted), sum(|group| group.held_out));
+    let mut bad: Vec<BadRecord> = groups.iter().flat_map(|group| group.inputs.unreadable.clone()).collect();
+    bad.extend(checked.iter().flat_map(|group| group.bad.clone()));
+    let lost: usize = groups.iter().map(|group| group.inputs.lost).sum();
+    let left_out = lost + sum(|group| group.bad.len());
+    refuse_bad(&bad, (left_out, requests + held_out + left_out), options.max_bad)?;
+    let groups_counted = groups.iter().zip(checked.into_iter().map(|group| group.occurrences));
+    let report = if options.weight_by_domain {
+        let parts = temporary_beside(&options.out)?;
+        let (mut shards, mut passes) = (Vec::new(), 1);
+        for (group, occurrences) in groups_counted {
+            let out = parts.path().join(shards.len().to_string());
+            passes = passes.max(count(options, (&group.inputs, &out), occurrences, &mut total, progress)?.passes);
+            shards.push(DomainInput { path: out, domain: group.domain.clone() });
+        }
+        let weighted = MergeOptions { weight_by_domain: true, ..MergeOptions::new(shards, options.out.clone()) };
+        BuildReport { passes, ..merge(&MergeOptions { threads: options.threads, ..weighted })? }
+    } else {
+        let mut report = None;
+        for (group, occurrences) in groups_counted {
+            report = Some(count(options, (&group.inputs, &options.out), occurrences, &mut total, progress)?);
+        }
+        report.ok_or(ProfilerError::NoInput { what: "trace" })?
+    };
+    write_held_out(options, &groups)?;
+    let inputs = groups.iter().map(|group| group.inputs.files.len()).sum();
+    Ok(BuildReport { inputs, requests, held_out, bad, ..report })
+}
+
+/// Traces that are counted into one profile.
+struct Group {
+    domain: Option<String>,
+    inputs: Inputs,
+}
+
+/// One group, or one for each domain.
+fn open(options: &BuildOptions) -> Result<Vec<Group>, ProfilerError> {
+    if !options.weight_by_domain {
+        let paths: Vec<&Path> = options.traces.iter().map(|input| input.path.as_path()).collect();
+        return Ok(vec![Group { domain: None, inputs: Inputs::open(&paths)? }]);
+    }
+    let open =
+        |(domain, paths): (String, Vec<&Path>)| Ok(Group { domain: Some(domain), inputs: Inputs::open(&paths)? });
+    by_domain(&options.traces).into_iter().map(open).collect()
+}
+
+fn refuse_bad(bad: &[BadRecord], (left_out, of): (usize, usize), max_bad: f64) -> Result<(), ProfilerError> {
+    let allowed = allowed_bad(max_bad, of);
+    match bad.first() {
+        Some(first) if left_out > allowed => Err(ProfilerError::TooManyBad {
+            what: "requests",
+            bad: left_out,
+            of,
+            allowed,
+            first: Box::new(first.clone()),
+            kept: "nothing was written".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
+    let directory = match out.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let io = |source| ProfilerError::Io { path: out.to_path_buf(), action: "write", source };
+    tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory).map_err(io)
+}
+
+/// The passes after the first. `total` is the work of all passes so far, in tokens.
+fn count(
+    options: &BuildOptions,
+    (inputs, out): (&Inputs, &Path),
+    occurrences: Vec<u64>,
+    total: &mut u64,
+    progress: &dyn Progress,
+) -> Result<BuildReport, ProfilerError> {
+    let model = &inputs.model;
+    if let Some(token) = occurrences.iter().position(|&times| times > u64::from(u32::MAX)) {
+        return Err(FormatError::CountOverflow { what: format!("token {token}"), bits: 32 }.into());
+    }
+    let mut before = vec![0u64];
+    before.extend(occurrences.iter().scan(0, |sum, &times| {
+        *sum += times;
+        Some(*sum)
+    }));
+    let tokens = before.last().copied().unwrap_or_default();
+    let cells = Cells::new(&occurrences, model.num_experts, model.top_k);
+    let slabs = cells.slabs(model.layers(), options.counter_bytes / size_of::<u32>() as u64);
+    *total += slabs.iter().map(|slab| before[slab.tokens.end] - before[slab.tokens.start]).sum::<u64>();
+    progress.set_total(*total);
+    let mut writer = ProfileWriter::create(out, model.clone(), inputs.origin.provenance(), options.phase, occurrences)?;
+    let pieces = inputs.pieces();
+    let (phase, threads) = (options.phase, options.threads);
+    let counting = Counting { inputs, pieces: &pieces, phase, cells: &cells, before: &before, threads, progress };
+    for slab in &slabs {
+        counting.count(slab, &mut writer)?;
+    }
+    Ok(BuildReport {
+        out: out.to_path_buf(),
+        digest: writer.finish()?,
+        model: model.clone(),
+        inputs: inputs.files.len(),
+        tokens,
+        requests: 0,
+        held_out: 0,
+        passes: 1 + slabs.len(),
+        domains: Vec::new(),
+        bad: Vec::new(),
+    })
+}
+
+fn write_held_out(options: &BuildOptions, groups: &[Group]) -> Result<(), ProfilerError> {
+    let Some(HoldOut { share, out }) = &options.hold_out else { return Ok(()) };
+    let mut origin = Origin::default();
+    groups.iter().for_each(|group| origin.add(&group.inputs.origin.provenance()));
+    origin.add_source(&format!("held out {share}"));
+    let Some(model) = groups.first().map(|group| group.inputs.model.clone()) else { return Ok(()) };
+    let mut writer = TraceWriter::create(out, model, origin.provenance(), false)?;
+    groups.iter().try_for_each(|group| group.inputs.write_held_out(&mut writer))?;
+    writer.finish()?;
+    Ok(())
+}

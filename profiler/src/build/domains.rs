@@ -1,0 +1,165 @@
+//! Domains: inputs that are weighted so that each kind of text counts alike, however much of it was recorded.
+//!
+//! Counts stay integers: every count of a domain is multiplied by one whole number. The numbers are the smallest whose products
+//! with the domains' tokens are within [`TOLERANCE`] of each other, so that evidence is not inflated more than it must be.
+//! Multiplying does not commute with adding different domains, so it is the last step: shards of one domain add up first.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::Serialize;
+
+use crate::ProfilerError;
+
+/// How far a domain's weight may be from the greatest one.
+const TOLERANCE: f64 = 0.05;
+/// Within this the tolerance can always be met: half a step in so many.
+const MOST_STEPS: u64 = 10;
+
+/// A file and the domain it belongs to. In text `NAME=PATH`, or `PATH` alone: the domain is then the file's name up to its first
+/// dot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DomainInput {
+    /// The file.
+    pub path: PathBuf,
+    /// As given.
+    pub domain: Option<String>,
+}
+
+impl DomainInput {
+    /// The domain given, or the file's name up to its first dot.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let file = || self.path.file_name().unwrap_or(self.path.as_os_str()).to_string_lossy().into_owned();
+        self.domain.clone().unwrap_or_else(|| file().split('.').next().unwrap_or_default().to_owned())
+    }
+}
+
+impl From<PathBuf> for DomainInput {
+    fn from(path: PathBuf) -> Self {
+        DomainInput { path, domain: None }
+    }
+}
+
+impl FromStr for DomainInput {
+    type Err = String;
+
+    /// What stands before the first `=` is a name if it has letters, digits, `-` and `_` only; `./a=b` is a file.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = text
+            .split_once('=')
+            .filter(|(name, _)| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '-' || c == '_'));
+        match named {
+            Some((_, "")) => Err("expected PATH or NAME=PATH".to_owned()),
+            Some((name, path)) => Ok(DomainInput { path: path.into(), domain: Some(name.to_owned()) }),
+            None if text.is_empty() => Err("expected PATH or NAME=PATH".to_owned()),
+            None => Ok(PathBuf::from(text).into()),
+        }
+    }
+}
+
+impl fmt::Display for DomainInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.domain {
+            Some(domain) => write!(f, "{domain}={}", self.path.display()),
+            None => self.path.display().fmt(f),
+        }
+    }
+}
+
+/// What became of a domain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DomainReport {
+    /// Its name.
+    pub domain: String,
+    /// Its tokens, before weighting.
+    pub tokens: u64,
+    /// What each of its counts was multiplied by.
+    pub multiplier: u32,
+}
+
+/// The inputs by domain, in alphabetical order.
+pub(crate) fn by_domain(inputs: &[DomainInput]) -> BTreeMap<String, Vec<&Path>> {
+    let mut domains: BTreeMap<String, Vec<&Path>> = BTreeMap::new();
+    inputs.iter().for_each(|input| domains.entry(input.name()).or_default().push(&input.path));
+    domains
+}
+
+/// Refuses names of domains where nothing is weighted by them.
+pub(crate) fn refuse_domains(inputs: &[DomainInput]) -> Result<(), ProfilerError> {
+    match inputs.iter().find(|input| input.domain.is_some()) {
+        None => Ok(()),
+        Some(input) => Err(ProfilerError::Option {
+            option: "an input",
+            found: input.to_string(),
+            expected: "a path, as nothing is weighted by domain (a file of this name: ./NAME=PATH)",
+        }),
+    }
+}
+
+/// The multipliers of domains with so many tokens.
+pub(crate) fn weigh(domains: &BTreeMap<String, u64>) -> Result<Vec<DomainReport>, ProfilerError> {
+    let most = domains.values().copied().max().unwrap_or(0);
+    if let Some((domain, _)) = domains.iter().find(|(_, tokens)| **tokens == 0) {
+        return Err(ProfilerError::EmptyDomain { domain: domain.clone() });
+    }
+    let rounded = |steps: u64, tokens: u64| (steps as f64 * most as f64 / tokens as f64).round();
+    let error = |steps: u64| {
+        let off = |tokens: u64| (rounded(steps, tokens) * tokens as f64 / (steps as f64 * most as f64) - 1.0).abs();
+        domains.values().map(|&tokens| off(tokens)).fold(0.0, f64::max)
+    };
+    let steps = (1..MOST_STEPS).find(|&steps| error(steps) <= TOLERANCE).unwrap_or(MOST_STEPS);
+    let report = |(domain, &tokens): (&String, &u64)| {
+        let multiplier = rounded(steps, tokens);
+        if multiplier > f64::from(u32::MAX) {
+            return Err(ProfilerError::EmptyDomain { domain: domain.clone() });
+        }
+        Ok(DomainReport { domain: domain.clone(), tokens, multiplier: multiplier as u32 })
+    };
+    domains.iter().map(report).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn multipliers(tokens: &[u64]) -> Vec<u32> {
+        let domains = tokens.iter().enumerate().map(|(i, &n)| (format!("{i:03}"), n)).collect();
+        weigh(&domains).unwrap().iter().map(|domain| domain.multiplier).collect()
+    }
+
+    #[test]
+    fn smallest_whole_numbers() {
+        assert_eq!(multipliers(&[100]), [1]);
+        assert_eq!(multipliers(&[100, 100]), [1, 1]);
+        assert_eq!(multipliers(&[100, 97]), [1, 1]);
+        assert_eq!(multipliers(&[100, 50, 10]), [1, 2, 10]);
+        assert_eq!(multipliers(&[300, 200]), [2, 3]);
+        assert!(weigh(&[("a".to_owned(), 5), ("b".to_owned(), 0)].into()).is_err());
+        assert!(weigh(&[("a".to_owned(), 1 << 47), ("b".to_owned(), 1)].into()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn domains_weigh_alike(tokens in proptest::collection::vec(1u64..1_000_000, 1..8)) {
+            let weights: Vec<f64> =
+                multipliers(&tokens).iter().zip(&tokens).map(|(&m, &n)| f64::from(m) * n as f64).collect();
+            let (least, most) = weights.iter().fold((f64::MAX, 0.0f64), |(a, b), &w| (a.min(w), b.max(w)));
+            prop_assert!(most / least <= (1.0 + TOLERANCE) / (1.0 - TOLERANCE) + 1e-9, "{tokens:?} {weights:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_domains() {
+        let parse = |text: &str| text.parse::<DomainInput>().unwrap();
+        assert_eq!(parse("code=/a/b.c"), DomainInput { path: "/a/b.c".into(), domain: Some("code".into()) });
+        assert_eq!(parse("/a/chat.trace.safetensors").name(), "chat");
+        assert_eq!(parse("./a=b.c").path, PathBuf::from("./a=b.c"));
+        assert_eq!(parse("./a=b.c").name(), "a=b");
+        assert!("x=".parse::<DomainInput>().is_err() && "".parse::<DomainInput>().is_err());
+    }
+}

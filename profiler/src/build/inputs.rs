@@ -1,0 +1,270 @@
+//! The first pass over traces: every request is checked, and it is decided which ones count and how often each token occurs.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use semmoe_tables::{ExpertRows, FormatError, ModelInfo, Phase, RequestCheck, TraceRequest, TraceRows, TraceWriter};
+
+use crate::origin::Origin;
+use crate::split::is_held;
+use crate::{BadRecord, ProfilerError, Progress};
+
+/// Requests are taken in pieces of so many bytes of routes; behind a piece its pages leave memory.
+pub(super) const PIECE_BYTES: usize = 8 << 20;
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Counted,
+    HeldOut,
+    Bad,
+}
+
+/// Traces of one model, opened.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    pub(super) model: ModelInfo,
+    pub(super) origin: Origin,
+    pub(super) files: Vec<InputFile>,
+    /// Files that hold no trace any more.
+    pub(super) unreadable: Vec<BadRecord>,
+    /// Requests that these held, by their size beside that of the others; at least one each.
+    pub(super) lost: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct InputFile {
+    pub(super) path: PathBuf,
+    pub(super) rows: TraceRows,
+    /// One for each request, once they were checked.
+    pub(super) fates: Vec<Fate>,
+}
+
+/// Some requests of one file.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) file: usize,
+    pub(super) requests: Range<usize>,
+    pub(super) tokens: usize,
+}
+
+/// What the first pass found.
+#[derive(Debug)]
+pub(super) struct Checked {
+    /// \[V\]: occurrences that count, with a known route in at least one layer.
+    pub(super) occurrences: Vec<u64>,
+    pub(super) bad: Vec<BadRecord>,
+    /// Requests of each fate but the bad ones.
+    pub(super) counted: usize,
+    pub(super) held_out: usize,
+}
+
+/// Positions of a request that are of a phase.
+pub(super) fn positions(request: TraceRequest<'_>, phase: Phase) -> Range<usize> {
+    let (prompt, all) = (request.prompt_len(), request.token_ids().len());
+    match phase {
+        Phase::Prefill => 0..prompt,
+        Phase::Decode => prompt..all,
+        Phase::All => 0..all,
+    }
+}
+
+impl Inputs {
+    /// The first file says which model it is about. Files that are damaged as a whole are left out, unless none is left.
+    pub(super) fn open(paths: &[&Path]) -> Result<Self, ProfilerError> {
+        let mut files = Vec::with_capacity(paths.len());
+        let (mut model, mut origin): (Option<ModelInfo>, _) = (None, Origin::default());
+        let mut damaged = Vec::new();
+        for &path in paths {
+            let rows = match TraceRows::open(path) {
+                Ok(rows) => rows,
+                Err(error) if is_damage(&error) => {
+                    damaged.push((path, error));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
+            match &mut model {
+                Some(model) => model.adopt(rows.model()).map_err(|error| error.in_file(path))?,
+                None => model = Some(rows.model().clone()),
+            }
+            origin.add(rows.provenance());
+            files.push(InputFile { path: path.to_path_buf(), rows, fates: Vec::new() });
+        }
+        let Some(model) = model else {
+            let first = damaged.into_iter().next();
+            return Err(first.map_or(ProfilerError::NoInput { what: "trace" }, |(_, error)| error.into()));
+        };
+        let lost = damaged.iter().map(|(path, _)| requests_in(path, &files)).sum();
+        let unreadable = damaged.into_iter().map(|(path, error)| bad_file(path, error)).collect();
+        Ok(Inputs { model, origin, files, unreadable, lost })
+    }
+
+    pub(super) fn tokens(&self) -> u64 {
+        self.files.iter().map(|file| file.rows.tokens() as u64).sum()
+    }
+
+    /// All requests, in order, in pieces that are small beside memory (a single long request is one all the same).
+    pub(super) fn pieces(&self) -> Vec<Piece> {
+        let row_bytes = self.model.layers() * usize::from(self.model.top_k) * 2;
+        let most = (PIECE_BYTES / row_bytes.max(1)).max(1);
+        let mut pieces: Vec<Piece> = Vec::new();
+        for (number, file) in self.files.iter().enumerate() {
+            let mut piece = Piece { file: number, requests: 0..0, tokens: 0 };
+            for r in 0..file.rows.requests() {
+                piece.tokens += file.rows.request(r).token_ids().len();
+                piece.requests.end = r + 1;
+                if piece.tokens >= most {
+                    pieces
+                        .push(std::mem::replace(&mut piece, Piece { file: number, requests: r + 1..r + 1, tokens: 0 }));
+                }
+            }
+            if !piece.requests.is_empty() {
+                pieces.push(piece);
+            }
+        }
+        pieces
+    }
+
+    /// Checks every request, on so many threads.
+    pub(super) fn check(
+        &mut self,
+        (phase, hold_out): (Phase, f64),
+        threads: usize,
+        progress: &dyn Progress,
+    ) -> Checked {
+        let pieces = self.pieces();
+        let occurrences: Vec<AtomicU64> = (0..self.model.vocab_size).map(|_| AtomicU64::new(0)).collect();
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(pieces.len())));
+        let inputs = &*self;
+        std::thread::scope(|scope| {
+            for _ in 0..threads.min(pieces.len()) {
+                scope.spawn(|| {
+                    while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let found = inputs.check_piece(piece, (phase, hold_out), &occurrences);
+                        done.lock().unwrap_or_else(PoisonError::into_inner).push((
+                            piece.file,
+                            piece.requests.start,
+                            found,
+                        ));
+                        progress.advance(piece.tokens as u64);
+                    }
+                });
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        done.sort_by_key(|(file, first, _)| (*file, *first));
+        let mut bad = Vec::new();
+        for (file, _, (fates, records)) in done {
+            self.files[file].fates.extend(fates);
+            bad.extend(records);
+        }
+        let of = |fate| self.files.iter().flat_map(|file| &file.fates).filter(|other| **other == fate).count();
+        let (counted, held_out) = (of(Fate::Counted), of(Fate::HeldOut));
+        let occurrences = occurrences.into_iter().map(AtomicU64::into_inner).collect();
+        Checked { occurrences, bad, counted, held_out }
+    }
+
+    fn check_piece(
+        &self,
+        piece: &Piece,
+        (phase, hold_out): (Phase, f64),
+        occurrences: &[AtomicU64],
+    ) -> (Vec<Fate>, Vec<BadRecord>) {
+        let file = &self.files[piece.file];
+        let mut rules = file.rows.rules();
+        let (mut fates, mut bad) = (Vec::with_capacity(piece.requests.len()), Vec::new());
+        for r in piece.requests.clone() {
+            let fate = match self.check_request(file, r, &mut rules) {
+                Err(error) => {
+                    let record = format!("request {r}");
+                    bad.push(BadRecord { file: file.path.clone(), record, reason: error.to_string() });
+                    Fate::Bad
+                }
+                Ok(request) if is_held(request, hold_out) => Fate::HeldOut,
+                Ok(request) => {
+                    self.count_tokens(file, r, request, phase, occurrences);
+                    Fate::Counted
+                }
+            };
+            fates.push(fate);
+        }
+        file.rows.release(piece.requests.clone());
+        (fates, bad)
+    }
+
+    fn check_request<'a>(
+        &self,
+        file: &'a InputFile,
+        r: usize,
+        rules: &mut RequestCheck,
+    ) -> Result<TraceRequest<'a>, FormatError> {
+        file.rows.check(r, rules)?;
+        Ok(file.rows.request(r))
+    }
+
+    fn count_tokens(
+        &self,
+        file: &InputFile,
+        r: usize,
+        request: TraceRequest<'_>,
+        phase: Phase,
+        occurrences: &[AtomicU64],
+    ) {
+        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        for position in positions(request, phase) {
+            let known = match file.rows.experts(r) {
+                ExpertRows::Narrow(ids) => is_known(&ids[position * layers * k..][..layers * k], k, u8::MAX),
+                ExpertRows::Wide(ids) => is_known(&ids[position * layers * k..][..layers * k], k, u16::MAX),
+            };
+            if known {
+                occurrences[request.token_ids()[position] as usize].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Gives the requests that were held out to a trace, in order.
+    pub(super) fn write_held_out(&self, out: &mut TraceWriter) -> Result<(), ProfilerError> {
+        for file in &self.files {
+            for r in (0..file.rows.requests()).filter(|&r| file.fates[r] == Fate::HeldOut) {
+                let request = file.rows.request(r);
+                let prompt_len = u32::try_from(request.prompt_len()).unwrap_or(u32::MAX);
+                out.push_rows(request.token_ids(), prompt_len, file.rows.experts(r))?;
+                file.rows.release(r..r + 1);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether it is the content of a file that is wrong, and not the file: another format is the caller's mistake.
+fn is_damage(error: &FormatError) -> bool {
+    match error {
+        FormatError::File { source, .. } => is_damage(source),
+        FormatError::Io { .. } | FormatError::WrongFormat { .. } | FormatError::UnknownVersion { .. } => false,
+        _ => true,
+    }
+}
+
+/// About how many requests a file held, if they were as long as those of the others.
+fn requests_in(path: &Path, others: &[InputFile]) -> usize {
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |metadata| metadata.len()) as f64;
+    let requests: usize = others.iter().map(|other| other.rows.requests()).sum();
+    let bytes: f64 = others.iter().map(|other| size(&other.path)).sum();
+    ((requests as f64 * size(path) / bytes.max(1.0)).ceil() as usize).max(1)
+}
+
+fn bad_file(path: &Path, error: FormatError) -> BadRecord {
+    let reason = match error {
+        FormatError::File { source, .. } => source.to_string(),
+        error => error.to_string(),
+    };
+    BadRecord { file: path.to_path_buf(), record: "as a whole".into(), reason }
+}
+
+/// Whether a route is known in at least one layer.
+fn is_known<T: Copy + PartialEq>(row: &[T], k: usize, unknown: T) -> bool {
+    row.iter().step_by(k).any(|&first| first != unknown)
+}

@@ -1,0 +1,107 @@
+//! Tokens and experts: the paper's figure 6 (b). Bands are tokens that share experts.
+
+use semmoe_tables::LayerIdx;
+
+use super::Page;
+use super::draw::{Scale, Svg};
+use super::text::token;
+use crate::show::Study;
+use crate::show::table1::hottest;
+
+/// Tokens that are drawn: the most frequent ones.
+const TOKENS: usize = 120;
+const ROW: f64 = 9.0;
+const LEFT: f64 = 150.0;
+const TOP: f64 = 62.0;
+
+pub(super) fn picture(study: &Study, page: &Page<'_>, layer: usize) -> String {
+    let rows = &study.rows;
+    let placement = page.placement.filter(|placement| layer < placement.layers());
+    let group = |expert: usize| placement.map_or(0, |placement| placement.layer(LayerIdx::new(layer as u16))[expert]);
+    let mut experts: Vec<usize> = (0..rows.experts).collect();
+    experts.sort_by_key(|expert| (group(*expert), *expert));
+    let place_of = |expert: u16| experts.iter().position(|other| *other == usize::from(expert)).unwrap_or(0);
+
+    let mut tokens: Vec<usize> = (0..rows.vocabulary()).filter(|token| !rows.row(layer, *token).is_empty()).collect();
+    tokens.sort_by_key(|token| (std::cmp::Reverse(rows.tokens[*token]), *token));
+    tokens.truncate(TOKENS);
+    tokens.sort_by_cached_key(|token| {
+        let row = rows.row(layer, *token);
+        let order = hottest(row);
+        let mut shares = vec![0u64; usize::from(placement.map_or(1, |placement| placement.groups()))];
+        row.iter().for_each(|(expert, count)| shares[usize::from(group(usize::from(*expert)))] += u64::from(*count));
+        // The first of equals.
+        let best = (0..shares.len()).rev().max_by_key(|at| shares[*at]).unwrap_or(0);
+        let hottest = order.iter().map(|(expert, _)| place_of(*expert)).take(2).collect::<Vec<_>>();
+        (best, hottest, *token)
+    });
+    let cells: Vec<Vec<f64>> = tokens.iter().map(|token| shares(rows.row(layer, *token), &experts)).collect();
+    draw(study, page, (layer, placement.map(|placement| (placement.groups(), group))), (&tokens, &experts, &cells))
+}
+
+fn shares(row: &[(u16, u32)], experts: &[usize]) -> Vec<f64> {
+    let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
+    let share = |expert: &usize| {
+        row.iter().find(|(other, _)| usize::from(*other) == *expert).map_or(0.0, |(_, count)| f64::from(*count) / total)
+    };
+    experts.iter().map(share).collect()
+}
+
+type Grid<'a> = (&'a [usize], &'a [usize], &'a [Vec<f64>]);
+
+fn draw(
+    study: &Study,
+    page: &Page<'_>,
+    (layer, groups): (usize, Option<(u16, impl Fn(usize) -> u16)>),
+    (tokens, experts, cells): Grid<'_>,
+) -> String {
+    let wide = (720.0 / experts.len() as f64).clamp(3.0, 24.0);
+    let (width, height) = (LEFT + wide * experts.len() as f64 + 20.0, TOP + ROW * tokens.len() as f64 + 56.0);
+    let mut svg = Svg::new(width.max(560.0), height);
+    let most = 1.0 / study.rows.top_k as f64;
+    svg.cells((LEFT, TOP), (wide, ROW), cells, Scale::Up(most));
+    let labels: Vec<String> = experts.iter().map(usize::to_string).collect();
+    svg.columns((LEFT, TOP - 6.0), wide, &labels);
+    let (title, order) = match &groups {
+        Some((count, group)) => {
+            for at in (1..experts.len()).filter(|at| group(experts[*at]) != group(experts[*at - 1])) {
+                let x = LEFT + at as f64 * wide;
+                svg.line(
+                    (x, TOP - 18.0),
+                    (x, TOP + ROW * tokens.len() as f64),
+                    "stroke=\"#d55e00\" stroke-width=\"1.5\"",
+                );
+            }
+            (
+                format!("experts, in the {count} groups of the tables"),
+                "Experts are in the order of the tables' groups, tokens by the group that holds most of theirs.",
+            )
+        }
+        None => (
+            "experts".into(),
+            "Tokens are in the order of their hottest experts; with <code>--tables</code> both are in the order of its groups.",
+        ),
+    };
+    svg.text((LEFT, TOP - 32.0), "start", "", &title);
+    for (at, id) in tokens.iter().enumerate() {
+        let label = page.token_texts.get(*id).map_or(format!("id {id}"), |text| token(text));
+        svg.text((LEFT - 6.0, TOP + at as f64 * ROW + ROW - 1.5), "end", "token", &label);
+    }
+    svg.upright((12.0, TOP + ROW * tokens.len() as f64 / 2.0), "tokens");
+    let full = format!("{:.2}", most);
+    let half = format!("{:.2}", most / 2.0);
+    svg.legend(
+        (LEFT, height - 28.0),
+        Scale::Up(most),
+        "share of the token's activations (1/k: every time)",
+        ["0", &half, &full],
+    );
+    let id = study.rows.layer_ids[layer];
+    let label = format!("Heat map of {} tokens and {} experts in layer {id}", tokens.len(), experts.len());
+    format!(
+        "<p>How often the {} most frequent tokens activate each expert of layer {id}. {order} White rows with few dark cells: the experts \
+         of a token hardly depend on what is around it.</p>\n{}",
+        tokens.len(),
+        svg.finish(&label)
+    )
+}

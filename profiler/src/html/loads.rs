@@ -1,0 +1,47 @@
+//! Loads of experts, layer by layer.
+
+use super::draw::{Scale, Svg};
+use crate::show::Study;
+
+const LEFT: f64 = 56.0;
+const TOP: f64 = 44.0;
+
+pub(super) fn picture(study: &Study) -> String {
+    let rows = &study.rows;
+    let wide = (760.0 / rows.experts as f64).clamp(3.0, 24.0);
+    let high = (420.0 / rows.layers() as f64).clamp(9.0, 20.0);
+    let over_mean = |layer: usize| {
+        let loads = rows.loads(layer);
+        let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
+        // A layer without any is even; an expert without any is at the end of the scale.
+        loads
+            .iter()
+            .map(|load| if mean > 0.0 { (*load as f64 / mean).max(0.125).log2() } else { 0.0 })
+            .collect::<Vec<f64>>()
+    };
+    let cells: Vec<Vec<f64>> = (0..rows.layers()).map(over_mean).collect();
+    let bottom = TOP + high * rows.layers() as f64;
+    let figures = LEFT + wide * rows.experts as f64 + 10.0;
+    let mut svg = Svg::new((figures + 130.0).max(520.0), bottom + 60.0);
+    svg.cells((LEFT, TOP), (wide, high), &cells, Scale::Around(2.0));
+    let labels: Vec<String> = (0..rows.experts).map(|expert| expert.to_string()).collect();
+    svg.text((LEFT, 12.0), "start", "", "experts");
+    svg.columns((LEFT, TOP - 6.0), wide, &labels);
+    svg.text((figures, 12.0), "start", "", "max/mean, entropy");
+    for (at, layer) in study.layers.iter().enumerate() {
+        let y = TOP + (at as f64 + 0.5) * high + 4.0;
+        svg.text((LEFT - 6.0, y), "end", "", &layer.layer_id.to_string());
+        svg.text((figures, y), "start", "", &format!("{:.2}, {:.3}", layer.load_max_over_mean, layer.load_entropy));
+    }
+    svg.upright((14.0, (TOP + bottom) / 2.0), "layer");
+    svg.legend(
+        (LEFT, bottom + 26.0),
+        Scale::Around(2.0),
+        "load over the layer's mean",
+        ["1/4 or less", "1", "4 or more"],
+    );
+    format!(
+        "<p>Activations of each expert. An even layer is white; entropy 1 is even.</p>\n{}",
+        svg.finish(&format!("Heat map of the loads of {} experts in {} layers", rows.experts, rows.layers()))
+    )
+}

@@ -1,0 +1,64 @@
+//! Requests in two dimensions: the paper's figure 6 (a).
+
+use std::fmt::Write;
+
+use super::draw::{KINDS, Svg};
+use super::text::escape;
+use crate::show::RequestMap;
+
+const SIDE: f64 = 520.0;
+/// More than this are drawn as one.
+const NAMED: usize = 18;
+
+pub(super) fn picture(map: &RequestMap) -> String {
+    let mut svg = Svg::new(SIDE + 240.0, SIDE + 20.0);
+    let bounds = |axis: usize| {
+        let values = map.points.iter().map(|point| point[axis]);
+        let (low, high) =
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+        (low, (high - low).max(f64::MIN_POSITIVE))
+    };
+    let (x, y) = (bounds(0), bounds(1));
+    let place = |value: f64, (low, span): (f64, f64)| 14.0 + (value - low) / span * (SIDE - 28.0);
+    svg.raw(&format!("<path d=\"M1 1H{SIDE}V{SIDE}H1z\" fill=\"#fafafa\" stroke=\"#888\"/>"));
+    for (point, topic) in map.points.iter().zip(&map.topic_of) {
+        svg.raw(&mark((place(point[0], x), place(point[1], y)), *topic));
+    }
+    for (at, topic) in map.topics.iter().enumerate().take(NAMED) {
+        let row = 18.0 + at as f64 * 20.0;
+        svg.raw(&mark((SIDE + 20.0, row - 4.0), at));
+        let name: String = topic.chars().take(28).collect();
+        svg.text((SIDE + 34.0, row), "start", "", &escape(&name));
+    }
+    if map.topics.len() > NAMED {
+        let row = 18.0 + NAMED as f64 * 20.0;
+        svg.raw(&mark((SIDE + 20.0, row - 4.0), NAMED));
+        svg.text((SIDE + 34.0, row), "start", "", "other topics");
+    }
+    format!(
+        "<p>{} requests by the experts that they activate over all layers: those close together activate the same ones (t-SNE; directions and \
+         scales have no meaning).</p>\n{}",
+        map.points.len(),
+        svg.finish(&format!("Scatter of {} requests of {} topics", map.points.len(), map.topics.len()))
+    )
+}
+
+/// Colour and shape together tell topics apart.
+fn mark((x, y): (f64, f64), topic: usize) -> String {
+    if topic >= NAMED {
+        return format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"#999\"/>");
+    }
+    let colour = KINDS[topic % KINDS.len()];
+    let mut shape = String::new();
+    let _ = match topic / KINDS.len() {
+        0 => write!(shape, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\" fill=\"{colour}\"/>"),
+        1 => write!(
+            shape,
+            "<path d=\"M{:.1} {:.1}h7v7h-7z\" fill=\"none\" stroke-width=\"1.6\" stroke=\"{colour}\"/>",
+            x - 3.5,
+            y - 3.5
+        ),
+        _ => write!(shape, "<path d=\"M{:.1} {:.1}l4.5 8h-9z\" fill=\"{colour}\"/>", x, y - 4.5),
+    };
+    shape
+}

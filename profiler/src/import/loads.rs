@@ -1,0 +1,95 @@
+//! The load of every expert, without tokens: what counts alone can say.
+
+use std::path::Path;
+
+use semmoe_tables::{ExpertId, FormatError, LayerIdx, ModelInfo, Profile, Provenance, TokenId};
+use serde::Serialize;
+
+use crate::ProfilerError;
+use crate::summary::evenness;
+
+/// Loads of all experts.
+#[derive(Clone, Debug, Serialize)]
+pub struct Loads {
+    /// `semmoe.loads`.
+    pub format: &'static str,
+    /// The model.
+    pub model: ModelInfo,
+    /// Where the counts came from.
+    pub provenance: Provenance,
+    /// One per MoE layer.
+    pub layers: Vec<LayerLoads>,
+}
+
+/// Loads of a layer.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayerLoads {
+    /// The model's layer number.
+    pub layer_id: u16,
+    /// Activations of each expert.
+    pub counts: Vec<u64>,
+    /// All activations.
+    pub activations: u64,
+    /// The busiest expert.
+    pub busiest: ExpertId,
+    /// Load of the busiest expert over the mean; 1 = even.
+    pub max_over_mean: f64,
+    /// Entropy of the loads over that of even loads, 0..1.
+    pub entropy: f64,
+    /// Beside a profile: the share of the activations that would have to move to other experts for the loads to be the profile's, 0 (the
+    /// same) to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distance: Option<f64>,
+}
+
+impl Loads {
+    pub(super) fn new(model: &ModelInfo, provenance: &Provenance, counts: Vec<Vec<u64>>) -> Self {
+        let layer = |(counts, layer_id): (Vec<u64>, &u16)| {
+            let even = evenness(&counts);
+            let (activations, max_over_mean, entropy) = (even.total, even.max_over_mean, even.entropy);
+            let busiest = ExpertId::new(even.busiest as u16);
+            LayerLoads { layer_id: *layer_id, counts, activations, busiest, max_over_mean, entropy, distance: None }
+        };
+        let layers = counts.into_iter().zip(&model.layer_ids).map(layer).collect();
+        Self { format: "semmoe.loads", model: model.clone(), provenance: provenance.clone(), layers }
+    }
+
+    /// Fills in `distance` for every layer: total variation between the shares of the experts here and in the profile.
+    pub(super) fn compare(&mut self, profile: &Profile) -> Result<(), FormatError> {
+        self.model.check_compatible(profile.model())?;
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            let theirs = expert_counts(profile, index);
+            let total: u64 = theirs.iter().sum();
+            layer.distance = (total > 0 && layer.activations > 0).then(|| {
+                let share = |count: u64, total: u64| count as f64 / total as f64;
+                let apart = layer
+                    .counts
+                    .iter()
+                    .zip(&theirs)
+                    .map(|(ours, theirs)| (share(*ours, layer.activations) - share(*theirs, total)).abs());
+                apart.sum::<f64>() / 2.0
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes the loads as JSON.
+    pub(super) fn write(&self, path: &Path) -> Result<(), ProfilerError> {
+        let io = |source| ProfilerError::Io { path: path.to_owned(), action: "write", source };
+        let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
+        crate::write_whole(path, text.as_bytes())
+    }
+}
+
+/// Activations of each expert of a layer.
+fn expert_counts(profile: &Profile, layer: usize) -> Vec<u64> {
+    let mut counts = vec![0u64; usize::from(profile.model().num_experts)];
+    for token in (0..profile.model().vocab_size).map(TokenId::new) {
+        let row = profile.row(LayerIdx::new(layer as u16), token);
+        row.experts
+            .iter()
+            .zip(row.counts)
+            .for_each(|(expert, count)| counts[usize::from(*expert)] += u64::from(*count));
+    }
+    counts
+}

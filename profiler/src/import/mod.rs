@@ -1,0 +1,137 @@
+//! Routing that others recorded: into a trace where it says which tokens, into expert loads where it has only counts.
+//!
+//! | module | what |
+//! |---|---|
+//! | `options` | what to import, and what came of it |
+//! | `error`, `tally` | refused files; records left out, and how many may be |
+//! | `dump` | SGLang's recorder: which of its modes wrote a file |
+//! | `passes`, `physical` | its `per_token` records to requests; physical experts back to logical ones |
+//! | `routes` | NumPy's arrays of routes to requests |
+//! | `counts`, `loads` | counts without tokens: the load of every expert, and beside that of a profile |
+//!
+//! A profile says which experts a *token* activates. Counts of experts without tokens cannot become one, and nothing here pretends so:
+//! they become a file of expert loads, which shows how even an engine's traffic is and how well a profile stands for it.
+
+mod counts;
+mod dump;
+mod error;
+mod loads;
+mod options;
+mod passes;
+mod physical;
+mod routes;
+mod tally;
+
+use semmoe_tables::{ModelInfo, Profile, Provenance, TraceBuilder};
+
+pub use error::ImportError;
+pub use loads::{LayerLoads, Loads};
+pub use options::{Format, ImportOptions, ImportReport, Imported};
+
+use crate::ProfilerError;
+use crate::bad::check_share;
+use dump::Dump;
+use tally::Tally;
+
+/// Imports files into one trace, or into one file of expert loads.
+///
+/// # Errors
+/// Names the first file that cannot be used at all; too many bad records; a file that cannot be written. Nothing is written then.
+pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
+    if options.files.is_empty() {
+        return Err(ProfilerError::NoInput { what: "file" });
+    }
+    check_share(options.max_bad)?;
+    if options.format == Format::Eplb {
+        let mut counts = counts::Counts::new(&options.model);
+        options.files.iter().try_for_each(|path| counts.add_file(path))?;
+        return write_loads(options, counts, Tally::default());
+    }
+    let mut tally = Tally::default();
+    let mut trace = TraceBuilder::new(options.model.clone(), provenance(options))?;
+    let mut counts = counts::Counts::new(&options.model);
+    let mut passes = passes::Passes::new(&options.model);
+    for path in &options.files {
+        match options.format {
+            Format::Npz => routes::add_file(path, &mut trace, &mut tally)?,
+            Format::Sglang | Format::Eplb => match dump::open(path)? {
+                Dump::PerToken { file, records, map } => {
+                    let map =
+                        physical::PhysicalMap::of(&file, map, &options.model).map_err(|error| error.in_file(path))?;
+                    passes.add_file(path, &file, &records, &map, &mut trace, &mut tally)?;
+                }
+                Dump::Stat { file, counts: value } => counts.add_tensor(path, &file, value)?,
+            },
+        }
+    }
+    tally.check(options.max_bad)?;
+    match (counts.files() > 0, trace.requests() > 0 || tally.records() > 0) {
+        (true, true) => Err(ImportError::Mixed.into()),
+        (true, false) => write_loads(options, counts, tally),
+        (false, _) => write_trace(options, &trace, tally),
+    }
+}
+
+fn write_trace(options: &ImportOptions, trace: &TraceBuilder, tally: Tally) -> Result<ImportReport, ProfilerError> {
+    if trace.requests() == 0 {
+        return Err(ImportError::Nothing { files: options.files.len() }.into());
+    }
+    let digest = trace.write(&options.out)?;
+    let imported = Imported::Trace { digest, requests: trace.requests(), tokens: trace.tokens() };
+    Ok(report(options, imported, tally))
+}
+
+fn write_loads(
+    options: &ImportOptions,
+    counts: counts::Counts<'_>,
+    tally: Tally,
+) -> Result<ImportReport, ProfilerError> {
+    let mut loads = counts.finish(&provenance(options));
+    if let Some(path) = &options.against {
+        let profile = Profile::open(path)?;
+        loads.compare(&profile).map_err(|error| error.in_file(path))?;
+    }
+    loads.write(&options.out)?;
+    Ok(report(options, Imported::Loads(loads), tally))
+}
+
+fn report(options: &ImportOptions, imported: Imported, tally: Tally) -> ImportReport {
+    let (records, repeated) = (tally.records(), tally.repeated());
+    let bad_records = tally.bad_count();
+    ImportReport {
+        out: options.out.clone(),
+        files: options.files.len(),
+        imported,
+        records,
+        repeated,
+        bad_records,
+        bad: tally.into_bad(),
+    }
+}
+
+/// The names of the first few files, for people.
+fn provenance(options: &ImportOptions) -> Provenance {
+    const NAMED: usize = 8;
+    let names: Vec<_> = options
+        .files
+        .iter()
+        .take(NAMED)
+        .map(|path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy())
+        .collect();
+    let more =
+        if options.files.len() > NAMED { format!(" and {} more", options.files.len() - NAMED) } else { String::new() };
+    let source = format!("imported ({}) from {}{more}", options.format.name(), names.join(", "));
+    Provenance { source: source.chars().take(1000).collect(), created: options.created.clone() }
+}
+
+/// How many rows a dump has for the model's MoE layers, and which: all layers of the model, or the MoE layers alone.
+fn layer_rows(model: &ModelInfo, found: u64) -> Result<Vec<usize>, String> {
+    let layers = model.layers();
+    if found == u64::from(model.num_hidden_layers) {
+        return Ok(model.layer_ids.iter().map(|layer| usize::from(*layer)).collect());
+    }
+    if found == layers as u64 {
+        return Ok((0..layers).collect());
+    }
+    Err(format!("{found} layers, expected the model's {} or its {layers} with experts", model.num_hidden_layers))
+}

@@ -1,0 +1,266 @@
+//! `per_token` records to requests.
+//!
+//! A record is a forward pass: the tokens of several requests after each other. The dump does not say which request a token belongs to
+//! beyond `extend_seq_lens`. So each piece of a prompt becomes a request of its own, and each decoded token too: nothing is put together
+//! that may not belong together.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::Path;
+
+use semmoe_tables::{ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
+
+use crate::ProfilerError;
+use crate::pickle::{Array, Document, TorchFile, Value};
+
+use super::error::Wrong;
+use super::physical::PhysicalMap;
+use super::tally::Tally;
+
+/// SGLang's `ForwardMode`.
+mod mode {
+    pub(super) const EXTEND: i64 = 1;
+    pub(super) const DECODE: i64 = 2;
+    pub(super) const MIXED: i64 = 3;
+    pub(super) const IDLE: i64 = 4;
+}
+
+/// All passes so far.
+pub(super) struct Passes<'a> {
+    model: &'a ModelInfo,
+    /// Hashes of number and tokens: with attention TP every rank records the same passes.
+    seen: HashSet<u64>,
+}
+
+/// One pass, read and checked.
+struct Pass {
+    tokens: Vec<u32>,
+    /// [n, L, k].
+    experts: Vec<u16>,
+    /// Tokens of each request, and how many of them are prompt.
+    requests: Vec<(usize, u32)>,
+    hash: u64,
+}
+
+impl<'a> Passes<'a> {
+    pub(super) fn new(model: &'a ModelInfo) -> Self {
+        Self { model, seen: HashSet::new() }
+    }
+
+    /// Adds the records of a dump to a trace.
+    pub(super) fn add_file(
+        &mut self,
+        path: &Path,
+        file: &TorchFile,
+        records: &[Value],
+        map: &PhysicalMap,
+        trace: &mut TraceBuilder,
+        tally: &mut Tally,
+    ) -> Result<(), ProfilerError> {
+        for (number, record) in records.iter().enumerate() {
+            let name = || format!("record {number}");
+            let reader = Record { model: self.model, file, map, record: *record };
+            match reader.read() {
+                Ok(None) => {}
+                Ok(Some(pass)) if !self.seen.insert(pass.hash) => tally.repeat(),
+                Ok(Some(pass)) => match self.push(trace, &pass) {
+                    Ok(()) => tally.good(),
+                    Err(error) => tally.bad(path, name(), error.to_string()),
+                },
+                Err(error) if error.is_io() => return Err(error.in_file(path).into()),
+                Err(error) => tally.bad(path, name(), error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    /// All requests of a pass, or none: the pass was checked, so only the format's own rules are left.
+    fn push(&self, trace: &mut TraceBuilder, pass: &Pass) -> Result<(), ProfilerError> {
+        let width = self.model.layers() * usize::from(self.model.top_k);
+        trace.check(&pass.tokens, 0, &pass.experts)?;
+        let mut from = 0;
+        for &(tokens, prompt) in &pass.requests {
+            let to = from + tokens;
+            trace.push(&pass.tokens[from..to], prompt, &pass.experts[from * width..to * width], None)?;
+            from = to;
+        }
+        Ok(())
+    }
+}
+
+/// A record, being read.
+struct Record<'a> {
+    model: &'a ModelInfo,
+    file: &'a TorchFile,
+    map: &'a PhysicalMap,
+    record: Value,
+}
+
+impl Record<'_> {
+    /// `None` for a pass without tokens.
+    fn read(&self) -> Result<Option<Pass>, Wrong> {
+        let Value::Dict(_) = self.record else {
+            return Err(format!("it is {}, expected a dict", Document::kind(self.record)).into());
+        };
+        let number = self.int("forward_pass_id")?;
+        let mode = self.int("forward_mode")?;
+        let tokens: Vec<u32> = self.numbers("input_ids")?.ok_or("`input_ids` is None, expected a list".to_owned())?;
+        if mode == mode::IDLE || tokens.is_empty() {
+            return Ok(None);
+        }
+        let positions = self.numbers("positions")?.ok_or("`positions` is None, expected a list".to_owned())?;
+        if positions.len() != tokens.len() {
+            return Err(format!("{} positions for {} tokens", positions.len(), tokens.len()).into());
+        }
+        let requests = requests(mode, &positions, self.numbers("extend_seq_lens")?)?;
+        let array = self.array("topk_ids_of_layer")?;
+        let experts = self.experts(&array, tokens.len())?;
+        self.recount(&array)?;
+        let mut hasher = DefaultHasher::new();
+        (number, mode, &tokens, &positions).hash(&mut hasher);
+        Ok(Some(Pass { tokens, experts, requests, hash: hasher.finish() }))
+    }
+
+    /// Logical experts of the layers that have some: [n, L, k].
+    fn experts(&self, array: &Array, tokens: usize) -> Result<Vec<u16>, Wrong> {
+        let k = usize::from(self.model.top_k);
+        let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth());
+        let width = match array.shape() {
+            &[depth, rows, width] if depth == self.map.depth() && rows == tokens as u64 && width >= k as u64 => {
+                width as usize
+            }
+            other => return Err(format!("`topk_ids_of_layer` has shape {other:?}, expected {}", expected()).into()),
+        };
+        let mut experts = Vec::with_capacity(tokens * self.model.layers() * k);
+        for token in 0..tokens {
+            for (layer, row) in self.map.rows().iter().enumerate() {
+                let ids = (0..width).map(|slot| array.int(&[*row, token, slot]).unwrap_or(i64::MAX));
+                let ids: Vec<i64> = ids.collect();
+                self.route(layer, &ids, k, &mut experts)
+                    .map_err(|cause| format!("token {token}, layer {row}: {cause}"))?;
+            }
+        }
+        Ok(experts)
+    }
+
+    /// One token in one layer; all -1 is unknown.
+    fn route(&self, layer: usize, ids: &[i64], k: usize, experts: &mut Vec<u16>) -> Result<(), String> {
+        let known = ids.iter().filter(|id| **id != -1).count();
+        if known == 0 {
+            experts.extend(std::iter::repeat_n(UNKNOWN_EXPERT, k));
+            return Ok(());
+        }
+        if known != k || ids[..k].contains(&-1) {
+            return Err(format!("{known} experts, expected {k}: another model, or fused shared experts"));
+        }
+        for id in &ids[..k] {
+            let logical = self.map.logical(layer, *id);
+            experts
+                .push(logical.ok_or_else(|| format!("physical expert {id}, expected one below {}", self.map.slots()))?);
+        }
+        Ok(())
+    }
+
+    /// Compares the routes with `global_physical_count`, which the recorder counted from the same numbers.
+    fn recount(&self, array: &Array) -> Result<(), Wrong> {
+        if self.file.document().get(self.record, "global_physical_count").is_none() {
+            return Ok(());
+        }
+        let counted = self.array("global_physical_count")?;
+        let (slots, shape) = (self.map.slots(), array.shape());
+        if counted.shape() != [self.map.depth(), slots] {
+            return Err(format!(
+                "`global_physical_count` has shape {:?}, expected [{}, {slots}]",
+                counted.shape(),
+                self.map.depth()
+            )
+            .into());
+        }
+        for row in self.map.rows() {
+            let mut counts = vec![0i64; slots as usize];
+            for (token, slot) in
+                (0..shape[1] as usize).flat_map(|token| (0..shape[2] as usize).map(move |slot| (token, slot)))
+            {
+                let id = array.int(&[*row, token, slot]).and_then(|id| usize::try_from(id).ok());
+                if let Some(count) = id.and_then(|id| counts.get_mut(id)) {
+                    *count += 1;
+                }
+            }
+            let differs = (0..slots as usize).find(|slot| counted.int(&[*row, *slot]) != Some(counts[*slot]));
+            if let Some(slot) = differs {
+                return Err(format!(
+                    "layer {row}, slot {slot}: the routes name it {} times, `global_physical_count` does not",
+                    counts[slot]
+                )
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn get(&self, name: &str) -> Result<Value, String> {
+        self.file.document().get(self.record, name).ok_or_else(|| format!("there is no `{name}`"))
+    }
+
+    fn int(&self, name: &str) -> Result<i64, String> {
+        match self.get(name)? {
+            Value::Int(number) => Ok(number),
+            other => Err(format!("`{name}` is {}, expected an integer", Document::kind(other))),
+        }
+    }
+
+    fn array(&self, name: &str) -> Result<Array, Wrong> {
+        let value = self.get(name)?;
+        let missing = || Wrong::Content(format!("`{name}` is {}, expected a tensor", Document::kind(value)));
+        self.file.array(value)?.ok_or_else(missing)
+    }
+
+    /// A list of small numbers; `None` where it is `None`.
+    fn numbers(&self, name: &str) -> Result<Option<Vec<u32>>, String> {
+        let value = self.get(name)?;
+        if value == Value::None {
+            return Ok(None);
+        }
+        let items = self.file.document().items(value);
+        let items = items.ok_or_else(|| format!("`{name}` is {}, expected a list", Document::kind(value)))?;
+        let number = |(at, item): (usize, &Value)| match item {
+            Value::Int(number) => {
+                u32::try_from(*number).map_err(|_| format!("`{name}` holds {number} at {at}, expected 32 bits"))
+            }
+            other => Err(format!("`{name}` holds {} at {at}, expected integers", Document::kind(*other))),
+        };
+        items.iter().enumerate().map(number).collect::<Result<_, _>>().map(Some)
+    }
+}
+
+/// Tokens of each request of a pass, and how many of them are prompt.
+fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<(usize, u32)>, String> {
+    match (mode, lens) {
+        (mode::DECODE, _) => Ok(vec![(1, 0); positions.len()]),
+        (mode::EXTEND | mode::MIXED, Some(lens)) => {
+            let total: u64 = lens.iter().map(|length| u64::from(*length)).sum();
+            if total != positions.len() as u64 {
+                return Err(format!("`extend_seq_lens` add up to {total}, expected the {} tokens", positions.len()));
+            }
+            let mut from = 0;
+            let mut requests = Vec::with_capacity(lens.len());
+            for length in lens.into_iter().filter(|length| *length > 0) {
+                let piece = &positions[from..from + length as usize];
+                if piece.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) {
+                    return Err(format!(
+                        "positions do not rise by one from token {from} on, expected those of one request"
+                    ));
+                }
+                // In a mixed pass decoded tokens are pieces of length one that do not begin a request.
+                let decoded = mode == mode::MIXED && length == 1 && piece[0] > 0;
+                requests.push((piece.len(), if decoded { 0 } else { length }));
+                from += piece.len();
+            }
+            Ok(requests)
+        }
+        (mode::EXTEND | mode::MIXED, None) => Err("`extend_seq_lens` is None, expected a list".into()),
+        (other, _) => Err(format!(
+            "forward mode {other}, expected extend, decode, mixed or idle (1 to 4): speculative decoding is not read"
+        )),
+    }
+}

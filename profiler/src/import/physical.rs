@@ -1,0 +1,80 @@
+//! Physical experts back to logical ones, by the map that is in the dump.
+
+use semmoe_tables::ModelInfo;
+
+use crate::pickle::{Document, TorchFile, Value};
+
+use super::error::Wrong;
+use super::layer_rows;
+
+/// `last_physical_to_logical_map`: the logical expert in every slot, for the layers with experts.
+pub(super) struct PhysicalMap {
+    /// [L][slots].
+    layers: Vec<Vec<u16>>,
+    slots: u64,
+    /// Rows of a dump with as many layers as the map: which are those with experts.
+    rows: Vec<usize>,
+    /// Layers of the dump.
+    depth: u64,
+}
+
+impl PhysicalMap {
+    /// Reads the map, which must hold every expert of the model and no other.
+    pub(super) fn of(file: &TorchFile, map: Value, model: &ModelInfo) -> Result<Self, Wrong> {
+        let kind = Document::kind(map);
+        let array =
+            file.array(map)?.ok_or_else(|| format!("last_physical_to_logical_map is {kind}, expected a tensor"))?;
+        let &[depth, slots] = array.shape() else {
+            return Err(format!(
+                "last_physical_to_logical_map has shape {:?}, expected [layers, slots]",
+                array.shape()
+            )
+            .into());
+        };
+        let rows = layer_rows(model, depth).map_err(|cause| format!("last_physical_to_logical_map has {cause}"))?;
+        let experts = model.num_experts;
+        let layer = |row: &usize| -> Result<Vec<u16>, Wrong> {
+            let mut seen = vec![false; usize::from(experts)];
+            let mut layer = Vec::with_capacity(slots as usize);
+            for slot in 0..slots as usize {
+                let found = array.int(&[*row, slot]);
+                let logical = found.and_then(|id| u16::try_from(id).ok()).filter(|id| *id < experts);
+                let logical = logical.ok_or_else(|| {
+                    let found = found.map_or("no integer".to_owned(), |id| id.to_string());
+                    format!("last_physical_to_logical_map holds {found} at layer {row}, slot {slot}, expected experts below {experts}")
+                })?;
+                seen[usize::from(logical)] = true;
+                layer.push(logical);
+            }
+            match seen.iter().position(|seen| !seen) {
+                None => Ok(layer),
+                Some(missing) => Err(format!(
+                    "last_physical_to_logical_map has no slot for expert {missing} of layer {row}, expected all {experts} of the model"
+                )
+                .into()),
+            }
+        };
+        Ok(Self { layers: rows.iter().map(layer).collect::<Result<_, _>>()?, slots, rows, depth })
+    }
+
+    /// The logical expert of a slot in the `layer`-th layer with experts.
+    pub(super) fn logical(&self, layer: usize, slot: i64) -> Option<u16> {
+        let slot = usize::try_from(slot).ok()?;
+        self.layers[layer].get(slot).copied()
+    }
+
+    /// Slots of each layer.
+    pub(super) fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// The dump's row of each layer with experts.
+    pub(super) fn rows(&self) -> &[usize] {
+        &self.rows
+    }
+
+    /// Layers of the dump, dense ones included.
+    pub(super) fn depth(&self) -> u64 {
+        self.depth
+    }
+}

@@ -1,0 +1,133 @@
+//! Arrays of routes: an `.npz` with `token_ids` [n], `experts` [n, L, k], and perhaps `request_offsets` [R + 1] and `prompt_lengths` [R],
+//! as in a trace; all integers of any width. -1 or the unknown value of unsigned bytes or words in all k places is an unknown route.
+
+use std::path::Path;
+
+use semmoe_tables::{ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
+
+use crate::ProfilerError;
+use crate::pickle::{Array, Element, NpzFile};
+
+use super::error::Wrong;
+use super::layer_rows;
+use super::tally::Tally;
+
+const NAMES: [&str; 4] = ["token_ids", "experts", "request_offsets", "prompt_lengths"];
+
+/// Adds the requests of a file to a trace.
+pub(super) fn add_file(path: &Path, trace: &mut TraceBuilder, tally: &mut Tally) -> Result<(), ProfilerError> {
+    let routes = Routes::open(path, trace.model()).map_err(|error| error.in_file(path))?;
+    for request in 0..routes.offsets.len() - 1 {
+        let pushed = routes.request(request).and_then(|(tokens, prompt, experts)| {
+            trace.push(&tokens, prompt, &experts, None).map_err(|error| error.to_string())
+        });
+        match pushed {
+            Ok(()) => tally.good(),
+            Err(reason) => tally.bad(path, format!("request {request}"), reason),
+        }
+    }
+    Ok(())
+}
+
+struct Routes {
+    token_ids: Array,
+    experts: Array,
+    prompt_lengths: Option<Array>,
+    offsets: Vec<usize>,
+    /// The array's row of each layer with experts.
+    rows: Vec<usize>,
+    k: usize,
+    unknown: i64,
+}
+
+impl Routes {
+    fn open(path: &Path, model: &ModelInfo) -> Result<Self, Wrong> {
+        let file = NpzFile::open(path)?;
+        let known = |name: &[u8]| NAMES.iter().any(|known| name == format!("{known}.npy").as_bytes());
+        if let Some(other) = file.names().find(|name| !known(name)) {
+            let other: String = String::from_utf8_lossy(other).escape_debug().take(60).collect();
+            return Err(format!("the array `{other}` is not known, expected {}", NAMES.join(", ")).into());
+        }
+        let needed = |name: &str| -> Result<Array, Wrong> {
+            integers(name, file.array(name)?)?
+                .ok_or_else(|| format!("there is no array `{name}`: routes without tokens make no profile").into())
+        };
+        let (token_ids, experts) = (needed("token_ids")?, needed("experts")?);
+        let &[n] = token_ids.shape() else {
+            return Err(format!("`token_ids` has shape {:?}, expected [n]", token_ids.shape()).into());
+        };
+        let k = model.top_k;
+        let rows = match experts.shape() {
+            &[rows, layers, width] if rows == n && width == u64::from(k) => {
+                layer_rows(model, layers).map_err(|cause| format!("`experts` has {cause}"))?
+            }
+            other => return Err(format!("`experts` has shape {other:?}, expected [{n}, layers, {k}]").into()),
+        };
+        let offsets = match integers("request_offsets", file.array("request_offsets")?)? {
+            Some(array) => offsets(&array, n as usize)?,
+            None => vec![0, n as usize],
+        };
+        let prompt_lengths = integers("prompt_lengths", file.array("prompt_lengths")?)?;
+        if let Some(lengths) = &prompt_lengths
+            && lengths.shape() != [offsets.len() as u64 - 1]
+        {
+            return Err(
+                format!("`prompt_lengths` has shape {:?}, expected [{}]", lengths.shape(), offsets.len() - 1).into()
+            );
+        }
+        let unknown = match experts.element() {
+            Element::U8 => u8::MAX.into(),
+            Element::U16 => u16::MAX.into(),
+            _ => -1,
+        };
+        Ok(Self { token_ids, experts, prompt_lengths, offsets, rows, k: k.into(), unknown })
+    }
+
+    /// Tokens, prompt length and experts of a request.
+    fn request(&self, request: usize) -> Result<(Vec<u32>, u32, Vec<u16>), String> {
+        let (from, to) = (self.offsets[request], self.offsets[request + 1]);
+        let token = |at: usize| {
+            let found = self.token_ids.int(&[at]).unwrap_or(i64::MAX);
+            u32::try_from(found).map_err(|_| format!("token {}: the id {found}, expected 32 bits", at - from))
+        };
+        let tokens: Vec<u32> = (from..to).map(token).collect::<Result<_, _>>()?;
+        let length = self.prompt_lengths.as_ref().map_or(Some((to - from) as i64), |lengths| lengths.int(&[request]));
+        let prompt = length
+            .and_then(|length| u32::try_from(length).ok())
+            .ok_or("the prompt's length does not fit into 32 bits")?;
+        let mut experts = Vec::with_capacity((to - from) * self.rows.len() * self.k);
+        for (at, row, slot) in (from..to)
+            .flat_map(|at| self.rows.iter().flat_map(move |row| (0..self.k).map(move |slot| (at, *row, slot))))
+        {
+            let found = self.experts.int(&[at, row, slot]).unwrap_or(i64::MAX);
+            // Ids above all experts become one that the trace refuses, with its place.
+            experts.push(if found == self.unknown {
+                UNKNOWN_EXPERT
+            } else {
+                u16::try_from(found).unwrap_or(UNKNOWN_EXPERT - 1)
+            });
+        }
+        Ok((tokens, prompt, experts))
+    }
+}
+
+fn integers(name: &str, array: Option<Array>) -> Result<Option<Array>, Wrong> {
+    match array {
+        Some(array) if !array.element().is_integer() => {
+            Err(format!("`{name}` holds {:?}, expected integers", array.element()).into())
+        }
+        other => Ok(other),
+    }
+}
+
+fn offsets(array: &Array, tokens: usize) -> Result<Vec<usize>, Wrong> {
+    let wrong = || format!("`request_offsets` of shape {:?} do not rise from 0 to {tokens}", array.shape());
+    let &[length] = array.shape() else { return Err(wrong().into()) };
+    let offsets: Option<Vec<usize>> = (0..length as usize).map(|at| usize::try_from(array.int(&[at])?).ok()).collect();
+    let rises = |offsets: &Vec<usize>| {
+        offsets.first() == Some(&0)
+            && offsets.last() == Some(&tokens)
+            && offsets.windows(2).all(|pair| pair[0] <= pair[1])
+    };
+    Ok(offsets.filter(rises).ok_or_else(wrong)?)
+}

@@ -1,0 +1,365 @@
+//! The partial recording: every good answer goes to a file beside the trace as it comes, so that a recording that ends early,
+//! even by a crash, is continued where it was, and no prompt is counted twice.
+//!
+//! A line of JSON says what was recorded how; then come frames of a length, a checksum and an answer under the key of its prompt.
+//! A frame that is cut short or damaged ends the file: what follows is recorded again. The file is locked while it is used, and
+//! goes when the trace is written.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use semmoe_tables::ModelInfo;
+use serde::{Deserialize, Serialize};
+
+use crate::ProfilerError;
+use crate::answer::Routed;
+use crate::prompts::PromptKey;
+
+const FORMAT: &str = "semmoe.partial.1";
+/// Longer than any first line written here.
+const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// An answer of the longest contexts and deepest models; a longer length is damage.
+const MAX_FRAME_BYTES: u32 = 1 << 30;
+/// Key (two words and a number), tokens, prompt length.
+const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
+
+/// What must be the same for a recording to be continued.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) format: String,
+    pub(crate) model: ModelInfo,
+    pub(crate) engine: String,
+    pub(crate) max_tokens: u32,
+    pub(crate) temperature: f32,
+}
+
+impl Settings {
+    pub(crate) fn new(model: ModelInfo, engine: String, max_tokens: u32, temperature: f32) -> Self {
+        Settings { format: FORMAT.to_owned(), model, engine, max_tokens, temperature }
+    }
+}
+
+/// Where the partial recording of a trace lies.
+pub(crate) fn partial_path(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// An open partial recording.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    file: File,
+    /// Where each answer's frame begins, and its length.
+    answers: HashMap<PromptKey, (u64, u32)>,
+    end: u64,
+    row_bytes: usize,
+    /// Whether it is a partial recording of these settings: nothing else is ever removed.
+    ours: bool,
+}
+
+impl Journal {
+    /// Goes on with what is there, or starts.
+    pub(crate) fn open(out: &Path, settings: &Settings, fresh: bool) -> Result<Self, ProfilerError> {
+        let path = partial_path(out);
+        let io = |action| {
+            let path = path.clone();
+            move |source| ProfilerError::Io { path, action, source }
+        };
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(io("write"))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(io("write")(std::io::Error::other("another recording is writing to it")));
+            }
+            Err(TryLockError::Error(error)) => return Err(io("lock")(error)),
+        }
+        if fresh {
+            file.set_len(0).map_err(io("write"))?;
+        }
+        let row_bytes = settings.model.layers() * usize::from(settings.model.top_k) * 2;
+        let mut journal = Journal { path: path.clone(), file, answers: HashMap::new(), end: 0, row_bytes, ours: false };
+        journal.read_all(settings)?;
+        journal.ours = true;
+        Ok(journal)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Good answers so far.
+    pub(crate) fn len(&self) -> usize {
+        self.answers.len()
+    }
+
+    pub(crate) fn contains(&self, key: PromptKey) -> bool {
+        self.answers.contains_key(&key)
+    }
+
+    fn read_all(&mut self, settings: &Settings) -> Result<(), ProfilerError> {
+        let path = self.path.clone();
+        let io = |source| ProfilerError::Io { path: path.clone(), action: "read", source };
+        let length = self.file.metadata().map_err(io)?.len();
+        let mut reader = BufReader::with_capacity(1 << 20, &self.file);
+        let mut header = Vec::new();
+        reader.by_ref().take(MAX_HEADER_BYTES).read_until(b'\n', &mut header).map_err(io)?;
+        if !header.ends_with(b"\n") {
+            // Nothing was recorded before the line was whole. What is no partial recording at all is not overwritten.
+            if !header.is_empty() && !header.starts_with(b"{\"format\":\"semmoe.partial.") {
+                return Err(self.other("its first line is not that of a partial recording"));
+            }
+            return self.start(settings);
+        }
+        let found: Settings = serde_json::from_slice(&header)
+            .map_err(|_| self.other("its first line is not that of a partial recording of this version"))?;
+        if let Some(difference) = difference(&found, settings) {
+            return Err(self.other(&difference));
+        }
+        let mut at = header.len() as u64;
+        let mut payload = Vec::new();
+        while let Some((key, frame)) = next_frame(&mut reader, length - at, self.row_bytes, &mut payload).map_err(io)? {
+            self.answers.insert(key, (at, frame));
+            at += 12 + u64::from(frame);
+        }
+        drop(reader);
+        self.end = at;
+        // What was cut short goes, so that the next frame is found again.
+        self.file.set_len(at).map_err(io)
+    }
+
+    fn start(&mut self, settings: &Settings) -> Result<(), ProfilerError> {
+        let mut line = serde_json::to_vec(settings).unwrap_or_default();
+        line.push(b'\n');
+        let path = self.path.clone();
+        let written = self.file.set_len(0).and_then(|()| {
+            self.file.seek(SeekFrom::Start(0))?;
+            self.file.write_all(&line)
+        });
+        written.map_err(|source| ProfilerError::Io { path, action: "write", source })?;
+        self.end = line.len() as u64;
+        Ok(())
+    }
+
+    fn other(&self, difference: &str) -> ProfilerError {
+        ProfilerError::OtherPartial { path: self.path.clone(), difference: difference.to_owned() }
+    }
+
+    /// Writes one good answer.
+    pub(crate) fn append(&mut self, key: PromptKey, routed: &Routed) -> Result<(), ProfilerError> {
+        let mut frame = vec![0; 12];
+        frame.extend_from_slice(&key.hash.to_le_bytes());
+        for number in [key.occurrence, routed.token_ids.len() as u32, routed.prompt_len] {
+            frame.extend_from_slice(&number.to_le_bytes());
+        }
+        routed.token_ids.iter().for_each(|id| frame.extend_from_slice(&id.to_le_bytes()));
+        routed.experts.iter().for_each(|id| frame.extend_from_slice(&id.to_le_bytes()));
+        let length = (frame.len() - 12) as u32;
+        let sum = checksum(&frame[12..]);
+        frame[..4].copy_from_slice(&length.to_le_bytes());
+        frame[4..12].copy_from_slice(&sum.to_le_bytes());
+        let written = self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(&frame));
+        written.map_err(|source| ProfilerError::Io { path: self.path.clone(), action: "write", source })?;
+        self.answers.insert(key, (self.end, length));
+        self.end += frame.len() as u64;
+        Ok(())
+    }
+
+    /// Reads one good answer back.
+    pub(crate) fn read(&mut self, key: PromptKey) -> Result<Option<Routed>, ProfilerError> {
+        let Some(&(at, length)) = self.answers.get(&key) else { return Ok(None) };
+        let path = self.path.clone();
+        let io = |source| ProfilerError::Io { path: path.clone(), action: "read", source };
+        let mut payload = Vec::new();
+        self.file.seek(SeekFrom::Start(at)).map_err(io)?;
+        let found = next_frame(&mut self.file, 12 + u64::from(length), self.row_bytes, &mut payload).map_err(io)?;
+        match found {
+            Some((found, _)) if found == key => Ok(Some(routed(&payload))),
+            _ => Err(io(std::io::Error::other("an answer changed after it was written"))),
+        }
+    }
+
+    /// The trace is written: the partial recording goes.
+    pub(crate) fn remove(mut self) {
+        // So that dropping it removes it.
+        self.answers.clear();
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        if self.ours && self.answers.is_empty() {
+            // One that stays behind has no answer that is wanted, and is refused or overwritten by the next run.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn difference(found: &Settings, wanted: &Settings) -> Option<String> {
+    let differs = |what: &str, found: String, wanted: String| Some(format!("{what} was {found} and is {wanted} now"));
+    if found.format != wanted.format {
+        return differs("the format", found.format.clone(), wanted.format.clone());
+    }
+    if found.model != wanted.model {
+        return match found.model.check_compatible(&wanted.model) {
+            Err(error) => Some(error.to_string()),
+            Ok(()) => Some("the model's tokenizer or number of layers was not known then, or is not now".to_owned()),
+        };
+    }
+    if found.engine != wanted.engine {
+        return differs("the engine", found.engine.clone(), wanted.engine.clone());
+    }
+    if found.max_tokens != wanted.max_tokens {
+        return differs("max_tokens", found.max_tokens.to_string(), wanted.max_tokens.to_string());
+    }
+    let temperatures = (found.temperature.to_string(), wanted.temperature.to_string());
+    (found.temperature != wanted.temperature)
+        .then(|| differs("the temperature", temperatures.0, temperatures.1))
+        .flatten()
+}
+
+/// FNV-1a: against torn writes, not against people.
+fn checksum(bytes: &[u8]) -> u64 {
+    let fold = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, fold)
+}
+
+/// The key and the length of the next whole frame, its content in `payload`; `None` at the end and at damage.
+fn next_frame(
+    reader: &mut impl Read,
+    left: u64,
+    row_bytes: usize,
+    payload: &mut Vec<u8>,
+) -> std::io::Result<Option<(PromptKey, u32)>> {
+    let mut head = [0; 12];
+    if left < 12 {
+        return Ok(None);
+    }
+    reader.read_exact(&mut head)?;
+    let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]);
+    if length > MAX_FRAME_BYTES || u64::from(length) > left - 12 || (length as usize) < HEAD_BYTES {
+        return Ok(None);
+    }
+    payload.clear();
+    payload.resize(length as usize, 0);
+    reader.read_exact(payload)?;
+    let mut sum = [0; 8];
+    sum.copy_from_slice(&head[4..]);
+    let tokens = word(payload, 20) as usize;
+    let expected = tokens.checked_mul(4 + row_bytes).and_then(|bytes| bytes.checked_add(HEAD_BYTES));
+    if checksum(payload) != u64::from_le_bytes(sum) || expected != Some(payload.len()) {
+        return Ok(None);
+    }
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&payload[..16]);
+    Ok(Some((PromptKey { hash: u128::from_le_bytes(hash), occurrence: word(payload, 16) }, length)))
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// A payload whose length was checked.
+fn routed(payload: &[u8]) -> Routed {
+    let tokens = word(payload, 20) as usize;
+    let (ids, experts) = payload[HEAD_BYTES..].split_at(tokens * 4);
+    Routed {
+        prompt_len: word(payload, 24),
+        token_ids: ids.chunks_exact(4).map(|id| word(id, 0)).collect(),
+        experts: experts.chunks_exact(2).map(|id| u16::from_le_bytes([id[0], id[1]])).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        let model = ModelInfo {
+            model: "tiny".into(),
+            tokenizer_sha256: None,
+            num_experts: 4,
+            top_k: 1,
+            vocab_size: 10,
+            num_hidden_layers: 2,
+            layer_ids: vec![0, 1],
+        };
+        Settings::new(model, "vllm".into(), 1, 0.0)
+    }
+
+    fn key(hash: u128) -> PromptKey {
+        PromptKey { hash, occurrence: 3 }
+    }
+
+    fn answer(n: u32) -> Routed {
+        Routed { token_ids: (0..n).collect(), prompt_len: n / 2, experts: (0..2 * n).map(|i| (i % 4) as u16).collect() }
+    }
+
+    #[test]
+    fn a_file_cut_anywhere_keeps_its_whole_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("t");
+        let path = partial_path(&out);
+        let mut journal = Journal::open(&out, &settings(), false).unwrap();
+        let start = journal.end as usize;
+        let mut ends = Vec::new();
+        for n in 0..4 {
+            journal.append(key(n.into()), &answer(n)).unwrap();
+            ends.push(journal.end as usize);
+        }
+        drop(journal);
+        let whole = std::fs::read(&path).unwrap();
+        for cut in start..=whole.len() {
+            for flip in [false, true] {
+                let mut bytes = whole[..cut].to_vec();
+                // A byte of the last frame is wrong, too.
+                let good = ends.iter().filter(|&&end| end <= cut).count();
+                let good = if flip && good > 0 && ends[good - 1] == cut { good - 1 } else { good };
+                if flip && cut > start {
+                    bytes[cut - 1] ^= 1;
+                }
+                std::fs::write(&path, &bytes).unwrap();
+                let mut journal = Journal::open(&out, &settings(), false).unwrap();
+                assert_eq!(journal.len(), good, "{cut} {flip}");
+                journal.append(key(99), &answer(2)).unwrap();
+                for n in 0..4u32 {
+                    let expected = ((n as usize) < good).then(|| answer(n));
+                    assert_eq!(journal.read(key(n.into())).unwrap(), expected);
+                }
+                assert_eq!(journal.read(key(99)).unwrap(), Some(answer(2)));
+                drop(journal);
+                assert_eq!(Journal::open(&out, &settings(), false).unwrap().len(), good + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn other_recordings_and_other_files_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let out = directory.path().join("t");
+        let mut journal = Journal::open(&out, &settings(), false).unwrap();
+        journal.append(key(1), &answer(1)).unwrap();
+        let error = Journal::open(&out, &settings(), false).unwrap_err().to_string();
+        assert!(error.contains("another recording is writing to it"), "{error}");
+        drop(journal);
+        let refused = |settings: &Settings| Journal::open(&out, settings, false).unwrap_err().to_string();
+        let error = refused(&Settings { max_tokens: 5, ..settings() });
+        assert!(error.contains("max_tokens was 1 and is 5 now"), "{error}");
+        let model = ModelInfo { top_k: 2, ..settings().model };
+        assert!(refused(&Settings { model, ..settings() }).contains("`top_k`"));
+        assert!(refused(&Settings { engine: "sglang".into(), ..settings() }).contains("the engine was vllm"));
+        assert_eq!(Journal::open(&out, &settings(), false).unwrap().len(), 1);
+        // Started anew, and gone as nothing is in it.
+        drop(Journal::open(&out, &Settings { max_tokens: 5, ..settings() }, true).unwrap());
+        assert!(!partial_path(&out).exists());
+        for text in ["notes", "notes\n", "{}\n"] {
+            std::fs::write(partial_path(&out), text).unwrap();
+            assert!(refused(&settings()).contains("its first line is not that of a partial recording"));
+            std::fs::remove_file(partial_path(&out)).ok();
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Where the counts of a profile come from: what its inputs say, in an order and a form that no grouping or order of merging
+//! changes.
+
+use std::collections::BTreeSet;
+
+use semmoe_tables::Provenance;
+
+/// Between sources.
+const SEPARATOR: &str = "; ";
+/// Sources named; of more, the first in alphabetical order.
+const NAMED: usize = 8;
+/// Stands for further sources.
+const MORE: &str = "and more";
+/// The longest source kept, in bytes; so the whole stays within what a file may say.
+const LONGEST: usize = 400;
+
+/// A set of sources and the latest creation. Adding is associative, order-free, and adding the same twice changes nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Origin {
+    sources: BTreeSet<String>,
+    more: bool,
+    created: String,
+}
+
+impl Origin {
+    pub(crate) fn add(&mut self, provenance: &Provenance) {
+        provenance.source.split(SEPARATOR).for_each(|source| self.add_source(source));
+        // Times in RFC 3339 are in order as texts.
+        if self.created < provenance.created {
+            self.created.clone_from(&provenance.created);
+        }
+    }
+
+    pub(crate) fn add_source(&mut self, source: &str) {
+        self.more |= source == MORE;
+        if source.is_empty() || source == MORE {
+            return;
+        }
+        let end = (0..=LONGEST.min(source.len())).rev().find(|&end| source.is_char_boundary(end));
+        self.sources.insert(source[..end.unwrap_or(0)].to_owned());
+        if self.sources.len() > NAMED {
+            self.sources.pop_last();
+            self.more = true;
+        }
+    }
+
+    pub(crate) fn provenance(&self) -> Provenance {
+        let more = self.more.then_some(MORE);
+        let sources: Vec<&str> = self.sources.iter().map(String::as_str).chain(more).collect();
+        Provenance { source: sources.join(SEPARATOR), created: self.created.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sum<'a>(parts: impl IntoIterator<Item = &'a Provenance>) -> Provenance {
+        let mut origin = Origin::default();
+        parts.into_iter().for_each(|part| origin.add(part));
+        origin.provenance()
+    }
+
+    proptest! {
+        #[test]
+        fn no_order_or_grouping_changes_it(
+            sources in proptest::collection::vec(("[a-z]{0,2}(; [a-z]{1,2})?", "[0-9]{0,2}"), 1..30), at in 0usize..30
+        ) {
+            let parts: Vec<Provenance> =
+                sources.into_iter().map(|(source, created)| Provenance { source, created }).collect();
+            let whole = sum(&parts);
+            let (a, b) = parts.split_at(at.min(parts.len()));
+            prop_assert_eq!(&sum([&sum(b), &sum(a)]), &whole);
+            prop_assert_eq!(&sum(parts.iter().rev()), &whole);
+            prop_assert_eq!(&sum([&whole, &whole, &parts[0]]), &whole);
+        }
+    }
+
+    #[test]
+    fn long_and_many_sources_stay_short() {
+        let many: Vec<Provenance> = (0..100)
+            .map(|i| Provenance { source: format!("{i:03}{}", "ä".repeat(3000)), created: String::new() })
+            .collect();
+        let whole = sum(&many);
+        assert!(whole.source.len() < 4096 && whole.source.ends_with("; and more"), "{}", whole.source.len());
+    }
+}

@@ -1,0 +1,154 @@
+//! ShareGPT's form: one JSON list of conversations, read one at a time.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+use semmoe_text::LinePrompt;
+use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde_json::{Value, json};
+
+use crate::ProfilerError;
+
+/// Gives the conversations one by one, with their numbers from 0, until `take` has enough.
+pub(super) fn read(
+    path: &Path,
+    take: &mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
+) -> Result<(), ProfilerError> {
+    let file =
+        File::open(path).map_err(|source| ProfilerError::Io { path: path.to_path_buf(), action: "read", source })?;
+    let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(1 << 20, file));
+    let mut list = List { take, enough: false };
+    let read = (&mut list).deserialize(&mut json);
+    match read {
+        Err(error) if !list.enough => {
+            let cause = format!("not a JSON list of conversations: {error}");
+            Err(ProfilerError::Prompt { path: path.to_path_buf(), line: error.line(), cause })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct List<'a> {
+    take: &'a mut dyn FnMut(usize, Result<LinePrompt, String>) -> bool,
+    enough: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for &mut List<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for &mut List<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list of conversations")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let mut number = 0;
+        while let Some(record) = list.next_element::<Value>()? {
+            if !(self.take)(number, conversation(record)) {
+                // What follows is not read, which the reader of the list takes for an error.
+                self.enough = true;
+                return Ok(());
+            }
+            number += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The turns up to the last human one: what a model would have answered.
+fn conversation(mut record: Value) -> Result<LinePrompt, String> {
+    let turns = match record.get_mut("conversations").or(None).map(Value::take) {
+        Some(Value::Array(turns)) => turns,
+        _ => return Err("no list of conversations".into()),
+    };
+    let mut messages = Vec::with_capacity(turns.len());
+    for (number, turn) in turns.into_iter().enumerate() {
+        let role = match turn["from"].as_str() {
+            Some("human" | "user") => "user",
+            Some("gpt" | "chatgpt" | "assistant" | "bing" | "bard" | "model") => "assistant",
+            Some("system") => "system",
+            Some(other) => {
+                let other: String = other.chars().take(40).collect();
+                return Err(format!("turn {number} is from {other:?}, expected human, gpt or system"));
+            }
+            None => return Err(format!("turn {number} does not say who it is from")),
+        };
+        let Some(text) = turn["value"].as_str() else { return Err(format!("turn {number} has no text")) };
+        messages.push(json!({ "role": role, "content": text }));
+    }
+    let last = messages.iter().rposition(|message| message["role"] == "user").ok_or("no human turn")?;
+    messages.truncate(last + 1);
+    Ok(LinePrompt::Messages { messages: messages.into(), tools: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_text(text: &[u8], most: usize) -> (Vec<Result<Value, String>>, Result<(), String>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let mut found = Vec::new();
+        let ended = read(file.path(), &mut |number, prompt| {
+            assert_eq!(number, found.len());
+            found.push(prompt.map(|prompt| match prompt {
+                LinePrompt::Messages { messages, tools: None } => messages,
+                other => panic!("{other:?}"),
+            }));
+            found.len() < most
+        });
+        (found, ended.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn conversations_end_with_the_last_human_turn() {
+        let text = br#"[
+            {"id": "a", "conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "h"},
+                {"from": "gpt", "value": "g"}, {"from": "user", "value": "u"}, {"from": "gpt", "value": "x"}]},
+            {"conversations": []}, {"items": 1}, 7, {"conversations": [{"from": "gpt", "value": "x"}]},
+            {"conversations": [{"from": "human", "value": 1}]}, {"conversations": [{"from": "dog", "value": "w"}]},
+            {"conversations": [{"value": "w"}]}, {"conversations": [{"from": "human", "value": "last"}]}
+        ]"#;
+        let (found, ended) = read_text(text, usize::MAX);
+        assert_eq!(ended, Ok(()));
+        let roles: Vec<_> = found[0].as_ref().unwrap().as_array().unwrap().iter().map(|m| m["role"].clone()).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user"]);
+        let errors: Vec<&str> = found[1..8].iter().map(|bad| bad.as_ref().unwrap_err().as_str()).collect();
+        assert_eq!(
+            errors,
+            [
+                "no human turn",
+                "no list of conversations",
+                "no list of conversations",
+                "no human turn",
+                "turn 0 has no text",
+                "turn 0 is from \"dog\", expected human, gpt or system",
+                "turn 0 does not say who it is from",
+            ]
+        );
+        assert_eq!(found[8], Ok(json!([{"role": "user", "content": "last"}])));
+        let (first, ended) = read_text(text, 1);
+        assert_eq!((first.len(), ended), (1, Ok(())));
+    }
+
+    #[test]
+    fn what_is_no_list_is_named_with_its_line() {
+        for (text, cause) in [
+            (&b"{}"[..], "line 1: not a JSON list of conversations: invalid type: map"),
+            (b"[\n{\"conversations\": [\n", "line 3: not a JSON list"),
+            (b"[\n\"\xff\"]", "line 2: not a JSON list"),
+            (b"", "EOF"),
+        ] {
+            let error = read_text(text, usize::MAX).1.unwrap_err();
+            assert!(error.contains(cause), "{error}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What a trace or profile says of a model's routing: the paper's Table 1 for every layer, loads, evidence, and how layers hang together.
+//!
+//! | module | what |
+//! |---|---|
+//! | `rows` | counts of tokens and experts, sparse; halves of a profile |
+//! | `table1` | how well a token's hottest experts predict, how hot they are, kurtosis |
+//! | `next` | experts of one layer given those of the layer before |
+//! | `map` | requests in two dimensions, by the experts they activate |
+
+pub(crate) mod map;
+mod next;
+mod rows;
+pub(crate) mod table1;
+
+use std::path::Path;
+
+use semmoe_tables::{FormatError, Phase, Profile, ProfileBuilder, Trace};
+use serde::Serialize;
+
+pub use map::RequestMap;
+pub use next::NextLayer;
+pub(crate) use rows::Rows;
+pub use table1::{LayerTable, Quartiles};
+
+use crate::{ProfilerError, Summary, split};
+
+/// Everything that is shown.
+#[derive(Debug, Serialize)]
+pub struct Study {
+    /// What is in the file.
+    pub summary: Summary,
+    /// Where the figures on data not counted come from.
+    pub held_out: HeldOutKind,
+    /// Share of the occurrences not counted whose token was counted, 0..1.
+    pub coverage_of_traffic: f64,
+    /// One per MoE layer.
+    pub layers: Vec<LayerTable>,
+    /// From each layer to the next, one less than there are layers.
+    pub next: Vec<NextLayer>,
+    /// All counts, for pictures.
+    #[serde(skip)]
+    pub(crate) rows: Rows,
+    /// The profile that was counted and the one judged on, where there are two.
+    #[serde(skip)]
+    pub parts: Option<(Profile, Profile)>,
+}
+
+/// Where the figures on data not counted come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HeldOutKind {
+    /// Half of a trace's requests, by their prompts.
+    Requests,
+    /// Another file.
+    File,
+    /// Half of each count of a profile, at random: its tokens have no order, so requests cannot be held out.
+    Counts,
+}
+
+impl HeldOutKind {
+    /// Tokens with fewer occurrences do not count for F1: half of the activations of one occurrence say nothing of the other half.
+    fn least_occurrences(self) -> u64 {
+        match self {
+            Self::Requests | Self::File => 1,
+            Self::Counts => 8,
+        }
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Requests => "judged on half of the requests, predicted from the other half",
+            Self::File => "predicted from this file, judged on the held-out file",
+            Self::Counts => {
+                "judged on half of every count drawn at random, predicted from the other half, tokens of eight occurrences and more (a profile has no requests to hold out)"
+            }
+        }
+    }
+}
+
+/// A trace or a profile, opened.
+#[derive(Debug)]
+pub enum Input {
+    /// Requests.
+    Trace(Trace),
+    /// Counts.
+    Profile(Profile),
+}
+
+impl Input {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// When it is neither or is damaged.
+    pub fn open(path: &Path) -> Result<Self, ProfilerError> {
+        match Trace::open(path) {
+            Ok(trace) => Ok(Self::Trace(trace)),
+            Err(FormatError::File { source, .. }) if matches!(*source, FormatError::WrongFormat { .. }) => {
+                Ok(Self::Profile(Profile::open(path)?))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &semmoe_tables::ModelInfo {
+        match self {
+            Self::Trace(trace) => trace.model(),
+            Self::Profile(profile) => profile.model(),
+        }
+    }
+
+    fn profile(&self) -> Result<Profile, ProfilerError> {
+        match self {
+            Self::Trace(trace) => profile_of(trace),
+            // The bytes are the same, so a second map of them would do; profiles are small beside traces.
+            Self::Profile(profile) => {
+                let mut builder =
+                    ProfileBuilder::new(profile.model().clone(), profile.provenance().clone(), profile.phase())?;
+                builder.add_profile(profile)?;
+                Ok(builder.finish()?)
+            }
+        }
+    }
+}
+
+fn profile_of(trace: &Trace) -> Result<Profile, ProfilerError> {
+    let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
+    builder.add_trace(trace)?;
+    Ok(builder.finish()?)
+}
+
+/// Summarises a trace or a profile file.
+///
+/// # Errors
+/// When the file is neither or is damaged.
+pub fn show(path: &Path) -> Result<Summary, ProfilerError> {
+    match Input::open(path)? {
+        Input::Trace(trace) => Summary::of_trace(&trace),
+        Input::Profile(profile) => Ok(Summary::of_profile(&profile)),
+    }
+}
+
+/// Studies a trace or profile; `held_out` is another one of the same model to judge on.
+///
+/// # Errors
+/// When the two are of different models, or a count overflows.
+pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerError> {
+    let summary = match input {
+        Input::Trace(trace) => Summary::of_trace(trace)?,
+        Input::Profile(profile) => Summary::of_profile(profile),
+    };
+    let rows = Rows::of(&input.profile()?);
+    let (kind, parts) = match (input, held_out) {
+        (_, Some(other)) => {
+            input.model().check_compatible(other.model())?;
+            (HeldOutKind::File, Some((input.profile()?, other.profile()?)))
+        }
+        (Input::Trace(trace), None) => {
+            let (counted, judged) = split(trace, 0.5)?;
+            (HeldOutKind::Requests, Some((profile_of(&counted)?, profile_of(&judged)?)))
+        }
+        (Input::Profile(_), None) => (HeldOutKind::Counts, None),
+    };
+    let (counted, judged) = match &parts {
+        Some((counted, judged)) => (Rows::of(counted), Rows::of(judged)),
+        None => rows.halves(),
+    };
+    let layers = (0..rows.layers())
+        .map(|layer| table1::layer(layer, &rows, (&counted, &judged), kind.least_occurrences()))
+        .collect();
+    let next = next::all(input, &rows);
+    let coverage_of_traffic = match kind {
+        // A token that occurs once would not have been known: the share of such occurrences is what a new one meets (Good and Turing).
+        HeldOutKind::Counts => rows.repeated_share(),
+        _ => judged.known_share(&counted),
+    };
+    Ok(Study { summary, held_out: kind, coverage_of_traffic, layers, next, rows, parts })
+}
+
+impl std::fmt::Display for Study {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "{}\n", self.summary)?;
+        writeln!(f, "Of each token's hottest top-k experts (quartiles over tokens): {}.", self.held_out.describe())?;
+        writeln!(f, "Tokens with evidence: {:.1}% of the traffic.\n", self.coverage_of_traffic * 100.0)?;
+        let head = "layer  F1 p25   p50   p75  mean   cumulative hotness   hottest other expert      kurtosis         load skew  next layer (by chance)";
+        write!(f, "{head}")?;
+        for (at, layer) in self.layers.iter().enumerate() {
+            let [f1, hot, other] = [&layer.f1, &layer.cumulative_hotness, &layer.hottest_other];
+            write!(
+                f,
+                "\n{:>5}  {:>6.3} {:>5.3} {:>5.3} {:>5.3}",
+                layer.layer_id, f1.p25, f1.p50, f1.p75, layer.f1_mean
+            )?;
+            write!(
+                f,
+                "    {:.3} {:.3} {:.3}      {:.3} {:.3} {:.3}",
+                hot.p25, hot.p50, hot.p75, other.p25, other.p50, other.p75
+            )?;
+            let kurtosis = &layer.kurtosis;
+            write!(
+                f,
+                "    {:>5.1} {:>5.1} {:>5.1}  {:>9.2}",
+                kurtosis.p25, kurtosis.p50, kurtosis.p75, layer.load_skewness
+            )?;
+            match self.next.get(at) {
+                Some(next) => write!(f, "       {:.3} ({:.3})", next.share, next.by_chance)?,
+                None => write!(f, "       -")?,
+            }
+        }
+        Ok(())
+    }
+}

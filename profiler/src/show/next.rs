@@ -1,0 +1,88 @@
+//! Experts of one layer given those of the layer before: the paper's inter-layer expert-expert affinity.
+
+use semmoe_tables::{LayerIdx, Trace};
+use serde::Serialize;
+
+use super::Input;
+use super::rows::Rows;
+
+/// Tokens of a trace that are looked at: enough for figures of three digits.
+const MAX_TOKENS: usize = 500_000;
+
+/// From one layer to the next.
+#[derive(Clone, Debug, Serialize)]
+pub struct NextLayer {
+    /// The model's layer number of the first.
+    pub from_layer: u16,
+    /// Of the second.
+    pub to_layer: u16,
+    /// Share of the second layer's activations that lie on the top-k experts that most often follow on the token's expert in the first.
+    pub share: f64,
+    /// The same where nothing is known of the first layer.
+    pub by_chance: f64,
+    /// Whether the pairs were seen token by token (a trace); else they are those expected of a token's counts in both layers, as a
+    /// profile does not say which went together.
+    pub seen_together: bool,
+    /// [N][N]: how often the expert of the second layer followed on that of the first.
+    #[serde(skip)]
+    pub(crate) pairs: Vec<Vec<f64>>,
+}
+
+/// All pairs of neighbouring layers.
+pub(super) fn all(input: &Input, rows: &Rows) -> Vec<NextLayer> {
+    let pair = |layer: usize| {
+        let (pairs, seen_together) = match input {
+            Input::Trace(trace) => (of_trace(trace, layer, rows.experts), true),
+            Input::Profile(_) => (of_rows(rows, layer), false),
+        };
+        summarise(pairs, rows, layer, seen_together)
+    };
+    (1..rows.layers()).map(|layer| pair(layer - 1)).collect()
+}
+
+fn of_trace(trace: &Trace, layer: usize, experts: usize) -> Vec<Vec<f64>> {
+    let mut pairs = vec![vec![0.0; experts]; experts];
+    let (first, second) = (LayerIdx::new(layer as u16), LayerIdx::new(layer as u16 + 1));
+    let positions = trace.iter().flat_map(|request| (0..request.token_ids().len()).map(move |at| (request, at)));
+    for (request, at) in positions.take(MAX_TOKENS) {
+        let (Some(from), Some(to)) = (request.route(at, first), request.route(at, second)) else { continue };
+        for one in from.experts() {
+            to.experts().for_each(|other| pairs[one.index()][other.index()] += 1.0);
+        }
+    }
+    pairs
+}
+
+fn of_rows(rows: &Rows, layer: usize) -> Vec<Vec<f64>> {
+    let mut pairs = vec![vec![0.0; rows.experts]; rows.experts];
+    for token in 0..rows.vocabulary() {
+        let (from, to) = (rows.row(layer, token), rows.row(layer + 1, token));
+        let total: f64 = to.iter().map(|(_, count)| f64::from(*count)).sum();
+        for (one, count) in from {
+            for (other, share) in to {
+                pairs[usize::from(*one)][usize::from(*other)] +=
+                    f64::from(*count) * f64::from(*share) / total * rows.top_k as f64;
+            }
+        }
+    }
+    pairs
+}
+
+fn summarise(pairs: Vec<Vec<f64>>, rows: &Rows, layer: usize, seen_together: bool) -> NextLayer {
+    let top = |values: &[f64]| {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        sorted.iter().take(rows.top_k).sum::<f64>()
+    };
+    let total: f64 = pairs.iter().flatten().sum();
+    let columns: Vec<f64> = (0..rows.experts).map(|to| pairs.iter().map(|row| row[to]).sum()).collect();
+    let share = |hits: f64| if total > 0.0 { hits / total } else { 0.0 };
+    NextLayer {
+        from_layer: rows.layer_ids[layer],
+        to_layer: rows.layer_ids[layer + 1],
+        share: share(pairs.iter().map(|row| top(row)).sum()),
+        by_chance: share(top(&columns)),
+        seen_together,
+        pairs,
+    }
+}

@@ -1,0 +1,127 @@
+//! The columns of the paper's Table 1, and the kurtosis of its figure 6 (b).
+
+use serde::Serialize;
+
+use super::rows::Rows;
+
+/// A layer's figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct LayerTable {
+    /// The model's layer number.
+    pub layer_id: u16,
+    /// F1 of predicting the experts of a token by its hottest top-k, on data that were not counted; over tokens. As many experts are
+    /// predicted as are activated, so precision, recall and F1 are the same.
+    pub f1: Quartiles,
+    /// The same over occurrences.
+    pub f1_mean: f64,
+    /// Share of a token's activations that its hottest top-k have.
+    pub cumulative_hotness: Quartiles,
+    /// Share that the hottest of the others has.
+    pub hottest_other: Quartiles,
+    /// Kurtosis of a token's activations over the experts (3 is that of a normal distribution): high where few experts have them all.
+    pub kurtosis: Quartiles,
+    /// Entropy of the experts' loads over that of even loads, 0..1.
+    pub load_entropy: f64,
+    /// Skewness of the loads; above 0 where few experts are busy.
+    pub load_skewness: f64,
+    /// Busiest expert over the mean.
+    pub load_max_over_mean: f64,
+}
+
+/// Over tokens; 0 without any.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Quartiles {
+    /// A quarter is below.
+    pub p25: f64,
+    /// Half is below.
+    pub p50: f64,
+    /// Three quarters are below.
+    pub p75: f64,
+}
+
+impl Quartiles {
+    /// Between neighbours linearly, as NumPy's.
+    pub(super) fn of(mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let place = share * (values.len().saturating_sub(1)) as f64;
+            let (low, high) = (values.get(place.floor() as usize), values.get(place.ceil() as usize));
+            let (low, high) = (low.copied().unwrap_or(0.0), high.copied().unwrap_or(0.0));
+            low + (high - low) * place.fract()
+        };
+        Self { p25: at(0.25), p50: at(0.5), p75: at(0.75) }
+    }
+}
+
+/// One layer: hotness of all counts, F1 from `counted` to `judged` of tokens that occurred at least `least` times.
+pub(super) fn layer(layer: usize, all: &Rows, (counted, judged): (&Rows, &Rows), least: u64) -> LayerTable {
+    let (mut hot, mut others, mut kurtosis) = (Vec::new(), Vec::new(), Vec::new());
+    for token in 0..all.vocabulary() {
+        let row = all.row(layer, token);
+        let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
+        if total > 0.0 {
+            let order = hottest(row);
+            let share = |entry: &(u16, u32)| f64::from(entry.1) / total;
+            hot.push(order.iter().take(all.top_k).map(share).sum());
+            others.push(order.get(all.top_k).map_or(0.0, share));
+            kurtosis.push(kurtosis_of(row, all.experts));
+        }
+    }
+    let (f1, f1_mean) = f1(layer, (counted, judged), least);
+    let loads = all.loads(layer);
+    let even = crate::summary::evenness(&loads);
+    let shares: Vec<f64> = loads.iter().map(|load| *load as f64).collect();
+    let (deviation, third) = (moment(&shares, 2).sqrt(), moment(&shares, 3));
+    LayerTable {
+        layer_id: all.layer_ids[layer],
+        f1,
+        f1_mean,
+        cumulative_hotness: Quartiles::of(hot),
+        hottest_other: Quartiles::of(others),
+        kurtosis: Quartiles::of(kurtosis),
+        load_entropy: even.entropy,
+        load_skewness: if deviation > 0.0 { third / deviation.powi(3) } else { 0.0 },
+        load_max_over_mean: even.max_over_mean,
+    }
+}
+
+/// Hottest first, the lowest of equals.
+pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
+    let mut order = row.to_vec();
+    order.sort_by_key(|(expert, count)| (std::cmp::Reverse(*count), *expert));
+    order
+}
+
+/// Over tokens that both parts have and that occurred often enough, and over all their occurrences.
+fn f1(layer: usize, (counted, judged): (&Rows, &Rows), least: u64) -> (Quartiles, f64) {
+    let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
+    for token in 0..judged.vocabulary() {
+        let total: f64 = judged.row(layer, token).iter().map(|(_, count)| f64::from(*count)).sum();
+        let known = counted.row(layer, token);
+        if total == 0.0 || known.is_empty() || judged.tokens[token] < least {
+            continue;
+        }
+        let predicted: Vec<u16> = hottest(known).iter().take(counted.top_k).map(|(expert, _)| *expert).collect();
+        let hits = judged.row(layer, token).iter().filter(|(expert, _)| predicted.contains(expert));
+        let hits: f64 = hits.map(|(_, count)| f64::from(*count)).sum();
+        each.push(hits / total);
+        hit += hits;
+        all += total;
+    }
+    (Quartiles::of(each), if all > 0.0 { hit / all } else { 0.0 })
+}
+
+/// Of a token's counts over all experts, those without activations too.
+fn kurtosis_of(row: &[(u16, u32)], experts: usize) -> f64 {
+    let mut counts = vec![0.0; experts];
+    row.iter().for_each(|(expert, count)| counts[usize::from(*expert)] = f64::from(*count));
+    let variance = moment(&counts, 2);
+    if variance > 0.0 { moment(&counts, 4) / (variance * variance) } else { 0.0 }
+}
+
+/// Central moment.
+fn moment(values: &[f64], power: i32) -> f64 {
+    let count = values.len().max(1) as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    values.iter().map(|value| (value - mean).powi(power)).sum::<f64>() / count
+}

@@ -1,0 +1,61 @@
+//! A recording that was killed goes on where it was.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::*;
+use semmoe_profiler::{NoProgress, RecordOptions, record};
+use semmoe_tables::Trace;
+
+const URL: &str = "SEMMOE_TEST_RECORD_URL";
+const DIRECTORY: &str = "SEMMOE_TEST_RECORD_DIRECTORY";
+
+/// Not a test: the process that is killed.
+#[tokio::test]
+#[ignore = "run by the test below"]
+async fn recorder() {
+    let (url, directory) = (std::env::var(URL).unwrap(), std::env::var(DIRECTORY).unwrap());
+    let directory = std::path::Path::new(&directory);
+    let options = RecordOptions::new(
+        semmoe_engines::Engine::Semmoe,
+        url.parse().unwrap(),
+        directory.join("prompts.jsonl"),
+        directory.join("out.trace.safetensors"),
+        "2026-01-02T03:04:05Z".into(),
+    );
+    record(RecordOptions { concurrency: 1, ..options }, &NoProgress, std::future::pending()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_recording_is_gone_on_with_and_counts_nothing_twice() {
+    let mock = Mock::start().await;
+    let first = [ids_line(&[1]), ids_line(&[2, 2]), ids_line(&[3]), ids_line(&[first_id::HANGS]), ids_line(&[4])];
+    mock.options(&first);
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "recorder"])
+        .env(URL, mock.url.to_string())
+        .env(DIRECTORY, mock.directory.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    mock.state.hanging.notified().await;
+    // SIGKILL.
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(mock.partial().exists() && !mock.out().exists());
+    // As a crash in the middle of a write would leave it.
+    let mut bytes = std::fs::read(mock.partial()).unwrap();
+    bytes.truncate(bytes.len() - 1);
+    std::fs::write(mock.partial(), bytes).unwrap();
+
+    let report = mock.record(mock.options(&[&first[..3], &first[4..]].concat())).await.unwrap();
+    assert_eq!((report.requests, report.resumed, report.bad.len()), (4, 2, 0));
+    let trace = Trace::open(&mock.out()).unwrap();
+    let recorded: Vec<&[u32]> = trace.iter().map(|request| request.token_ids()).collect::<Vec<_>>();
+    assert_eq!(recorded, [&[1][..], &[2, 2], &[3], &[4]]);
+    let attempts = mock.state.attempts.lock().unwrap().clone();
+    assert_eq!([1, 2, 3, 4].map(|id| attempts[&id]), [1, 1, 2, 1]);
+    assert!(!mock.partial().exists());
+}

@@ -1,0 +1,296 @@
+//! Recording from SGLang and vLLM as their versions speak: every route and spelling, what they get wrong, and engines that die.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "../examples/engine_mock/mock.rs"]
+mod mock;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use mock::{Dialect, Engine, Fault, Texts, experts, generated, router};
+use semmoe_engines::Engine as Kind;
+use semmoe_engines::http::BaseUrl;
+use semmoe_profiler::{NoProgress, ProfilerError, PromptFormat, RecordOptions, RecordReport, record};
+use semmoe_tables::{LayerIdx, ModelInfo, Trace, TraceRequest};
+
+const ALL: [Dialect; 3] = [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm0_33];
+
+/// The second layer is dense.
+fn model(num_experts: u16) -> ModelInfo {
+    ModelInfo {
+        model: "tiny".into(),
+        tokenizer_sha256: None,
+        num_experts,
+        top_k: 3,
+        vocab_size: 1000,
+        num_hidden_layers: 4,
+        layer_ids: vec![0, 2, 3],
+    }
+}
+
+struct Bench {
+    engine: Arc<Engine>,
+    url: BaseUrl,
+    directory: tempfile::TempDir,
+}
+
+impl Bench {
+    async fn start(dialect: Dialect, model: ModelInfo) -> Self {
+        Self::serve(Engine::new(dialect, model, Texts::Bytes)).await
+    }
+
+    async fn serve(engine: Engine) -> Self {
+        let engine = Arc::new(engine);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = BaseUrl::from(listener.local_addr().unwrap());
+        let service = router(Arc::clone(&engine));
+        tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
+        Bench { engine, url, directory: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn partial(&self) -> PathBuf {
+        self.path("out.trace.safetensors.partial")
+    }
+
+    /// The model is known from elsewhere, as for an engine on another machine.
+    fn options(&self, name: &str, prompts: &[u8]) -> RecordOptions {
+        std::fs::write(self.path(name), prompts).unwrap();
+        let kind = if self.engine.dialect == Dialect::Vllm0_33 { Kind::Vllm } else { Kind::Sglang };
+        let out = self.path("out.trace.safetensors");
+        let created = "2026-01-02T03:04:05Z".to_owned();
+        RecordOptions {
+            model: Some(ModelInfo { model: String::new(), ..self.engine.model.clone() }),
+            retries: 1,
+            retry_pause: Duration::ZERO,
+            max_bad: 0.0,
+            ..RecordOptions::new(kind, self.url.clone(), self.path(name), out, created)
+        }
+    }
+
+    async fn record(&self, options: RecordOptions) -> Result<RecordReport, ProfilerError> {
+        record(options, &NoProgress, std::future::pending()).await
+    }
+
+    fn trace(&self) -> Trace {
+        Trace::open(&self.path("out.trace.safetensors")).unwrap()
+    }
+
+    fn check(&self, request: TraceRequest<'_>, prompt: &[u32], max_tokens: u32) {
+        let model = &self.engine.model;
+        let output = generated(prompt, max_tokens, model.vocab_size);
+        let tokens = [prompt, &output[..output.len() - 1]].concat();
+        assert_eq!((request.token_ids(), request.prompt_len()), (&tokens[..], prompt.len()));
+        for (position, &token) in tokens.iter().enumerate() {
+            for (index, &layer) in model.layer_ids.iter().enumerate() {
+                let route = request.route(position, LayerIdx::new(index as u16)).unwrap();
+                let found: Vec<u16> = route.experts().map(|expert| expert.get()).collect();
+                assert_eq!(found, experts(token, layer, model));
+            }
+        }
+    }
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[tokio::test]
+async fn every_version_route_and_kind_of_prompt() {
+    let lines = concat!(
+        r#"{"input_ids": [7, 8, 9]}"#,
+        "\n",
+        r#"{"prompt": "hello"}"#,
+        "\n",
+        r#"{"messages": [{"role": "user", "content": "what"}, {"role": "assistant", "content": "x"}]}"#,
+        "\n"
+    );
+    // Above 256 experts vLLM's ids are words.
+    for (dialect, num_experts) in ALL.into_iter().flat_map(|dialect| [(dialect, 8), (dialect, 300)]) {
+        for (openai_routes, max_tokens) in [(false, 1), (true, 1), (false, 5), (true, 5)] {
+            let bench = Bench::start(dialect, model(num_experts)).await;
+            let options = RecordOptions { openai_routes, max_tokens, ..bench.options("p.jsonl", lines.as_bytes()) };
+            let report = bench.record(options).await.unwrap();
+            let trace = bench.trace();
+            assert_eq!((report.requests, report.prompt_tokens, report.bad.len()), (3, 3 + 5 + 6, 0));
+            assert_eq!((trace.model(), trace.digest()), (&bench.engine.model, report.digest));
+            for (request, prompt) in trace.iter().zip([vec![7, 8, 9], bytes("hello"), bytes("what|x")]) {
+                bench.check(request, &prompt, max_tokens);
+            }
+            assert!(!bench.partial().exists());
+        }
+    }
+}
+
+#[tokio::test]
+async fn lies_are_named_and_left_out_in_every_dialect() {
+    let ids: Vec<u32> = (0..12).collect();
+    for dialect in ALL {
+        let vllm = dialect == Dialect::Vllm0_33;
+        for (fault, reason) in [
+            (
+                Fault::FewerRows,
+                if vllm { "shape [11, 4, 3], expected [12, 4 or 3, 3]" } else { "hold 132 values, expected 12 rows" },
+            ),
+            (Fault::MoreRows, if vllm { "shape [13, 4, 3]" } else { "hold 156 values, expected 12 rows" }),
+            (Fault::ForeignExpert, "token 0 names expert 8 in layer 0, expected ids below 8"),
+            (Fault::SameExpertTwice, "experts distinct within a token"),
+            (Fault::Truncated, "routed experts"),
+            (Fault::NoRoutes, "routed_experts is missing"),
+            (Fault::OtherPrompt, "saw another prompt: 13 tokens instead of 12, the first difference at 12"),
+            (Fault::AllAlike, "every token has the same experts in every layer"),
+            (Fault::WrongShape, if vllm { "shape [12, 3, 4]" } else { "" }),
+            (
+                Fault::TooLong,
+                "answered 400: {\"object\":\"error\",\"message\":\"This model's maximum context length is 4096 tokens",
+            ),
+            (Fault::Down, "answered 503: down"),
+            (Fault::NotJson, "not what was expected"),
+        ] {
+            if reason.is_empty() {
+                continue;
+            }
+            for openai_routes in [false, true] {
+                let bench = Bench::start(dialect, model(8)).await;
+                bench.engine.faults.lock().unwrap().insert(0, fault);
+                let lines = format!("{{\"input_ids\": [5, 6]}}\n{{\"input_ids\": {ids:?}}}\n{{\"input_ids\": [7]}}\n");
+                let options =
+                    RecordOptions { openai_routes, max_bad: 0.34, ..bench.options("p.jsonl", lines.as_bytes()) };
+                let report = bench.record(options.clone()).await.unwrap();
+                assert_eq!((report.requests, report.bad.len()), (2, 1), "{dialect:?} {fault:?}");
+                let told = report.bad[0].to_string();
+                assert!(told.contains("p.jsonl line 2: ") && told.contains(reason), "{dialect:?} {fault:?}: {told}");
+                bench.check(bench.trace().request(0), &[5, 6], 1);
+                bench.check(bench.trace().request(1), &[7], 1);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_dies_half_way_is_gone_on_with() {
+    for dialect in ALL {
+        let bench = Bench::start(dialect, model(8)).await;
+        // Two of each, as equal prompts are different records.
+        let lines: String = (0..20).map(|i| format!("{{\"input_ids\": [{}, 3]}}\n", i / 2)).collect();
+        // The first request asks which layers are dense.
+        bench.engine.dies_after.store(1 + 8, Ordering::SeqCst);
+        let options = RecordOptions { concurrency: 1, ..bench.options("p.jsonl", lines.as_bytes()) };
+        let error = bench.record(options.clone()).await.unwrap_err();
+        assert!(matches!(&error, ProfilerError::TooManyBad { bad: 1, of: 9, allowed: 0, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("8 good answers are kept in ") && text.contains("line 9: "), "{text}");
+        assert!(bench.partial().exists() && !bench.path("out.trace.safetensors").exists());
+
+        bench.engine.dies_after.store(u64::MAX, Ordering::SeqCst);
+        bench.engine.ran.lock().unwrap().clear();
+        let report = bench.record(options).await.unwrap();
+        assert_eq!((report.requests, report.resumed, report.bad.len()), (20, 8, 0));
+        let trace = bench.trace();
+        for (i, request) in trace.iter().enumerate() {
+            bench.check(request, &[i as u32 / 2, 3], 1);
+        }
+        // Those that were left, and the one that asks for dense layers.
+        assert_eq!(bench.engine.ran.lock().unwrap().len(), 12 + 1);
+        assert!(!bench.partial().exists());
+    }
+}
+
+#[tokio::test]
+async fn dense_layers_that_the_configuration_does_not_tell_are_found() {
+    for dialect in ALL {
+        let bench = Bench::start(dialect, model(8)).await;
+        let mut options = bench.options("p.jsonl", b"{\"input_ids\": [1, 2, 3]}\n");
+        options.model.as_mut().unwrap().layer_ids = vec![0, 1, 2, 3];
+        let report = bench.record(options).await.unwrap();
+        assert_eq!((report.dense_layers, report.model), (vec![1], bench.engine.model.clone()));
+        bench.check(bench.trace().request(0), &[1, 2, 3], 1);
+    }
+}
+
+#[tokio::test]
+async fn the_folder_that_a_local_engine_names_is_read() {
+    for dialect in ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let config = serde_json::json!({
+            "num_experts": 8, "num_experts_per_tok": 3, "vocab_size": 1000, "num_hidden_layers": 4, "mlp_only_layers": [1],
+        });
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let mut engine = Engine::new(dialect, model(8), Texts::Bytes);
+        engine.model_path = folder.path().to_str().unwrap().to_owned();
+        let bench = Bench::serve(engine).await;
+        let options = RecordOptions { model: None, ..bench.options("p.jsonl", b"{\"prompt\": \"ab\"}\n") };
+        assert_eq!(bench.record(options.clone()).await.unwrap().model, bench.engine.model);
+        std::fs::remove_file(folder.path().join("config.json")).unwrap();
+        let error = bench.record(options).await.unwrap_err().to_string();
+        assert!(error.starts_with("the engine does not tell num_experts"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn files_of_every_form_and_what_is_wrong_in_them() {
+    let bench = Bench::start(Dialect::Vllm0_33, model(8)).await;
+    let sharegpt = br#"[{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "x"}]},
+        {"conversations": [{"from": "dog", "value": "w"}]}, {"conversations": [{"from": "human", "value": "you"}]}]"#;
+    let text = b"first\n\nsec\xffond\nthird\n";
+    let jsonl = b"{\"prompt\": \"a\"}\nnonsense\n{\"prompt\": \"b\\ud800\"}\n{\"prompt\": \"c\xff\"}\n{\"input_ids\": [1000]}\n{\"prompt\": \"z\"}\n";
+    type Case<'a> = (&'a str, &'a [u8], &'a [&'a str], &'a [&'a str]);
+    let cases: [Case<'_>; 3] = [
+        ("p.json", sharegpt, &["hi", "you"], &["p.json conversation 1: turn 0 is from \"dog\""]),
+        ("p.txt", text, &["first", "third"], &["p.txt line 3: not UTF-8"]),
+        (
+            "p.jsonl",
+            jsonl,
+            &["a", "z"],
+            &["p.jsonl line 2: not JSON", "line 3: not JSON", "line 4: not JSON", "line 5: token id 1000 is not below"],
+        ),
+    ];
+    for (name, content, prompts, reasons) in cases {
+        let options = RecordOptions { max_bad: 0.7, ..bench.options(name, content) };
+        let report = bench.record(options.clone()).await.unwrap();
+        let told: Vec<String> = report.bad.iter().map(ToString::to_string).collect();
+        assert_eq!((report.requests, told.len()), (prompts.len(), reasons.len()), "{told:?}");
+        assert!(told.iter().zip(reasons).all(|(told, reason)| told.contains(reason)), "{told:?}");
+        for (request, prompt) in bench.trace().iter().zip(prompts) {
+            bench.check(request, &bytes(prompt), 1);
+        }
+        let error = bench.record(RecordOptions { max_bad: 0.1, ..options }).await.unwrap_err().to_string();
+        assert!(error.contains(reasons[0]) && error.contains("nothing was written"), "{error}");
+    }
+    let options = RecordOptions { format: PromptFormat::Text, ..bench.options("p.jsonl", b"as it is\n") };
+    assert_eq!(bench.record(options).await.unwrap().prompt_tokens, 8);
+}
+
+#[tokio::test]
+async fn a_partial_recording_of_something_else_is_not_mixed_in() {
+    let bench = Bench::start(Dialect::Vllm0_33, model(8)).await;
+    bench.engine.dies_after.store(3, Ordering::SeqCst);
+    let lines = b"{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n";
+    let options = RecordOptions { concurrency: 1, ..bench.options("p.jsonl", lines) };
+    bench.record(options.clone()).await.unwrap_err();
+    bench.engine.dies_after.store(u64::MAX, Ordering::SeqCst);
+    let longer = RecordOptions { max_tokens: 4, ..options };
+    let error = bench.record(longer.clone()).await.unwrap_err();
+    assert!(error.is_input() && error.to_string().contains("max_tokens was 1 and is 4 now"), "{error}");
+    let report = bench.record(RecordOptions { fresh: true, ..longer }).await.unwrap();
+    assert_eq!((report.resumed, report.requests, report.tokens), (0, 3, 3 + 9));
+}
+
+/// Beginnings are as far apart as the rate says.
+#[tokio::test]
+async fn a_rate_bounds_what_is_begun() {
+    let bench = Bench::start(Dialect::Vllm0_33, model(8)).await;
+    let lines: String = (0..6).map(|i| format!("{{\"input_ids\": [{i}]}}\n")).collect();
+    let options = RecordOptions { rate: Some(100.0), ..bench.options("p.jsonl", lines.as_bytes()) };
+    let report = bench.record(options.clone()).await.unwrap();
+    assert!(report.seconds >= 0.05, "five gaps of 10 ms: {}", report.seconds);
+    for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = bench.record(RecordOptions { rate: Some(rate), ..options.clone() }).await.unwrap_err();
+        assert!(matches!(error, ProfilerError::Option { option: "rate", .. }));
+    }
+}

@@ -1,0 +1,138 @@
+//! Arguments of `worker`, some of `up` too, that say how a unit is laid out, how much it serves at once, and whom it trusts.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use semmoe_tables::Attention;
+use semmoe_worker::{CpuList, ExpertLayout, TransportChoice};
+
+use super::AttentionArg;
+use crate::error::CliError;
+
+// For `worker` and `up`. No doc comment: it would become that of the command.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct UnitAttentionArgs {
+    /// How the ranks share attention: dp = each its own requests, tp = every rank some heads of all requests. The same on all
+    /// ranks.
+    #[arg(long, value_enum, default_value_t = AttentionArg::Dp)]
+    attention: AttentionArg,
+    /// With --attention tp: after attention each row goes on at the rank that the tables' T and A name (auto), or rows stay in
+    /// their order, in even parts (off; also without tables) [default: auto].
+    #[arg(long, value_enum)]
+    shuffle: Option<ShuffleArg>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ShuffleArg {
+    Auto,
+    Off,
+}
+
+/// How a unit's attention is parallel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnitAttention {
+    pub(crate) attention: Attention,
+    /// With attention tp: whether rows are shuffled by the tables, if there are any.
+    pub(crate) shuffle: bool,
+}
+
+impl UnitAttentionArgs {
+    /// # Errors
+    /// `--shuffle` where nothing could be shuffled.
+    pub(crate) fn read(self) -> Result<UnitAttention, CliError> {
+        let attention = self.attention.into();
+        match self.shuffle {
+            Some(_) if attention == Attention::Dp => Err(CliError::input(
+                "--shuffle is for --attention tp: with attention dp rows stay with their request's rank",
+            )),
+            shuffle => Ok(UnitAttention { attention, shuffle: shuffle != Some(ShuffleArg::Off) }),
+        }
+    }
+}
+
+impl From<AttentionArg> for Attention {
+    fn from(attention: AttentionArg) -> Self {
+        match attention {
+            AttentionArg::Dp => Attention::Dp,
+            AttentionArg::Tp => Attention::Tp,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerServingArgs {
+    /// Sequences that a rank runs together. Rank 0's limits count on all ranks.
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) max_running: u32,
+    /// Sequences that wait behind them on a rank; more are refused with 503.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub(crate) max_waiting: u32,
+    /// Tokens of one step on a rank, prompt chunks and decoded tokens together.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) step_tokens: u32,
+    /// Tokens in a rank's key-value cache; the smallest of all ranks counts. By default 32768 or one full context, but at
+    /// most half of the available memory divided by the number of ranks.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "kv_bytes")]
+    pub(crate) kv_tokens: Option<u64>,
+    /// The same in bytes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) kv_bytes: Option<u64>,
+    /// Threads that a rank computes large products with. Results do not depend on it.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: u16,
+    /// Processors that these threads are kept on, such as 0-3,8; give every rank of a machine its own.
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+    /// Compute every prompt whole, also where another began with the same tokens.
+    #[arg(long)]
+    pub(crate) no_prefix_reuse: bool,
+}
+
+// For `worker` and `up`, as above.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct UnitLayoutArgs {
+    /// How ranks exchange: shm is the memory of one host, auto takes that if all ranks are on one host, else TCP. The same on
+    /// all ranks.
+    #[arg(long, value_name = "auto|shm|tcp", default_value = "auto")]
+    pub(crate) transport: TransportChoice,
+    /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every rank has a
+    /// slice of each, and gathers the tokens of all, so that there is nothing for tables to say. The same on all ranks.
+    #[arg(long, value_enum, default_value_t = ExpertsArg::Ep)]
+    pub(crate) experts: ExpertsArg,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExpertsArg {
+    Ep,
+    Tp,
+}
+
+impl From<ExpertsArg> for ExpertLayout {
+    fn from(experts: ExpertsArg) -> Self {
+        match experts {
+            ExpertsArg::Ep => Self::Ep,
+            ExpertsArg::Tp => Self::Tp,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerNetworkArgs {
+    /// This rank's own address for the data between ranks, where that has a network of its own. By default rank 0 takes it
+    /// where the rendezvous is, and the others at the address from which they reach it.
+    #[arg(long, value_name = "IP")]
+    pub(crate) data_address: Option<IpAddr>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WorkerTrustArgs {
+    /// File with the secret that ranks prove to each other, 16 bytes or more; or SEMMOE_RANK_SECRET in the environment. Needed
+    /// unless the rendezvous and the data address are loopback addresses.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
+    /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or SEMMOE_ADMIN_TOKEN in the
+    /// environment. Without it they are open where HTTP is served on a loopback address, and shut elsewhere.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) admin_token_file: Option<PathBuf>,
+}

@@ -1,0 +1,78 @@
+//! `semmoe profile build` and `merge`.
+
+use std::path::Path;
+
+use semmoe_profiler::{BuildOptions, BuildReport, DomainInput, HoldOut, MergeOptions};
+use semmoe_tables::Phase;
+
+use super::profile::{failure, list_bad};
+use super::{check_apart, check_output, print, print_json};
+use crate::args::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
+use crate::error::CliError;
+use crate::progress::{Progress, say};
+
+pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
+    check_output(&args.out, &paths(&args.traces))?;
+    if let Some(trace) = &args.hold_out_trace {
+        check_output(trace, &paths(&args.traces))?;
+        check_apart(trace, &args.out)?;
+    }
+    let hold_out = args.hold_out.zip(args.hold_out_trace).map(|(share, out)| HoldOut { share, out });
+    let options = BuildOptions {
+        phase: phase(args.split),
+        threads: threads(args.threads),
+        counter_bytes: u64::from(args.memory) << 20,
+        weight_by_domain: args.weight_by == Some(WeightArg::Domain),
+        hold_out,
+        max_bad: args.max_bad,
+        ..BuildOptions::new(args.traces, args.out)
+    };
+    let progress = Progress::start("counting", 0);
+    let report = semmoe_profiler::build(&options, &progress).map_err(failure)?;
+    let held_out = if options.hold_out.is_some() { format!(", {} held out", report.held_out) } else { String::new() };
+    let (requests, left_out) = (report.requests, report.bad.len());
+    progress.finish(&format!("{requests} requests{held_out}, {left_out} left out, {} passes", report.passes));
+    list_bad(&report.bad);
+    tell(&report, args.json)
+}
+
+pub(crate) fn merge(args: MergeArgs) -> Result<(), CliError> {
+    check_output(&args.out, &paths(&args.profiles))?;
+    let options = MergeOptions {
+        threads: threads(args.threads),
+        weight_by_domain: args.weight_by == Some(WeightArg::Domain),
+        ..MergeOptions::new(args.profiles, args.out)
+    };
+    tell(&semmoe_profiler::merge(&options).map_err(failure)?, args.json)
+}
+
+fn paths(inputs: &[DomainInput]) -> Vec<&Path> {
+    inputs.iter().map(|input| input.path.as_path()).collect()
+}
+
+fn threads(given: Option<u16>) -> usize {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    given.map_or_else(cores, usize::from)
+}
+
+fn tell(report: &BuildReport, json: bool) -> Result<(), CliError> {
+    if json {
+        return print_json(report);
+    }
+    for domain in &report.domains {
+        say(&format!("domain {}: {} tokens, counted {} times", domain.domain, domain.tokens, domain.multiplier));
+    }
+    if report.tokens == 0 {
+        say("nothing was counted: no token of that kind has a known route");
+    }
+    let (out, files) = (report.out.display(), report.inputs);
+    print(&format!("{out}: {} tokens from {files} files, digest {}", report.tokens, report.digest))
+}
+
+fn phase(split: PhaseArg) -> Phase {
+    match split {
+        PhaseArg::Prefill => Phase::Prefill,
+        PhaseArg::Decode => Phase::Decode,
+        PhaseArg::All => Phase::All,
+    }
+}

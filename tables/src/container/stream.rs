@@ -1,0 +1,144 @@
+//! Writing files larger than memory: tensors that grow in unnamed temporary files until the whole is put together.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use super::digest::Digester;
+use super::header::{Dtype, MAX_HEADER_BYTES, METADATA_KEY};
+use super::layout::{Entry, encode};
+use super::{Element, atomic};
+use crate::FormatError;
+use crate::model::Metadata;
+
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A tensor on its way to the disk. The file has no name, so that nothing stays behind however the process ends.
+#[derive(Debug)]
+pub(crate) struct Spool {
+    file: BufWriter<File>,
+    len_bytes: u64,
+}
+
+impl Spool {
+    /// In the directory of the file that will be written.
+    pub(crate) fn beside(out: &Path) -> Result<Self, FormatError> {
+        let file = tempfile::tempfile_in(atomic::directory_of(out)).map_err(|e| FormatError::io("write", out, e))?;
+        Ok(Spool { file: BufWriter::with_capacity(BUFFER_BYTES, file), len_bytes: 0 })
+    }
+
+    /// Appends elements.
+    pub(crate) fn push<T: Element>(&mut self, elements: &[T]) -> std::io::Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(elements);
+        self.len_bytes += bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+
+    /// What was pushed, to be read.
+    pub(crate) fn finish(self) -> std::io::Result<Spooled> {
+        let file = self.file.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+        Ok(Spooled { file, len_bytes: self.len_bytes })
+    }
+}
+
+/// A complete tensor on the disk.
+#[derive(Debug)]
+pub(crate) struct Spooled {
+    file: File,
+    len_bytes: u64,
+}
+
+impl Spooled {
+    /// Gives all bytes, in pieces, to `take`.
+    fn each(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(0))?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut left = self.len_bytes;
+        while left > 0 {
+            let piece = usize::try_from(left).unwrap_or(usize::MAX).min(BUFFER_BYTES);
+            file.read_exact(&mut buffer[..piece])?;
+            take(&buffer[..piece])?;
+            left -= piece as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Debug)]
+pub(crate) enum Data<'a> {
+    Memory(&'a [u8]),
+    Disk(&'a Spooled),
+}
+
+impl Data<'_> {
+    fn len_bytes(&self) -> u64 {
+        match self {
+            Data::Memory(bytes) => bytes.len() as u64,
+            Data::Disk(spooled) => spooled.len_bytes,
+        }
+    }
+
+    fn each(&self, mut take: impl FnMut(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
+        match self {
+            Data::Memory(bytes) => take(bytes),
+            Data::Disk(spooled) => spooled.each(take),
+        }
+    }
+}
+
+/// A tensor about to be written.
+#[derive(Debug)]
+pub(crate) struct StreamTensor<'a> {
+    name: &'static str,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data: Data<'a>,
+}
+
+impl<'a> StreamTensor<'a> {
+    /// The caller sees to it that the elements fill the shape.
+    pub(crate) fn memory<T: Element>(name: &'static str, shape: &[u64], elements: &'a [T]) -> Self {
+        let data = Data::Memory(bytemuck::cast_slice(elements));
+        StreamTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), data }
+    }
+
+    /// The caller sees to it that the spool was filled with this element type and shape.
+    pub(crate) fn disk<T: Element>(name: &'static str, shape: &[u64], spooled: &'a Spooled) -> Self {
+        StreamTensor { name, dtype: T::DTYPE, shape: shape.to_vec(), data: Data::Disk(spooled) }
+    }
+}
+
+/// Writes the bytes that [`super::Layout::write`] would for the same content; gives the digest.
+pub(crate) fn write(
+    path: &Path,
+    metadata: &Metadata,
+    mut tensors: Vec<StreamTensor<'_>>,
+) -> Result<String, FormatError> {
+    tensors.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));
+    let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(metadata))]);
+    let mut at = 0u64;
+    for tensor in &tensors {
+        let data_offsets = [at, at + tensor.data.len_bytes()];
+        at = data_offsets[1];
+        entries.insert(tensor.name, Entry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets });
+    }
+    let header = encode(&entries, MAX_HEADER_BYTES).map_err(|e| e.in_file(path))?;
+    atomic::write(path, |out| {
+        out.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| tensor.data.each(|bytes| out.write_all(bytes)))
+    })?;
+    tensors.sort_by_key(|tensor| tensor.name);
+    let mut digester = Digester::default();
+    for tensor in &tensors {
+        digester.begin(tensor.name, tensor.dtype.name(), &tensor.shape, tensor.data.len_bytes());
+        let bytes = tensor.data.each(|bytes| {
+            digester.bytes(bytes);
+            Ok(())
+        });
+        bytes.map_err(|e| FormatError::io("read what was written for", path, e))?;
+    }
+    Ok(digester.finish())
+}

@@ -1,0 +1,112 @@
+//! Writing profiles larger than memory: rows come in the order of the file and go to the disk.
+
+use std::path::{Path, PathBuf};
+
+use crate::container::{Layout, Spool, StreamTensor, write_stream};
+use crate::profile::{FORMAT, add_tokens, check_row};
+use crate::{FormatError, LayerIdx, ModelInfo, Phase, ProfileRow, Provenance, TokenId};
+
+/// Takes the rows of a profile in the order of the file, layer by layer and token by token in each, and writes what
+/// [`crate::ProfileBuilder`] would of the same counts. Memory: 8 bytes for each layer and token of the vocabulary.
+#[derive(Debug)]
+pub struct ProfileWriter {
+    out: PathBuf,
+    model: ModelInfo,
+    provenance: Provenance,
+    phase: Phase,
+    token_count: Vec<u64>,
+    indptr: Vec<u64>,
+    seen: Vec<bool>,
+    expert: Spool,
+    count: Spool,
+    entries: u64,
+}
+
+impl ProfileWriter {
+    /// Starts a profile that will be written at `out`. `token_count` is \[V\]: occurrences of every token with a known route in at
+    /// least one layer.
+    ///
+    /// # Errors
+    /// When the model's numbers or the counts cannot be those of a profile, or the directory takes no files.
+    pub fn create(
+        out: &Path,
+        model: ModelInfo,
+        provenance: Provenance,
+        phase: Phase,
+        token_count: Vec<u64>,
+    ) -> Result<Self, FormatError> {
+        model.validate()?;
+        provenance.validate()?;
+        let vocabulary = model.vocab_size as usize;
+        if token_count.len() != vocabulary {
+            return Err(FormatError::shape(
+                "token_count",
+                format!("[{}]", token_count.len()),
+                format!("[{vocabulary}]"),
+            ));
+        }
+        token_count.iter().try_fold(0, |sum, &n| add_tokens(sum, n))?;
+        Ok(ProfileWriter {
+            indptr: Vec::with_capacity(model.layers() * (vocabulary + 1)),
+            seen: vec![false; vocabulary],
+            expert: Spool::beside(out)?,
+            count: Spool::beside(out)?,
+            entries: 0,
+            out: out.to_path_buf(),
+            model,
+            provenance,
+            phase,
+            token_count,
+        })
+    }
+
+    /// The next row; rows without entries may be left out.
+    ///
+    /// # Errors
+    /// When the row is not after the one before, or cannot be the counts of that token in a layer, or the disk is full.
+    pub fn push(&mut self, layer: LayerIdx, token: TokenId, row: ProfileRow<'_>) -> Result<(), FormatError> {
+        if row.experts.is_empty() {
+            return Ok(());
+        }
+        let at = || format!("layer {}, token {}", layer.index(), token.get());
+        let index = layer.index() * (self.token_count.len() + 1) + token.index();
+        if layer.index() >= self.model.layers() || token.index() >= self.token_count.len() || index < self.indptr.len()
+        {
+            return Err(FormatError::value("indptr", at(), "a row", "rows of the model in ascending order"));
+        }
+        check_row(&self.model, row, self.token_count[token.index()])
+            .map_err(|(tensor, found, expected)| FormatError::value(tensor, at(), found, expected))?;
+        self.indptr.resize(index + 1, self.entries);
+        self.entries += row.experts.len() as u64;
+        self.seen[token.index()] = true;
+        let pushed = self.expert.push(row.experts).and_then(|()| self.count.push(row.counts));
+        pushed.map_err(|e| FormatError::io("write", &self.out, e))
+    }
+
+    /// Writes the profile (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// When a token occurred without any row, or the disk is full.
+    pub fn finish(mut self) -> Result<String, FormatError> {
+        if let Some(token) = (0..self.seen.len()).find(|&token| self.token_count[token] > 0 && !self.seen[token]) {
+            let expected = "0, as no layer has a route of this token";
+            return Err(FormatError::value("token_count", format!("token {token}"), self.token_count[token], expected));
+        }
+        let rows = self.model.layers() * (self.token_count.len() + 1);
+        self.indptr.resize(rows, self.entries);
+        let spooled = |error| FormatError::io("write", &self.out, error);
+        let (expert, count) = (self.expert.finish().map_err(spooled)?, self.count.finish().map_err(spooled)?);
+        let mut metadata = Layout::metadata(FORMAT);
+        self.model.to_metadata(&mut metadata);
+        self.provenance.to_metadata(&mut metadata);
+        metadata.insert("phase".into(), self.phase.to_string());
+        let vocabulary = u64::from(self.model.vocab_size);
+        let tensors = vec![
+            StreamTensor::memory("token_count", &[vocabulary], &self.token_count),
+            StreamTensor::memory("indptr", &[self.model.layers() as u64, vocabulary + 1], &self.indptr),
+            StreamTensor::disk::<u16>("expert", &[self.entries], &expert),
+            StreamTensor::disk::<u32>("count", &[self.entries], &count),
+        ];
+        write_stream(&self.out, &metadata, tensors)
+    }
+}

@@ -1,0 +1,169 @@
+//! Writing traces larger than memory: requests go to the disk as they come.
+
+use std::path::{Path, PathBuf};
+
+use half::f16;
+
+use crate::container::{Layout, Spool, Spooled, StreamTensor, write_stream};
+use crate::trace::{ExpertRows, FORMAT, narrow};
+use crate::trace_check::{VALID_WEIGHT, valid_weight};
+use crate::{FormatError, ModelInfo, Provenance, TraceBuilder};
+
+/// Takes requests in the order of the file and writes what [`TraceBuilder`] would. Memory: 12 bytes for each request.
+#[derive(Debug)]
+pub struct TraceWriter {
+    out: PathBuf,
+    provenance: Provenance,
+    /// Stays empty: it lends its model and its checks.
+    rules: TraceBuilder,
+    offsets: Vec<u64>,
+    prompt_lengths: Vec<u32>,
+    token_ids: Spool,
+    experts: Spool,
+    weights: Option<Spool>,
+    /// A row of experts or weights on its way.
+    narrowed: Vec<u8>,
+}
+
+impl TraceWriter {
+    /// Starts a trace that will be written at `out`.
+    ///
+    /// # Errors
+    /// When the model's numbers cannot be those of a model, or the directory takes no files.
+    pub fn create(out: &Path, model: ModelInfo, provenance: Provenance, weights: bool) -> Result<Self, FormatError> {
+        Ok(TraceWriter {
+            rules: TraceBuilder::new(model, provenance.clone())?,
+            offsets: vec![0],
+            prompt_lengths: Vec::new(),
+            token_ids: Spool::beside(out)?,
+            experts: Spool::beside(out)?,
+            weights: weights.then(|| Spool::beside(out)).transpose()?,
+            narrowed: Vec::new(),
+            out: out.to_path_buf(),
+            provenance,
+        })
+    }
+
+    /// Adds a request, as [`TraceBuilder::push`]. After an error of the disk the trace is of no use any more; after any other
+    /// nothing was added.
+    ///
+    /// # Errors
+    /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite; or the disk.
+    pub fn push(
+        &mut self,
+        token_ids: &[u32],
+        prompt_len: u32,
+        experts: &[u16],
+        weights: Option<&[f16]>,
+    ) -> Result<(), FormatError> {
+        self.rules.check(token_ids, prompt_len, experts)?;
+        self.check_weights(experts.len(), weights)?;
+        self.append(token_ids, prompt_len, experts, weights).map_err(|e| FormatError::io("write", &self.out, e))
+    }
+
+    fn check_weights(&self, expected: usize, weights: Option<&[f16]>) -> Result<(), FormatError> {
+        let found = weights.map(<[f16]>::len);
+        if found != self.weights.as_ref().map(|_| expected) {
+            let words = |n: Option<usize>| n.map_or("none".to_owned(), |n| format!("{n} elements"));
+            let expected = words(self.weights.as_ref().map(|_| expected));
+            return Err(FormatError::value("weights", "the request", words(found), expected));
+        }
+        match weights.unwrap_or_default().iter().find(|&&weight| !valid_weight(weight)) {
+            None => Ok(()),
+            Some(weight) => Err(FormatError::value("weights", "the request", weight, VALID_WEIGHT)),
+        }
+    }
+
+    fn append(
+        &mut self,
+        token_ids: &[u32],
+        prompt_len: u32,
+        experts: &[u16],
+        weights: Option<&[f16]>,
+    ) -> std::io::Result<()> {
+        self.token_ids.push(token_ids)?;
+        if narrow(self.rules.model()) {
+            self.narrowed.clear();
+            // Ids are below 255 or the unknown one, whose low byte is the narrow maximum.
+            self.narrowed.extend(experts.iter().map(|&id| id as u8));
+            self.experts.push(&self.narrowed)?;
+        } else {
+            self.experts.push(experts)?;
+        }
+        if let (Some(spool), Some(weights)) = (&mut self.weights, weights) {
+            let known = |(&weight, &id)| if id == crate::UNKNOWN_EXPERT { f16::ZERO } else { weight };
+            spool.push(&weights.iter().zip(experts).map(known).collect::<Vec<f16>>())?;
+        }
+        let end = self.offsets.last().copied().unwrap_or_default() + token_ids.len() as u64;
+        self.offsets.push(end);
+        self.prompt_lengths.push(prompt_len);
+        Ok(())
+    }
+
+    /// Adds a request of another trace of the same shape, which was accepted there; its weights stay behind.
+    ///
+    /// # Errors
+    /// As [`TraceWriter::push`].
+    pub fn push_rows(&mut self, token_ids: &[u32], prompt_len: u32, rows: ExpertRows<'_>) -> Result<(), FormatError> {
+        let wide = match rows {
+            ExpertRows::Narrow(ids) => {
+                let widen = |&id: &u8| if id == u8::MAX { crate::UNKNOWN_EXPERT } else { id.into() };
+                ids.iter().map(widen).collect()
+            }
+            ExpertRows::Wide(ids) => ids.to_vec(),
+        };
+        self.push(token_ids, prompt_len, &wide, None)
+    }
+
+    /// Requests so far.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.prompt_lengths.len()
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn tokens(&self) -> u64 {
+        self.offsets.last().copied().unwrap_or_default()
+    }
+
+    /// The model given.
+    #[must_use]
+    pub fn model(&self) -> &ModelInfo {
+        self.rules.model()
+    }
+
+    /// Writes the trace (temporary, flushed, renamed); gives the digest.
+    ///
+    /// # Errors
+    /// [`FormatError::Io`] names the path.
+    pub fn finish(self) -> Result<String, FormatError> {
+        let spooled = |spool: Spool| spool.finish().map_err(|e| FormatError::io("write", &self.out, e));
+        let (token_ids, experts) = (spooled(self.token_ids)?, spooled(self.experts)?);
+        let weights = self.weights.map(spooled).transpose()?;
+        let model = self.rules.model();
+        let mut metadata = Layout::metadata(FORMAT);
+        model.to_metadata(&mut metadata);
+        self.provenance.to_metadata(&mut metadata);
+        let tokens = self.offsets.last().copied().unwrap_or_default();
+        let requests = self.prompt_lengths.len() as u64;
+        let shape = [tokens, model.layers() as u64, u64::from(model.top_k)];
+        let mut tensors = vec![
+            StreamTensor::disk::<u32>("token_ids", &[tokens], &token_ids),
+            StreamTensor::memory("request_offsets", &[requests + 1], &self.offsets),
+            StreamTensor::memory("prompt_lengths", &[requests], &self.prompt_lengths),
+            expert_tensor(narrow(model), &shape, &experts),
+        ];
+        if let Some(weights) = &weights {
+            tensors.push(StreamTensor::disk::<f16>("weights", &shape, weights));
+        }
+        write_stream(&self.out, &metadata, tensors)
+    }
+}
+
+fn expert_tensor<'a>(narrow: bool, shape: &[u64], experts: &'a Spooled) -> StreamTensor<'a> {
+    match narrow {
+        true => StreamTensor::disk::<u8>("experts", shape, experts),
+        false => StreamTensor::disk::<u16>("experts", shape, experts),
+    }
+}

@@ -1,0 +1,436 @@
+//! The chat that most requests are, read where it stands in the body: messages that are a role and a text, and nothing beside them
+//! that a template looks at.
+
+mod quick;
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt;
+use std::ops::Range;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+/// Fields of a body that change what a template writes.
+const LOOKED_AT: [&str; 3] = ["tools", "chat_template_kwargs", "add_generation_prompt"];
+
+/// A chat of messages with a role and a text each. Everything else about it is as a template finds it by default: no tools, no variables, and the
+/// assistant's turn to open.
+#[derive(Debug, PartialEq, Eq)]
+pub struct PlainChat<'a> {
+    messages: Vec<PlainMessage<'a>>,
+}
+
+/// A message of a role and a text, in the order in which they were written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PlainMessage<'a> {
+    role: Cow<'a, str>,
+    content: Cow<'a, str>,
+    content_first: bool,
+}
+
+impl<'a> PlainChat<'a> {
+    /// Of roles, texts, and whether the text is written before the role.
+    pub(crate) fn of(messages: Vec<(Cow<'a, str>, Cow<'a, str>, bool)>) -> Self {
+        let message = |(role, content, content_first)| PlainMessage { role, content, content_first };
+        Self { messages: messages.into_iter().map(message).collect() }
+    }
+
+    pub(crate) fn messages(&self) -> &[PlainMessage<'a>] {
+        &self.messages
+    }
+
+    /// Reads a body; `None` where it is JSON but another kind of chat, or none: [`Prompt::from_json`](crate::Prompt::from_json)
+    /// reads it then. What follows what makes it another kind is not looked at.
+    ///
+    /// # Errors
+    /// What is not JSON.
+    pub fn read(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
+        match Self::quickly(body) {
+            Some((chat, _)) => Ok(Some(chat)),
+            None => Self::read_slowly(body),
+        }
+    }
+
+    /// Reads a body as clients usually write it, and tells where the list of messages stands; `None`: [`PlainChat::read`] may find
+    /// more. A body that is read here is JSON.
+    pub fn quickly(body: &'a str) -> Option<(Self, Range<usize>)> {
+        quick::messages(body).map(|(messages, at)| (Self { messages }, at))
+    }
+
+    /// The same, whatever the body is.
+    fn read_slowly(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
+        let other = Other::default();
+        let mut json = serde_json::Deserializer::from_str(body);
+        let read = Body { other: &other }.deserialize(&mut json).and_then(|chat| json.end().map(|()| chat));
+        match read {
+            Ok(chat) => Ok(Some(chat)),
+            Err(_) if other.found.get() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl PlainMessage<'_> {
+    pub(crate) fn role(&self) -> &str {
+        &self.role
+    }
+
+    pub(crate) fn content(&self) -> &str {
+        &self.content
+    }
+}
+
+/// Templates get the keys of a message in the order in which they stand there.
+impl Serialize for PlainMessage<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(2))?;
+        if self.content_first {
+            map.serialize_entry("content", &self.content)?;
+        }
+        map.serialize_entry("role", &self.role)?;
+        if !self.content_first {
+            map.serialize_entry("content", &self.content)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for PlainChat<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.messages.len()))?;
+        for message in &self.messages {
+            list.serialize_element(message)?;
+        }
+        list.end()
+    }
+}
+
+/// Tells an error of the grammar from the end that reading comes to where the chat turns out to be of another kind.
+#[derive(Default)]
+struct Other {
+    found: Cell<bool>,
+}
+
+impl Other {
+    fn end<E: serde::de::Error>(&self) -> E {
+        self.found.set(true);
+        E::custom("another kind of chat")
+    }
+}
+
+/// A key, borrowed where it has no escapes.
+struct Key<'a>(Cow<'a, str>);
+
+impl<'de> Deserialize<'de> for Key<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Key<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Key(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Key(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Keys)
+    }
+}
+
+/// The text that a JSON string stands for; `None` of what is no string. Texts are long and full of line ends, so what stands
+/// between two escapes is copied at once, and into room that is taken once.
+fn text(json: &str) -> Option<Cow<'_, str>> {
+    let raw = json.strip_prefix('"')?.strip_suffix('"')?;
+    let Some(mut escape) = memchr::memchr(b'\\', raw.as_bytes()) else { return Some(Cow::Borrowed(raw)) };
+    let (mut text, mut rest) = (String::with_capacity(raw.len()), raw);
+    loop {
+        text.push_str(rest.get(..escape)?);
+        rest = unescape(rest.get(escape + 1..)?, &mut text)?;
+        match memchr::memchr(b'\\', rest.as_bytes()) {
+            Some(next) => escape = next,
+            None => {
+                text.push_str(rest);
+                return Some(Cow::Owned(text));
+            }
+        }
+    }
+}
+
+/// Appends what an escape stands for, its backslash taken off before; returns what follows it.
+fn unescape<'a>(escape: &'a str, text: &mut String) -> Option<&'a str> {
+    let character = match escape.as_bytes().first()? {
+        b'n' => '\n',
+        b'"' => '"',
+        b'\\' => '\\',
+        b'/' => '/',
+        b't' => '\t',
+        b'r' => '\r',
+        b'b' => '\u{8}',
+        b'f' => '\u{c}',
+        b'u' => return unescape_unicode(&escape[1..], text),
+        _ => return None,
+    };
+    text.push(character);
+    Some(&escape[1..])
+}
+
+fn unescape_unicode<'a>(digits: &'a str, text: &mut String) -> Option<&'a str> {
+    let (first, rest) = code_unit(digits)?;
+    let (character, rest) = match char::from_u32(first.into()) {
+        Some(character) => (character, rest),
+        // Half of a pair; one without the other is an error, which the whole parser tells.
+        None => {
+            let (second, rest) = code_unit(rest.strip_prefix("\\u")?)?;
+            (char::decode_utf16([first, second]).next()?.ok()?, rest)
+        }
+    };
+    text.push(character);
+    Some(rest)
+}
+
+fn code_unit(digits: &str) -> Option<(u16, &str)> {
+    let (digits, rest) = digits.split_at_checked(4)?;
+    // from_str_radix would take a sign.
+    let all = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    all.then(|| u16::from_str_radix(digits, 16).ok()).flatten().map(|unit| (unit, rest))
+}
+
+/// Reads a text, or finds another kind of chat.
+struct TextOr<'o> {
+    other: &'o Other,
+}
+
+impl<'de> DeserializeSeed<'de> for TextOr<'_> {
+    type Value = Cow<'de, str>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer);
+        // If it is no JSON, the next one to read it says so.
+        raw.ok().and_then(|raw| text(raw.get())).ok_or_else(|| self.other.end())
+    }
+}
+
+struct Body<'o> {
+    other: &'o Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Body<'_> {
+    type Value = PlainChat<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Body<'_> {
+    type Value = PlainChat<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut messages = None;
+        while let Some(Key(key)) = map.next_key()? {
+            if key == "messages" {
+                if messages.is_some() {
+                    return Err(self.other.end());
+                }
+                messages = Some(map.next_value_seed(Messages { other: self.other })?);
+            } else if LOOKED_AT.contains(&&*key) {
+                // Null is as if it were not there.
+                if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+                    return Err(self.other.end());
+                }
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        match messages {
+            Some(messages) => Ok(PlainChat { messages }),
+            None => Err(self.other.end()),
+        }
+    }
+}
+
+struct Messages<'o> {
+    other: &'o Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Messages<'_> {
+    type Value = Vec<PlainMessage<'de>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        let other = self.other;
+        // Whatever is wrong here is looked at again.
+        deserializer.deserialize_seq(self).map_err(|_| other.end())
+    }
+}
+
+impl<'de> Visitor<'de> for Messages<'_> {
+    type Value = Vec<PlainMessage<'de>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of messages")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut messages = Vec::new();
+        while let Some(message) = list.next_element_seed(Message { other: self.other })? {
+            messages.push(message);
+        }
+        if messages.is_empty() { Err(A::Error::custom("no messages")) } else { Ok(messages) }
+    }
+}
+
+struct Message<'o> {
+    other: &'o Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Message<'_> {
+    type Value = PlainMessage<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Message<'_> {
+    type Value = PlainMessage<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut role, mut content, mut content_first) = (None, None, false);
+        while let Some(Key(key)) = map.next_key()? {
+            let place = match &*key {
+                "role" => &mut role,
+                "content" => {
+                    content_first = role.is_none();
+                    &mut content
+                }
+                _ => return Err(self.other.end()),
+            };
+            if place.replace(map.next_value_seed(TextOr { other: self.other })?).is_some() {
+                return Err(self.other.end());
+            }
+        }
+        match (role, content) {
+            (Some(role), Some(content)) => Ok(PlainMessage { role, content, content_first }),
+            _ => Err(self.other.end()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn plain_chats_are_read_as_they_stand() {
+        for body in [
+            json!({"messages": [{"role": "user", "content": "a\nb"}]}),
+            json!({"model": "m", "messages": [{"content": "", "role": "system"}, {"role": "user", "content": "é\"\u{1}"}], "n": 1}),
+            json!({"messages": [{"role": "x", "content": "y"}], "tools": null, "chat_template_kwargs": null, "stop": ["a", {"b": 1e300}]}),
+        ] {
+            for text in [body.to_string(), serde_json::to_string_pretty(&body).unwrap()] {
+                let chat = PlainChat::read(&text).unwrap().unwrap();
+                let read = serde_json::to_string(&chat).unwrap();
+                // Order and all.
+                assert_eq!(read, body["messages"].to_string());
+            }
+        }
+        let text = r#"{"messages":[{"role":"user","content":"here"}]}"#;
+        let chat = PlainChat::read(text).unwrap().unwrap();
+        assert!(matches!(chat.messages[0].content, Cow::Borrowed("here")));
+        assert_eq!(
+            PlainChat::read(r#"{"m\u0065ssages":[{"r\u006fle":"u","content":"\u00e9"}]}"#)
+                .unwrap()
+                .unwrap()
+                .messages
+                .len(),
+            1
+        );
+    }
+
+    proptest! {
+        /// Whatever serde_json takes for a string has the same text here; what it refuses has none.
+        #[test]
+        fn texts_are_those_of_the_whole_parser(raw in r#"(\PC|[a-z\n"\\/]|\\[nrtbf"/\\]|\\u(d8[0-9a-f]{2}|D[c-f][0-9A-F]{2}|00[0-9a-f]{2}|[0-9a-f]{3,4}|\+[0-9a-f]{3})){0,12}"#) {
+            let json = format!("\"{raw}\"");
+            let body = format!(r#"{{"messages":[{{"role":"user","content":{json}}}]}}"#);
+            let read = PlainChat::read(&body).ok().flatten().map(|chat| chat.messages[0].content.to_string());
+            let expected = serde_json::from_str::<Value>(&body).ok().and_then(|body| Some(body["messages"][0]["content"].as_str()?.to_owned()));
+            prop_assert_eq!(read, expected.filter(|_| serde_json::from_str::<String>(&json).is_ok()));
+        }
+
+        /// What is read quickly is what is read slowly; and most of it is read quickly.
+        #[test]
+        fn quick_reading_is_slow_reading(body in quick::tests::body()) {
+            let slowly = PlainChat::read_slowly(&body);
+            if let Some((chat, at)) = PlainChat::quickly(&body) {
+                prop_assert_eq!(serde_json::to_value(&chat).unwrap(), serde_json::from_str::<Value>(&body[at]).unwrap());
+                prop_assert_eq!(slowly.unwrap(), Some(chat));
+            }
+        }
+    }
+
+    #[test]
+    fn other_kinds_of_chat_are_left_to_the_whole_parser() {
+        let message = json!({"role": "user", "content": "a"});
+        for body in [
+            json!({}),
+            json!({"messages": []}),
+            json!({"messages": "a"}),
+            json!({"messages": null}),
+            json!({"messages": [1]}),
+            json!({"messages": [[]]}),
+            json!({"messages": [{"role": "user"}]}),
+            json!({"messages": [{"content": "a"}]}),
+            json!({"messages": [{"role": 1, "content": "a"}]}),
+            json!({"messages": [{"role": "user", "content": null}]}),
+            json!({"messages": [{"role": "user", "content": ["a"]}]}),
+            json!({"messages": [{"role": "user", "content": "a", "name": null}]}),
+            json!({"messages": [message], "tools": []}),
+            json!({"messages": [message], "chat_template_kwargs": {}}),
+            json!({"add_generation_prompt": true, "messages": [message]}),
+        ] {
+            assert_eq!(PlainChat::read(&body.to_string()).unwrap(), None, "{body}");
+        }
+        for twice in [
+            r#"{"messages":[{"role":"u","content":"a"}],"messages":[{"role":"u","content":"a"}]}"#,
+            r#"{"messages":[{"role":"u","content":"a","role":"u"}]}"#,
+        ] {
+            assert_eq!(PlainChat::read(twice).unwrap(), None, "{twice}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_is_not_taken() {
+        let good = r#"{"a":[1],"messages":[{"role":"user","content":"a\n"}],"b":true}"#;
+        for end in 0..good.len() {
+            let cut = &good[..end];
+            assert!(!matches!(PlainChat::read(cut), Ok(Some(_))), "{cut}");
+            assert!(serde_json::from_str::<Value>(cut).is_err());
+        }
+        for bad in
+            ["{} {}", r#"{"a":1} x"#, r#"{"messages":[{"role":"user","content":"a"}]}}"#, r#"{"a":nul}"#, "[]", "1"]
+        {
+            assert!(!matches!(PlainChat::read(bad), Ok(Some(_))), "{bad}");
+        }
+    }
+}

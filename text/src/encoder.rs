@@ -1,0 +1,228 @@
+//! Text to ids: what a gateway needs of a tokenizer.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use crate::fast::Fast;
+use crate::oracle::{self, Oracle};
+use crate::segments::SegmentCache;
+use crate::slices::{Around, slices};
+use crate::{TextError, identity};
+
+/// A long text is encoded in slices of this size, a millisecond each.
+const SLICE_BYTES: usize = 64 << 10;
+
+/// Encodes the prompts of one tokenizer. Truncation and padding that its file may ask for are switched off.
+pub struct PromptEncoder {
+    oracle: Oracle,
+    fast: Result<Fast, String>,
+    /// `None` if texts must not be cut.
+    around: Option<Around>,
+    vocab_size: u32,
+    sha256: String,
+}
+
+/// Which library encodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoder<'a> {
+    /// The fast one: it equalled the oracle on the self-check when the tokenizer was loaded.
+    Fast,
+    /// The oracle, several times slower.
+    Oracle {
+        /// Why not the fast one.
+        reason: &'a str,
+    },
+}
+
+impl std::fmt::Debug for PromptEncoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PromptEncoder").field("vocab_size", &self.vocab_size).field("sha256", &self.sha256).finish()
+    }
+}
+
+impl PromptEncoder {
+    /// From the contents of a `tokenizer.json`, and where they were read.
+    pub(crate) fn new(json: &[u8], path: Option<PathBuf>) -> Result<Self, TextError> {
+        let inner = oracle::parse(json)?;
+        let vocab = inner.get_vocab(true);
+        let Some(last) = vocab.values().max().copied() else {
+            return Err(TextError::Tokenizer { reason: "its vocabulary is empty".into() });
+        };
+        let vocab_size = last
+            .checked_add(1)
+            .ok_or_else(|| TextError::Tokenizer { reason: format!("its largest id {last} is out of range") })?;
+        let sha256 = identity::sha256(json, &vocab)?;
+        let fast = Fast::new(json, &inner);
+        let around = Around::new(&inner);
+        Ok(Self { oracle: Oracle::new(inner, path), fast, around, vocab_size, sha256 })
+    }
+
+    /// Lets go of the oracle where the fast library serves and the oracle can be read again.
+    pub(crate) fn leave_oracle(&mut self) {
+        if self.fast.is_ok() {
+            self.oracle.leave();
+        }
+    }
+
+    /// Reads the oracle again where it is away. Takes some tenths of a second and some tens of MB, once.
+    ///
+    /// # Errors
+    /// When the file is gone, or holds another tokenizer by now.
+    pub fn load_oracle(&self) -> Result<(), TextError> {
+        self.oracle.load(&self.sha256)
+    }
+
+    pub(crate) fn inner(&self) -> Result<&tokenizers::Tokenizer, TextError> {
+        self.oracle.get()
+    }
+
+    /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.encode_with(text, false)
+    }
+
+    /// The ids of a prompt that is a text: with the special tokens that the tokenizer's file puts around one (a model may
+    /// begin with BOS), as engines add them. A chat template writes its own.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.encode_with(text, true)
+    }
+
+    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`]: the same ids, but a text of more than 64 KiB is encoded
+    /// in slices, and before each of them `keep_on` is asked whether anybody still wants it. A text without line ends, and every text
+    /// of a tokenizer whose ids would notice ([`Self::cuts_long_texts`]), is one slice.
+    ///
+    /// # Errors
+    /// [`TextError::GivenUp`] when `keep_on` says no, [`TextError::OracleAway`] when the text needs it.
+    pub fn encode_while(
+        &self,
+        text: &str,
+        special: bool,
+        keep_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u32>, TextError> {
+        self.encode_slices(text, special, SLICE_BYTES, keep_on)
+    }
+
+    fn encode_slices(
+        &self,
+        text: &str,
+        special: bool,
+        slice_bytes: usize,
+        keep_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Vec<u32>, TextError> {
+        let mut go_on = |done_bytes: usize| {
+            if keep_on() { Ok(()) } else { Err(TextError::GivenUp { done_bytes, all_bytes: text.len() }) }
+        };
+        let around = match &self.around {
+            Some(around) if text.len() > slice_bytes => around,
+            _ => {
+                go_on(0)?;
+                return self.encode_with(text, special);
+            }
+        };
+        let mut ids = if special { around.before.clone() } else { Vec::new() };
+        let mut done_bytes = 0;
+        for slice in slices(text, slice_bytes) {
+            go_on(done_bytes)?;
+            ids.extend(self.encode_with(slice, false)?);
+            done_bytes += slice.len();
+        }
+        if special {
+            ids.extend_from_slice(&around.after);
+        }
+        Ok(ids)
+    }
+
+    /// The ids by slices of at least so many bytes, whatever the text's length: to be compared with whole ones.
+    pub fn encode_in_slices(&self, text: &str, special: bool, slice_bytes: usize) -> Result<Vec<u32>, TextError> {
+        self.encode_slices(text, special, slice_bytes, &mut || true)
+    }
+
+    /// Whether long texts are encoded in slices.
+    pub fn cuts_long_texts(&self) -> bool {
+        self.around.is_some()
+    }
+
+    fn encode_with(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        match &self.fast {
+            // Where nothing is put around a prompt, it is a text like the others, and its turns are found again.
+            Ok(fast) => {
+                fast.encode(text, special && !self.adds_nothing(), &|text, special| self.by_oracle(text, special))
+            }
+            Err(_) => self.by_oracle(text, special),
+        }
+    }
+
+    fn adds_nothing(&self) -> bool {
+        self.around.as_ref().is_some_and(|around| *around == Around::default())
+    }
+
+    /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines use.
+    ///
+    /// # Errors
+    /// [`TextError::OracleAway`], and what that library says.
+    pub fn encode_by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        self.by_oracle(text, special)
+    }
+
+    fn by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+        match self.inner()?.encode_fast(text, special) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(TextError::Tokenize { action: "encode", reason: one_line(&error.to_string()) }),
+        }
+    }
+
+    /// Which library encodes, and why.
+    pub fn encoder(&self) -> Encoder<'_> {
+        match &self.fast {
+            Ok(_) => Encoder::Fast,
+            Err(reason) => Encoder::Oracle { reason },
+        }
+    }
+
+    /// Keeps ids for up to `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs what is new in it.
+    /// Text between two added tokens is encoded on its own; its ids are found again by the text itself, whatever stood around
+    /// it. Zero switches this off. The oracle has no such cache.
+    pub fn cache_segments(&mut self, bytes: usize) {
+        if let Ok(fast) = &mut self.fast {
+            fast.cache_segments(bytes);
+        }
+    }
+
+    /// What that cache did so far; zeros without one.
+    pub fn segment_cache(&self) -> SegmentCache {
+        self.fast.as_ref().map_or_else(|_| SegmentCache::default(), Fast::segment_cache)
+    }
+
+    /// Texts so far, or parts of texts, that the fast library gave up on or is known to encode differently: the oracle encoded them.
+    pub fn left_to_oracle(&self) -> u64 {
+        self.fast.as_ref().map_or(0, Fast::left_to_oracle)
+    }
+
+    /// The largest id plus one, added tokens included. A model's embedding may have more rows.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// SHA-256 over the canonical vocabulary, merges and added tokens, in lower-case hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+}
+
+/// A whole file, refused above `limit` bytes.
+pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
+    let read = |source| TextError::Read { path: path.to_owned(), source };
+    let file = std::fs::File::open(path).map_err(read)?;
+    let bytes = file.metadata().map_err(read)?.len();
+    if bytes > limit {
+        return Err(TextError::FileTooLarge { path: path.to_owned(), bytes, limit });
+    }
+    let mut contents = Vec::new();
+    file.take(limit).read_to_end(&mut contents).map_err(read)?;
+    Ok(contents)
+}
+
+/// Library messages may span lines; ours are one sentence.
+pub(crate) fn one_line(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}

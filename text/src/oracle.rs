@@ -1,0 +1,65 @@
+//! The library that the engines use: here from the start, or away until a text needs it.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::encoder::{one_line, read_limited};
+use crate::{TextError, identity};
+
+/// The largest file taken for a tokenizer, in bytes; the largest published ones have about 35 MB.
+pub(crate) const FILE_LIMIT_BYTES: u64 = 256 << 20;
+
+/// The oracle of a tokenizer. It takes tens of MB, and where the fast library serves, nearly no text needs it.
+pub(crate) struct Oracle {
+    loaded: OnceLock<tokenizers::Tokenizer>,
+    /// Held by whoever loads it.
+    loading: Mutex<()>,
+    /// Where it can be read again.
+    path: Option<PathBuf>,
+}
+
+impl Oracle {
+    pub(crate) fn new(inner: tokenizers::Tokenizer, path: Option<PathBuf>) -> Self {
+        Self { loaded: OnceLock::from(inner), loading: Mutex::new(()), path }
+    }
+
+    /// Lets go of it, if it can be read again.
+    pub(crate) fn leave(&mut self) {
+        if self.path.is_some() {
+            self.loaded.take();
+        }
+    }
+
+    /// # Errors
+    /// [`TextError::OracleAway`].
+    pub(crate) fn get(&self) -> Result<&tokenizers::Tokenizer, TextError> {
+        self.loaded.get().ok_or(TextError::OracleAway)
+    }
+
+    /// Reads it again where it is away; it stays from then on.
+    ///
+    /// # Errors
+    /// When the file is gone, or is another tokenizer than the one whose identity is `sha256`.
+    pub(crate) fn load(&self, sha256: &str) -> Result<(), TextError> {
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let (None, Some(path)) = (self.loaded.get(), &self.path) else { return Ok(()) };
+        let json = read_limited(path, FILE_LIMIT_BYTES)?;
+        let inner = parse(&json)?;
+        let found = identity::sha256(&json, &inner.get_vocab(true))?;
+        if found != sha256 {
+            return Err(TextError::TokenizerChanged { path: path.clone(), found, expected: sha256.to_owned() });
+        }
+        // Nobody else sets it: the lock is held.
+        let _ = self.loaded.set(inner);
+        Ok(())
+    }
+}
+
+/// The contents of a `tokenizer.json`, without truncation and padding.
+pub(crate) fn parse(json: &[u8]) -> Result<tokenizers::Tokenizer, TextError> {
+    let unusable = |error: tokenizers::Error| TextError::Tokenizer { reason: one_line(&error.to_string()) };
+    let mut inner = tokenizers::Tokenizer::from_bytes(json).map_err(unusable)?;
+    inner.with_truncation(None).map_err(unusable)?;
+    inner.with_padding(None);
+    Ok(inner)
+}

@@ -1,0 +1,167 @@
+//! The first words on every connection between ranks: both sides prove that they know the unit's secret, and neither tells
+//! it. Who accepts speaks first.
+//!
+//! | step | from | what |
+//! |---|---|---|
+//! | greeting | acceptor | a nonce, if it has a secret |
+//! | answer | connector | a nonce of its own, and its proof: HMAC-SHA-256 of the secret over role, purpose and both nonces |
+//! | verdict | acceptor | its own proof, over the other role; or a refusal |
+//!
+//! This tells who is there, once. What follows is neither encrypted nor signed: between hosts it belongs on a network that
+//! strangers cannot reach into.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::TcpStream;
+
+use serde::{Deserialize, Serialize};
+
+use super::frame::{self, FrameError};
+use super::hello::{MAGIC, PROTOCOL};
+use super::patience::Patience;
+use super::secret::{PROOF_BYTES, Secret};
+
+/// The longest frame of a stranger.
+const MAX_BYTES: usize = 1024;
+
+/// What a connection is for: a proof for one is none for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Control,
+    Data,
+}
+
+impl Purpose {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Self::Control => b"control",
+            Self::Data => b"data",
+        }
+    }
+}
+
+type Nonce = [u8; 32];
+
+#[derive(Serialize, Deserialize)]
+struct Greeting {
+    magic: String,
+    protocol: u32,
+    nonce: Option<Nonce>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Answer {
+    magic: String,
+    proof: Option<(Nonce, [u8; PROOF_BYTES])>,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Verdict {
+    Known { proof: Option<[u8; PROOF_BYTES]> },
+    Refused,
+}
+
+/// Why two sides did not come to trust each other.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AuthError {
+    /// The connection broke, or what came is no handshake.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("it is no rank")]
+    Stranger,
+    #[error("it speaks protocol {found}, this rank speaks {PROTOCOL}")]
+    Protocol { found: u32 },
+    #[error("it asks for a secret, and this rank was started without one")]
+    SecretMissing,
+    #[error("it was started without a secret, and this rank with one")]
+    SecretUnasked,
+    #[error("it has another secret than this rank")]
+    OtherSecret,
+}
+
+impl AuthError {
+    /// Whether the two sides were started with different secrets.
+    pub(super) fn is_secret(&self) -> bool {
+        matches!(self, Self::SecretMissing | Self::SecretUnasked | Self::OtherSecret)
+    }
+}
+
+/// The acceptor's side.
+pub(super) fn accept(
+    stream: &mut TcpStream,
+    purpose: Purpose,
+    secret: Option<&Secret>,
+    patience: &Patience,
+) -> Result<(), AuthError> {
+    let nonce = secret.map(|_| nonce()).transpose().map_err(FrameError::Io)?;
+    frame::write(stream, &Greeting { magic: MAGIC.into(), protocol: PROTOCOL, nonce })?;
+    let answer: Answer = frame::read(&mut patience.reader(stream), MAX_BYTES)?;
+    if answer.magic != MAGIC {
+        return Err(AuthError::Stranger);
+    }
+    let proof = match (secret, nonce, answer.proof) {
+        (Some(secret), Some(nonce), Some((theirs, proof)))
+            if secret.proves(&parts(b"connector", purpose, &nonce, &theirs), &proof) =>
+        {
+            Some(secret.proof(&parts(b"acceptor", purpose, &nonce, &theirs)))
+        }
+        (None, None, None) => None,
+        _ => {
+            // Whether or not the other still listens.
+            let _ = frame::write(stream, &Verdict::Refused);
+            return Err(AuthError::OtherSecret);
+        }
+    };
+    Ok(frame::write(stream, &Verdict::Known { proof })?)
+}
+
+/// The connector's side.
+pub(super) fn connect(
+    stream: &mut TcpStream,
+    purpose: Purpose,
+    secret: Option<&Secret>,
+    patience: &Patience,
+) -> Result<(), AuthError> {
+    let greeting: Greeting = frame::read(&mut patience.reader(stream), MAX_BYTES)?;
+    if greeting.magic != MAGIC {
+        return Err(AuthError::Stranger);
+    }
+    if greeting.protocol != PROTOCOL {
+        return Err(AuthError::Protocol { found: greeting.protocol });
+    }
+    let own = nonce().map_err(FrameError::Io)?;
+    let proof = match (secret, greeting.nonce) {
+        (None, None) => None,
+        (None, Some(_)) => return Err(AuthError::SecretMissing),
+        (Some(_), None) => return Err(AuthError::SecretUnasked),
+        (Some(secret), Some(nonce)) => Some((own, secret.proof(&parts(b"connector", purpose, &nonce, &own)))),
+    };
+    frame::write(stream, &Answer { magic: MAGIC.into(), proof })?;
+    match frame::read(&mut patience.reader(stream), MAX_BYTES)? {
+        Verdict::Refused => Err(AuthError::OtherSecret),
+        Verdict::Known { proof } => match (secret, greeting.nonce, proof) {
+            (None, _, _) => Ok(()),
+            (Some(secret), Some(nonce), Some(proof))
+                if secret.proves(&parts(b"acceptor", purpose, &nonce, &own), &proof) =>
+            {
+                Ok(())
+            }
+            _ => Err(AuthError::OtherSecret),
+        },
+    }
+}
+
+fn parts<'a>(role: &'a [u8], purpose: Purpose, acceptor: &'a Nonce, connector: &'a Nonce) -> [&'a [u8]; 5] {
+    [MAGIC.as_bytes(), role, purpose.label(), acceptor, connector]
+}
+
+/// From the operating system: what can be foreseen could be answered without the secret.
+fn nonce() -> io::Result<Nonce> {
+    let mut nonce = Nonce::default();
+    File::open("/dev/urandom")?.read_exact(&mut nonce)?;
+    Ok(nonce)
+}
+
+#[cfg(test)]
+#[path = "auth_tests.rs"]
+mod tests;

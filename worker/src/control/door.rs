@@ -1,0 +1,80 @@
+//! Connections of whoever comes: each proves itself and says its first words on a thread of its own, so that a silent or
+//! slow stranger holds up nobody.
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::auth::{self, AuthError, Purpose};
+use super::frame;
+use super::patience::{Impatience, Patience};
+use super::secret::Secret;
+
+/// How long a connection may take to prove itself and to say who it is.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+/// Connections that are listened to at a time: a bound on what strangers can occupy.
+const MAX_PENDING: usize = 256;
+/// How long one look at the door takes at most.
+const LOOK: Duration = Duration::from_millis(20);
+
+type Arrival<T> = (Result<T, AuthError>, TcpStream);
+
+/// See the module. `T` is what a connection says first.
+pub(super) struct Door<'a, T> {
+    listener: &'a TcpListener,
+    purpose: Purpose,
+    secret: Option<Secret>,
+    /// Bytes of the first words at most.
+    limit: usize,
+    sender: mpsc::Sender<Arrival<T>>,
+    arrivals: mpsc::Receiver<Arrival<T>>,
+    pending: usize,
+    other_secrets: usize,
+}
+
+impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
+    pub(super) fn new(listener: &'a TcpListener, purpose: Purpose, secret: Option<Secret>, limit: usize) -> Self {
+        let (sender, arrivals) = mpsc::channel();
+        Self { listener, purpose, secret, limit, sender, arrivals, pending: 0, other_secrets: 0 }
+    }
+
+    /// Connections that did not know the secret.
+    pub(super) fn other_secrets(&self) -> usize {
+        self.other_secrets
+    }
+
+    /// Who has come by now, waiting a moment for the next. A listener that fails or a process that is to stop is an error.
+    pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, Impatience> {
+        match patience.at_most(LOOK).accept(self.listener) {
+            Ok(stream) if self.pending < MAX_PENDING => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
+            Ok(_) | Err(Impatience::Deadline) => {}
+            Err(other) => return Err(other),
+        }
+        let mut come = Vec::new();
+        while let Ok((words, stream)) = self.arrivals.try_recv() {
+            self.pending -= 1;
+            match words {
+                Ok(words) => come.push((words, stream)),
+                Err(error) => {
+                    self.other_secrets += usize::from(error.is_secret());
+                    tracing::warn!(%error, "turned away a connection");
+                }
+            }
+        }
+        Ok(come)
+    }
+
+    fn listen_to(&mut self, mut stream: TcpStream, patience: Patience) {
+        let (sender, secret) = (self.sender.clone(), self.secret.clone());
+        let (purpose, limit) = (self.purpose, self.limit);
+        self.pending += 1;
+        std::thread::spawn(move || {
+            let words = auth::accept(&mut stream, purpose, secret.as_ref(), &patience)
+                .and_then(|()| Ok(frame::read::<T>(&mut patience.reader(&stream), limit)?));
+            // Nobody may be at the door any more.
+            let _ = sender.send((words, stream));
+        });
+    }
+}

@@ -1,0 +1,227 @@
+//! The step loop with attention tp. All ranks hold the same sequences and come to the same decisions: they hear the same orders
+//! at the same place between two steps (rank 0's, told in the sync before a step) and the same tokens (each chosen by the
+//! sequence's own rank, told in the next sync), and everything else follows from these: admission, pages, batches, ends.
+//!
+//! That they agree is checked, not hoped for: a batch's digest goes with each sync, as do the ids of the tokens' sequences.
+
+use std::collections::{HashMap, VecDeque};
+
+use semmoe_tables::RankId;
+
+use super::run::{Engine, EngineEnd, settle};
+use super::sequence::Sampled;
+use super::told::{Chosen, MAX_ORDER_BYTES, Told};
+use crate::control::message::{FromRank, ToRank};
+use crate::ep::{TransportError, Wake};
+
+/// What an engine with attention tp keeps between a step and the next sync.
+#[derive(Default)]
+pub(super) struct Together {
+    /// Rank 0: orders that the others have not heard, oldest first.
+    orders: VecDeque<ToRank>,
+    /// Who asked for counts while orders were waiting: they are answered after those.
+    tickets: Vec<u64>,
+    /// Of the last step.
+    steps: u64,
+    digest: u64,
+    /// The sequences that got a token in it, in the order of the batch, and whose ranks choose it.
+    awaited: Vec<(u64, usize)>,
+    /// Those that this rank chose.
+    chosen: Vec<Chosen>,
+    message: Vec<u8>,
+}
+
+impl Together {
+    /// Takes note of a batch that has been computed: sequences and how many tokens of each.
+    pub(super) fn note_batch(&mut self, batch: impl Iterator<Item = (u64, usize)>) {
+        self.steps += 1;
+        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        self.digest = batch.fold(self.steps, |hash, (id, count)| mix(mix(hash, id), count as u64));
+    }
+
+    /// A sequence has a token to come, which `owner` chooses: `sampled` if that is this rank.
+    pub(super) fn await_token(&mut self, sequence: u64, owner: usize, sampled: Option<Option<Sampled>>) {
+        self.awaited.push((sequence, owner));
+        if let Some(sampled) = sampled {
+            let (token, logprobs) = match sampled {
+                Some(Sampled { token, logprobs }) => (Some(token), logprobs),
+                None => (None, None),
+            };
+            self.chosen.push(Chosen { sequence, token, logprobs });
+        }
+    }
+
+    /// The orders that the next sync tells: at least one if there is any, and no more than fit a message.
+    fn next_orders(&mut self) -> Vec<ToRank> {
+        let mut bytes = 0;
+        let mut orders = Vec::new();
+        while let Some(order) = self.orders.front() {
+            bytes += order_bytes(order);
+            if bytes > MAX_ORDER_BYTES && !orders.is_empty() {
+                break;
+            }
+            orders.extend(self.orders.pop_front());
+        }
+        orders
+    }
+}
+
+/// At most so many bytes as JSON.
+fn order_bytes(order: &ToRank) -> usize {
+    const TOKEN: usize = 11;
+    const REST: usize = 1024;
+    match order {
+        ToRank::Submit(request) => {
+            let texts: usize = request.stop.texts.iter().map(|text| 6 * text.len() + 3).sum();
+            REST + TOKEN * (request.tokens.len() + request.stop.token_ids.len()) + texts
+        }
+        _ => REST,
+    }
+}
+
+impl Engine {
+    /// See the module.
+    pub(super) fn run_together(&mut self) -> Result<EngineEnd, TransportError> {
+        loop {
+            if let Some(cause) = self.hear() {
+                return Ok(EngineEnd::Aborted(cause));
+            }
+            if self.running.is_empty() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
+                continue;
+            }
+            let stop = self.sync()?;
+            self.flush();
+            for ticket in std::mem::take(&mut self.together().tickets) {
+                let stats = self.stats();
+                (self.emit)(FromRank::Stats { ticket, stats });
+            }
+            if stop {
+                return Ok(EngineEnd::Stopped);
+            }
+            self.admit();
+            self.flush();
+            if !self.running.is_empty() {
+                self.step()?;
+            }
+        }
+    }
+
+    /// Takes what came from rank 0's front; the cause if the unit is dead.
+    fn hear(&mut self) -> Option<String> {
+        for order in self.inbox.take() {
+            match order {
+                ToRank::Abort { cause } => return Some(cause),
+                ToRank::Stats { ticket } if self.together().orders.is_empty() => {
+                    let stats = self.stats();
+                    (self.emit)(FromRank::Stats { ticket, stats });
+                }
+                ToRank::Stats { ticket } => self.together().tickets.push(ticket),
+                order if self.is_leader() => self.together().orders.push_back(order),
+                // Rank 0 alone is told, and tells the others.
+                order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
+            }
+        }
+        None
+    }
+
+    /// Hears what all ranks chose and what rank 0 orders, and does it; true if the loop is to end.
+    fn sync(&mut self) -> Result<bool, TransportError> {
+        let me = self.ep.rank().index();
+        let together = self.together();
+        let orders = together.next_orders();
+        let (steps, digest, chosen) = (together.steps, together.digest, std::mem::take(&mut together.chosen));
+        let own = Told { steps, digest, chosen, orders };
+        let mut message = std::mem::take(&mut together.message);
+        own.encode(&mut message).map_err(|error| protocol(me, format!("its orders cannot be written: {error}")))?;
+        let heard = self.ep.tell_all(&message)?;
+        let mut told = Vec::with_capacity(heard.len());
+        for (rank, message) in heard.iter().enumerate() {
+            // The own slot is not carried.
+            let word = if rank == me { Ok(Told::default()) } else { Told::decode(message) };
+            told.push(word.map_err(|detail| protocol(rank, detail))?);
+        }
+        self.together().message = message;
+        told[me] = own;
+        for (rank, told) in told.iter().enumerate() {
+            if (told.steps, told.digest) != (steps, digest) {
+                let detail = format!("it took another batch through step {steps}, or is at step {}", told.steps);
+                return Err(protocol(rank, detail));
+            }
+            if rank != 0 && !told.orders.is_empty() {
+                return Err(protocol(rank, "it gave orders, which is rank 0's".to_owned()));
+            }
+        }
+        let orders = std::mem::take(&mut told[0].orders);
+        self.take_tokens(told)?;
+        self.obey(orders)
+    }
+
+    /// Gives every sequence of the last batch its token.
+    fn take_tokens(&mut self, told: Vec<Told>) -> Result<(), TransportError> {
+        let mut chosen: Vec<_> = told.into_iter().map(|told| told.chosen.into_iter()).collect();
+        let places: HashMap<u64, usize> =
+            self.running.iter().enumerate().map(|(at, sequence)| (sequence.id(), at)).collect();
+        let mut ended = Vec::new();
+        for (id, owner) in std::mem::take(&mut self.together().awaited) {
+            let Some(Chosen { sequence, token, logprobs }) = chosen[owner].next() else {
+                return Err(protocol(owner, format!("it chose no token for sequence {id}")));
+            };
+            let (Some(&at), true) = (places.get(&id), sequence == id) else {
+                return Err(protocol(owner, format!("it chose a token for sequence {sequence}, expected {id}")));
+            };
+            let vocabulary = self.config.vocab_size;
+            if let Some(token) = token.filter(|token| *token as usize >= vocabulary) {
+                return Err(protocol(owner, format!("it chose token {token}, expected below {vocabulary}")));
+            }
+            let sampled = token.map(|token| Sampled { token, logprobs });
+            if settle(&mut self.running[at], sampled, &self.tokenizer, &self.config, &mut self.events) {
+                ended.push(at);
+            }
+        }
+        if let Some(owner) = chosen.iter().position(|chosen| chosen.len() > 0) {
+            return Err(protocol(owner, "it chose more tokens than sequences wait for".to_owned()));
+        }
+        // The last ones first, as the places of those before them then stay.
+        ended.sort_unstable();
+        for at in ended.into_iter().rev() {
+            self.running.remove(at);
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, orders: Vec<ToRank>) -> Result<bool, TransportError> {
+        for order in orders {
+            match order {
+                ToRank::Submit(mut request) => {
+                    // Only rank 0 tells of them.
+                    request.routes_from = request.routes_from.filter(|_| self.is_leader());
+                    self.waiting.push_back(*request);
+                }
+                ToRank::Cancel { id } => self.cancel(id),
+                ToRank::Flush => {
+                    self.pool.flush();
+                }
+                ToRank::Stop => return Ok(true),
+                ToRank::Stats { .. } | ToRank::Abort { .. } => {
+                    return Err(protocol(0, format!("it passed on {}, which it answers itself", kind(&order))));
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn kind(order: &ToRank) -> &'static str {
+    match order {
+        ToRank::Submit(_) => "a sequence",
+        ToRank::Cancel { .. } => "a cancellation",
+        ToRank::Stats { .. } => "a question for counts",
+        ToRank::Flush => "a flush",
+        ToRank::Stop => "a stop",
+        ToRank::Abort { .. } => "an abort",
+    }
+}
+
+fn protocol(rank: usize, detail: String) -> TransportError {
+    TransportError::protocol(RankId::new(rank as u16), detail)
+}

@@ -1,0 +1,157 @@
+//! What ranks tell each other before a step with attention tp: which step they have done, which tokens they chose in it, and
+//! rank 0's orders. Every length is checked; a rank that tells anything else breaks the protocol.
+//!
+//! | field | type | what |
+//! |---|---|---|
+//! | steps | u64 | done so far |
+//! | digest | u64 | of the last batch: which sequences, how many tokens of each |
+//! | chosen c | u32 | tokens that this rank chose |
+//! | entries | `[c]` | sequence u64, flags u8 (1 a token, 2 logprobs), token u32, then logprob f32, u16 t, t of (token u32, logprob f32) |
+//! | orders | JSON | rank 0's, in order; nothing from other ranks |
+
+use super::request::TokenLogprobs;
+use crate::control::message::ToRank;
+
+/// The most bytes of orders in one message; what is more waits for the next.
+pub(super) const MAX_ORDER_BYTES: usize = 16 << 20;
+const HAS_TOKEN: u8 = 1;
+const HAS_LOGPROBS: u8 = 2;
+
+/// One rank's word.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Told {
+    pub(super) steps: u64,
+    pub(super) digest: u64,
+    /// In the order of the batch.
+    pub(super) chosen: Vec<Chosen>,
+    pub(super) orders: Vec<ToRank>,
+}
+
+/// What a rank chose for a sequence of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Chosen {
+    pub(super) sequence: u64,
+    /// `None`: the logits were of no use.
+    pub(super) token: Option<u32>,
+    pub(super) logprobs: Option<TokenLogprobs>,
+}
+
+impl Told {
+    pub(super) fn encode(&self, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
+        out.clear();
+        out.extend_from_slice(&self.steps.to_le_bytes());
+        out.extend_from_slice(&self.digest.to_le_bytes());
+        // A batch has at most some thousand sequences.
+        out.extend_from_slice(&(self.chosen.len() as u32).to_le_bytes());
+        for Chosen { sequence, token, logprobs } in &self.chosen {
+            let flags = (HAS_TOKEN * u8::from(token.is_some())) | (HAS_LOGPROBS * u8::from(logprobs.is_some()));
+            out.extend_from_slice(&sequence.to_le_bytes());
+            out.push(flags);
+            out.extend_from_slice(&token.unwrap_or(0).to_le_bytes());
+            if let Some(TokenLogprobs { logprob, top }) = logprobs {
+                out.extend_from_slice(&logprob.to_le_bytes());
+                out.extend_from_slice(&(top.len() as u16).to_le_bytes());
+                for (token, logprob) in top {
+                    out.extend_from_slice(&token.to_le_bytes());
+                    out.extend_from_slice(&logprob.to_le_bytes());
+                }
+            }
+        }
+        match self.orders.is_empty() {
+            true => Ok(()),
+            false => serde_json::to_writer(out, &self.orders),
+        }
+    }
+
+    pub(super) fn decode(message: &[u8]) -> Result<Self, String> {
+        let mut reader = Reader(message);
+        let (steps, digest) = (u64::from_le_bytes(reader.take()?), u64::from_le_bytes(reader.take()?));
+        let count = u32::from_le_bytes(reader.take()?);
+        let mut chosen = Vec::new();
+        for _ in 0..count {
+            chosen.push(reader.chosen()?);
+        }
+        let orders = match reader.0 {
+            [] => Vec::new(),
+            json => serde_json::from_slice(json).map_err(|error| format!("orders that cannot be read: {error}"))?,
+        };
+        Ok(Self { steps, digest, chosen, orders })
+    }
+}
+
+/// What is left of a message.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or("a message that ends inside a field")?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn chosen(&mut self) -> Result<Chosen, String> {
+        let sequence = u64::from_le_bytes(self.take()?);
+        let [flags] = self.take()?;
+        let token = u32::from_le_bytes(self.take()?);
+        if flags & !(HAS_TOKEN | HAS_LOGPROBS) != 0 {
+            return Err(format!("flags {flags}, expected at most {}", HAS_TOKEN | HAS_LOGPROBS));
+        }
+        let logprobs = match flags & HAS_LOGPROBS {
+            0 => None,
+            _ => Some(self.logprobs()?),
+        };
+        Ok(Chosen { sequence, token: (flags & HAS_TOKEN != 0).then_some(token), logprobs })
+    }
+
+    fn logprobs(&mut self) -> Result<TokenLogprobs, String> {
+        let logprob = f32::from_le_bytes(self.take()?);
+        let count = u16::from_le_bytes(self.take()?);
+        let pair = |_| Ok((u32::from_le_bytes(self.take()?), f32::from_le_bytes(self.take()?)));
+        Ok(TokenLogprobs { logprob, top: (0..count).map(pair).collect::<Result<_, String>>()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> Told {
+        let logprobs = TokenLogprobs { logprob: -0.5, top: vec![(7, -0.5), (8, -1.5)] };
+        Told {
+            steps: 9,
+            digest: u64::MAX,
+            chosen: vec![
+                Chosen { sequence: 3, token: Some(7), logprobs: Some(logprobs) },
+                Chosen { sequence: u64::MAX, token: None, logprobs: None },
+            ],
+            orders: vec![ToRank::Cancel { id: 3 }, ToRank::Flush],
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_heard() {
+        let mut message = vec![1];
+        for told in [told(), Told::default()] {
+            told.encode(&mut message).unwrap();
+            assert_eq!(Told::decode(&message), Ok(told));
+        }
+    }
+
+    #[test]
+    fn damaged_words_are_refused_and_never_allocate_what_they_claim() {
+        let mut message = Vec::new();
+        told().encode(&mut message).unwrap();
+        let orders = serde_json::to_vec(&told().orders).unwrap().len();
+        for cut in 0..message.len() {
+            // Cut off exactly before the orders it is a whole word without any.
+            let whole = cut == message.len() - orders;
+            assert_eq!(Told::decode(&message[..cut]).is_ok(), whole, "{cut}");
+        }
+        let mut claims = message.clone();
+        claims[16..20].fill(0xff);
+        assert!(Told::decode(&claims).is_err());
+        let mut flags = message;
+        flags[28] = 4;
+        assert_eq!(Told::decode(&flags).unwrap_err(), "flags 4, expected at most 3");
+    }
+}

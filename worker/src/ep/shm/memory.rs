@@ -1,0 +1,200 @@
+//! The memory that the ranks of one host share: a bell for each rank, and a ring from each rank to each other.
+
+use std::fmt;
+use std::fs::File;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use memmap2::MmapRaw;
+use semmoe_ranks::{Bell, MAX_WORLD, attach_memory, create_memory};
+
+/// The most ranks that share memory.
+pub const MAX_SHARED_WORLD: usize = MAX_WORLD;
+
+/// First in the memory, so that another file is not taken for it.
+const MAGIC: u64 = u64::from_le_bytes(*b"semmoeEP");
+const VERSION: u64 = 1;
+/// Magic, version, ranks, bytes of a ring, session.
+const HEADER_WORDS: usize = 5;
+const PAGE: usize = 4096;
+/// A cache line, and the one that a processor fetches along with it.
+const BELL_BYTES: usize = 128;
+
+/// A ring holds so much at least, and so much at most.
+const RING_BYTES: (usize, usize) = (64 << 10, 1 << 20);
+/// All rings together, as far as the least size lets them.
+const RINGS_BYTES: usize = 64 << 20;
+
+/// What the sender of a ring writes.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct SenderWords {
+    /// Bytes written since the beginning.
+    pub(super) written: AtomicU64,
+    /// Not 0 if the sender waits for room.
+    pub(super) starved: AtomicU32,
+}
+
+/// The words of one ring; all zeros is an empty one.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct RingWords {
+    pub(super) sender: SenderWords,
+    pub(super) receiver: ReceiverWords,
+}
+
+/// What the receiver of a ring writes.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(super) struct ReceiverWords {
+    /// Bytes read since the beginning.
+    pub(super) read: AtomicU64,
+}
+
+/// Memory of one unit, mapped here. Its pages are taken as messages first need them.
+pub struct ShmMemory {
+    map: MmapRaw,
+    layout: Layout,
+}
+
+/// Header, bells, words of the rings, rings; each part begins a page. Rings lie by sender, then by receiver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Layout {
+    world: usize,
+    ring_bytes: usize,
+    words: usize,
+    rings: usize,
+    total: usize,
+}
+
+/// Why there is no memory to share.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the memory that the ranks share cannot be used: {cause}")]
+pub struct ShmError {
+    cause: String,
+}
+
+impl ShmError {
+    pub(crate) fn new(cause: impl fmt::Display) -> Self {
+        Self { cause: cause.to_string() }
+    }
+}
+
+impl ShmMemory {
+    /// Makes the memory of a unit. Nothing of it is left when the last process that has the file or the map ends, however
+    /// it ends. The other ranks attach to the file, by its path under `/proc`.
+    ///
+    /// # Errors
+    /// More ranks than share memory, or memory that cannot be had.
+    pub fn create(world: usize, session: u64) -> Result<(File, Self), ShmError> {
+        let layout = Layout::new(world)?;
+        let (file, map) = create_memory("semmoe-worker", layout.total).map_err(ShmError::new)?;
+        // SAFETY: the map is longer than a header and aligned to pages, and nobody else has it yet.
+        unsafe { map.as_mut_ptr().cast::<[u64; HEADER_WORDS]>().write(layout.header(session)) };
+        Ok((file, Self { map, layout }))
+    }
+
+    /// Maps what rank 0 has made for the same world and session.
+    ///
+    /// # Errors
+    /// A file that could be cut short, has another size, or begins otherwise.
+    pub fn attach(file: &File, world: usize, session: u64) -> Result<Self, ShmError> {
+        let layout = Layout::new(world)?;
+        let map = attach_memory(file, layout.total).map_err(ShmError::new)?;
+        if map.len() != layout.total {
+            let (found, expected) = (map.len(), layout.total);
+            return Err(ShmError::new(format_args!("the file has {found} bytes, expected {expected}")));
+        }
+        // SAFETY: the map is longer than a header and aligned to pages; nobody writes the header after its maker.
+        let header = unsafe { map.as_ptr().cast::<[u64; HEADER_WORDS]>().read() };
+        if header != layout.header(session) {
+            return Err(ShmError::new("the file is not this unit's"));
+        }
+        Ok(Self { map, layout })
+    }
+
+    pub(super) fn world(&self) -> usize {
+        self.layout.world
+    }
+
+    pub(super) fn ring_bytes(&self) -> usize {
+        self.layout.ring_bytes
+    }
+
+    /// What a rank sleeps on.
+    pub(super) fn bell(&self, rank: usize) -> &Bell {
+        assert!(rank < self.layout.world, "a rank of this unit");
+        // SAFETY: within the map, aligned to pages and then to more than a bell; any bytes are a bell, which is atomic.
+        unsafe { &*self.at(PAGE + rank * BELL_BYTES).cast() }
+    }
+
+    /// The words of the ring from one rank to another, and where its bytes begin.
+    pub(super) fn ring(&self, from: usize, to: usize) -> (&RingWords, *mut u8) {
+        assert!(from < self.layout.world && to < self.layout.world, "ranks of this unit");
+        let ring = from * self.layout.world + to;
+        // SAFETY: within the map, aligned to pages and then to the words; any bytes are such words, which are atomic.
+        let words = unsafe { &*self.at(self.layout.words + ring * size_of::<RingWords>()).cast() };
+        (words, self.at(self.layout.rings + ring * self.layout.ring_bytes))
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        self.map.as_mut_ptr().wrapping_add(offset)
+    }
+}
+
+impl fmt::Debug for ShmMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ShmMemory").field(&self.layout).finish()
+    }
+}
+
+const _: () = assert!(size_of::<Bell>() <= BELL_BYTES && BELL_BYTES.is_multiple_of(align_of::<Bell>()));
+
+impl Layout {
+    fn new(world: usize) -> Result<Self, ShmError> {
+        if !(1..=MAX_SHARED_WORLD).contains(&world) {
+            return Err(ShmError::new(format_args!("{world} ranks, expected 1 to {MAX_SHARED_WORLD}")));
+        }
+        let (least, most) = RING_BYTES;
+        let share = RINGS_BYTES / (world * world);
+        // A power of two, so that positions wrap as they count up.
+        let ring_bytes = (1 << share.max(1).ilog2()).clamp(least, most);
+        let words = PAGE + (world * BELL_BYTES).next_multiple_of(PAGE);
+        let rings = words + (world * world * size_of::<RingWords>()).next_multiple_of(PAGE);
+        Ok(Self { world, ring_bytes, words, rings, total: rings + world * world * ring_bytes })
+    }
+
+    fn header(&self, session: u64) -> [u64; HEADER_WORDS] {
+        [MAGIC, VERSION, self.world as u64, self.ring_bytes as u64, session]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_the_units_own_memory_is_attached() {
+        let (file, memory) = ShmMemory::create(3, 7).unwrap();
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(ShmMemory::attach(&file, 3, 7).unwrap().layout, memory.layout);
+        let refused = |file: &File, world, session, why: &str| {
+            let error = ShmMemory::attach(file, world, session).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        };
+        refused(&file, 3, 8, "not this unit's");
+        refused(&file, 2, 7, "bytes, expected");
+        refused(&file, 4, 7, "expected at least");
+        refused(&file, 65, 7, "65 ranks, expected 1 to 64");
+        let mut plain = tempfile::tempfile().unwrap();
+        plain.write_all(&vec![0; memory.layout.total]).unwrap();
+        refused(&plain, 3, 7, "cannot be used");
+        assert!(ShmMemory::create(0, 1).is_err());
+        for world in 1..=MAX_SHARED_WORLD {
+            let Layout { ring_bytes, total, .. } = Layout::new(world).unwrap();
+            assert!(ring_bytes.is_power_of_two() && total <= 300 << 20, "{world}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Streams through memory that the processes of one host share. Who waits spins for a moment, if there is a core for each
+//! rank, and then sleeps on its bell (a futex), which whoever writes to it or makes room for it rings.
+//!
+//! | module | what |
+//! |---|---|
+//! | `memory` | bells and rings, in a file without a name |
+//! | `ring` | bytes from one rank to another |
+//! | `watch` | noticing that a rank has died |
+
+mod memory;
+mod ring;
+mod watch;
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use semmoe_tables::RankId;
+
+pub(crate) use memory::ShmError;
+pub use memory::{MAX_SHARED_WORLD, ShmMemory};
+use ring::{BadRing, RingReader, RingWriter};
+use watch::{Life, Watch};
+
+use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
+use super::transport::{Waker, check_links};
+
+/// Looks at the bell before sleeping, if every rank can have a core of its own: a few microseconds, about what sleeping costs. Longer
+/// would take the core from the very rank that is waited for, where others use the machine, too.
+const SPINS: u32 = 64;
+
+/// One rank's end over shared memory.
+pub type ShmTransport = StreamTransport<Rings>;
+
+impl ShmTransport {
+    /// Joins as a rank, once. `links[p]` is a connection to rank p over which nothing is sent: its end tells that the rank is
+    /// no more. `limit` bounds one collective, which includes the time by which a slower rank arrives later.
+    ///
+    /// # Errors
+    /// A rank without a link, a link in the own slot, memory for another number of ranks, or a thread that cannot be had.
+    pub fn new(rank: RankId, memory: ShmMemory, links: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
+        check_links(rank, &links)?;
+        if memory.world() != links.len() {
+            let detail = format!("memory for {} ranks, expected {}", memory.world(), links.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+        }
+        let (memory, me) = (Arc::new(memory), rank.index());
+        let lives = links.into_iter().map(|link| link.map(|link| Life::new(link).map(Arc::new)).transpose());
+        let lives = lives.collect::<io::Result<Vec<_>>>()?;
+        let watch = Watch::start(me, lives.iter().flatten().cloned().collect(), Arc::clone(&memory))?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spins = if cores >= memory.world() { SPINS } else { 0 };
+        let streams = (0..).zip(lives).map(|(peer, life)| {
+            let (incoming, outgoing) = (RingReader::new(&memory, peer, me), RingWriter::new(&memory, me, peer));
+            life.map(|life| RingStream { incoming, outgoing, life })
+        });
+        let streams = streams.collect();
+        let medium = Rings { rank: me, seen: 0, spins, rung: Arc::default(), memory, _watch: watch };
+        Ok(Self::over(rank, streams, medium, limit))
+    }
+}
+
+/// Both rings between this rank and another.
+#[derive(Debug)]
+pub struct RingStream {
+    incoming: RingReader,
+    outgoing: RingWriter,
+    life: Arc<Life>,
+}
+
+impl From<BadRing> for io::Error {
+    fn from(error: BadRing) -> Self {
+        Self::new(io::ErrorKind::InvalidData, error)
+    }
+}
+
+impl Read for RingStream {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self.incoming.read(to)? {
+            0 => {}
+            count => return Ok(count),
+        }
+        let Some(end) = self.life.end() else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        // What a rank wrote before its end counts, as it does on a wire.
+        match self.incoming.read(to)? {
+            0 => Err(end),
+            count => Ok(count),
+        }
+    }
+}
+
+impl Write for RingStream {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if let Some(end) = self.life.end() {
+            return Err(end);
+        }
+        match self.outgoing.write(parts.iter().map(|part| &**part))? {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            count => Ok(count),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ByteStream for RingStream {
+    const READ_AHEAD: bool = false;
+
+    fn finish(&mut self) {
+        self.life.finish();
+    }
+}
+
+/// What one rank waits with.
+#[derive(Debug)]
+pub struct Rings {
+    rank: usize,
+    memory: Arc<ShmMemory>,
+    /// Rings of the bell up to which everything has been looked at.
+    seen: u32,
+    spins: u32,
+    /// By a waker of this process.
+    rung: Arc<AtomicBool>,
+    _watch: Watch,
+}
+
+impl Rings {
+    /// Until the bell rings; false = the deadline has passed.
+    fn sleep(&mut self, deadline: Option<Instant>) -> bool {
+        let bell = self.memory.bell(self.rank);
+        for _ in 0..self.spins {
+            if bell.rings() != self.seen {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        loop {
+            // Read before what it announces is looked at, so that no change is slept through.
+            let rings = bell.rings();
+            if rings != self.seen {
+                self.seen = rings;
+                return true;
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return false;
+            }
+            bell.sleep(rings, left);
+        }
+    }
+}
+
+impl Medium for Rings {
+    type Stream = RingStream;
+
+    fn poll(
+        &mut self,
+        _peers: &[Option<Peer<RingStream>>],
+        pending: &mut [Pending],
+        _bell: bool,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let in_time = self.sleep(deadline);
+        // To look at a ring costs less than to find out which one it was.
+        pending.iter_mut().for_each(|pending| pending.ready = true);
+        in_time
+    }
+
+    fn take_ring(&mut self) -> bool {
+        self.rung.swap(false, Ordering::AcqRel)
+    }
+
+    fn waker(&self) -> Waker {
+        let (rung, memory, rank) = (Arc::clone(&self.rung), Arc::clone(&self.memory), self.rank);
+        Waker::new(move || {
+            rung.store(true, Ordering::Release);
+            memory.bell(rank).ring();
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

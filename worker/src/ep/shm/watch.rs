@@ -1,0 +1,105 @@
+//! Whether the others live: a connection to each, over which nothing is sent, so that its end is the end of its rank.
+
+use std::io::{self, Read as _};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::memory::ShmMemory;
+use crate::ep::poll::poll_until;
+
+/// The connection to one rank, and how it ended.
+#[derive(Debug)]
+pub(super) struct Life {
+    link: TcpStream,
+    end: OnceLock<End>,
+}
+
+#[derive(Clone, Debug)]
+enum End {
+    Gone(String),
+    Nonsense,
+}
+
+impl Life {
+    pub(super) fn new(link: TcpStream) -> io::Result<Self> {
+        link.set_nonblocking(true)?;
+        Ok(Self { link, end: OnceLock::new() })
+    }
+
+    /// What reading from or writing to the rank gives, if it is no more.
+    pub(super) fn end(&self) -> Option<io::Error> {
+        Some(match self.end.get()? {
+            End::Gone(cause) => io::Error::new(io::ErrorKind::BrokenPipe, cause.clone()),
+            End::Nonsense => {
+                io::Error::new(io::ErrorKind::InvalidData, "bytes on a connection over which nothing is sent")
+            }
+        })
+    }
+
+    /// To the other rank, this one ends.
+    pub(super) fn finish(&self) {
+        let _closed_already = self.link.shutdown(Shutdown::Write);
+    }
+
+    /// How the connection has ended, if it has.
+    fn look(&self) -> Option<End> {
+        match (&self.link).read(&mut [0; 64]) {
+            Ok(0) => Some(End::Gone("it closed its connection".to_owned())),
+            Ok(_) => Some(End::Nonsense),
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => None,
+            Err(error) => Some(End::Gone(error.to_string())),
+        }
+    }
+}
+
+/// The thread that watches all connections and rings the rank's own bell when one ends. Dropping it ends the thread.
+#[derive(Debug)]
+pub(super) struct Watch {
+    /// None while dropping.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn start(rank: usize, lives: Vec<Arc<Life>>, memory: Arc<ShmMemory>) -> io::Result<Self> {
+        let (stop, stopped) = UnixStream::pair()?;
+        let watch = move || watch(lives, &stopped, || memory.bell(rank).ring());
+        let thread = std::thread::Builder::new().name(format!("rank-{rank}-watch")).spawn(watch)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It only polls; a panic in it has been told by itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch(mut lives: Vec<Arc<Life>>, stopped: &UnixStream, ring: impl Fn()) {
+    loop {
+        let mut fds = vec![PollFd::new(stopped, PollFlags::IN)];
+        fds.extend(lives.iter().map(|life| PollFd::new(&life.link, PollFlags::IN)));
+        poll_until(&mut fds, None);
+        if !fds[0].revents().is_empty() {
+            return;
+        }
+        drop(fds);
+        lives.retain(|life| match life.look() {
+            None => true,
+            Some(end) => {
+                // Set by this thread alone, once.
+                let _ = life.end.set(end);
+                ring();
+                false
+            }
+        });
+    }
+}

@@ -1,0 +1,77 @@
+//! The frame that precedes everything a rank writes to another.
+//!
+//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the count of the collective (data) or
+//! the rank that failed (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
+
+use crate::ep::transport::MAX_MESSAGE_BYTES;
+
+pub(super) const HEADER_BYTES: usize = 24;
+/// Longer explanations are cut.
+pub(super) const MAX_CAUSE_BYTES: usize = 512;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"smEP");
+const DATA: u32 = 1;
+const FAILURE: u32 = 2;
+
+/// A decoded and checked header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Header {
+    /// A message of one collective.
+    Data { collective: u64, length: usize },
+    /// The sender gives up, because of what happened to a rank.
+    Failure { rank: u16, length: usize },
+}
+
+impl Header {
+    pub(super) fn encode(self) -> [u8; HEADER_BYTES] {
+        let (kind, number, length) = match self {
+            Self::Data { collective, length } => (DATA, collective, length),
+            Self::Failure { rank, length } => (FAILURE, u64::from(rank), length),
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&number.to_le_bytes());
+        bytes[16..].copy_from_slice(&(length as u64).to_le_bytes());
+        bytes
+    }
+
+    /// Errors say what was found and what was expected.
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, String> {
+        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | (u64::from(u32_at(at + 4)) << 32);
+        let (magic, kind, number, length) = (u32_at(0), u32_at(4), u64_at(8), u64_at(16));
+        if magic != MAGIC {
+            return Err(format!("a frame that begins with {magic:#010x}, expected {MAGIC:#010x}"));
+        }
+        let limit = if kind == DATA { MAX_MESSAGE_BYTES } else { MAX_CAUSE_BYTES };
+        if length > limit as u64 {
+            return Err(format!("a frame of {length} bytes, expected at most {limit}"));
+        }
+        let length = length as usize;
+        match (kind, u16::try_from(number)) {
+            (DATA, _) => Ok(Self::Data { collective: number, length }),
+            (FAILURE, Ok(rank)) => Ok(Self::Failure { rank, length }),
+            _ => Err(format!("a frame of kind {kind} and number {number}, expected data or a failure")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_back_and_damage_is_told() {
+        for header in [Header::Data { collective: u64::MAX, length: 7 }, Header::Failure { rank: 3, length: 0 }] {
+            assert_eq!(Header::decode(&header.encode()), Ok(header));
+        }
+        let good = Header::Data { collective: 1, length: 1 }.encode();
+        for (at, what) in [(0, "begins with"), (4, "kind"), (22, "at most")] {
+            let mut bad = good;
+            bad[at] = 0x7f;
+            let error = Header::decode(&bad).unwrap_err();
+            assert!(error.contains(what), "{error}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! One connected peer: frames in and out over a stream that does not block, a piece at a time.
+
+use std::io::{self, IoSlice};
+
+use super::ByteStream;
+use super::frame::{HEADER_BYTES, Header, MAX_CAUSE_BYTES};
+
+/// What is read at once where no large message is being received: several small messages cost one system call.
+const BUFFER_BYTES: usize = 64 << 10;
+/// By how much a receiving buffer may grow ahead of what has arrived: a header alone cannot make it allocate.
+const GROWTH_BYTES: usize = 1 << 20;
+const _: () = assert!(HEADER_BYTES + MAX_CAUSE_BYTES <= BUFFER_BYTES);
+
+/// Why a peer cannot be used any more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Fault {
+    /// It closed the connection without a word, or the connection broke.
+    Closed(String),
+    /// It gave up, because of what happened to a rank.
+    Failure { rank: u16, cause: String },
+    /// It sent what cannot be.
+    Protocol(String),
+}
+
+/// What was done with a stream that may not have been ready.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Progress {
+    Done,
+    /// The stream would block.
+    Pending,
+}
+
+/// One peer's stream, with what was read ahead and how far the current message is.
+#[derive(Debug)]
+pub struct Peer<S> {
+    stream: S,
+    buffer: Box<[u8]>,
+    /// `buffer[start..end]` was read and not used yet.
+    start: usize,
+    end: usize,
+    /// Of the message being received: its length and how much of it is in the caller's buffer.
+    receiving: Option<(usize, usize)>,
+    header: [u8; HEADER_BYTES],
+    /// Bytes of header and message that were sent.
+    sent: usize,
+}
+
+impl<S: ByteStream> Peer<S> {
+    pub(super) fn new(stream: S) -> Self {
+        let buffer = if S::READ_AHEAD { BUFFER_BYTES } else { HEADER_BYTES + MAX_CAUSE_BYTES };
+        Self {
+            stream,
+            buffer: vec![0; buffer].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            receiving: None,
+            header: [0; HEADER_BYTES],
+            sent: 0,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// Begins the message of a collective.
+    pub(super) fn begin_send(&mut self, collective: u64, length: usize) {
+        self.header = Header::Data { collective, length }.encode();
+        self.sent = 0;
+    }
+
+    /// Sends more of the message that was begun.
+    pub(super) fn send(&mut self, message: &[u8]) -> Result<Progress, Fault> {
+        while self.sent < HEADER_BYTES + message.len() {
+            let header = &self.header[self.sent.min(HEADER_BYTES)..];
+            let rest = &message[self.sent.saturating_sub(HEADER_BYTES)..];
+            let written = self.stream.write_vectored(&[IoSlice::new(header), IoSlice::new(rest)]);
+            match written {
+                Ok(0) => return Err(Fault::Closed("the connection takes no more bytes".to_owned())),
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Progress::Pending),
+                Err(error) => return Err(Fault::of(&error)),
+            }
+        }
+        Ok(Progress::Done)
+    }
+
+    /// Whether a begun message is on the wire in part, so that nothing else may be sent before its end.
+    pub(super) fn is_mid_send(&self, length: usize) -> bool {
+        self.sent > 0 && self.sent < HEADER_BYTES + length
+    }
+
+    /// Sends a failure frame if the stream takes it at once; there is nothing better to do if not.
+    pub(super) fn send_failure(&mut self, rank: u16, cause: &str) {
+        let cut = cause.floor_char_boundary(MAX_CAUSE_BYTES);
+        let mut frame = Header::Failure { rank, length: cut }.encode().to_vec();
+        frame.extend_from_slice(&cause.as_bytes()[..cut]);
+        let _unsent = self.stream.write(&frame);
+        self.stream.finish();
+    }
+
+    /// Receives more of the message of a collective; `to` is whole, and exactly that message, when this is done.
+    pub(super) fn receive(&mut self, collective: u64, to: &mut Vec<u8>) -> Result<Progress, Fault> {
+        loop {
+            let Some((length, have)) = self.receiving else {
+                match self.next_header()? {
+                    None => return Ok(Progress::Pending),
+                    Some((found, length)) if found == collective => self.receiving = Some((length, 0)),
+                    Some((found, _)) => {
+                        let detail = format!("a message of collective {found}, expected {collective}");
+                        return Err(Fault::Protocol(detail));
+                    }
+                }
+                continue;
+            };
+            if have == length {
+                to.truncate(length);
+                self.receiving = None;
+                return Ok(Progress::Done);
+            }
+            let wanted = (length - have).min(GROWTH_BYTES);
+            if to.len() < have + wanted {
+                to.resize(have + wanted, 0);
+            }
+            match self.read(&mut to[have..have + wanted])? {
+                0 => return Ok(Progress::Pending),
+                count => self.receiving = Some((length, have + count)),
+            }
+        }
+    }
+
+    /// Whether a message has begun to arrive; a failure frame is an error, as everywhere.
+    pub(super) fn has_message(&mut self) -> Result<bool, Fault> {
+        if self.receiving.is_none() {
+            match self.next_header()? {
+                None => return Ok(false),
+                // Put back as the message that `receive` will find.
+                Some(_) => self.start -= HEADER_BYTES,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads and throws away until the peer says why it failed, closes, or has nothing more for now.
+    pub(super) fn search_failure(&mut self) -> Option<Fault> {
+        let mut scratch = [0; 4096];
+        loop {
+            let step = match self.receiving {
+                None => self.next_header().map(|header| header.map(|(_, length)| (length, 0))),
+                Some((length, have)) if have == length => Ok(Some((length, have))),
+                Some((length, have)) => {
+                    let wanted = (length - have).min(scratch.len());
+                    let read = self.read(&mut scratch[..wanted]);
+                    read.map(|count| (count > 0).then_some((length, have + count)))
+                }
+            };
+            match step {
+                Err(fault) => return Some(fault),
+                Ok(Some((length, have))) => self.receiving = (have < length).then_some((length, have)),
+                Ok(None) => return None,
+            }
+        }
+    }
+
+    /// Takes the next data header, `(collective, length)`, if it is there.
+    fn next_header(&mut self) -> Result<Option<(u64, usize)>, Fault> {
+        if !self.fill(HEADER_BYTES)? {
+            return Ok(None);
+        }
+        let header = self.buffer[self.start..].first_chunk().expect("the buffer was just filled");
+        match Header::decode(header).map_err(Fault::Protocol)? {
+            Header::Data { collective, length } => {
+                self.start += HEADER_BYTES;
+                Ok(Some((collective, length)))
+            }
+            Header::Failure { rank, length } => {
+                if !self.fill(HEADER_BYTES + length)? {
+                    return Ok(None);
+                }
+                let cause = &self.buffer[self.start + HEADER_BYTES..][..length];
+                Err(Fault::Failure { rank, cause: String::from_utf8_lossy(cause).into_owned() })
+            }
+        }
+    }
+
+    /// Reads until `count` unused bytes lie in the buffer; false = they have not arrived yet.
+    fn fill(&mut self, count: usize) -> Result<bool, Fault> {
+        while self.end - self.start < count {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let until = if S::READ_AHEAD { self.buffer.len() } else { count };
+            match read_some(&mut self.stream, &mut self.buffer[self.end..until])? {
+                0 => return Ok(false),
+                read => self.end += read,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Bytes of a message: first what was read ahead, then from the stream; 0 = nothing for now.
+    fn read(&mut self, to: &mut [u8]) -> Result<usize, Fault> {
+        let ahead = self.end - self.start;
+        if ahead == 0 {
+            return read_some(&mut self.stream, to);
+        }
+        let count = ahead.min(to.len());
+        to[..count].copy_from_slice(&self.buffer[self.start..][..count]);
+        self.start += count;
+        Ok(count)
+    }
+}
+
+impl Fault {
+    fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::InvalidData => Self::Protocol(error.to_string()),
+            _ => Self::Closed(error.to_string()),
+        }
+    }
+}
+
+/// 0 = nothing for now; the end of the stream is a fault, because ranks do not leave.
+fn read_some(stream: &mut impl ByteStream, to: &mut [u8]) -> Result<usize, Fault> {
+    loop {
+        match stream.read(to) {
+            Ok(0) => return Err(Fault::Closed("it closed its connection".to_owned())),
+            Ok(count) => return Ok(count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(error) => return Err(Fault::of(&error)),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Streams over TCP: ranks on several hosts.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use semmoe_tables::RankId;
+
+use super::poll::poll_until;
+use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
+use super::transport::{Waker, check_links};
+
+/// One rank's end over connected TCP streams.
+pub type TcpTransport = StreamTransport<Sockets>;
+
+impl TcpTransport {
+    /// Takes over streams that are connected already, `peers[p]` to rank p; `limit` bounds one collective, which includes the
+    /// time by which a slower rank arrives later.
+    ///
+    /// # Errors
+    /// A peer without a stream, a stream in the own slot, or a stream whose options cannot be set.
+    pub fn new(rank: RankId, peers: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
+        check_links(rank, &peers)?;
+        for stream in peers.iter().flatten() {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+        }
+        Ok(Self::over(rank, peers, Sockets { bell: Bell::new()? }, limit))
+    }
+}
+
+impl ByteStream for TcpStream {
+    /// Several small messages cost one system call.
+    const READ_AHEAD: bool = true;
+
+    fn finish(&mut self) {
+        let _closed_already = self.shutdown(Shutdown::Write);
+    }
+}
+
+/// What polls the sockets of one rank.
+#[derive(Debug)]
+pub struct Sockets {
+    bell: Bell,
+}
+
+fn interest(pending: &Pending) -> PollFlags {
+    let mut flags = PollFlags::empty();
+    flags.set(PollFlags::OUT, pending.sending);
+    flags.set(PollFlags::IN, pending.receiving || pending.watching);
+    flags
+}
+
+impl Medium for Sockets {
+    type Stream = TcpStream;
+
+    fn poll(
+        &mut self,
+        peers: &[Option<Peer<TcpStream>>],
+        pending: &mut [Pending],
+        bell: bool,
+        deadline: Option<Instant>,
+    ) -> bool {
+        let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(pending.len() + 1);
+        for (peer, pending) in peers.iter().zip(&mut *pending) {
+            pending.ready = false;
+            if let Some(peer) = peer.as_ref().filter(|_| !interest(pending).is_empty()) {
+                fds.push(PollFd::new(peer.stream(), interest(pending)));
+            }
+        }
+        if bell {
+            fds.push(PollFd::new(&self.bell.listener, PollFlags::IN));
+        }
+        let in_time = poll_until(&mut fds, deadline);
+        let wanted = pending.iter_mut().filter(|pending| !interest(pending).is_empty());
+        for (pending, fd) in wanted.zip(&fds) {
+            pending.ready = !fd.revents().is_empty();
+        }
+        in_time
+    }
+
+    fn take_ring(&mut self) -> bool {
+        let (mut rings, mut rang) = ([0; 64], false);
+        while matches!(self.bell.listener.read(&mut rings), Ok(count) if count > 0) {
+            rang = true;
+        }
+        rang
+    }
+
+    fn waker(&self) -> Waker {
+        let ringer = Arc::clone(&self.bell.ringer);
+        // A full socket has rung already; a closed one has nobody to wake.
+        Waker::new(move || drop((&*ringer).write(&[1])))
+    }
+}
+
+/// A pair of connected sockets: what can be polled together with the peers.
+#[derive(Debug)]
+struct Bell {
+    listener: UnixStream,
+    ringer: Arc<UnixStream>,
+}
+
+impl Bell {
+    fn new() -> io::Result<Self> {
+        let (listener, ringer) = UnixStream::pair()?;
+        listener.set_nonblocking(true)?;
+        ringer.set_nonblocking(true)?;
+        Ok(Self { listener, ringer: Arc::new(ringer) })
+    }
+}

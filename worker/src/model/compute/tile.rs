@@ -1,0 +1,402 @@
+//! The loops of a product: blocks of rows, tiles of rows and panels, and what an instruction set does with one row of a
+//! panel.
+
+use std::ops::Range;
+
+use super::gemm::{Begin, NR};
+use super::isa::Isa;
+use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Avx2, avx512::Avx512};
+#[cfg(not(target_arch = "x86_64"))]
+use {Portable as Avx2, Portable as Avx512};
+
+/// Rows whose part of A stays in the caches while the panels of B pass by.
+const ROW_BLOCK: usize = 64;
+
+const CACHE_LINE: usize = 64;
+
+/// One product by pointers. Panel p of B begins at `b + p / group * b_group + p % group * NR`, and its rows are `b_row`
+/// elements apart.
+pub(super) struct Job<E> {
+    pub(super) m: usize,
+    pub(super) k: usize,
+    pub(super) n: usize,
+    pub(super) a: (*const f32, usize),
+    pub(super) b: *const E,
+    pub(super) b_row: usize,
+    pub(super) b_group: usize,
+    /// Panels of a group.
+    pub(super) group: usize,
+    pub(super) ahead: Ahead,
+    pub(super) c: (*mut f32, usize),
+    pub(super) begin: Begin,
+}
+
+/// What should be on its way while B is used: so many bytes after what is used just now; wraps.
+#[derive(Clone, Copy)]
+pub(super) enum Ahead {
+    /// B itself, and what lies behind it.
+    InStream(usize),
+    /// Something else that is as long.
+    Elsewhere(usize),
+}
+
+impl<E> Job<E> {
+    /// Where a panel begins, or would begin if B had it.
+    #[inline(always)]
+    fn at(&self, panel: usize) -> *const E {
+        self.b.wrapping_add(panel / self.group * self.b_group + panel % self.group * NR)
+    }
+}
+
+/// What an instruction set does with one row of a panel, NR columns.
+pub(super) trait Vectors {
+    /// NR sums, or NR columns of B.
+    type Row: Copy;
+    /// One element of A in every lane.
+    type Splat: Copy;
+    /// Rows of the largest tile that fits the registers.
+    const MAX_ROWS: usize;
+    /// Panels that tiles of so many rows work on together: more when there are few rows, so that sums need not wait for
+    /// themselves.
+    fn panels_for(rows: usize) -> usize;
+
+    /// # Safety
+    /// The machine has the instruction set.
+    unsafe fn zero() -> Self::Row;
+    /// # Safety
+    /// The machine has the instruction set; `at` can be read.
+    unsafe fn splat(at: *const f32) -> Self::Splat;
+    /// # Safety
+    /// The machine has the instruction set.
+    unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row);
+    /// # Safety
+    /// The machine has the instruction set; NR elements can be written.
+    unsafe fn store(row: Self::Row, to: *mut f32);
+}
+
+/// An element type of B that an instruction set can load.
+pub(super) trait Load<E>: Vectors {
+    /// Values of k in each row of B.
+    const STEPS: usize;
+    /// One row of a panel for one of the steps.
+    ///
+    /// # Safety
+    /// The machine has the instruction set; NR elements can be read.
+    unsafe fn load(at: *const E, step: usize) -> Self::Row;
+}
+
+/// An element type of B that every instruction set can load.
+pub(super) trait Element: Copy {
+    /// # Safety
+    /// As [`run`].
+    unsafe fn run_on(isa: Isa, job: &Job<Self>, panels: Range<usize>);
+}
+
+impl<E: Copy> Element for E
+where
+    Portable: Load<E>,
+    Avx2: Load<E>,
+    Avx512: Load<E>,
+{
+    unsafe fn run_on(isa: Isa, job: &Job<E>, panels: Range<usize>) {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+        unsafe fn on_avx512<E>(job: &Job<E>, panels: Range<usize>)
+        where
+            Avx512: Load<E>,
+        {
+            // SAFETY: by the caller.
+            unsafe { begin::<Avx512, E>(job, panels) }
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn on_avx2<E>(job: &Job<E>, panels: Range<usize>)
+        where
+            Avx2: Load<E>,
+        {
+            // SAFETY: by the caller.
+            unsafe { begin::<Avx2, E>(job, panels) }
+        }
+
+        match isa {
+            // SAFETY: by the caller.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { on_avx512(job, panels) },
+            // SAFETY: by the caller.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { on_avx2(job, panels) },
+            // SAFETY: by the caller.
+            Isa::Portable => unsafe { begin::<Portable, E>(job, panels) },
+        }
+    }
+}
+
+/// Computes some panels of a product.
+///
+/// # Safety
+/// `isa` is available, all operands are as long as the job says, and the panels are some of its.
+pub(super) unsafe fn run<E: Element>(isa: Isa, job: &Job<E>, panels: Range<usize>) {
+    // SAFETY: by the caller.
+    unsafe { E::run_on(isa, job, panels) }
+}
+
+/// Two copies of all that follows, so that sums which begin at zero pay nothing for the others.
+///
+/// # Safety
+/// As [`run`].
+#[inline(always)]
+unsafe fn begin<V: Load<E> + Load<f32>, E>(job: &Job<E>, panels: Range<usize>) {
+    match job.begin {
+        // SAFETY: by the caller.
+        Begin::AtZero => unsafe { blocks::<V, E, false>(job, panels) },
+        // SAFETY: by the caller.
+        Begin::AtC => unsafe { blocks::<V, E, true>(job, panels) },
+    }
+}
+
+/// # Safety
+/// As [`run`].
+#[inline(always)]
+unsafe fn blocks<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, panels: Range<usize>) {
+    let mut first = 0;
+    while first < job.m {
+        // The last block takes what would otherwise be a small rest.
+        let left = job.m - first;
+        let rows = if left < 2 * ROW_BLOCK { left } else { ROW_BLOCK };
+        // SAFETY: by the caller; the rows are some of the job's.
+        unsafe { block::<V, E, ON_TOP>(job, first..first + rows, panels.clone()) };
+        first += rows;
+    }
+}
+
+/// # Safety
+/// As [`run`], and the rows are some of the job's.
+#[inline(always)]
+unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, rows: Range<usize>, panels: Range<usize>) {
+    // Tiles of equal height: a last tile of one row would wait for its own sums.
+    let tiles = rows.len().div_ceil(V::MAX_ROWS);
+    let (height, higher) = (rows.len() / tiles, rows.len() % tiles);
+    let together = V::panels_for(height + usize::from(higher > 0));
+    let mut panel = panels.start;
+    while panel < panels.end {
+        let left = panels.end - panel;
+        let count = if left >= together {
+            together
+        } else if left >= 2 && together > 2 {
+            2
+        } else {
+            1
+        };
+        let opens = panel == panels.start;
+        let mut row = rows.start;
+        for tile in 0..tiles {
+            let height = height + usize::from(tile < higher);
+            // SAFETY: by the caller; the panels are some of the job's.
+            unsafe { any_tile::<V, E, ON_TOP>(job, row, height, panel, count, Turn { tile, tiles, opens }) };
+            row += height;
+        }
+        panel += count;
+    }
+}
+
+/// # Safety
+/// As [`block`], and the panels are some of the job's.
+#[inline(always)]
+unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
+    job: &Job<E>,
+    row: usize,
+    height: usize,
+    panel: usize,
+    panels: usize,
+    turn: Turn,
+) {
+    macro_rules! tiles {
+        ($($height:literal x $panels:literal),*) => {
+            match (height, panels) {
+                // SAFETY: by the caller.
+                $(($height, $panels) if $height <= V::MAX_ROWS => unsafe { tile::<V, E, $height, $panels, ON_TOP>(job, row, panel, turn) },)*
+                _ => unreachable!("no tile is {height} rows by {panels} panels"),
+            }
+        };
+    }
+    tiles!(1 x 1, 2 x 1, 3 x 1, 4 x 1, 5 x 1, 6 x 1, 1 x 2, 2 x 2, 3 x 2, 4 x 2, 5 x 2, 6 x 2, 1 x 4, 2 x 4, 3 x 4);
+}
+
+/// # Safety
+/// As [`block`], for the tile's rows and panels.
+#[inline(always)]
+unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const ON_TOP: bool>(
+    job: &Job<E>,
+    row: usize,
+    panel: usize,
+    turn: Turn,
+) {
+    // SAFETY: rows `row..row + M` and panels `panel..panel + P` are the job's, whose operands hold them whole; of the last
+    // panel only the job's columns are read and written.
+    unsafe {
+        let a: [*const f32; M] = std::array::from_fn(|r| job.a.0.add((row + r) * job.a.1));
+        let b: [*const E; P] = std::array::from_fn(|p| job.at(panel + p));
+        let mut sums = [[V::zero(); P]; M];
+        if ON_TOP {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (p, sum) in sums.iter_mut().enumerate() {
+                    *sum = load_sums::<V>(job.c.0.add((row + r) * job.c.1), (panel + p) * NR, job.n);
+                }
+            }
+        }
+        let whole = job.k / <V as Load<E>>::STEPS;
+        let mut ask = Ask::new(job, turn, panel, P, whole);
+        for at in 0..whole {
+            let b = b.map(|b| b.add(at * job.b_row));
+            ask.row::<E, P>();
+            for step in 0..<V as Load<E>>::STEPS {
+                let a = a.map(|a| a.add(at * <V as Load<E>>::STEPS + step));
+                add_step::<V, E, M, P>(&mut sums, a, b, step);
+            }
+        }
+        for step in 0..job.k % <V as Load<E>>::STEPS {
+            let a = a.map(|a| a.add(whole * <V as Load<E>>::STEPS + step));
+            add_step::<V, E, M, P>(&mut sums, a, b.map(|b| b.add(whole * job.b_row)), step);
+        }
+        for (r, sums) in sums.into_iter().enumerate() {
+            for (p, sum) in sums.into_iter().enumerate() {
+                store_sums::<V>(sum, job.c.0.add((row + r) * job.c.1), (panel + p) * NR, job.n);
+            }
+        }
+    }
+}
+
+/// Adds one value of k to all sums of a tile.
+///
+/// # Safety
+/// The machine has the instruction set, and the pointers can be read: one element of each row of A, a row of each panel.
+#[inline(always)]
+unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
+    sums: &mut [[V::Row; P]; M],
+    a: [*const f32; M],
+    b: [*const E; P],
+    step: usize,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        // Of the two operands the one with fewer rows is kept in registers, the other passes by.
+        if M <= P {
+            // Not by `map`: instructions of a set are calls where a closure stays one, as it does in development builds.
+            let mut elements = [V::splat(a[0]); M];
+            for (element, a) in elements.iter_mut().zip(&a) {
+                *element = V::splat(*a);
+            }
+            for p in 0..P {
+                let columns = V::load(b[p], step);
+                for r in 0..M {
+                    V::add_product(&mut sums[r][p], elements[r], columns);
+                }
+            }
+        } else {
+            let mut columns = [V::load(b[0], step); P];
+            for (columns, b) in columns.iter_mut().zip(&b) {
+                *columns = V::load(*b, step);
+            }
+            for r in 0..M {
+                let element = V::splat(a[r]);
+                for p in 0..P {
+                    V::add_product(&mut sums[r][p], element, columns[p]);
+                }
+            }
+        }
+    }
+}
+
+/// Which of the tiles one is that work on the same panels, one after the other.
+#[derive(Clone, Copy)]
+struct Turn {
+    tile: usize,
+    tiles: usize,
+    /// Whether nothing came before these panels that could have asked for them.
+    opens: bool,
+}
+
+/// What a tile has brought nearer while it computes: the panels that are worked on next, some rows by each of the tiles. If
+/// the first of them asked for everything, memory would rest while the others compute.
+struct Ask {
+    at: *const i8,
+    /// Bytes from row to row.
+    step: usize,
+    /// Rows of the tile for each row that is asked for, and how many of them are left.
+    every: usize,
+    left: usize,
+}
+
+impl Ask {
+    #[inline(always)]
+    fn new<E>(job: &Job<E>, turn: Turn, panel: usize, panels: usize, rows: usize) -> Self {
+        let step = job.b_row * size_of::<E>();
+        let Turn { tile, tiles, opens } = turn;
+        let (next, tile, tiles) = match job.ahead {
+            Ahead::Elsewhere(bytes) => (job.at(panel).wrapping_byte_add(bytes), tile, tiles),
+            // The first tile asks for its own panels, then the others for what follows.
+            Ahead::InStream(bytes) if tile == 0 && (opens || tiles == 1) => {
+                (job.at(panel).wrapping_byte_add(bytes), 0, 1)
+            }
+            Ahead::InStream(_) => (job.at(panel + panels), tile - usize::from(opens), tiles - usize::from(opens)),
+        };
+        let at = next.cast::<i8>().wrapping_add(rows * tile / tiles * step);
+        Self { at, step, every: tiles, left: 1 }
+    }
+
+    /// Called in each row of the tile.
+    #[inline(always)]
+    fn row<E, const P: usize>(&mut self) {
+        self.left -= 1;
+        if self.left > 0 {
+            return;
+        }
+        self.left = self.every;
+        #[cfg(target_arch = "x86_64")]
+        for line in 0..P * NR * size_of::<E>() / CACHE_LINE {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing and does not fault, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.wrapping_add(line * CACHE_LINE)) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = CACHE_LINE;
+        self.at = self.at.wrapping_add(self.step);
+    }
+}
+
+/// NR sums from `column` on of a row of C that has n.
+///
+/// # Safety
+/// The machine has the instruction set, and the row can be read.
+#[inline(always)]
+unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V::Row {
+    // SAFETY: by the caller; no column past the row's end is read.
+    unsafe {
+        if column + NR <= n {
+            return V::load(row.add(column), 0);
+        }
+        let mut whole = [0.0f32; NR];
+        std::ptr::copy_nonoverlapping(row.add(column), whole.as_mut_ptr(), n - column);
+        V::load(whole.as_ptr(), 0)
+    }
+}
+
+/// As [`load_sums`], the other way.
+///
+/// # Safety
+/// The machine has the instruction set, and the row can be written.
+#[inline(always)]
+unsafe fn store_sums<V: Vectors>(sums: V::Row, row: *mut f32, column: usize, n: usize) {
+    // SAFETY: by the caller; no column past the row's end is written.
+    unsafe {
+        if column + NR <= n {
+            return V::store(sums, row.add(column));
+        }
+        let mut whole = [0.0f32; NR];
+        V::store(sums, whole.as_mut_ptr());
+        std::ptr::copy_nonoverlapping(whole.as_ptr(), row.add(column), n - column);
+    }
+}

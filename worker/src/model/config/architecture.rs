@@ -1,0 +1,102 @@
+//! The architectures that this worker runs: their names, and the keys and tensors that they name differently.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::model::ModelError;
+
+/// A model family, as `architectures` of `config.json` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Architecture {
+    /// `Qwen3MoeForCausalLM`
+    Qwen3Moe,
+    /// `Qwen2MoeForCausalLM`
+    Qwen2Moe,
+    /// `MixtralForCausalLM`
+    Mixtral,
+    /// `OlmoeForCausalLM`
+    Olmoe,
+    /// `DeepseekV2ForCausalLM`
+    DeepseekV2,
+    /// `DeepseekV3ForCausalLM`
+    DeepseekV3,
+}
+
+/// What the parts of an MoE layer are called.
+pub(in crate::model) struct MoeNames {
+    /// Below the layer: router and experts.
+    pub(in crate::model) block: &'static str,
+    /// Gate, up and down of an expert.
+    pub(in crate::model) projections: [&'static str; 3],
+    /// Below the block: the shared expert.
+    pub(in crate::model) shared: &'static str,
+}
+
+/// Gate, up and down in dense layers and shared experts of every family.
+pub(in crate::model) const GATED: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+impl Architecture {
+    /// All that this worker runs.
+    pub const ALL: [Self; 6] =
+        [Self::Qwen3Moe, Self::Qwen2Moe, Self::Mixtral, Self::Olmoe, Self::DeepseekV2, Self::DeepseekV3];
+
+    /// The name in `config.json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qwen3Moe => "Qwen3MoeForCausalLM",
+            Self::Qwen2Moe => "Qwen2MoeForCausalLM",
+            Self::Mixtral => "MixtralForCausalLM",
+            Self::Olmoe => "OlmoeForCausalLM",
+            Self::DeepseekV2 => "DeepseekV2ForCausalLM",
+            Self::DeepseekV3 => "DeepseekV3ForCausalLM",
+        }
+    }
+
+    /// The first known one of a configuration's list.
+    pub(super) fn of(config: &Value, path: &Path) -> Result<Self, ModelError> {
+        let listed: Vec<&str> = match config.get("architectures").and_then(Value::as_array) {
+            Some(list) => list.iter().filter_map(Value::as_str).collect(),
+            None => Vec::new(),
+        };
+        let known = listed.iter().find_map(|name| Self::ALL.into_iter().find(|known| known.name() == *name));
+        known.ok_or_else(|| {
+            let found: String = listed.join(", ").chars().take(200).collect();
+            ModelError::Architecture {
+                path: path.to_path_buf(),
+                found: if found.is_empty() { "(none)".to_owned() } else { found },
+                known: Self::ALL.map(Self::name).join(", "),
+            }
+        })
+    }
+
+    /// The key of N.
+    pub(super) fn experts_key(self) -> &'static str {
+        match self {
+            Self::Qwen3Moe | Self::Qwen2Moe | Self::Olmoe => "num_experts",
+            Self::Mixtral => "num_local_experts",
+            Self::DeepseekV2 | Self::DeepseekV3 => "n_routed_experts",
+        }
+    }
+
+    /// The key of I. Where all layers have experts, the width of a dense layer is that of an expert.
+    pub(super) fn expert_width_key(self) -> &'static str {
+        match self {
+            Self::Mixtral | Self::Olmoe => "intermediate_size",
+            _ => "moe_intermediate_size",
+        }
+    }
+
+    pub(in crate::model) fn moe_names(self) -> MoeNames {
+        match self {
+            Self::Mixtral => {
+                MoeNames { block: "block_sparse_moe", projections: ["w1", "w3", "w2"], shared: "shared_expert" }
+            }
+            Self::DeepseekV2 | Self::DeepseekV3 => {
+                MoeNames { block: "mlp", projections: GATED, shared: "shared_experts" }
+            }
+            _ => MoeNames { block: "mlp", projections: GATED, shared: "shared_expert" },
+        }
+    }
+}

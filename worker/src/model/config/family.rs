@@ -1,0 +1,195 @@
+//! What each architecture's configuration means: its keys, its defaults, and what of it would compute something else than
+//! this worker does, which is refused.
+
+use super::architecture::Architecture;
+use super::fields::Fields;
+use super::parts::{
+    AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, RopeLayout, Router,
+    Scoring, SharedExpert,
+};
+use crate::model::ModelError;
+
+/// One configuration of a known architecture.
+#[derive(Clone, Copy)]
+pub(super) struct Family<'a> {
+    pub(super) architecture: Architecture,
+    pub(super) fields: Fields<'a>,
+}
+
+impl Family<'_> {
+    /// What would silently compute something else than the checkpoint means.
+    pub(super) fn check_unsupported(&self, max_positions: usize) -> Result<(), ModelError> {
+        let fields = &self.fields;
+        if fields.get("quantization_config").is_some() {
+            return Err(fields.unexpected("quantization_config", "null: weights are read as bf16, f16 or f32"));
+        }
+        fields.only("hidden_act", "silu")?;
+        for key in ["attention_bias", "mlp_bias", "use_sliding_window"] {
+            fields.only_value(key, &false.into())?;
+        }
+        match self.architecture {
+            // Every token sees its whole past only if no window is shorter.
+            Architecture::Mixtral => match fields.get("sliding_window") {
+                Some(window) if window.as_u64().is_none_or(|window| window < max_positions as u64) => {
+                    Err(fields.unexpected("sliding_window", format!("null, or at least {max_positions}")))
+                }
+                _ => Ok(()),
+            },
+            Architecture::DeepseekV2 => {
+                fields.only("scoring_func", "softmax")?;
+                fields.only_value("moe_layer_freq", &1.into())?;
+                // Implementations disagree whether such weights are scaled too.
+                fields.only_value("norm_topk_prob", &false.into())
+            }
+            Architecture::DeepseekV3 => {
+                fields.only("scoring_func", "sigmoid")?;
+                fields.only("topk_method", "noaux_tc")?;
+                fields.only_value("moe_layer_freq", &1.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The attention of every layer.
+    pub(super) fn attention(&self, hidden: usize, heads: usize) -> Result<AttentionKind, ModelError> {
+        let fields = &self.fields;
+        let kv_heads = fields.dimension_or("num_key_value_heads", heads)?;
+        let (norms, qkv_bias) = match self.architecture {
+            Architecture::DeepseekV2 | Architecture::DeepseekV3 => return self.latent(heads, kv_heads),
+            Architecture::Qwen3Moe => (HeadNormKind::PerHead, false),
+            Architecture::Qwen2Moe => (HeadNormKind::None, fields.flag("qkv_bias", true)?),
+            Architecture::Mixtral => (HeadNormKind::None, false),
+            Architecture::Olmoe => (HeadNormKind::Whole, false),
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(fields.unexpected("num_key_value_heads", format!("a divisor of num_attention_heads ({heads})")));
+        }
+        if fields.get("head_dim").is_none() && !hidden.is_multiple_of(heads) {
+            return Err(fields.unexpected("hidden_size", format!("a multiple of num_attention_heads ({heads})")));
+        }
+        let head_dim = fields.dimension_or("head_dim", hidden / heads)?;
+        if !head_dim.is_multiple_of(2) {
+            return Err(fields.bad("head_dim", head_dim, "an even number"));
+        }
+        let clip = match self.architecture {
+            Architecture::Olmoe => fields.positive("clip_qkv")?.map(|clip| clip as f32),
+            _ => None,
+        };
+        Ok(AttentionKind::Grouped(GroupedAttention { kv_heads, head_dim, norms, qkv_bias, clip }))
+    }
+
+    fn latent(&self, heads: usize, kv_heads: usize) -> Result<AttentionKind, ModelError> {
+        let fields = &self.fields;
+        if kv_heads != heads {
+            return Err(fields.unexpected("num_key_value_heads", format!("num_attention_heads ({heads})")));
+        }
+        let rope_dim = fields.dimension("qk_rope_head_dim")?;
+        if !rope_dim.is_multiple_of(2) {
+            return Err(fields.unexpected("qk_rope_head_dim", "an even number"));
+        }
+        Ok(AttentionKind::Latent(LatentAttention {
+            query_rank: fields.get("q_lora_rank").map(|_| fields.dimension("q_lora_rank")).transpose()?,
+            kv_rank: fields.dimension("kv_lora_rank")?,
+            nope_dim: fields.dimension("qk_nope_head_dim")?,
+            rope_dim,
+            value_dim: fields.dimension("v_head_dim")?,
+        }))
+    }
+
+    /// Which elements turn together.
+    pub(super) fn rope_layout(&self) -> Result<RopeLayout, ModelError> {
+        let pairs = match self.architecture {
+            Architecture::DeepseekV2 => true,
+            Architecture::DeepseekV3 => self.fields.flag("rope_interleave", true)?,
+            _ => false,
+        };
+        Ok(if pairs { RopeLayout::Pairs } else { RopeLayout::Halves })
+    }
+
+    /// The router of every MoE layer, with N experts of which k are chosen.
+    pub(super) fn router(&self, num_experts: usize, top_k: usize) -> Result<Router, ModelError> {
+        let fields = &self.fields;
+        let normalise = match self.architecture {
+            Architecture::Mixtral => true,
+            Architecture::DeepseekV2 => false,
+            Architecture::DeepseekV3 => fields.flag("norm_topk_prob", true)?,
+            _ => fields.flag("norm_topk_prob", false)?,
+        };
+        let softmax = Router { scoring: Scoring::Softmax, groups: None, normalise, scale: 1.0 };
+        let scale = |absent: f64| Ok(fields.positive("routed_scaling_factor")?.unwrap_or(absent) as f32);
+        match self.architecture {
+            Architecture::DeepseekV2 => {
+                let groups = match fields.text("topk_method")? {
+                    None | Some("greedy") => None,
+                    Some("group_limited_greedy") => Some(self.groups(num_experts, top_k, GroupScore::Best)?),
+                    Some(_) => {
+                        return Err(fields.unexpected("topk_method", "\"greedy\" or \"group_limited_greedy\""));
+                    }
+                };
+                Ok(Router { groups, scale: scale(1.0)?, ..softmax })
+            }
+            Architecture::DeepseekV3 => {
+                let groups = Some(self.groups(num_experts, top_k, GroupScore::TwoBest)?);
+                Ok(Router { scoring: Scoring::CorrectedSigmoid, groups, normalise, scale: scale(2.5)? })
+            }
+            _ => Ok(softmax),
+        }
+    }
+
+    fn groups(&self, num_experts: usize, top_k: usize, by: GroupScore) -> Result<GroupLimit, ModelError> {
+        let fields = &self.fields;
+        let (groups, kept) = (fields.dimension("n_group")?, fields.dimension("topk_group")?);
+        if !num_experts.is_multiple_of(groups) {
+            return Err(fields.unexpected("n_group", format!("a divisor of n_routed_experts ({num_experts})")));
+        }
+        let size = num_experts / groups;
+        if by == GroupScore::TwoBest && size < 2 {
+            return Err(fields.unexpected("n_group", "at least two experts a group"));
+        }
+        if kept > groups || kept * size < top_k {
+            let least = top_k.div_ceil(size);
+            let expected = format!("{least} to {groups}: groups of {size} experts from which {top_k} are chosen");
+            return Err(fields.unexpected("topk_group", expected));
+        }
+        Ok(GroupLimit { groups, kept, by })
+    }
+
+    /// The expert that every token takes.
+    pub(super) fn shared(&self, expert_width: usize) -> Result<Option<SharedExpert>, ModelError> {
+        match self.architecture {
+            Architecture::Qwen2Moe => {
+                let width = self.fields.dimension("shared_expert_intermediate_size")?;
+                Ok(Some(SharedExpert { width, gated: true }))
+            }
+            Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
+                let experts = self.fields.count("n_shared_experts")?;
+                Ok((experts > 0).then_some(SharedExpert { width: experts * expert_width, gated: false }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The numbers of the layers that have experts.
+    pub(super) fn moe_layers(&self, num_layers: usize) -> Result<Vec<u16>, ModelError> {
+        let fields = &self.fields;
+        let all = 0..num_layers as u16;
+        let (layers, key): (Vec<u16>, _) = match self.architecture {
+            Architecture::Qwen3Moe | Architecture::Qwen2Moe => {
+                let step = fields.dimension_or("decoder_sparse_step", 1)?;
+                let dense = fields.numbers("mlp_only_layers")?;
+                let moe =
+                    |layer: &u16| !dense.contains(&u64::from(*layer)) && (usize::from(*layer) + 1).is_multiple_of(step);
+                (all.filter(moe).collect(), if dense.is_empty() { "decoder_sparse_step" } else { "mlp_only_layers" })
+            }
+            Architecture::Mixtral | Architecture::Olmoe => (all.collect(), "num_hidden_layers"),
+            Architecture::DeepseekV2 | Architecture::DeepseekV3 => {
+                let dense = fields.count("first_k_dense_replace")?;
+                (all.filter(|layer| usize::from(*layer) >= dense).collect(), "first_k_dense_replace")
+            }
+        };
+        if layers.is_empty() {
+            return Err(fields.unexpected(key, "at least one MoE layer"));
+        }
+        Ok(layers)
+    }
+}

@@ -1,0 +1,192 @@
+//! `config.json` of a Hugging Face checkpoint, read once and checked.
+//!
+//! | module | what |
+//! |---|---|
+//! | `parts` | the switches of the one block: attention, router, shared expert, rotary embedding |
+//! | `architecture` | the names of families, and what they name differently |
+//! | `family` | what each family's keys mean, and what of it is refused |
+//! | `rope` | the rotary embedding and YaRN |
+//! | `fields` | one key, read and checked |
+
+mod architecture;
+mod family;
+mod fields;
+mod parts;
+mod rope;
+
+use std::path::Path;
+
+use semmoe_tables::ModelInfo;
+use serde_json::Value;
+
+pub use architecture::Architecture;
+pub(super) use architecture::GATED;
+pub use parts::{
+    AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, Rope, RopeLayout, Router,
+    Scoring, SharedExpert, Yarn,
+};
+
+use super::{CacheShape, ModelError};
+use family::Family;
+use fields::Fields;
+
+/// A configuration is small; what is larger is not one.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+const MAX_LAYERS: u64 = 4096;
+const MAX_EXPERTS: u64 = u16::MAX as u64 - 1;
+
+/// A checked model configuration.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// V: rows of the embedding.
+    pub vocab_size: usize,
+    /// H: width of the residual stream.
+    pub hidden: usize,
+    /// All layers.
+    pub num_layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// How every layer attends.
+    pub attention: AttentionKind,
+    /// The rotary embedding.
+    pub rope: Rope,
+    /// The longest sequence, in tokens.
+    pub max_positions: usize,
+    /// Epsilon of every RMS norm, but those inside latent attention.
+    pub rms_norm_eps: f32,
+    /// Whether the output matrix is the embedding.
+    pub tied_embeddings: bool,
+    /// N: routed experts of an MoE layer.
+    pub num_experts: usize,
+    /// k: experts per token.
+    pub top_k: usize,
+    /// I: width of one routed expert.
+    pub expert_width: usize,
+    /// Width of the feed-forward part of a dense layer.
+    pub dense_width: usize,
+    /// The router of every MoE layer.
+    pub router: Router,
+    /// The expert that every token takes, in every MoE layer.
+    pub shared: Option<SharedExpert>,
+    /// The layer number of each MoE layer, ascending; its length is L.
+    pub moe_layers: Vec<u16>,
+    /// Tokens that end a text, by `config.json`.
+    pub eos_token_ids: Vec<u32>,
+}
+
+impl ModelConfig {
+    /// Reads and checks `config.json` of a model directory.
+    ///
+    /// # Errors
+    /// One sentence that names the file, the key, what was found and what was expected; an unknown architecture by name.
+    pub fn load(model_dir: &Path) -> Result<Self, ModelError> {
+        let path = model_dir.join("config.json");
+        let text = super::checkpoint::read_small_file(&path, MAX_CONFIG_BYTES, "a model configuration")?;
+        Self::parse(&text, &path)
+    }
+
+    /// Checks the bytes of a configuration; `path` is only for messages.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::load`].
+    pub fn parse(json: &[u8], path: &Path) -> Result<Self, ModelError> {
+        let invalid = |detail: String| ModelError::Json { path: path.to_path_buf(), detail };
+        let value: Value = serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
+        let object = value.as_object().ok_or_else(|| invalid("it is not an object".to_owned()))?;
+        // The architecture first: another family's configuration should be told as that, not as a missing key.
+        let architecture = Architecture::of(&value, path)?;
+        read(Family { architecture, fields: Fields { path, object } })
+    }
+
+    /// L: the number of MoE layers.
+    #[must_use]
+    pub fn num_moe_layers(&self) -> usize {
+        self.moe_layers.len()
+    }
+
+    /// What a sequence's cache holds.
+    #[must_use]
+    pub fn cache_shape(&self) -> CacheShape {
+        let (kv_heads, key_width, value_width) = match &self.attention {
+            AttentionKind::Grouped(grouped) => (grouped.kv_heads, grouped.head_dim, grouped.head_dim),
+            AttentionKind::Latent(latent) => (1, latent.kv_rank + latent.rope_dim, latent.kv_rank),
+        };
+        CacheShape { layers: self.num_layers, kv_heads, key_width, value_width, max_positions: self.max_positions }
+    }
+
+    /// Elements of a head that are rotated.
+    #[must_use]
+    pub fn rope_dim(&self) -> usize {
+        match &self.attention {
+            AttentionKind::Grouped(grouped) => grouped.head_dim,
+            AttentionKind::Latent(latent) => latent.rope_dim,
+        }
+    }
+
+    /// What tables and traces say about the model they belong to. `model` is the name clients know.
+    #[must_use]
+    pub fn model_info(&self, model: &str, tokenizer_sha256: Option<String>) -> ModelInfo {
+        // Lossless: reading bounds these by their types.
+        ModelInfo {
+            model: model.to_owned(),
+            tokenizer_sha256,
+            num_experts: self.num_experts as u16,
+            top_k: self.top_k as u16,
+            vocab_size: self.vocab_size as u32,
+            num_hidden_layers: self.num_layers as u16,
+            layer_ids: self.moe_layers.clone(),
+        }
+    }
+}
+
+fn read(family: Family<'_>) -> Result<ModelConfig, ModelError> {
+    let Family { architecture, fields } = family;
+    let max_positions = fields.dimension("max_position_embeddings")?;
+    family.check_unsupported(max_positions)?;
+    let heads = fields.dimension("num_attention_heads")?;
+    let hidden = fields.dimension("hidden_size")?;
+    let num_layers = fields.bounded("num_hidden_layers", MAX_LAYERS)?;
+    let num_experts = fields.bounded(architecture.experts_key(), MAX_EXPERTS)?;
+    let top_k = fields.bounded("num_experts_per_tok", num_experts as u64)?;
+    let expert_width = fields.dimension(architecture.expert_width_key())?;
+    Ok(ModelConfig {
+        architecture,
+        vocab_size: fields.dimension("vocab_size")?,
+        hidden,
+        num_layers,
+        heads,
+        attention: family.attention(hidden, heads)?,
+        rope: rope::read(&fields, family.rope_layout()?, max_positions)?,
+        max_positions,
+        rms_norm_eps: epsilon(&fields)?,
+        tied_embeddings: fields.flag("tie_word_embeddings", false)?,
+        num_experts,
+        top_k,
+        expert_width,
+        dense_width: fields.dimension("intermediate_size")?,
+        router: family.router(num_experts, top_k)?,
+        shared: family.shared(expert_width)?,
+        moe_layers: family.moe_layers(num_layers)?,
+        eos_token_ids: eos(&fields)?,
+    })
+}
+
+fn epsilon(fields: &Fields<'_>) -> Result<f32, ModelError> {
+    match fields.real("rms_norm_eps")? {
+        Some(value) if (0.0..1.0).contains(&value) => Ok(value as f32),
+        _ => Err(fields.unexpected("rms_norm_eps", "a number from 0 to 1")),
+    }
+}
+
+fn eos(fields: &Fields<'_>) -> Result<Vec<u32>, ModelError> {
+    const KEY: &str = "eos_token_id";
+    let ids = match fields.get(KEY) {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list.clone(),
+        Some(single) => vec![single.clone()],
+    };
+    let parsed: Option<Vec<u32>> = ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect();
+    parsed.ok_or_else(|| fields.unexpected(KEY, "a token id, a list of token ids, or null"))
+}

@@ -1,0 +1,149 @@
+//! The switches of the one transformer block: what kind of attention, router and shared expert a model has.
+
+/// How a layer attends.
+#[derive(Clone, PartialEq, Debug)]
+pub enum AttentionKind {
+    /// Heads of keys and values, each shared by a group of query heads.
+    Grouped(GroupedAttention),
+    /// One latent vector and one rotated key per token, shared by all heads (MLA, DeepSeek-V2 section 2.1).
+    Latent(LatentAttention),
+}
+
+/// Grouped-query attention.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GroupedAttention {
+    /// Key-value heads; divides the heads.
+    pub kv_heads: usize,
+    /// Width of one head; even.
+    pub head_dim: usize,
+    /// Where queries and keys are normed.
+    pub norms: HeadNormKind,
+    /// Whether the projections of queries, keys and values have a bias.
+    pub qkv_bias: bool,
+    /// Queries, keys and values are cut to at most this magnitude, after their norms.
+    pub clip: Option<f32>,
+}
+
+/// Where queries and keys are normed, before they are rotated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HeadNormKind {
+    /// Nowhere.
+    None,
+    /// Each head by itself.
+    PerHead,
+    /// All heads of a token together.
+    Whole,
+}
+
+/// Multi-head latent attention. The cache keeps the latent vector and the rotated key, not the heads' keys and values.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LatentAttention {
+    /// Width of the bottleneck of queries, if they have one.
+    pub query_rank: Option<usize>,
+    /// Width of the latent vector.
+    pub kv_rank: usize,
+    /// Part of a head's query and key that is not rotated.
+    pub nope_dim: usize,
+    /// Part that is rotated; even.
+    pub rope_dim: usize,
+    /// Width of a head's value.
+    pub value_dim: usize,
+}
+
+impl LatentAttention {
+    /// Elements of one head's query.
+    #[must_use]
+    pub fn query_width(&self) -> usize {
+        self.nope_dim + self.rope_dim
+    }
+}
+
+/// How the router's logits become experts and weights.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Router {
+    /// What a logit becomes.
+    pub scoring: Scoring,
+    /// Only experts of the best groups are chosen from.
+    pub groups: Option<GroupLimit>,
+    /// Whether the k weights are scaled to sum to 1.
+    pub normalise: bool,
+    /// Factor of every weight, after that.
+    pub scale: f32,
+}
+
+/// What a router's logit becomes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scoring {
+    /// The softmax over all experts.
+    Softmax,
+    /// The sigmoid; a correction by expert is added for the choice alone (DeepSeek-V3 section 2.1.2).
+    CorrectedSigmoid,
+}
+
+/// Group-limited choice (DeepSeek-V2 section 2.2.2): experts lie in groups of equal size, by id.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupLimit {
+    /// Groups; divides N.
+    pub groups: usize,
+    /// Groups that are chosen from; together they have at least k experts.
+    pub kept: usize,
+    /// What a group is worth.
+    pub by: GroupScore,
+}
+
+/// What a group of experts is worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupScore {
+    /// The score of its best expert (`group_limited_greedy`).
+    Best,
+    /// The sum of its two best (`noaux_tc`).
+    TwoBest,
+}
+
+/// An expert that every token takes, computed by the token's own rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SharedExpert {
+    /// Its width; several shared experts are one.
+    pub width: usize,
+    /// Whether its result is weighted by a sigmoid of the token.
+    pub gated: bool,
+}
+
+/// The rotary embedding.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Rope {
+    /// Base of the angles.
+    pub theta: f64,
+    /// Which elements turn together.
+    pub layout: RopeLayout,
+    /// Stretched to longer contexts.
+    pub yarn: Option<Yarn>,
+}
+
+/// Which elements of a head turn together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RopeLayout {
+    /// Element i with element i + d/2.
+    Halves,
+    /// Element 2i with element 2i + 1.
+    Pairs,
+}
+
+/// YaRN (Peng et al. 2023, section 3): slow angles are divided by a factor, fast ones stay, those between by a ramp.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Yarn {
+    /// How much longer the context is than in training; at least 1.
+    pub factor: f64,
+    /// Positions in training.
+    pub original_positions: f64,
+    /// Turns over the original positions above which an angle stays.
+    pub beta_fast: f64,
+    /// Turns below which an angle is divided.
+    pub beta_slow: f64,
+    /// Whether the ends of the ramp are whole numbers.
+    pub truncate: bool,
+    /// Factor of cosines and sines.
+    pub attention_factor: f64,
+    /// Factor of the scores of latent attention.
+    pub score_factor: f64,
+}

@@ -1,0 +1,84 @@
+//! The rotary embedding of a configuration: `rope_theta` with `rope_scaling`, or the newer `rope_parameters`.
+
+use super::fields::Fields;
+use super::parts::{Rope, RopeLayout, Yarn};
+use crate::model::ModelError;
+
+const DEFAULT_THETA: f64 = 10_000.0;
+const DEFAULT_BETA_FAST: f64 = 32.0;
+const DEFAULT_BETA_SLOW: f64 = 1.0;
+
+/// Reads and checks it; kinds of scaling other than YaRN are refused by name.
+pub(super) fn read(fields: &Fields<'_>, layout: RopeLayout, max_positions: usize) -> Result<Rope, ModelError> {
+    fields.only_value("partial_rotary_factor", &1.0.into())?;
+    let (key, nested) = match fields.get("rope_scaling") {
+        Some(value) => ("rope_scaling", Some(value)),
+        None => ("rope_parameters", fields.get("rope_parameters")),
+    };
+    let nested = match nested {
+        None => None,
+        Some(value) => Some(value.as_object().ok_or_else(|| fields.unexpected(key, "an object or null"))?),
+    };
+    let nested = nested.map(|object| Fields { path: fields.path, object });
+    let theta = match (fields.real("rope_theta")?, &nested) {
+        (Some(theta), _) => theta,
+        (None, Some(nested)) => nested.real("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        (None, None) => DEFAULT_THETA,
+    };
+    if theta <= 1.0 {
+        return Err(fields.bad("rope_theta", theta, "a number above 1"));
+    }
+    let yarn = match nested {
+        None => None,
+        Some(nested) => {
+            nested.only_value("partial_rotary_factor", &1.0.into())?;
+            let kind = match nested.text("rope_type")? {
+                Some(kind) => kind,
+                None => nested.text("type")?.unwrap_or("default"),
+            };
+            match kind {
+                "default" => None,
+                "yarn" => Some(yarn(&nested, max_positions)?),
+                other => {
+                    let found: String = other.chars().take(80).collect();
+                    return Err(fields.bad(key, format!("of type {found:?}"), "null, \"default\" or \"yarn\""));
+                }
+            }
+        }
+    };
+    Ok(Rope { theta, layout, yarn })
+}
+
+fn yarn(fields: &Fields<'_>, max_positions: usize) -> Result<Yarn, ModelError> {
+    let factor = match fields.real("factor")? {
+        Some(factor) if factor >= 1.0 => factor,
+        _ => return Err(fields.unexpected("factor", "a number of at least 1 in rope_scaling of type \"yarn\"")),
+    };
+    let original_positions = fields.positive("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
+    // As Transformers reads them: 0 is as good as absent.
+    let given = |value: Option<f64>| value.filter(|value| *value != 0.0);
+    let (mscale, all_dim) = (given(fields.real("mscale")?), given(fields.real("mscale_all_dim")?));
+    let magnitude = |scale: f64| 0.1 * scale * factor.ln() + 1.0;
+    let inferred = match (mscale, all_dim) {
+        (Some(mscale), Some(all_dim)) => magnitude(mscale) / magnitude(all_dim),
+        (None, None) => magnitude(1.0),
+        // Implementations disagree about one without the other.
+        _ => return Err(fields.unexpected("mscale_all_dim", "mscale and mscale_all_dim together, or neither")),
+    };
+    let (beta_fast, beta_slow) = (
+        fields.positive("beta_fast")?.unwrap_or(DEFAULT_BETA_FAST),
+        fields.positive("beta_slow")?.unwrap_or(DEFAULT_BETA_SLOW),
+    );
+    if beta_fast < beta_slow {
+        return Err(fields.unexpected("beta_fast", format!("at least beta_slow ({beta_slow})")));
+    }
+    Ok(Yarn {
+        factor,
+        original_positions,
+        beta_fast,
+        beta_slow,
+        truncate: fields.flag("truncate", true)?,
+        attention_factor: fields.positive("attention_factor")?.unwrap_or(inferred),
+        score_factor: all_dim.map_or(1.0, |all_dim| magnitude(all_dim) * magnitude(all_dim)),
+    })
+}

@@ -1,0 +1,111 @@
+//! One page.
+
+use super::CacheShape;
+use crate::model::compute::{Arena, NR, Piece};
+
+/// Tokens of a page: the unit in which prefixes are shared. Two panels, so that a product with one page keeps the vector
+/// units busy.
+pub const PAGE_TOKENS: usize = 64;
+const _: () = assert!(PAGE_TOKENS.is_multiple_of(NR));
+
+/// Pages are allocated by so much: two huge pages of most machines.
+const ARENA_BYTES: usize = 4 << 20;
+
+/// Keys and values of [`PAGE_TOKENS`] tokens in every layer, and the experts that the tokens went to. What lies past the
+/// sequence's end is finite or masked, and never counts.
+#[derive(Debug)]
+pub(in crate::model) struct Page {
+    /// `[layers, kv_heads]` of keys `[key_width, PAGE_TOKENS]` (the right operand of queries x keys), then values
+    /// `[PAGE_TOKENS, value_stride]` (the right operand of scores x values): both are read in the order in which they lie.
+    data: Piece<f32>,
+    /// `[tokens so far, L, k]`
+    routes: Vec<u16>,
+}
+
+/// Elements from one value to the next.
+pub(super) fn value_stride(shape: &CacheShape) -> usize {
+    shape.value_width.next_multiple_of(NR)
+}
+
+/// Elements of one head of one layer.
+fn head_elements(shape: &CacheShape) -> usize {
+    PAGE_TOKENS * (shape.key_width + value_stride(shape))
+}
+
+/// Elements of a page.
+pub(super) fn elements(shape: &CacheShape) -> usize {
+    shape.layers * shape.kv_heads * head_elements(shape)
+}
+
+/// Room for some pages: as many as lie in [`ARENA_BYTES`], at least one.
+pub(super) fn arena(shape: &CacheShape) -> Arena {
+    let page = Arena::bytes_of::<f32>(elements(shape));
+    Arena::new(page.saturating_mul((ARENA_BYTES / page.max(1)).max(1)))
+}
+
+impl Page {
+    /// The next page of an arena, if it has one left.
+    pub(super) fn take(shape: &CacheShape, arena: &mut Arena) -> Option<Self> {
+        Some(Self { data: arena.take(elements(shape))?, routes: Vec::new() })
+    }
+
+    /// Gives the memory of keys and values back to the system, until they are written again.
+    pub(super) fn release(&mut self) {
+        self.data.release();
+    }
+
+    /// As if nothing had been written; keys and values are left, as nothing reads what was not written.
+    pub(super) fn clear(&mut self) {
+        self.routes.clear();
+    }
+
+    fn head(&self, shape: &CacheShape, layer: usize, head: usize) -> &[f32] {
+        &self.data[(layer * shape.kv_heads + head) * head_elements(shape)..][..head_elements(shape)]
+    }
+
+    /// One head's keys, `[key_width, PAGE_TOKENS]`.
+    pub(in crate::model) fn keys(&self, shape: &CacheShape, layer: usize, head: usize) -> &[f32] {
+        &self.head(shape, layer, head)[..PAGE_TOKENS * shape.key_width]
+    }
+
+    /// One head's values, `[PAGE_TOKENS, value_stride]`.
+    pub(in crate::model) fn values(&self, shape: &CacheShape, layer: usize, head: usize) -> &[f32] {
+        &self.head(shape, layer, head)[PAGE_TOKENS * shape.key_width..]
+    }
+
+    /// Writes one head's key and value of the page's token `at`.
+    pub(super) fn write(
+        &mut self,
+        shape: &CacheShape,
+        (layer, head): (usize, usize),
+        at: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
+        let from = (layer * shape.kv_heads + head) * head_elements(shape);
+        let (keys, values) = self.data[from..][..head_elements(shape)].split_at_mut(PAGE_TOKENS * shape.key_width);
+        for (slot, element) in keys[at..].iter_mut().step_by(PAGE_TOKENS).zip(key) {
+            *slot = *element;
+        }
+        values[at * value_stride(shape)..][..shape.value_width].copy_from_slice(value);
+    }
+
+    /// Adds the routes of the tokens that were written last, each of which has `width`; a page's first take room for all.
+    pub(super) fn push_routes(&mut self, routes: &[u16], width: usize) {
+        if self.routes.is_empty() {
+            self.routes.reserve_exact(PAGE_TOKENS * width);
+        }
+        self.routes.extend_from_slice(routes);
+    }
+
+    /// Forgets the routes of all but the first tokens, each of which has `width`.
+    pub(super) fn truncate_routes(&mut self, tokens: usize, held: usize) {
+        let width = self.routes.len() / held.max(1);
+        self.routes.truncate(tokens * width);
+    }
+
+    /// `[tokens so far, L, k]`
+    pub(super) fn routes(&self) -> &[u16] {
+        &self.routes
+    }
+}

@@ -1,0 +1,108 @@
+//! Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: a query is taken into the latent space, where all heads
+//! share one key (the latent vector and a rotated part) and one value (the latent vector), and their sums are taken out again.
+//! So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements of a token, however many heads there are.
+
+use super::attention::{AttentionScratch, AttentionStep, Heads};
+use super::compute::{Linear, Matrix, rms_norm};
+use super::config::LatentAttention;
+
+/// Epsilon of the norms inside, which no configuration names.
+const EPS: f32 = 1e-6;
+
+/// One layer's latent attention.
+pub(super) struct Latent {
+    /// One key-value head, all heads in its group.
+    pub(super) heads: Heads,
+    pub(super) shape: LatentAttention,
+    /// Queries or their bottleneck, then the latent vector, then the key's rotated part.
+    pub(super) down: Linear,
+    /// With a bottleneck of queries: its norm, and the queries from it.
+    pub(super) query_up: Option<(Vec<f32>, Linear)>,
+    /// `[kv_rank]`
+    pub(super) kv_norm: Vec<f32>,
+    /// Of each head: `nope_dim` elements of a query to `kv_rank`.
+    pub(super) absorb: Vec<Linear>,
+    /// Of each head: `kv_rank` elements of a sum to `value_dim`.
+    pub(super) expand: Vec<Linear>,
+}
+
+impl Latent {
+    /// See [`super::attention::Attention::run`].
+    pub(super) fn run(&self, step: &mut AttentionStep<'_, '_>, out: &mut Vec<f32>, scratch: &mut AttentionScratch) {
+        let rows = step.rows;
+        scratch.projected.resize(rows * self.down.outputs(), 0.0);
+        self.down.apply(step.normed, &mut scratch.projected);
+        self.absorb_queries(rows, scratch);
+        let (query_width, sum_width) = (self.heads.group * self.heads.key_width, self.heads.group * self.shape.kv_rank);
+        let AttentionScratch { projected, queries, row, sums, scores, .. } = scratch;
+        sums.resize(rows * sum_width, 0.0);
+        row.resize(self.heads.key_width, 0.0);
+        for (item, range) in step.items.iter_mut().zip(step.offsets.windows(2)) {
+            let start = item.kv.len();
+            for (position, at) in (start..).zip(range[0]..range[1]) {
+                let query = &mut queries[at * query_width..][..query_width];
+                for head in query.chunks_exact_mut(self.heads.key_width) {
+                    step.angles.turn(position, &mut head[self.shape.kv_rank..]);
+                }
+                let latent = &projected[(at + 1) * self.down.outputs() - self.heads.key_width..];
+                let (key, turned) = row.split_at_mut(self.shape.kv_rank);
+                rms_norm(&latent[..key.len()], &self.kv_norm, EPS, key);
+                turned.copy_from_slice(&latent[key.len()..][..turned.len()]);
+                step.angles.turn(position, turned);
+                item.kv.write(step.layer, 0, position, row, &row[..self.shape.kv_rank]);
+            }
+            let queries = &queries[range[0] * query_width..range[1] * query_width];
+            let sums = &mut sums[range[0] * sum_width..range[1] * sum_width];
+            self.heads.attend(step.layer, queries, item.kv, sums, scores);
+        }
+        self.expand_sums(rows, sums, out);
+    }
+
+    /// Queries `[rows, heads, kv_rank + rope_dim]`, not yet rotated.
+    fn absorb_queries(&self, rows: usize, scratch: &mut AttentionScratch) {
+        let AttentionScratch { projected, between, queries, row, .. } = scratch;
+        let (head_width, key_width) = (self.shape.query_width(), self.heads.key_width);
+        let all_heads = self.heads.group * head_width;
+        let stride = self.down.outputs();
+        let (heads, stride) = match &self.query_up {
+            None => (&projected[..], stride),
+            Some((norm, up)) => {
+                row.resize(rows * norm.len(), 0.0);
+                for (projected, normed) in projected.chunks_exact(stride).zip(row.chunks_exact_mut(norm.len())) {
+                    rms_norm(&projected[..norm.len()], norm, EPS, normed);
+                }
+                between.resize(rows * all_heads, 0.0);
+                up.apply(&row[..rows * norm.len()], between);
+                (&between[..], all_heads)
+            }
+        };
+        let absorbed_width = self.heads.group * key_width;
+        queries.resize(rows * absorbed_width, 0.0);
+        if rows == 0 {
+            return;
+        }
+        for (head, absorb) in self.absorb.iter().enumerate() {
+            let x = Matrix { data: &heads[head * head_width..], stride };
+            absorb.apply_rows(rows, x, &mut queries[head * key_width..], absorbed_width);
+        }
+        for (heads, queries) in heads.chunks(stride).zip(queries.chunks_exact_mut(absorbed_width)) {
+            let heads = heads.chunks_exact(head_width).zip(queries.chunks_exact_mut(key_width));
+            for (head, query) in heads {
+                query[self.shape.kv_rank..].copy_from_slice(&head[self.shape.nope_dim..]);
+            }
+        }
+    }
+
+    /// Sums `[rows, heads, kv_rank]` to the heads' values `[rows, heads, value_dim]`.
+    fn expand_sums(&self, rows: usize, sums: &[f32], out: &mut Vec<f32>) {
+        let (rank, value) = (self.shape.kv_rank, self.shape.value_dim);
+        out.resize(rows * self.heads.group * value, 0.0);
+        if rows == 0 {
+            return;
+        }
+        for (head, expand) in self.expand.iter().enumerate() {
+            let x = Matrix { data: &sums[head * rank..], stride: self.heads.group * rank };
+            expand.apply_rows(rows, x, &mut out[head * value..], self.heads.group * value);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! A checkpoint's tensors by name, checked against the configuration and packed.
+
+use std::ops::Range;
+
+use semmoe_tables::{ExpertId, GroupId, LayerIdx, Placement, RankId};
+
+use super::attention::{Attention, Heads};
+use super::checkpoint::{Checkpoint, TensorData};
+use super::compute::Linear;
+use super::config::{AttentionKind, GATED, GroupedAttention, HeadNormKind, LatentAttention, Scoring};
+use super::grouped::{Grouped, HeadNorms, Projected};
+use super::latent::Latent;
+use super::mlp::{Mlp, Shared};
+use super::share::HeadShare;
+use super::slice::ExpertSlice;
+use super::weights::{Block, Embedding, FeedForward, Moe, Weights};
+use super::{ModelConfig, ModelError};
+
+/// Reads one rank's weights.
+pub(super) struct Loader<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) config: &'a ModelConfig,
+    pub(super) placement: &'a Placement,
+    pub(super) rank: RankId,
+    /// With experts tp: what it keeps of every expert; none otherwise.
+    pub(super) slice: Option<ExpertSlice>,
+    /// The heads that the rank keeps; all of them are checked.
+    pub(super) share: HeadShare,
+}
+
+impl<'a> Loader<'a> {
+    pub(super) fn load(&self) -> Result<Weights, ModelError> {
+        let (vocab, hidden) = (self.config.vocab_size, self.config.hidden);
+        let embedding = self.checkpoint.tensor("model.embed_tokens.weight", &[vocab, hidden])?;
+        let output = match self.config.tied_embeddings {
+            true => embedding,
+            false => self.checkpoint.tensor("lm_head.weight", &[vocab, hidden])?,
+        };
+        let blocks = (0..self.config.num_layers).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
+        Ok(Weights {
+            embedding: Embedding::new(embedding),
+            blocks,
+            final_norm: self.vector("model.norm.weight", hidden)?,
+            output: Linear::pack(&[output], hidden),
+        })
+    }
+
+    fn block(&self, layer: usize) -> Result<Block, ModelError> {
+        let hidden = self.config.hidden;
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        let (attention, value_width) = self.attention(&format!("model.layers.{layer}.self_attn"))?;
+        let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
+        let attention_out = self.checkpoint.tensor(&name("self_attn.o_proj"), &[hidden, out_width])?;
+        let own = own.start * value_width..own.end * value_width;
+        Ok(Block {
+            input_norm: self.vector(&name("input_layernorm"), hidden)?,
+            attention,
+            attention_out: Linear::pack_columns(attention_out, out_width, own),
+            post_norm: self.vector(&name("post_attention_layernorm"), hidden)?,
+            feed_forward: self.feed_forward(layer)?,
+        })
+    }
+
+    /// The attention of a layer, and the width of what each of its heads gives.
+    fn attention(&self, prefix: &str) -> Result<(Attention, usize), ModelError> {
+        Ok(match &self.config.attention {
+            AttentionKind::Grouped(shape) => (Attention::Grouped(self.grouped(prefix, shape)?), shape.head_dim),
+            AttentionKind::Latent(shape) => (Attention::Latent(self.latent(prefix, shape)?), shape.value_dim),
+        })
+    }
+
+    fn grouped(&self, prefix: &str, shape: &GroupedAttention) -> Result<Grouped, ModelError> {
+        let ModelConfig { hidden, heads, rms_norm_eps, .. } = *self.config;
+        let GroupedAttention { kv_heads, head_dim, .. } = *shape;
+        let (query, key) = (heads * head_dim, kv_heads * head_dim);
+        let elements = |heads: Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let (own, own_kv) = (elements(self.share.heads(heads)), elements(self.share.kv_heads(kv_heads)));
+        // A norm over all heads needs all of them, whichever the rank goes on with.
+        let (queries, keys) = match shape.norms {
+            HeadNormKind::Whole => (0..query, 0..key),
+            HeadNormKind::None | HeadNormKind::PerHead => (own.clone(), own_kv.clone()),
+        };
+        let projected = Projected {
+            queries: queries.len(),
+            keys: keys.len(),
+            first_query: own.start - queries.start,
+            first_key: own_kv.start - keys.start,
+        };
+        let parts = [("q_proj", query, queries), ("k_proj", key, keys), ("v_proj", key, own_kv.clone())];
+        let tensor = |(part, rows, kept): &(&str, usize, Range<usize>)| -> Result<TensorData<'_>, ModelError> {
+            let tensor = self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &[*rows, hidden])?;
+            Ok(tensor.part(kept.start * hidden..kept.end * hidden))
+        };
+        let mut qkv = Linear::pack(&[tensor(&parts[0])?, tensor(&parts[1])?, tensor(&parts[2])?], hidden);
+        if shape.qkv_bias {
+            let mut biases = Vec::new();
+            for (part, rows, kept) in &parts {
+                biases.extend_from_slice(&self.vector(&format!("{prefix}.{part}.bias"), *rows)?[kept.clone()]);
+            }
+            qkv = qkv.with_bias(biases);
+        }
+        let norms = match shape.norms {
+            HeadNormKind::None => None,
+            HeadNormKind::PerHead => Some((head_dim, head_dim)),
+            HeadNormKind::Whole => Some((query, key)),
+        };
+        let norm = |(query, key): (usize, usize)| {
+            Ok(HeadNorms {
+                query: self.vector(&format!("{prefix}.q_norm.weight"), query)?,
+                key: self.vector(&format!("{prefix}.k_norm.weight"), key)?,
+                eps: rms_norm_eps,
+            })
+        };
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let group = own.len() / own_kv.len();
+        let kv_heads = own_kv.len() / head_dim;
+        let heads = Heads { kv_heads, group, key_width: head_dim, value_width: head_dim, scale };
+        Ok(Grouped { heads, projected, qkv, norms: norms.map(norm).transpose()?, clip: shape.clip })
+    }
+
+    fn latent(&self, prefix: &str, shape: &LatentAttention) -> Result<Latent, ModelError> {
+        let ModelConfig { hidden, heads, .. } = *self.config;
+        let LatentAttention { kv_rank, nope_dim, rope_dim, value_dim, .. } = *shape;
+        let tensor = |part: &str, shape: [usize; 2]| self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &shape);
+        let kv_down = tensor("kv_a_proj_with_mqa", [kv_rank + rope_dim, hidden])?;
+        let (queries, own) = (heads * shape.query_width(), self.share.heads(heads));
+        let own_queries = |all: TensorData<'a>, inputs: usize| {
+            let head = shape.query_width() * inputs;
+            all.part(own.start * head..own.end * head)
+        };
+        let (query_down, query_up) = match shape.query_rank {
+            None => (own_queries(tensor("q_proj", [queries, hidden])?, hidden), None),
+            Some(rank) => {
+                let up = Linear::pack(&[own_queries(tensor("q_b_proj", [queries, rank])?, rank)], rank);
+                let norm = self.vector(&format!("{prefix}.q_a_layernorm.weight"), rank)?;
+                (tensor("q_a_proj", [rank, hidden])?, Some((norm, up)))
+            }
+        };
+        let kv_up = tensor("kv_b_proj", [heads * (nope_dim + value_dim), kv_rank])?;
+        let rows = |from: usize, count: usize| kv_up.part(from * kv_rank..(from + count) * kv_rank);
+        let keys = |head: usize| Linear::pack_transposed(rows(head * (nope_dim + value_dim), nope_dim), nope_dim);
+        let values = |head: usize| Linear::pack(&[rows(head * (nope_dim + value_dim) + nope_dim, value_dim)], kv_rank);
+        let stretched = self.config.rope.yarn.as_ref().map_or(1.0, |yarn| yarn.score_factor);
+        let scale = (stretched / (shape.query_width() as f64).sqrt()) as f32;
+        Ok(Latent {
+            heads: Heads { kv_heads: 1, group: own.len(), key_width: kv_rank + rope_dim, value_width: kv_rank, scale },
+            shape: shape.clone(),
+            down: Linear::pack(&[query_down, kv_down], hidden),
+            query_up,
+            kv_norm: self.vector(&format!("{prefix}.kv_a_layernorm.weight"), kv_rank)?,
+            absorb: own.clone().map(keys).collect(),
+            expand: own.map(values).collect(),
+        })
+    }
+
+    fn feed_forward(&self, layer: usize) -> Result<FeedForward, ModelError> {
+        let below = format!("model.layers.{layer}");
+        match self.config.moe_layers.iter().position(|&moe| usize::from(moe) == layer) {
+            None => Ok(FeedForward::Dense(self.mlp(&format!("{below}.mlp"), GATED, self.config.dense_width)?)),
+            Some(index) => Ok(FeedForward::Moe(Box::new(self.moe(&below, LayerIdx::new(index as u16))?))),
+        }
+    }
+
+    /// Every expert is checked; this rank's are kept, or this rank's slices of all.
+    fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe, ModelError> {
+        let ModelConfig { hidden, num_experts, expert_width, .. } = *self.config;
+        let names = self.config.architecture.moe_names();
+        let block = format!("{below}.{}", names.block);
+        let router = self.checkpoint.tensor(&format!("{block}.gate.weight"), &[num_experts, hidden])?;
+        let correction = match self.config.router.scoring {
+            Scoring::Softmax => None,
+            Scoring::CorrectedSigmoid => {
+                Some(self.vector(&format!("{block}.gate.e_score_correction_bias"), num_experts)?)
+            }
+        };
+        let here = GroupId::new(self.rank.get());
+        let mut experts = Vec::new();
+        for expert in 0..num_experts as u16 {
+            let prefix = format!("{block}.experts.{expert}");
+            let tensors = self.mlp_tensors(&prefix, names.projections, expert_width)?;
+            if self.slice.is_some() || self.placement.group_of(layer, ExpertId::new(expert)) == here {
+                let columns = self.slice.unwrap_or(ExpertSlice::WHOLE).columns(expert_width);
+                experts.push(self.pack_mlp(&tensors, expert_width, columns));
+            }
+        }
+        let prefix = format!("{block}.{}", names.shared);
+        let shared = self.config.shared.map(|shared| {
+            let mlp = self.mlp(&prefix, GATED, shared.width)?;
+            let gate = match shared.gated {
+                false => None,
+                true => Some(self.checkpoint.tensor(&format!("{prefix}_gate.weight"), &[1, hidden])?),
+            };
+            Ok(Shared { mlp, gate: gate.map(|gate| Linear::pack(&[gate], hidden)) })
+        });
+        Ok(Moe { layer, router: Linear::pack(&[router], hidden), correction, experts, shared: shared.transpose()? })
+    }
+
+    fn mlp(&self, prefix: &str, names: [&str; 3], width: usize) -> Result<Mlp, ModelError> {
+        Ok(self.pack_mlp(&self.mlp_tensors(prefix, names, width)?, width, 0..width))
+    }
+
+    /// Gate, up, down.
+    fn mlp_tensors(
+        &self,
+        prefix: &str,
+        [gate, up, down]: [&str; 3],
+        width: usize,
+    ) -> Result<[TensorData<'_>; 3], ModelError> {
+        let hidden = self.config.hidden;
+        let tensor = |part: &str, shape: [usize; 2]| self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &shape);
+        Ok([tensor(gate, [width, hidden])?, tensor(up, [width, hidden])?, tensor(down, [hidden, width])?])
+    }
+
+    /// Keeps some columns of the intermediate width.
+    fn pack_mlp(&self, [gate, up, down]: &[TensorData<'_>; 3], width: usize, columns: Range<usize>) -> Mlp {
+        let hidden = self.config.hidden;
+        let [gate, up] = [gate, up].map(|part| part.part(columns.start * hidden..columns.end * hidden));
+        Mlp { gate_up: Linear::pack(&[gate, up], hidden), down: Linear::pack_columns(*down, width, columns) }
+    }
+
+    fn vector(&self, name: &str, width: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(self.checkpoint.tensor(name, &[width])?.to_vec())
+    }
+}

@@ -1,0 +1,112 @@
+//! Splits against the rule written out, on tables that say something of some tokens.
+
+use half::f16;
+use proptest::prelude::*;
+use semmoe_tables::{ModelInfo, NO_GROUP, Placement, Provenance, TablesBuilder, TpParts};
+
+use super::*;
+
+const LAYERS: usize = 4;
+const EXPERTS: u16 = 8;
+const GROUPS: u16 = 4;
+const VOCABULARY: usize = 24;
+const TOP_K: usize = 3;
+
+/// Two labels for most tokens, none for every fifth; A for some pairs of groups.
+fn tables(seed: u64) -> Tables {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut labels = |count: usize, unknown: usize| {
+        let (mut groups, mut probs) = (Vec::new(), Vec::new());
+        for row in 0..count {
+            let first = random.u16(0..GROUPS);
+            let share = 0.5 + 0.4 * random.f64();
+            let known = row % unknown != 0;
+            groups.extend(if known { [first, (first + 1) % GROUPS] } else { [NO_GROUP; 2] });
+            probs.extend(if known { [share, 0.9 - share].map(f16::from_f64) } else { [f16::ZERO; 2] });
+        }
+        (groups, probs)
+    };
+    let (token_group, token_prob) = labels(LAYERS * VOCABULARY, 5);
+    let pairs = usize::from(GROUPS * GROUPS);
+    let (mut transition_group, mut transition_prob) = labels(LAYERS * pairs, 3);
+    transition_group[..4 * pairs].fill(NO_GROUP);
+    transition_prob[..4 * pairs].fill(f16::ZERO);
+    let parts = TpParts { labels: 2, token_group, token_prob, transition_group, transition_prob };
+    let info = ModelInfo {
+        model: "m".into(),
+        tokenizer_sha256: None,
+        num_experts: EXPERTS,
+        top_k: TOP_K as u16,
+        vocab_size: VOCABULARY as u32,
+        num_hidden_layers: LAYERS as u16,
+        layer_ids: (0..LAYERS as u16).collect(),
+    };
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let layers = (0..LAYERS as u16).map(|l| (0..EXPERTS).map(|e| (e + l) % GROUPS).collect()).collect();
+    let placement = Placement::new(GROUPS, layers).unwrap();
+    TablesBuilder::tp(info, provenance, placement, parts, vec![0.0; 4]).finish().unwrap()
+}
+
+/// The group with most of a token's experts, the lowest of equals.
+fn main_group(tables: &Tables, layer: usize, routes: &[u16]) -> GroupId {
+    let groups = tables.placement().layer(LayerIdx::new(layer as u16));
+    let held =
+        |group: u16| routes[layer * TOP_K..][..TOP_K].iter().filter(|e| groups[usize::from(**e)] == group).count();
+    GroupId::new((0..GROUPS).rev().max_by_key(|&group| held(group)).unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn rows_go_where_the_tables_say_and_the_others_where_there_is_room(
+        seed in 0u64..8, tokens in prop::collection::vec(0..VOCABULARY as u32, 1..40), routes_seed: u64, layer in 0..LAYERS,
+    ) {
+        let tables = Arc::new(tables(seed));
+        let mut random = fastrand::Rng::with_seed(routes_seed);
+        let routes: Vec<u16> = (0..tokens.len() * LAYERS).flat_map(|_| {
+            let first = random.u16(0..EXPERTS);
+            [first, (first + 1) % EXPERTS, (first + 4) % EXPERTS]
+        }).collect();
+        let mut plan = RowPlan::new(usize::from(GROUPS), Some(Arc::clone(&tables)));
+        let id = LayerIdx::new(layer as u16);
+        plan.split(Some(id), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
+        let split = plan.current();
+        let mut seen = vec![false; tokens.len()];
+        let mut known_rows = 0;
+        for rank in 0..usize::from(GROUPS) {
+            let rows: Vec<usize> = split.positions(rank).map(|position| split.token(position)).collect();
+            prop_assert!(rows.is_sorted(), "the order of tokens stays");
+            known_rows += plan.placed(rank).0;
+            for row in rows {
+                prop_assert!(!std::mem::replace(&mut seen[row], true));
+                let routes = &routes[row * LAYERS * TOP_K..][..LAYERS * TOP_K];
+                let before = (layer >= 2).then(|| (main_group(&tables, layer - 2, routes), main_group(&tables, layer - 1, routes)));
+                if let Some(likely) = tables.likeliest_group(id, TokenId::new(tokens[row]), before) {
+                    prop_assert_eq!(likely.group.index(), rank);
+                }
+            }
+        }
+        prop_assert!(seen.iter().all(|&seen| seen));
+        // What nothing is known of never makes a rank fuller than one more than the emptiest.
+        let counts: Vec<(u64, u64)> = (0..usize::from(GROUPS)).map(|rank| plan.placed(rank)).collect();
+        let least = counts.iter().map(|(known, even)| known + even).min().unwrap();
+        prop_assert!(counts.iter().all(|(known, even)| *even == 0 || known + even <= least + 1));
+        prop_assert_eq!(counts.iter().map(|(known, even)| known + even).sum::<u64>(), tokens.len() as u64);
+        prop_assert!(known_rows <= tokens.len() as u64);
+    }
+}
+
+#[test]
+fn without_tables_and_in_dense_layers_parts_are_even_and_in_order() {
+    let tokens = [1, 2, 3, 4, 6];
+    let routes = [0; 5 * LAYERS * TOP_K];
+    let input = PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K };
+    for (tables, layer) in [(None, Some(LayerIdx::new(1))), (Some(Arc::new(tables(1))), None)] {
+        let mut plan = RowPlan::new(4, tables);
+        plan.split(layer, input);
+        assert_eq!(plan.current().offsets(), [0, 2, 3, 4, 5]);
+        assert_eq!(plan.current().permutation(), None);
+        assert_eq!(plan.placed(0), (0, 2));
+    }
+}

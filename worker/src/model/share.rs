@@ -1,0 +1,118 @@
+//! Which heads of every layer a rank computes. With attention tp heads are split evenly over the ranks; where there are fewer
+//! heads of keys and values than ranks, neighbouring ranks have the same one.
+
+use std::ops::Range;
+
+use super::config::AttentionKind;
+use super::{CacheShape, ModelConfig, ModelError};
+
+/// An even part of the heads of every layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeadShare {
+    part: usize,
+    parts: usize,
+}
+
+impl HeadShare {
+    /// All heads: attention dp.
+    pub const ALL: Self = Self { part: 0, parts: 1 };
+
+    /// Part `part` of `parts`.
+    ///
+    /// # Errors
+    /// Heads that cannot be split into so many parts, with the numbers that would do.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub fn new(config: &ModelConfig, part: usize, parts: usize) -> Result<Self, ModelError> {
+        assert!(part < parts, "part {part} of {parts}");
+        if splits(config, parts) {
+            return Ok(Self { part, parts });
+        }
+        let possible: Vec<String> =
+            (1..=config.heads).filter(|&parts| splits(config, parts)).map(|parts| parts.to_string()).collect();
+        Err(ModelError::Heads {
+            heads: config.heads,
+            kv_heads: kv_heads(config),
+            ranks: parts,
+            possible: possible.join(", "),
+        })
+    }
+
+    /// Query heads of this part.
+    pub(super) fn heads(&self, heads: usize) -> Range<usize> {
+        let each = heads / self.parts;
+        self.part * each..(self.part + 1) * each
+    }
+
+    /// Heads of keys and values that the query heads of this part read.
+    pub(super) fn kv_heads(&self, kv_heads: usize) -> Range<usize> {
+        let first = self.part * kv_heads / self.parts;
+        first..first + (kv_heads / self.parts).max(1)
+    }
+
+    /// What a sequence's cache holds of this part.
+    #[must_use]
+    pub fn cache_shape(&self, config: &ModelConfig) -> CacheShape {
+        let shape = config.cache_shape();
+        match config.attention {
+            AttentionKind::Grouped(_) => CacheShape { kv_heads: self.kv_heads(shape.kv_heads).len(), ..shape },
+            // All heads read the one latent vector.
+            AttentionKind::Latent(_) => shape,
+        }
+    }
+}
+
+fn splits(config: &ModelConfig, parts: usize) -> bool {
+    let kv_heads = kv_heads(config);
+    config.heads.is_multiple_of(parts) && (kv_heads.is_multiple_of(parts) || parts.is_multiple_of(kv_heads))
+}
+
+/// Latent attention has one that all heads share.
+fn kv_heads(config: &ModelConfig) -> usize {
+    config.cache_shape().kv_heads
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn config(heads: usize, kv_heads: usize) -> ModelConfig {
+        let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
+        let mut config = ModelConfig::load(dir).unwrap();
+        let AttentionKind::Grouped(grouped) = &mut config.attention else { panic!() };
+        grouped.kv_heads = kv_heads;
+        config.heads = heads;
+        config
+    }
+
+    #[test]
+    fn every_query_head_is_one_ranks_and_finds_its_keys_there() {
+        for (heads, kv_heads) in [(4, 2), (16, 4), (12, 6), (6, 1), (8, 8)] {
+            let (config, group) = (config(heads, kv_heads), heads / kv_heads);
+            for parts in (1..=heads).filter(|&parts| splits(&config, parts)) {
+                let shares: Vec<_> = (0..parts).map(|part| HeadShare::new(&config, part, parts).unwrap()).collect();
+                let all: Vec<usize> = shares.iter().flat_map(|share| share.heads(heads)).collect();
+                assert_eq!(all, (0..heads).collect::<Vec<_>>());
+                for share in shares {
+                    let (own, keys) = (share.heads(heads), share.kv_heads(kv_heads));
+                    assert_eq!(own.len() % keys.len(), 0);
+                    for (at, head) in own.clone().enumerate() {
+                        assert_eq!(keys.start + at / (own.len() / keys.len()), head / group, "{share:?} of {heads}");
+                    }
+                    assert_eq!(share.cache_shape(&config).kv_heads, keys.len());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_do_not_divide_the_heads_are_told_which_would() {
+        let told = |heads, kv_heads, parts| HeadShare::new(&config(heads, kv_heads), 0, parts).unwrap_err().to_string();
+        assert!(told(4, 2, 3).contains("over 3 ranks, expected one of 1, 2, 4"), "{}", told(4, 2, 3));
+        assert!(told(12, 4, 3).contains("expected one of 1, 2, 4, 12"), "{}", told(12, 4, 3));
+        assert!(told(4, 2, 8).contains("expected one of 1, 2, 4"));
+    }
+}

@@ -1,0 +1,44 @@
+//! How much memory this process may still take, as far as Linux says.
+
+use std::fs;
+use std::path::Path;
+
+/// Available bytes: the least of what the machine has and what the control group leaves; none where nothing says so.
+pub(super) fn available_bytes() -> Option<u64> {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| machine_bytes(&text));
+    let group = group_bytes(Path::new("/sys/fs/cgroup"));
+    match (machine, group) {
+        (Some(machine), Some(group)) => Some(machine.min(group)),
+        (machine, group) => machine.or(group),
+    }
+}
+
+fn machine_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the limit of a control group (version 2) leaves; none without one.
+fn group_bytes(folder: &Path) -> Option<u64> {
+    let number = |file: &str| fs::read_to_string(folder.join(file)).ok()?.trim().parse::<u64>().ok();
+    Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_limit_counts_and_nonsense_is_none() {
+        assert_eq!(machine_bytes("MemTotal: 9 kB\nMemAvailable:     2048 kB\n"), Some(2048 * 1024));
+        assert_eq!(machine_bytes("MemAvailable: x kB\n"), None);
+        assert_eq!(machine_bytes(""), None);
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(group_bytes(folder.path()), None);
+        fs::write(folder.path().join("memory.current"), "300\n").unwrap();
+        fs::write(folder.path().join("memory.max"), "max\n").unwrap();
+        assert_eq!(group_bytes(folder.path()), None);
+        fs::write(folder.path().join("memory.max"), "1000\n").unwrap();
+        assert_eq!(group_bytes(folder.path()), Some(700));
+    }
+}

@@ -1,0 +1,133 @@
+//! Routes that change how the unit works, and who may use them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::error::ApiError;
+use crate::control::Secret;
+use crate::control::message::ToRank;
+
+/// Who may use admin routes: who knows the token; without one, who reaches a loopback address.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    token: Option<Secret>,
+    loopback: bool,
+}
+
+impl Gate {
+    /// `address`: where HTTP is served.
+    pub(crate) fn new(token: Option<Secret>, address: SocketAddr) -> Self {
+        Self { token, loopback: address.ip().is_loopback() }
+    }
+
+    fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
+        let Some(token) = &self.token else {
+            // A web page that a browser on this machine shows may not speak for its user: neither under a name of its own
+            // (Host, by DNS rebinding) nor across sites (Origin).
+            let here = names_loopback(headers, uri) && comes_from_loopback(headers);
+            return match self.loopback && here {
+                true => Ok(()),
+                false => Err(ApiError::forbidden("admin routes need a token here, and this worker was given none")),
+            };
+        };
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+        match given {
+            Some(given) if token.is(given) => Ok(()),
+            Some(_) => Err(ApiError::unauthorized("the admin token is another")),
+            None => Err(ApiError::unauthorized("admin routes need the admin token: authorization: Bearer ...")),
+        }
+    }
+}
+
+/// Whether the request names its host as a loopback one.
+fn names_loopback(headers: &HeaderMap, uri: &Uri) -> bool {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    host.or_else(|| uri.authority().map(|authority| authority.as_str())).is_some_and(is_loopback)
+}
+
+/// Whether a page that sends it, if any does, is of a loopback host.
+fn comes_from_loopback(headers: &HeaderMap) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return true };
+    let host = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    host.is_some_and(|(_, host)| is_loopback(host))
+}
+
+/// `host` or `host:port`.
+fn is_loopback(authority: &str) -> bool {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    let name = match authority.rsplit_once(':') {
+        Some((name, port)) if is_port(port) => name,
+        _ => authority,
+    };
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Lets those in who may.
+pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
+    app.gate.check(request.headers(), request.uri())?;
+    Ok(next.run(request).await)
+}
+
+/// `POST /drain`: no new sequences from now on, and `/health` says so; what runs goes on to its end.
+pub(super) async fn drain(State(app): State<Arc<App>>) -> Json<Value> {
+    app.unit.drain();
+    Json(json!({"status": "draining", "in_flight": app.unit.in_flight().iter().sum::<usize>()}))
+}
+
+/// `POST /flush_cache`: forgets the cached prefixes that no sequence holds, on every rank.
+pub(super) async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    if let Some(lost) = app.unit.lost() {
+        return Err(ApiError::unavailable(lost.cause));
+    }
+    app.unit.broadcast(&ToRank::Flush);
+    // Orders are taken in turn: who tells its counts has flushed.
+    let replicas = usize::from(app.unit.replicas());
+    let left: u64 = app.unit.stats().await.iter().take(replicas).map(|stats| stats.kv.cached).sum();
+    Ok(Json(json!({"status": "ok", "cached_pages": left})))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed(gate: &Gate, host: &str, authorization: Option<&str>) -> Result<(), ApiError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().unwrap());
+        if let Some(value) = authorization {
+            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
+        }
+        gate.check(&headers, &Uri::from_static("/drain"))
+    }
+
+    #[test]
+    fn the_token_opens_and_without_one_only_loopback_does() {
+        let token = || Some(Secret::new(b"an admin token of ours").unwrap());
+        let (near, far) = ("127.0.0.1:30000".parse().unwrap(), "0.0.0.0:30000".parse().unwrap());
+        for address in [near, far] {
+            let gate = Gate::new(token(), address);
+            assert!(allowed(&gate, "any", Some("Bearer an admin token of ours")).is_ok());
+            for wrong in
+                [None, Some("Bearer another token here"), Some("Basic an admin token of ours"), Some("Bearer ")]
+            {
+                assert!(allowed(&gate, "127.0.0.1", wrong).is_err(), "{wrong:?}");
+            }
+        }
+        let (near, far) = (Gate::new(None, near), Gate::new(None, far));
+        for host in ["127.0.0.1:30000", "localhost", "LOCALHOST:1", "[::1]:30000", "[::1]"] {
+            assert!(allowed(&near, host, None).is_ok(), "{host}");
+            assert!(allowed(&far, host, None).is_err(), "{host}");
+        }
+        for host in ["evil.example", "evil.example:30000", "127.0.0.1.evil.example", "10.0.0.1", ""] {
+            assert!(allowed(&near, host, None).is_err(), "{host}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! How likely the tokens were, in the words of each dialect.
+
+use semmoe_text::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use super::answer::Answer;
+use super::error::ApiError;
+
+/// Alternatives at most, as on the OpenAI routes.
+const MAX_TOP: u64 = 20;
+
+/// How many alternatives are wanted, if logprobs are at all: chats ask with two fields, completions with a number.
+pub(super) fn asked(chat: bool, logprobs: Option<&Value>, top: Option<u64>) -> Result<Option<u8>, ApiError> {
+    let bounded = |name: &str, top: u64| match u8::try_from(top) {
+        Ok(count) if top <= MAX_TOP => Ok(Some(count)),
+        _ => Err(ApiError::bad(format!("{name} must be from 0 to {MAX_TOP}, found {top}")).about(name)),
+    };
+    let wrong = |expected: &str| Err(ApiError::bad(format!("logprobs must be {expected}")).about("logprobs"));
+    match (logprobs, chat) {
+        (None | Some(Value::Null | Value::Bool(false)), _) => match top {
+            None | Some(0) => Ok(None),
+            Some(_) => Err(ApiError::bad("top_logprobs is given only with logprobs true").about("top_logprobs")),
+        },
+        (Some(Value::Bool(true)), true) => bounded("top_logprobs", top.unwrap_or(0)),
+        (Some(_), true) => wrong("true or false"),
+        (Some(value), false) => match value.as_u64() {
+            Some(top) => bounded("logprobs", top),
+            None => wrong("a number of alternatives"),
+        },
+    }
+}
+
+/// SGLang asks with two fields, too.
+pub(super) fn asked_by_generate(wanted: bool, top: Option<u64>) -> Result<Option<u8>, ApiError> {
+    match (wanted, top.unwrap_or(0)) {
+        (false, _) => Ok(None),
+        (true, top) if top <= MAX_TOP => Ok(u8::try_from(top).ok()),
+        (true, top) => {
+            let message = format!("top_logprobs_num must be from 0 to {MAX_TOP}, found {top}");
+            Err(ApiError::bad(message).about("top_logprobs_num"))
+        }
+    }
+}
+
+/// The answer's tokens from the `first` on, if logprobs were asked for.
+fn pairs(answer: &Answer, first: usize) -> Option<impl Iterator<Item = (u32, &crate::engine::TokenLogprobs)>> {
+    let told = answer.logprobs.len() == answer.output.len() && !answer.logprobs.is_empty();
+    told.then(|| answer.output.iter().copied().zip(&answer.logprobs).skip(first))
+}
+
+/// A chat's `logprobs`; null if not asked for.
+pub(super) fn chat(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Value {
+    let entry = |id: u32, logprob: f32| -> Map<String, Value> {
+        let bytes = tokenizer.token_bytes(id);
+        let mut entry = Map::new();
+        entry.insert("token".into(), String::from_utf8_lossy(&bytes).into());
+        entry.insert("logprob".into(), logprob.into());
+        entry.insert("bytes".into(), bytes.into());
+        entry
+    };
+    let Some(pairs) = pairs(answer, first) else { return Value::Null };
+    let content: Vec<Value> = pairs
+        .map(|(id, logprobs)| {
+            let top: Vec<_> = logprobs.top.iter().map(|(id, logprob)| entry(*id, *logprob)).collect();
+            let mut entry = entry(id, logprobs.logprob);
+            entry.insert("top_logprobs".into(), json!(top));
+            Value::Object(entry)
+        })
+        .collect();
+    json!({"content": content, "refusal": null})
+}
+
+/// A completion's `logprobs`; null if not asked for.
+pub(super) fn completion(tokenizer: &Tokenizer, answer: &Answer, first: usize) -> Value {
+    let text = |id: u32| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
+    let Some(pairs) = pairs(answer, first) else { return Value::Null };
+    let mut offset: usize = answer.output[..first].iter().map(|id| text(*id).chars().count()).sum();
+    let (mut tokens, mut logprobs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (id, of) in pairs {
+        let token = text(id);
+        offsets.push(offset);
+        offset += token.chars().count();
+        tokens.push(token);
+        logprobs.push(of.logprob);
+        tops.push(of.top.iter().map(|(id, logprob)| (text(*id), json!(logprob))).collect::<Map<_, _>>());
+    }
+    json!({"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
+}
+
+/// Adds SGLang's fields to `meta_info`. Those of the prompt are empty, as with its default `logprob_start_len`.
+pub(super) fn generate(answer: &Answer, meta_info: &mut Value) {
+    let Some(pairs) = pairs(answer, 0) else { return };
+    let (tokens, tops): (Vec<Value>, Vec<Value>) = pairs
+        .map(|(id, of)| {
+            let top: Value = of.top.iter().map(|(id, logprob)| json!([logprob, id, null])).collect();
+            (json!([of.logprob, id, null]), top)
+        })
+        .unzip();
+    let length = tokens.len();
+    meta_info["input_token_logprobs"] = json!([]);
+    meta_info["output_token_logprobs"] = json!(tokens);
+    meta_info["output_token_logprobs_length"] = json!(length);
+    if answer.logprobs.iter().any(|of| !of.top.is_empty()) {
+        meta_info["input_top_logprobs"] = json!([]);
+        meta_info["output_top_logprobs"] = json!(tops);
+    }
+}

@@ -1,0 +1,78 @@
+//! A step takes no memory from the heap, once its buffers have their size.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::Arc;
+
+use semmoe_tables::{Placement, RankId};
+use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_worker::model::{KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem};
+
+/// The system's allocator, which counts for each thread.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that ends has no counter any more.
+    let _ = ALLOCATIONS.try_with(|allocations| allocations.set(allocations.get() + 1));
+}
+
+// SAFETY: everything is the system allocator's; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: by the caller.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: by the caller.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: by the caller.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Decodes one token of every sequence, and gives how often memory was taken.
+fn decode(model: &mut Model, ep: &mut ExpertParallel, caches: &mut [KvCache], tokens: &[u32]) -> usize {
+    let item = |(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase: StepPhase::Decode };
+    let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(tokens.chunks(1)).map(item).collect();
+    let before = ALLOCATIONS.get();
+    model.step(&mut items, ep).expect("one rank does not fail");
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn a_decode_step_allocates_nothing() {
+    let model_dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
+    let config = ModelConfig::load(model_dir).unwrap();
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
+    let mut model = Model::load(model_dir, RankId::new(0), &placement).unwrap();
+    let counters = Arc::new(Counters::new(placement.layers()));
+    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement, counters).unwrap();
+
+    let mut caches: Vec<KvCache> = (0..16).map(|_| model.new_sequence()).collect();
+    let prompt: Vec<u32> = (0..8).collect();
+    for kv in &mut caches {
+        let items = &mut [StepItem { kv, tokens: &prompt, want_logits: false, phase: StepPhase::Prefill }];
+        model.step(items, &mut ep).unwrap();
+    }
+    let tokens: Vec<u32> = (0..16).map(|sequence| 17 * sequence + 1).collect();
+    // All tokens alike: the largest batch that one expert can have.
+    assert!(decode(&mut model, &mut ep, &mut caches, &[5; 16]) > 0, "buffers grow, so this counts something");
+    decode(&mut model, &mut ep, &mut caches, &tokens);
+    while caches[0].len() < PAGE_TOKENS {
+        assert_eq!(decode(&mut model, &mut ep, &mut caches, &tokens), 0, "after {} tokens", caches[0].len());
+    }
+}
