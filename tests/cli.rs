@@ -48,6 +48,12 @@ fn wrong_arguments_exit_with_2() {
     refused(&["up", "--ranks", "0"], 2, &["0"]);
     refused(&["solve", "--groups", "4"], 2, &["--profile"]);
     refused(&["nonsense"], 2, &["nonsense"]);
+    let off =
+        ["worker", "--model", ".", "--rank", "0", "--world", "1", "--rendezvous", "127.0.0.1:0", "--shuffle", "off"];
+    refused(&off, 2, &["--shuffle is for --attention tp"]);
+    refused(&["up", "--shuffle", "auto"], 2, &["--shuffle is for --attention tp"]);
+    refused(&["up", "--experts", "tp", "--check"], 2, &["--check compares placements", "--experts tp"]);
+    refused(&["up", "--transport", "pigeons"], 2, &["pigeons"]);
     refused(&["worker", "--model", ".", "--rank", "4", "--world", "4", "--rendezvous", "127.0.0.1:0"], 2, &["4"]);
 }
 

@@ -7,11 +7,22 @@ use cargo_metadata::{DependencyKind, MetadataCommand};
 
 const LAYERS: &[(u8, &[&str])] = &[
     (0, &["semmoe-tables", "semmoe-kernels"]),
-    (1, &["semmoe-text", "semmoe-routing", "semmoe-planner"]),
-    (2, &["semmoe-solver", "semmoe-engines"]),
-    (3, &["semmoe-profiler", "semmoe-load"]),
+    (1, &["semmoe-text", "semmoe-routing", "semmoe-planner", "semmoe-ranks", "semmoe-kernels-cuda"]),
+    (2, &["semmoe-solver", "semmoe-engines", "semmoe-kernels-capi", "semmoe-kernels-shim"]),
+    (3, &["semmoe-profiler", "semmoe-load", "semmoe-kernels-capi-shim"]),
     (4, &["semmoe-gateway", "semmoe-worker"]),
-    (5, &["semmoe", "semmoe-bench-placement", "semmoe-bench-replay", "semmoe-bench-gateway", "semmoe-fuzz"]),
+    (
+        5,
+        &[
+            "semmoe",
+            "semmoe-bench-placement",
+            "semmoe-bench-replay",
+            "semmoe-bench-gateway",
+            "semmoe-bench-gpu",
+            "semmoe-bench-e2e",
+            "semmoe-fuzz",
+        ],
+    ),
 ];
 
 const PURE: &[&str] =

@@ -43,7 +43,8 @@ fn the_recorded_trace_equals_the_reference_and_every_activation_is_counted() {
     let activations = sum(&metrics, "semmoe_activations_total{");
     let tokens = sum(&metrics, "semmoe_tokens_total{");
     let info = trace.model();
-    assert_eq!(tokens, trace.tokens() as u64, "every token ran once");
+    let cached = sum(&metrics, "semmoe_cached_prompt_tokens_total{");
+    assert_eq!(tokens + cached, trace.tokens() as u64, "every token ran once, or had run before");
     assert_eq!(
         activations,
         tokens * info.layers() as u64 * u64::from(info.top_k),

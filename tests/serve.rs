@@ -261,3 +261,47 @@ fn sighup_reads_the_configuration_again() {
     served.stop();
     ranks.stop();
 }
+
+/// A rank dies while every rank of two units runs a request: the unit's other rank says so, and the gateway has both of its
+/// requests answered by the other unit.
+#[test]
+fn a_lost_rank_costs_no_request() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let units = [Ranks::start(2, None), Ranks::start(2, None)];
+    let second = format!("[[models.backends]]\nname = \"pod-b\"\nengine = \"semmoe\"\nurl = \"{}\"\n", units[1].url);
+    let config = configuration(folder.path(), &units[0].url, "round_robin", &second);
+    let served = Served::start(&config);
+    let client = HttpClient::default();
+    block_on(async {
+        let body = json!({"model": MODEL, "prompt": "One two three", "max_tokens": 1200, "ignore_eos": true});
+        let ask = || {
+            let bytes = serde_json::to_vec(&body).expect("JSON").into();
+            let request = request(http::Method::POST, &served.url, "/v1/completions", Some(bytes)).expect("request");
+            let client = client.clone();
+            tokio::spawn(async move { client.send(request).await.expect("an answer") })
+        };
+        let requests: Vec<_> = (0..4).map(|_| ask()).collect();
+        let lost: BaseUrl = units[0].url.parse().expect("a URL");
+        let running = async {
+            loop {
+                let page = client.get_text(&lost, "/metrics", &AnswerLimits::default()).await.expect("metrics");
+                let busy = |rank| page.contains(&format!("semmoe_requests_in_flight{{rank=\"{rank}\"}} 1\n"));
+                if busy(0) && busy(1) {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), running).await.expect("both ranks have a request");
+        signal("-KILL", units[0].pid(1));
+        for request in requests {
+            let answer = request.await.expect("no panic");
+            assert_eq!(answer.status(), 200);
+        }
+        let health = client.get_text(&lost, "/health", &AnswerLimits::default()).await.expect_err("the unit is dead");
+        assert!(health.to_string().contains("503"), "{health}");
+    });
+    served.stop();
+    let [_dead, living] = units;
+    living.stop();
+}

@@ -48,6 +48,22 @@ fn check_shows_the_gain_that_evaluate_predicts() {
 }
 
 #[test]
+fn with_attention_tp_check_shows_what_shuffling_gains() {
+    let _one = one_up();
+    let args = ["up", "--check", "--json", "--attention", "tp", "--data"];
+    let output = semmoe(&args).arg(shared_data()).output().expect("runs");
+    let report = json_of(&output);
+    let number =
+        |part: &str, field: &str| report[part][field].as_f64().unwrap_or_else(|| panic!("{part}.{field} in {report}"));
+    let (before, after) = (number("baseline", "lar"), number("affinity", "lar"));
+    let predicted = report["predicted_lar"].as_f64().expect("a number");
+    assert!(after > before + 0.1, "shuffling gains little: {report}");
+    assert!((after - predicted).abs() <= 0.02, "prediction and observation differ: {report}");
+    assert_eq!(number("affinity", "tokens"), number("baseline", "tokens"), "{report}");
+    assert!(number("affinity", "remote_bytes_per_token") < number("baseline", "remote_bytes_per_token"), "{report}");
+}
+
+#[test]
 fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     let _one = one_up();
     let up = Up::start(&shared_data(), &[]);
@@ -84,6 +100,29 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     let (status, said) = up.wait();
     assert!(status.success(), "{status}: {said}");
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
+}
+
+#[test]
+fn experts_in_slices_need_no_tables_and_ranks_exchange_as_told() {
+    let _one = one_up();
+    let data = tempfile::tempdir().expect("a folder");
+    let up = Up::start(data.path(), &["--ranks", "2", "--experts", "tp", "--attention", "tp", "--transport", "tcp"]);
+    block_on(async {
+        let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
+        let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(4), &limits()).await.expect("answer");
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
+        let admin: BaseUrl = up.admin.parse().expect("a URL");
+        let backends: Value = client.get_json(&admin, "/admin/backends", &limits()).await.expect("backends");
+        let engine: BaseUrl = backends["backends"][0]["url"].as_str().expect("a URL").parse().expect("a URL");
+        let info: Value = client.get_json(&engine, "/server_info", &limits()).await.expect("server info");
+        assert_eq!(
+            (&info["experts"], &info["transport"], &info["attention"]),
+            (&"tp".into(), &"tcp".into(), &"tp".into())
+        );
+    });
+    up.interrupt();
+    let (status, said) = up.wait();
+    assert!(status.success() && !said.contains("recording"), "{status}: {said}");
 }
 
 #[test]

@@ -22,6 +22,7 @@ def expect(kind, call, says):
 
 # Models.
 assert [model.id for model in client.models.list()] == [MODEL, "small"]
+assert [client.models.retrieve(name).id for name in (MODEL, "small")] == [MODEL, "small"]
 
 # Chat, in one piece and as a stream, also by an alias.
 for name in (MODEL, "small"):
@@ -50,6 +51,8 @@ assert client.embeddings.create(model=MODEL, input=["a", "b"], encoding_format="
 error = expect(openai.BadRequestError, lambda: client.chat.completions.create(model=MODEL, messages=ASK, temperature=9), "out of range")
 assert error.param == "temperature"
 expect(openai.NotFoundError, lambda: client.chat.completions.create(model="gpt-none", messages=ASK), "there is no model 'gpt-none'")
+error = expect(openai.NotFoundError, lambda: client.models.retrieve("gpt-none"), "there is no model 'gpt-none'")
+assert error.code == "model_not_found"
 expect(openai.NotFoundError, lambda: client.files.list(), "there is no route GET /v1/files")
 wrong = openai.OpenAI(base_url=base, api_key="sk-of-a-stranger", max_retries=0)
 error = expect(openai.AuthenticationError, lambda: wrong.chat.completions.create(model=MODEL, messages=ASK), "not one of")

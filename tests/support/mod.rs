@@ -215,6 +215,11 @@ impl Ranks {
         output
     }
 
+    /// The process of a rank.
+    pub fn pid(&self, rank: usize) -> u32 {
+        self.children[rank].id()
+    }
+
     /// Closes their standard input and waits: every rank must leave with exit code 0.
     pub fn stop(mut self) {
         self.stdins.clear();

@@ -1,0 +1,117 @@
+"""How the plug-in for SGLang gets its communicator: when SGLang has made its groups, all ranks of the attention-TP group check that tables,
+model and layout fit, and join, or none does."""
+import hashlib
+import os
+
+import torch
+
+from .cuda import cuda_communicator
+from .exchange import GroupExchange
+from .groups import Groups
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class SelfCheckError(RuntimeError):
+    """Why the plug-in stays off."""
+
+
+def check_tables(path):
+    """The metadata of a tables file, with the number of groups; nothing else is read."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if metadata.get("attention") != "tp":
+        raise SelfCheckError(f"{path} is for attention {metadata.get('attention')}, expected tp")
+    return metadata
+
+
+def _require(what, found, expected):
+    if found != expected:
+        raise SelfCheckError(f"{what} is {found}, expected {expected}")
+
+
+def check_fits(runner, metadata):
+    """Whether the layout that SGLang was started with is the one that the tables are for."""
+    ps, arguments, model, groups = runner.ps, runner.server_args, runner.model_config, int(metadata["groups"])
+    if ps.attn_tp_size != groups:
+        raise SelfCheckError(f"the tables have {groups} groups, the attention-TP group has {ps.attn_tp_size} ranks")
+    if groups < 2:
+        raise SelfCheckError("the attention-TP group has one rank: there is nothing to shuffle")
+    # Group g's experts are on rank g, and no others are there: tokens do not leave the group for its experts.
+    _require("the number of expert-parallel ranks", ps.moe_ep_size, groups)
+    _require("the expert-parallel rank", ps.moe_ep_rank, ps.attn_tp_rank)
+    _require("the number of context-parallel ranks", ps.attn_cp_size, 1)
+    _require("speculative_algorithm", arguments.speculative_algorithm, None)
+    _require("enable_two_batch_overlap", arguments.enable_two_batch_overlap, False)
+    if model.dtype not in _DTYPES:
+        raise SelfCheckError(f"the model's type is {model.dtype}, expected one of {', '.join(map(str, _DTYPES))}")
+    for name in ("num_hidden_layers", "vocab_size"):
+        if (told := metadata.get(name)) is not None and int(told) != getattr(model, name):
+            raise SelfCheckError(f"the tables are for a model with {name} {told}, this one has {getattr(model, name)}")
+
+
+def most_tokens(arguments):
+    """Tokens of the largest batch that is shuffled."""
+    if given := os.environ.get("SEMMOE_SGLANG_TOKENS"):
+        if not given.isdecimal() or not 0 < int(given) < 1 << 24:
+            raise SelfCheckError(f"SEMMOE_SGLANG_TOKENS is {given!r}, expected 1 to {(1 << 24) - 1}")
+        return int(given)
+    chunk = arguments.chunked_prefill_size
+    return chunk if chunk is not None and chunk > 0 else arguments.max_prefill_tokens
+
+
+class GpuGroup:
+    """The attention-TP group of a ModelRunner that has its groups: how its ranks meet, and where their tensors are."""
+
+    def __init__(self, runner):
+        self.cpu_group = runner.attention_tp_group.cpu_group
+        self.exchange = GroupExchange(self.cpu_group)
+        self.kind, self.ordinal = runner.device, runner.gpu_id
+
+    def device(self):
+        if self.kind != "cuda":
+            raise SelfCheckError(f"the device is {self.kind}, expected cuda")
+        return torch.device("cuda", self.ordinal)
+
+    def communicator(self, buffer_bytes, max_tokens):
+        return cuda_communicator(buffer_bytes, group=self.cpu_group, gpu=self.ordinal, max_tokens=max_tokens)
+
+
+def join_group(runner, path, group):
+    """The tables on this rank's device, and its communicator, which has proved itself. Raises on all ranks, or on none.
+
+    `runner` is SGLang's ModelRunner, `group` a GpuGroup of it."""
+    tables = error = digest = None
+    tokens = buffer_bytes = 0
+    try:
+        check_fits(runner, check_tables(path))
+        tokens = most_tokens(runner.server_args)
+        buffer_bytes = tokens * runner.model_config.hidden_size * runner.model_config.dtype.itemsize
+        group.device()
+        digest = _digest(path)
+    except Exception as refused:
+        error = refused
+    # Ranks that read different tables would shuffle differently.
+    group.exchange.agree("fits", error, {"tables": digest})
+    comm = group.communicator(buffer_bytes, tokens)
+    try:
+        comm.self_check()
+        tables = Groups(path, group.device())
+    except Exception as refused:
+        error = refused
+    try:
+        group.exchange.agree("proved", error)
+    except Exception:
+        comm.close()
+        raise
+    return tables, comm
+
+
+def _digest(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

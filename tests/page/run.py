@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Looks at the page of `semmoe profile show --html` in a headless browser: run.py [SEMMOE] [KEEP].
+
+Every picture must be drawn (many colours, not blank), nothing may be loaded, and the console must stay silent. The browser is
+Chromium or Chrome; without one that works the pages are made all the same, and it is said that nobody looked. KEEP is a folder for the screenshots."""
+import pathlib, re, shutil, struct, subprocess, sys, tempfile, zlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SEMMOE = sys.argv[1] if len(sys.argv) > 1 else "target/release/semmoe"
+BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+TRACE, PROMPTS, MODEL = ROOT / "tests/data/reference.trace.safetensors", ROOT / "tests/data/reference.prompts.jsonl", ROOT / "assets/tiny-qwen3moe-15m"
+
+# Nothing is looked up, updated or asked at the first start: on a machine without a network each of those may stall the browser.
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr"]
+
+
+def semmoe(*arguments):
+    return subprocess.run([SEMMOE, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
+def pages(folder):
+    """A page with everything, and one of a profile alone."""
+    profile, tables = folder / "p.profile.safetensors", folder / "t.tables.safetensors"
+    semmoe("profile", "build", TRACE, "--out", profile)
+    semmoe("solve", "--profile", profile, "--groups", 4, "--out", tables)
+    whole, part = folder / "whole.html", folder / "part.html"
+    text = semmoe("profile", "show", TRACE, "--html", whole, "--tables", tables, "--groups", "2,8", "--tokenizer", MODEL, "--topics", PROMPTS)
+    assert "cumulative hotness" in text and "kurtosis" in text, text
+    semmoe("profile", "show", profile, "--html", part)
+    return [(whole, 5), (part, 3)]
+
+
+def look(page, png, height):
+    """A screenshot, and what the console said. A browser that hangs at its start is started once more, with a new profile."""
+    for trial in (1, 2):
+        png.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory() as profile:
+            command = [BROWSER, *QUIET, f"--user-data-dir={profile}", f"--window-size=1100,{height}", f"--screenshot={png}", page.as_uri()]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=120)
+            except subprocess.TimeoutExpired as error:
+                print(f"the browser hung on {page.name}, trial {trial}: {(error.stderr or b'')[-500:]}", file=sys.stderr)
+                continue
+        assert png.exists(), f"no screenshot: {done.stderr[-2000:]}"
+        return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    sys.exit(f"the browser hung twice on {page.name}")
+
+
+def works(folder):
+    """Whether the browser draws an empty page here at all: one that does not is as good as none."""
+    page = folder / "empty.html"
+    page.write_text("<!doctype html><title>empty</title>")
+    try:
+        look(page, folder / "empty.png", 100)
+    except (SystemExit, AssertionError, OSError) as error:
+        print(f"NOTICE: {BROWSER} does not work here: {error}")
+        return False
+    return True
+
+
+def pixels(png):
+    """Width, height, and rows of pixels of an 8-bit PNG without interlacing, as browsers write it."""
+    raw, at, data = png.read_bytes(), 8, b""
+    while at < len(raw):
+        length, kind = struct.unpack(">I4s", raw[at : at + 8])
+        if kind == b"IHDR":
+            width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", raw[at + 8 : at + 21])
+        if kind == b"IDAT":
+            data += raw[at + 8 : at + 8 + length]
+        at += length + 12
+    assert (depth, interlaced) == (8, 0) and colour in (2, 6), (depth, colour, interlaced)
+    step = 3 if colour == 2 else 4
+    data, rows, before = zlib.decompress(data), [], bytes(width * step)
+    for row in range(height):
+        line = bytearray(data[row * (width * step + 1) :][: width * step + 1])
+        how, line = line[0], line[1:]
+        for x in range(len(line)):
+            left, up, corner = line[x - step] if x >= step else 0, before[x], before[x - step] if x >= step else 0
+            if how == 1: line[x] = (line[x] + left) & 255
+            elif how == 2: line[x] = (line[x] + up) & 255
+            elif how == 3: line[x] = (line[x] + (left + up) // 2) & 255
+            elif how == 4:
+                guess = left + up - corner
+                line[x] = (line[x] + min((left, up, corner), key=lambda value: abs(guess - value))) & 255
+        rows.append([tuple(line[x : x + 3]) for x in range(0, len(line), step)])
+        before = line
+    return rows
+
+
+def check_picture(number, rows, page):
+    flat = [pixel for row in rows for pixel in row]
+    painted = sum(pixel != (255, 255, 255) for pixel in flat) / len(flat)
+    colours = len(set(flat))
+    assert painted > 0.01 and colours > 20, f"{page.name}, picture {number}: {painted:.2%} painted, {colours} colours"
+
+
+with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    looks = bool(BROWSER) and works(folder)
+    for page, pictures in pages(folder):
+        text = page.read_text()
+        found = re.findall(r"<svg.*?</svg>", text, re.S)
+        assert len(found) == pictures, f"{page.name} has {len(found)} pictures"
+        assert not re.search(r"<script|https?:|src=|url\(|@import", text), page.name
+        if not looks:
+            continue
+        png = folder / f"{page.stem}.png"
+        assert not (said := look(page, png, 3600)), said
+        if len(sys.argv) > 2:
+            shutil.copy(png, sys.argv[2])
+        style = re.search(r"<style>.*?</style>", text, re.S)[0]
+        for number, svg in enumerate(found):
+            alone, shot = folder / "alone.html", folder / f"{number}.png"
+            alone.write_text(f"<!doctype html><meta charset=\"utf-8\">{style}{svg}")
+            assert not (said := look(alone, shot, 600)), said
+            check_picture(number, pixels(shot), page)
+print("page: ok" if looks else "NOTICE: there is no Chromium or Chrome that works, so nobody looked at the page; its text was checked")
