@@ -6,12 +6,14 @@
 mod answers;
 mod events;
 mod files;
+mod pickle;
 mod prompts;
 mod splice;
 
 pub use answers::answers;
 pub use events::events;
 pub use files::files;
+pub use pickle::pickle;
 pub use prompts::{requests, tokens};
 pub use splice::splice;
 
@@ -19,13 +21,14 @@ pub use splice::splice;
 pub type Law = fn(&[u8]);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Law); 6] = [
+pub const TARGETS: [(&str, Law); 7] = [
     ("requests", requests),
     ("tokens", tokens),
     ("splice", splice),
     ("events", events),
     ("answers", answers),
     ("files", files),
+    ("pickle", pickle),
 ];
 
 /// A JSON object with its members in order, duplicates included.

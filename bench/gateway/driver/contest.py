@@ -67,9 +67,9 @@ def spread(found):
     return "{:.2f} ({:.2f} to {:.2f})".format(*found)
 
 
-def table(title, results, key="requests_per_second", unit="requests/s", digits=0):
+def table(title, results, key="requests_per_second", unit="requests/s", digits=0, router=None):
     """Markdown: what each did, and how it compares with the best router and with nginx."""
-    router, nginx = best_router(results), "nginx" if "nginx" in results else None
+    router, nginx = router or best_router(results), "nginx" if "nginx" in results else None
     head = ["", unit, "over the best router" + (f" ({router})" if router else ""), "over nginx", "CPU us/request", "RSS MB"]
     lines = [f"### {title}", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, rounds in results.items():

@@ -100,6 +100,7 @@ fn optimum(found: &Evaluation) -> RequestFigures {
     // Every trace judged with attention dp has one.
     found.batch_optimum.unwrap_or(RequestFigures {
         request_lar: found.lar,
+        remote_ranks_per_token: found.remote_ranks_per_token.unwrap_or(f64::NAN),
         request_imbalance: 1.0,
         burst_imbalance: 1.0,
         burst_imbalance_mean: 1.0,

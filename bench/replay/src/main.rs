@@ -140,17 +140,17 @@ fn table(title: &str, policies: &[String], setup: Setup<'_>) -> Result<Vec<Figur
     writeln!(out, "\n### {title}\n")?;
     writeln!(
         out,
-        "| policy | within SLO | goodput, requests/s | TTFT median, s | TTFT p99, s | per token p99, ms | LAR | prefix hits | tokens, max/mean |"
+        "| policy | within SLO | goodput, requests/s | all, requests/s | TTFT median, s | TTFT p99, s | per token p99, ms | LAR | prefix hits | tokens, max/mean |"
     )?;
-    writeln!(out, "|{}", "---|".repeat(9))?;
+    writeln!(out, "|{}", "---|".repeat(10))?;
     let mut all = Vec::new();
     for policy in policies {
         let figures = run(policy, setup)?;
-        let Figures { lar, cached, good, goodput, ttft_median, ttft_p99, per_token_p99, tokens_max_over_mean } =
-            figures;
+        let Figures { lar, cached, good, goodput, throughput, .. } = figures;
+        let Figures { ttft_median, ttft_p99, per_token_p99, tokens_max_over_mean, .. } = figures;
         writeln!(
             out,
-            "| `{policy}` | {good:.4} | {goodput:.3} | {ttft_median:.3} | {ttft_p99:.2} | {:.1} | {lar:.4} | {cached:.4} | {tokens_max_over_mean:.3} |",
+            "| `{policy}` | {good:.4} | {goodput:.3} | {throughput:.3} | {ttft_median:.3} | {ttft_p99:.2} | {:.1} | {lar:.4} | {cached:.4} | {tokens_max_over_mean:.3} |",
             per_token_p99 * 1e3
         )?;
         out.flush()?;

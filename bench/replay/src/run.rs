@@ -34,6 +34,8 @@ pub(crate) struct Figures {
     pub(crate) good: f64,
     /// The same per second, from the first arrival to the last token.
     pub(crate) goodput: f64,
+    /// All requests per second.
+    pub(crate) throughput: f64,
     /// Seconds to the first token.
     pub(crate) ttft_median: f64,
     pub(crate) ttft_p99: f64,
@@ -159,6 +161,7 @@ impl Run<'_> {
             cached: self.unit.cached_tokens as f64 / prompts as f64,
             good: f64::from(good) / jobs.len() as f64,
             goodput: f64::from(good) / end,
+            throughput: jobs.len() as f64 / end,
             ttft_median: at(&ttft, 0.5),
             ttft_p99: at(&ttft, 0.99),
             per_token_p99: at(&per_token, 0.99),

@@ -49,6 +49,19 @@ fn local_tokens_cost_less_and_affinity_finds_them() {
     assert!(affinity.ttft_p99 < turns.ttft_p99 && affinity.goodput >= turns.goodput, "{affinity:?} {turns:?}");
 }
 
+/// Twice as many as can be served: what is local is followed as at light load, and so more are served.
+#[test]
+fn queues_do_not_drown_what_is_local() {
+    let home = |at: u32| [0, 1, 2, 3].map(|rank| if rank == at * 7 % 13 % 4 { 0.55 } else { 0.15 });
+    let jobs = |gap: f64| -> Vec<Job> {
+        (0..800).map(|at| plain_job(f64::from(at) * gap, 100 + at * 31 % 400, 2, &home(at))).collect()
+    };
+    let (light, heavy) = (jobs(0.02), jobs(0.001));
+    let [light, heavy] = [&light, &heavy].map(|jobs| run("affinity", setup(jobs, 4, 0.4)).unwrap());
+    assert!(heavy.ttft_median > 10.0 * light.ttft_median, "a queue was wanted: {heavy:?}");
+    assert!(heavy.lar > 0.97 * light.lar && heavy.tokens_max_over_mean < 1.1, "{light:?} {heavy:?}");
+}
+
 #[test]
 fn the_same_seed_gives_the_same_figures() {
     let jobs: Vec<Job> = (0..200).map(|at| plain_job(f64::from(at) * 0.01, 300 + at * 7, 5, &[0.25; 4])).collect();
