@@ -43,12 +43,7 @@ pub(crate) async fn start_gateway(spec: &GatewaySpec<'_>) -> Result<Running, Cli
                 ranks: Some(spec.ranks),
                 ..RawBackend::default()
             }],
-            aliases: Vec::new(),
-            adapters: None,
-            discovery: Vec::new(),
-            baseline: None,
-            canary: None,
-            chat_template: None,
+            ..RawModel::default()
         }],
         ..RawConfig::default()
     };

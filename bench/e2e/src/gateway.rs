@@ -40,12 +40,7 @@ pub(crate) async fn start(spec: &GatewaySpec<'_>) -> Result<Running, BenchError>
                 ranks: Some(spec.ranks),
                 ..RawBackend::default()
             }],
-            aliases: Vec::new(),
-            adapters: None,
-            discovery: Vec::new(),
-            baseline: None,
-            canary: None,
-            chat_template: None,
+            ..RawModel::default()
         }],
         ..RawConfig::default()
     };

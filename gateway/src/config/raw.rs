@@ -140,6 +140,23 @@ pub struct RawModel {
     pub discovery: Vec<RawDiscovery>,
 }
 
+impl Default for RawModel {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            aliases: Vec::new(),
+            adapters: None,
+            tokenizer: None,
+            chat_template: None,
+            policy: default_policy(),
+            baseline: None,
+            canary: None,
+            backends: Vec::new(),
+            discovery: Vec::new(),
+        }
+    }
+}
+
 /// `[[models.backends]]`
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,7 +1,8 @@
 """Processes of one gloo group.
 
-Gloo's threads outlive the group where something still refers to it, and C++ aborts the process when the interpreter ends under them
-("terminate called without an active exception"). So a process leaves at once when its part is done; what it raises is told as ever."""
+Gloo's threads may outlive the group with tensors that Python knows; when the interpreter ends under them, the process aborts now and then
+("terminate called without an active exception", pytorch/pytorch#179291). So a process leaves at once when its part is done; what it
+raises is told as ever."""
 import os
 import sys
 
