@@ -10,6 +10,7 @@
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
 //! | [`probe`] | what an engine says about itself |
 //! | [`loads`] | requests in flight per rank, as the engine counts them |
+//! | [`metrics`] | samples of Prometheus' text format |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
 //! | [`recording`] | routed experts of whole prompts asked for, and read from wherever they are told |
 //! | [`routed`] | routed experts asked for in requests and cut out of answers |
@@ -23,6 +24,7 @@ mod engine;
 pub mod http;
 pub mod json;
 pub mod loads;
+pub mod metrics;
 pub mod pieces;
 pub mod pin;
 pub mod probe;

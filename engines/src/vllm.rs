@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
+use crate::metrics::Sample;
 use crate::{RankBase, Route, pin};
 
 /// `GET`: `{"version": "0.33.0"}`.
@@ -37,7 +38,7 @@ impl Ranks {
     pub fn parse(metrics: &str) -> Self {
         let mut in_flight: BTreeMap<u16, u64> = BTreeMap::new();
         for line in metrics.lines() {
-            if let Some((rank, requests)) = sample(line)
+            if let Some((rank, requests)) = requests_of_rank(line)
                 && (in_flight.len() < MOST_RANKS || in_flight.contains_key(&rank))
             {
                 let sum = in_flight.entry(rank).or_default();
@@ -62,19 +63,10 @@ impl Ranks {
 }
 
 /// Rank and value of one line, if it is of a gauge of requests.
-fn sample(line: &str) -> Option<(u16, u64)> {
-    let labels = line.strip_prefix(RUNNING).or_else(|| line.strip_prefix(WAITING))?.strip_prefix('{')?;
-    let (labels, value) = labels.rsplit_once("} ")?;
-    // A quote inside a value is escaped, so that no value can pretend to be this label.
-    let rank = match labels.strip_prefix("engine=\"") {
-        Some(rank) => rank,
-        None => labels.split_once(",engine=\"")?.1,
-    };
-    let value: f64 = value.trim().parse().ok()?;
-    if !(0.0..=1e15).contains(&value) {
-        return None;
-    }
-    Some((rank.split_once('"')?.0.parse().ok()?, value as u64))
+fn requests_of_rank(line: &str) -> Option<(u16, u64)> {
+    let sample = Sample::parse(line).filter(|sample| [RUNNING, WAITING].contains(&sample.name))?;
+    let rank = sample.label("engine")?.parse().ok()?;
+    (0.0..=1e15).contains(&sample.value).then_some((rank, sample.value as u64))
 }
 
 /// The version, where the server tells.

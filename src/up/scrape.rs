@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
+use semmoe_engines::metrics::Sample;
 
 use crate::error::CliError;
 
@@ -33,15 +34,17 @@ impl UnitCounters {
         let mut counters = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
             let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
+            // Gauges may be fractional; only whole counters are used here.
+            let value = sample.value as u64;
             match (sample.name, sample.label("where")) {
-                ("semmoe_activations_total", Some("local")) => counters.local_activations += sample.value,
-                ("semmoe_activations_total", Some("remote")) => counters.remote_activations += sample.value,
-                ("semmoe_dispatch_bytes_total", Some("remote")) => counters.remote_bytes += sample.value,
+                ("semmoe_activations_total", Some("local")) => counters.local_activations += value,
+                ("semmoe_activations_total", Some("remote")) => counters.remote_activations += value,
+                ("semmoe_dispatch_bytes_total", Some("remote")) => counters.remote_bytes += value,
                 ("semmoe_tokens_total", _) => {
-                    *counters.tokens_by_rank.entry(rank_of(&sample, line)?).or_default() += sample.value;
+                    *counters.tokens_by_rank.entry(rank_of(&sample, line)?).or_default() += value;
                 }
                 ("semmoe_attention_rows_total", _) => {
-                    *counters.rows_by_rank.entry(rank_of(&sample, line)?).or_default() += sample.value;
+                    *counters.rows_by_rank.entry(rank_of(&sample, line)?).or_default() += value;
                 }
                 _ => {}
             }
@@ -94,30 +97,6 @@ fn rank_of(sample: &Sample<'_>, line: &str) -> Result<u16, String> {
 
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
-}
-
-/// One line of the Prometheus text format with an integer value.
-struct Sample<'a> {
-    name: &'a str,
-    labels: &'a str,
-    value: u64,
-}
-
-impl<'a> Sample<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let (series, value) = line.rsplit_once(' ')?;
-        let (name, labels) = match series.split_once('{') {
-            Some((name, rest)) => (name, rest.strip_suffix('}')?),
-            None => (series, ""),
-        };
-        // Gauges may be fractional; only whole counters are used here.
-        let value = value.parse::<u64>().or_else(|_| value.parse::<f64>().map(|value| value as u64)).ok()?;
-        Some(Self { name, labels, value })
-    }
-
-    fn label(&self, name: &str) -> Option<&'a str> {
-        self.labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
-    }
 }
 
 #[cfg(test)]

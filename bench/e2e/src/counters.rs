@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use semmoe_engines::metrics::Sample;
 use serde::Serialize;
 
 /// Sums over ranks and phases since the start of a unit. Times are those of ranks: R ranks that wait a second wait R seconds.
@@ -43,7 +44,8 @@ impl Counters {
     pub(crate) fn parse(page: &str) -> Result<Self, String> {
         let mut counters = Self::default();
         for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
-            let sample = Sample::parse(line).ok_or_else(|| line.to_owned())?;
+            let sample =
+                Sample::parse(line).filter(|sample| sample.value.is_finite()).ok_or_else(|| line.to_owned())?;
             counters.add(&sample).ok_or_else(|| line.to_owned())?;
         }
         Ok(counters)
@@ -65,10 +67,10 @@ impl Counters {
                     layer.all_to_all_seconds += value;
                 }
             }
-            "semmoe_attention_rows_total" => *self.rows.entry(sample.rank()?).or_default() += value,
+            "semmoe_attention_rows_total" => *self.rows.entry(rank_of(sample)?).or_default() += value,
             "semmoe_tokens_total" => {
                 self.tokens += value;
-                *self.tokens_by_rank.entry(sample.rank()?).or_default() += value;
+                *self.tokens_by_rank.entry(rank_of(sample)?).or_default() += value;
             }
             "semmoe_steps_total" => self.steps += value,
             "semmoe_step_seconds_total" => self.step_seconds += value,
@@ -170,32 +172,8 @@ pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }
 
-/// One line of the Prometheus text format.
-struct Sample<'a> {
-    name: &'a str,
-    labels: &'a str,
-    value: f64,
-}
-
-impl<'a> Sample<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
-        let (series, value) = line.rsplit_once(' ')?;
-        let (name, labels) = match series.split_once('{') {
-            Some((name, rest)) => (name, rest.strip_suffix('}')?),
-            None => (series, ""),
-        };
-        let value = value.parse::<f64>().ok().filter(|value| value.is_finite())?;
-        Some(Self { name, labels, value })
-    }
-
-    fn rank(&self) -> Option<u16> {
-        self.label("rank")?.parse().ok()
-    }
-
-    /// Labels of the worker are numbers and fixed words: none holds a comma.
-    fn label(&self, name: &str) -> Option<&'a str> {
-        self.labels.split(',').find_map(|label| label.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
-    }
+fn rank_of(sample: &Sample<'_>) -> Option<u16> {
+    sample.label("rank")?.parse().ok()
 }
 
 #[cfg(test)]
