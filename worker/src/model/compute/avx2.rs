@@ -1,4 +1,4 @@
-//! 256-bit vectors: a row of a panel is four of them.
+//! 256-bit vectors: a row of a stripe is two of them, half a panel's, so that six rows of sums fit the sixteen registers.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,
@@ -10,19 +10,24 @@ use super::tile::{Load, Vectors};
 pub(super) struct Avx2;
 
 impl Vectors for Avx2 {
-    type Row = [__m256; 4];
+    const WIDTH: usize = 16;
+    type Row = [__m256; 2];
     type Splat = __m256;
-    const MAX_ROWS: usize = 2;
+    const MAX_ROWS: usize = 5;
 
     #[inline(always)]
-    fn panels_for(rows: usize) -> usize {
-        if rows == 1 { 2 } else { 1 }
+    fn stripes_for(rows: usize) -> usize {
+        match rows {
+            1 => 4,
+            2 => 2,
+            _ => 1,
+        }
     }
 
     #[inline(always)]
     unsafe fn zero() -> Self::Row {
         // SAFETY: the machine has AVX2, by the caller.
-        unsafe { [_mm256_setzero_ps(); 4] }
+        unsafe { [_mm256_setzero_ps(); 2] }
     }
 
     #[inline(always)]
@@ -33,17 +38,19 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row) {
-        for (sum, b) in sum.iter_mut().zip(b) {
-            // SAFETY: the machine has FMA, by the caller.
-            *sum = unsafe { _mm256_fmadd_ps(a, b, *sum) };
+        // SAFETY: the machine has FMA, by the caller.
+        unsafe {
+            sum[0] = _mm256_fmadd_ps(a, b[0], sum[0]);
+            sum[1] = _mm256_fmadd_ps(a, b[1], sum[1]);
         }
     }
 
     #[inline(always)]
     unsafe fn store(row: Self::Row, to: *mut f32) {
-        for (i, lanes) in row.into_iter().enumerate() {
-            // SAFETY: the machine has AVX2 and NR elements can be written, by the caller.
-            unsafe { _mm256_storeu_ps(to.add(8 * i), lanes) };
+        // SAFETY: the machine has AVX2 and WIDTH elements can be written, by the caller.
+        unsafe {
+            _mm256_storeu_ps(to, row[0]);
+            _mm256_storeu_ps(to.add(8), row[1]);
         }
     }
 }
@@ -53,10 +60,8 @@ impl Load<f32> for Avx2 {
 
     #[inline(always)]
     unsafe fn load(at: *const f32, _step: usize) -> Self::Row {
-        // SAFETY: the machine has AVX2 and NR elements can be read, by the caller.
-        unsafe {
-            [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8)), _mm256_loadu_ps(at.add(16)), _mm256_loadu_ps(at.add(24))]
-        }
+        // SAFETY: the machine has AVX2 and WIDTH elements can be read, by the caller.
+        unsafe { [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))] }
     }
 }
 
@@ -65,15 +70,8 @@ impl Load<u32> for Avx2 {
 
     #[inline(always)]
     unsafe fn load(at: *const u32, step: usize) -> Self::Row {
-        // SAFETY: the machine has AVX2 and NR words can be read, by the caller.
-        unsafe {
-            [
-                load_halves(at, step),
-                load_halves(at.add(8), step),
-                load_halves(at.add(16), step),
-                load_halves(at.add(24), step),
-            ]
-        }
+        // SAFETY: the machine has AVX2 and WIDTH words can be read, by the caller.
+        unsafe { [load_halves(at, step), load_halves(at.add(8), step)] }
     }
 }
 

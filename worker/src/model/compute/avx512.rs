@@ -1,10 +1,11 @@
-//! 512-bit vectors: a row of a panel is two of them.
+//! 512-bit vectors: a stripe is a panel, and a row of it two of them.
 
 use std::arch::x86_64::{
     __m512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
+use super::gemm::NR;
 use super::tile::{Load, Vectors};
 
 pub(super) struct Avx512;
@@ -13,12 +14,13 @@ pub(super) struct Avx512;
 const HIGH_HALVES: u32 = 0xaaaa_aaaa;
 
 impl Vectors for Avx512 {
+    const WIDTH: usize = NR;
     type Row = [__m512; 2];
     type Splat = __m512;
     const MAX_ROWS: usize = 6;
 
     #[inline(always)]
-    fn panels_for(rows: usize) -> usize {
+    fn stripes_for(rows: usize) -> usize {
         if rows <= 3 { 4 } else { 2 }
     }
 

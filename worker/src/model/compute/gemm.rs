@@ -112,21 +112,20 @@ pub(super) fn multiply_on(
     let (panels, columns) = (n.div_ceil(NR), group_of(n));
     let a = (a.data.as_ptr(), a.stride);
     let c = (c.as_mut_ptr(), c_stride);
-    let group = columns / NR;
     match b {
         Columns::Bf16(words) => {
             let b_group = k.div_ceil(2) * columns;
-            assert!(panels / group * b_group <= words.len(), "B is too short");
+            assert!(n.div_ceil(columns) * b_group <= words.len(), "B is too short");
             let ahead = Ahead::InStream(AHEAD_BYTES);
-            let job = Job { m, k, n, a, b: words.as_ptr(), b_row: columns, b_group, group, ahead, c, begin };
+            let job = Job { m, k, n, a, b: words.as_ptr(), b_row: columns, b_group, group: columns, ahead, c, begin };
             // SAFETY: all three operands were just checked to be as long as the job says.
             unsafe { launch(isa, &job) }
         }
         Columns::F32(values) => {
             let b_group = k * columns;
-            assert!(panels / group * b_group <= values.len(), "B is too short");
+            assert!(n.div_ceil(columns) * b_group <= values.len(), "B is too short");
             let ahead = Ahead::InStream(AHEAD_BYTES);
-            let job = Job { m, k, n, a, b: values.as_ptr(), b_row: columns, b_group, group, ahead, c, begin };
+            let job = Job { m, k, n, a, b: values.as_ptr(), b_row: columns, b_group, group: columns, ahead, c, begin };
             // SAFETY: as above.
             unsafe { launch(isa, &job) }
         }
@@ -134,7 +133,7 @@ pub(super) fn multiply_on(
             assert!(panels * NR <= stride && k * stride <= data.len(), "B is too short");
             let distance = |next: &[f32]| next.as_ptr().addr().wrapping_sub(data.as_ptr().addr());
             let ahead = Ahead::Elsewhere(next.map_or(0, distance));
-            let job = Job { m, k, n, a, b: data.as_ptr(), b_row: stride, b_group: 0, group: panels, ahead, c, begin };
+            let job = Job { m, k, n, a, b: data.as_ptr(), b_row: stride, b_group: 0, group: stride, ahead, c, begin };
             // SAFETY: as above.
             unsafe { launch(isa, &job) }
         }

@@ -6,12 +6,13 @@ use super::tile::{Load, Vectors};
 pub(super) struct Portable;
 
 impl Vectors for Portable {
+    const WIDTH: usize = NR;
     type Row = [f32; NR];
     type Splat = f32;
     const MAX_ROWS: usize = 1;
 
     #[inline(always)]
-    fn panels_for(_rows: usize) -> usize {
+    fn stripes_for(_rows: usize) -> usize {
         1
     }
 

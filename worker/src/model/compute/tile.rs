@@ -16,8 +16,8 @@ const ROW_BLOCK: usize = 64;
 
 const CACHE_LINE: usize = 64;
 
-/// One product by pointers. Panel p of B begins at `b + p / group * b_group + p % group * NR`, and its rows are `b_row`
-/// elements apart.
+/// One product by pointers. Column c of B begins at `b + c / group * b_group + c % group`, and its rows are `b_row` elements
+/// apart.
 pub(super) struct Job<E> {
     pub(super) m: usize,
     pub(super) k: usize,
@@ -26,7 +26,7 @@ pub(super) struct Job<E> {
     pub(super) b: *const E,
     pub(super) b_row: usize,
     pub(super) b_group: usize,
-    /// Panels of a group.
+    /// Columns of a group.
     pub(super) group: usize,
     pub(super) ahead: Ahead,
     pub(super) c: (*mut f32, usize),
@@ -43,24 +43,26 @@ pub(super) enum Ahead {
 }
 
 impl<E> Job<E> {
-    /// Where a panel begins, or would begin if B had it.
+    /// Where a column begins, or would begin if B had it.
     #[inline(always)]
-    fn at(&self, panel: usize) -> *const E {
-        self.b.wrapping_add(panel / self.group * self.b_group + panel % self.group * NR)
+    fn at(&self, column: usize) -> *const E {
+        self.b.wrapping_add(column / self.group * self.b_group + column % self.group)
     }
 }
 
-/// What an instruction set does with one row of a panel, NR columns.
+/// What an instruction set does with one row of a stripe: a whole panel, or a part of it where registers are few.
 pub(super) trait Vectors {
-    /// NR sums, or NR columns of B.
+    /// Columns of a stripe, which divide those of a panel.
+    const WIDTH: usize;
+    /// WIDTH sums, or WIDTH columns of B.
     type Row: Copy;
     /// One element of A in every lane.
     type Splat: Copy;
     /// Rows of the largest tile that fits the registers.
     const MAX_ROWS: usize;
-    /// Panels that tiles of so many rows work on together: more when there are few rows, so that sums need not wait for
+    /// Stripes that tiles of so many rows work on together: more when there are few rows, so that sums need not wait for
     /// themselves.
-    fn panels_for(rows: usize) -> usize;
+    fn stripes_for(rows: usize) -> usize;
 
     /// # Safety
     /// The machine has the instruction set.
@@ -72,7 +74,7 @@ pub(super) trait Vectors {
     /// The machine has the instruction set.
     unsafe fn add_product(sum: &mut Self::Row, a: Self::Splat, b: Self::Row);
     /// # Safety
-    /// The machine has the instruction set; NR elements can be written.
+    /// The machine has the instruction set; WIDTH elements can be written.
     unsafe fn store(row: Self::Row, to: *mut f32);
 }
 
@@ -80,10 +82,10 @@ pub(super) trait Vectors {
 pub(super) trait Load<E>: Vectors {
     /// Values of k in each row of B.
     const STEPS: usize;
-    /// One row of a panel for one of the steps.
+    /// One row of a stripe for one of the steps.
     ///
     /// # Safety
-    /// The machine has the instruction set; NR elements can be read.
+    /// The machine has the instruction set; WIDTH elements can be read.
     unsafe fn load(at: *const E, step: usize) -> Self::Row;
 }
 
@@ -179,10 +181,12 @@ unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, row
     // Tiles of equal height: a last tile of one row would wait for its own sums.
     let tiles = rows.len().div_ceil(V::MAX_ROWS);
     let (height, higher) = (rows.len() / tiles, rows.len() % tiles);
-    let together = V::panels_for(height + usize::from(higher > 0));
-    let mut panel = panels.start;
-    while panel < panels.end {
-        let left = panels.end - panel;
+    let together = V::stripes_for(height + usize::from(higher > 0));
+    let first = panels.start * NR / V::WIDTH;
+    let end = (panels.end * NR).min(job.n).div_ceil(V::WIDTH);
+    let mut stripe = first;
+    while stripe < end {
+        let left = end - stripe;
         let count = if left >= together {
             together
         } else if left >= 2 && together > 2 {
@@ -190,35 +194,35 @@ unsafe fn block<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(job: &Job<E>, row
         } else {
             1
         };
-        let opens = panel == panels.start;
+        let opens = stripe == first;
         let mut row = rows.start;
         for tile in 0..tiles {
             let height = height + usize::from(tile < higher);
-            // SAFETY: by the caller; the panels are some of the job's.
-            unsafe { any_tile::<V, E, ON_TOP>(job, row, height, panel, count, Turn { tile, tiles, opens }) };
+            // SAFETY: by the caller; the stripes are some of the job's.
+            unsafe { any_tile::<V, E, ON_TOP>(job, row, height, stripe, count, Turn { tile, tiles, opens }) };
             row += height;
         }
-        panel += count;
+        stripe += count;
     }
 }
 
 /// # Safety
-/// As [`block`], and the panels are some of the job's.
+/// As [`block`], and the stripes are some of the job's.
 #[inline(always)]
 unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
     job: &Job<E>,
     row: usize,
     height: usize,
-    panel: usize,
-    panels: usize,
+    stripe: usize,
+    stripes: usize,
     turn: Turn,
 ) {
     macro_rules! tiles {
-        ($($height:literal x $panels:literal),*) => {
-            match (height, panels) {
+        ($($height:literal x $stripes:literal),*) => {
+            match (height, stripes) {
                 // SAFETY: by the caller.
-                $(($height, $panels) if $height <= V::MAX_ROWS => unsafe { tile::<V, E, $height, $panels, ON_TOP>(job, row, panel, turn) },)*
-                _ => unreachable!("no tile is {height} rows by {panels} panels"),
+                $(($height, $stripes) if $height <= V::MAX_ROWS && $stripes <= V::stripes_for($height) => unsafe { tile::<V, E, $height, $stripes, ON_TOP>(job, row, stripe, turn) },)*
+                _ => unreachable!("no tile is {height} rows by {stripes} stripes"),
             }
         };
     }
@@ -226,32 +230,36 @@ unsafe fn any_tile<V: Load<E> + Load<f32>, E, const ON_TOP: bool>(
 }
 
 /// # Safety
-/// As [`block`], for the tile's rows and panels.
+/// As [`block`], for the tile's rows and stripes.
 #[inline(always)]
 unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const ON_TOP: bool>(
     job: &Job<E>,
     row: usize,
-    panel: usize,
+    stripe: usize,
     turn: Turn,
 ) {
-    // SAFETY: rows `row..row + M` and panels `panel..panel + P` are the job's, whose operands hold them whole; of the last
-    // panel only the job's columns are read and written.
+    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` are the job's, whose operands hold them whole; of the last
+    // stripe only the job's columns are read and written.
     unsafe {
         let a: [*const f32; M] = std::array::from_fn(|r| job.a.0.add((row + r) * job.a.1));
-        let b: [*const E; P] = std::array::from_fn(|p| job.at(panel + p));
+        // Several stripes begin with a panel, whose stripes lie beside each other.
+        let b: [*const E; P] = std::array::from_fn(|p| {
+            let in_panel = p * V::WIDTH % NR;
+            job.at((stripe + p) * V::WIDTH - in_panel).add(in_panel)
+        });
         let mut sums = [[V::zero(); P]; M];
         if ON_TOP {
             for (r, sums) in sums.iter_mut().enumerate() {
                 for (p, sum) in sums.iter_mut().enumerate() {
-                    *sum = load_sums::<V>(job.c.0.add((row + r) * job.c.1), (panel + p) * NR, job.n);
+                    *sum = load_sums::<V>(job.c.0.add((row + r) * job.c.1), (stripe + p) * V::WIDTH, job.n);
                 }
             }
         }
         let whole = job.k / <V as Load<E>>::STEPS;
-        let mut ask = Ask::new(job, turn, panel, P, whole);
+        let mut ask = Ask::new(job, turn, stripe * V::WIDTH, P * V::WIDTH, whole);
         for at in 0..whole {
             let b = b.map(|b| b.add(at * job.b_row));
-            ask.row::<E, P>();
+            ask.row::<V, E, P>();
             for step in 0..<V as Load<E>>::STEPS {
                 let a = a.map(|a| a.add(at * <V as Load<E>>::STEPS + step));
                 add_step::<V, E, M, P>(&mut sums, a, b, step);
@@ -263,7 +271,7 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
         }
         for (r, sums) in sums.into_iter().enumerate() {
             for (p, sum) in sums.into_iter().enumerate() {
-                store_sums::<V>(sum, job.c.0.add((row + r) * job.c.1), (panel + p) * NR, job.n);
+                store_sums::<V>(sum, job.c.0.add((row + r) * job.c.1), (stripe + p) * V::WIDTH, job.n);
             }
         }
     }
@@ -272,7 +280,7 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
 /// Adds one value of k to all sums of a tile.
 ///
 /// # Safety
-/// The machine has the instruction set, and the pointers can be read: one element of each row of A, a row of each panel.
+/// The machine has the instruction set, and the pointers can be read: one element of each row of A, a row of each stripe.
 #[inline(always)]
 unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     sums: &mut [[V::Row; P]; M],
@@ -310,20 +318,20 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     }
 }
 
-/// Which of the tiles one is that work on the same panels, one after the other.
+/// Which of the tiles one is that work on the same stripes, one after the other.
 #[derive(Clone, Copy)]
 struct Turn {
     tile: usize,
     tiles: usize,
-    /// Whether nothing came before these panels that could have asked for them.
+    /// Whether nothing came before these stripes that could have asked for them.
     opens: bool,
 }
 
-/// What a tile has brought nearer while it computes: the panels that are worked on next, some rows by each of the tiles. If
+/// What a tile has brought nearer while it computes: the stripes that are worked on next, some rows by each of the tiles. If
 /// the first of them asked for everything, memory would rest while the others compute.
 struct Ask {
     at: *const i8,
-    /// Bytes from row to row.
+    /// Bytes from one time to the next.
     step: usize,
     /// Rows of the tile for each row that is asked for, and how many of them are left.
     every: usize,
@@ -332,31 +340,37 @@ struct Ask {
 
 impl Ask {
     #[inline(always)]
-    fn new<E>(job: &Job<E>, turn: Turn, panel: usize, panels: usize, rows: usize) -> Self {
-        let step = job.b_row * size_of::<E>();
+    fn new<E>(job: &Job<E>, turn: Turn, column: usize, columns: usize, rows: usize) -> Self {
         let Turn { tile, tiles, opens } = turn;
-        let (next, tile, tiles) = match job.ahead {
-            Ahead::Elsewhere(bytes) => (job.at(panel).wrapping_byte_add(bytes), tile, tiles),
-            // The first tile asks for its own panels, then the others for what follows.
-            Ahead::InStream(bytes) if tile == 0 && (opens || tiles == 1) => {
-                (job.at(panel).wrapping_byte_add(bytes), 0, 1)
+        let (next, step, tile, tiles) = match job.ahead {
+            // In the order in which it lies, whatever the order here: memory gives it faster.
+            Ahead::Elsewhere(bytes) => {
+                (job.b.wrapping_add(column * rows).wrapping_byte_add(bytes), columns, tile, tiles)
             }
-            Ahead::InStream(_) => (job.at(panel + panels), tile - usize::from(opens), tiles - usize::from(opens)),
+            // The first tile asks for its own stripes, then the others for what follows.
+            Ahead::InStream(bytes) if tile == 0 && (opens || tiles == 1) => {
+                (job.at(column).wrapping_byte_add(bytes), job.b_row, 0, 1)
+            }
+            Ahead::InStream(_) => {
+                let opened = usize::from(opens);
+                (job.at(column + columns), job.b_row, tile - opened, tiles - opened)
+            }
         };
+        let step = step * size_of::<E>();
         let at = next.cast::<i8>().wrapping_add(rows * tile / tiles * step);
         Self { at, step, every: tiles, left: 1 }
     }
 
-    /// Called in each row of the tile.
+    /// Called in each row of the tile, of P stripes.
     #[inline(always)]
-    fn row<E, const P: usize>(&mut self) {
+    fn row<V: Vectors, E, const P: usize>(&mut self) {
         self.left -= 1;
         if self.left > 0 {
             return;
         }
         self.left = self.every;
         #[cfg(target_arch = "x86_64")]
-        for line in 0..P * NR * size_of::<E>() / CACHE_LINE {
+        for line in 0..P * V::WIDTH * size_of::<E>() / CACHE_LINE {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             // SAFETY: a prefetch reads nothing and does not fault, whatever the address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at.wrapping_add(line * CACHE_LINE)) };
@@ -367,7 +381,7 @@ impl Ask {
     }
 }
 
-/// NR sums from `column` on of a row of C that has n.
+/// WIDTH sums from `column` on of a row of C that has n.
 ///
 /// # Safety
 /// The machine has the instruction set, and the row can be read.
@@ -375,7 +389,7 @@ impl Ask {
 unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V::Row {
     // SAFETY: by the caller; no column past the row's end is read.
     unsafe {
-        if column + NR <= n {
+        if column + V::WIDTH <= n {
             return V::load(row.add(column), 0);
         }
         let mut whole = [0.0f32; NR];
@@ -392,7 +406,7 @@ unsafe fn load_sums<V: Load<f32>>(row: *const f32, column: usize, n: usize) -> V
 unsafe fn store_sums<V: Vectors>(sums: V::Row, row: *mut f32, column: usize, n: usize) {
     // SAFETY: by the caller; no column past the row's end is written.
     unsafe {
-        if column + NR <= n {
+        if column + V::WIDTH <= n {
             return V::store(sums, row.add(column));
         }
         let mut whole = [0.0f32; NR];
