@@ -78,7 +78,7 @@ pub(crate) struct WorkerServingArgs {
     /// The same in bytes.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) kv_bytes: Option<u64>,
-    /// Threads that a rank computes large products with. Results do not depend on it.
+    /// Threads that a rank computes large steps with. Results do not depend on it.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
     /// Processors that these threads are kept on, such as 0-3,8; give every rank of a machine its own.

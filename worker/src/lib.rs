@@ -9,6 +9,7 @@
 //! | `unit` | the whole unit as rank 0 sees it |
 //! | `serve` | rank 0's HTTP face |
 //! | `rank` | a rank's process from its arguments to its end: [`run`] |
+//! | `threads` | the threads that share a rank's large work |
 
 mod control;
 mod engine;
@@ -16,6 +17,7 @@ pub mod ep;
 pub mod model;
 mod rank;
 mod serve;
+mod threads;
 mod unit;
 
 pub use control::{RendezvousError, Secret, SecretError, TransportChoice, UnknownTransport};

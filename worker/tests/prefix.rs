@@ -100,7 +100,7 @@ async fn ranks_agree_on_the_smallest_cache_and_may_differ_in_threads() {
     let mut outputs = Vec::new();
     for rank in 0..2 {
         assert_eq!(loads["loads"][rank]["max_total_num_tokens"], 10 * PAGE);
-        // Large products are cut among threads: a long prompt, and the whole vocabulary.
+        // Large work is cut among threads: a long prompt, and the whole vocabulary.
         let mut body = asking(&prompt(500, 1), 3);
         body["routed_dp_rank"] = json!(rank);
         outputs.push(result(&unit.ok("/generate", &body).await));

@@ -191,7 +191,7 @@ fn main() -> Outcome<()> {
     let argument = |at, default| std::env::args().nth(at).map_or(Ok(default), |value| value.parse());
     let (rounds, threads) = (argument(1, DEFAULT_ROUNDS)?, argument(2, 1)?);
     if threads > 1 {
-        println!("Large products of both on {threads} threads; the roofline is that of one.\n");
+        println!("Large work of both on {threads} threads; the roofline is that of one.\n");
     }
     // Errors of the model cannot be sent between threads.
     Ok(with_threads(threads, || compare(rounds).map_err(|error| error.to_string()))??)

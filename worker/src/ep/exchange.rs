@@ -13,10 +13,14 @@ use super::transport::{Transport, TransportError, Wake, Waker};
 use super::wire;
 
 /// The experts of this rank, as the model computes them.
-pub trait LocalExperts {
+pub trait LocalExperts: Sync {
+    /// Among how many threads the rows of a layer are shared that have so many pairs of row and expert; at least 1.
+    fn threads(&self, pairs: usize) -> usize;
+
     /// Applies one expert, `slot` counting this rank's experts of the layer in ascending id: `x` `[m, H]` to `out` `[m, H]`
-    /// (overwritten, not weighted). Each row's result must not depend on the other rows.
-    fn apply(&mut self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32]);
+    /// (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of the thread's, of
+    /// any length and content.
+    fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
 
 /// n tokens of this rank with their routes.
@@ -203,7 +207,7 @@ impl ExpertParallel {
         &mut self,
         layer: LayerIdx,
         batch: RoutedBatch<'_>,
-        experts: &mut dyn LocalExperts,
+        experts: &dyn LocalExperts,
         out: &mut [f32],
     ) -> Result<(), TransportError> {
         let began = Instant::now();

@@ -11,6 +11,7 @@ use super::kv::{KvCache, PAGE_TOKENS, Page};
 use super::latent::Latent;
 use super::rope::RotaryTable;
 use super::step::StepItem;
+use crate::threads::{both, shares};
 
 /// Query positions that share one pass over the cache.
 const QUERY_BLOCK: usize = 16;
@@ -41,24 +42,38 @@ pub(super) struct AttentionScratch {
     pub(super) projected: Vec<f32>,
     /// `[rows, any]`: what lies between projections.
     pub(super) between: Vec<f32>,
-    /// Queries as [`Heads::attend`] takes them.
+    /// Queries as [`Attended`] has them.
     pub(super) queries: Vec<f32>,
-    /// One token's row, or key.
+    /// One token's key, or rows of the queries' bottleneck.
     pub(super) row: Vec<f32>,
     /// `[rows, any]`: sums that are not yet the heads' values.
     pub(super) sums: Vec<f32>,
-    pub(super) scores: ScoreScratch,
+    /// One for each thread; at least one.
+    pub(super) threads: Vec<ThreadScratch>,
 }
 
-/// Buffers of [`Heads::attend`].
+/// Buffers of one thread.
 #[derive(Default)]
-pub(super) struct ScoreScratch {
+pub(super) struct ThreadScratch {
+    /// One token's queries, keys and values.
+    pub(super) row: Vec<f32>,
     /// `[block x group, keys]`
     scores: Vec<f32>,
     /// `[block x group, value_width]`
     sums: Vec<f32>,
     /// `[block x group]`
     totals: Vec<f32>,
+}
+
+/// What the rows of a step attend with and over: the caches of their items, in which their own keys and values are written.
+#[derive(Clone, Copy)]
+pub(super) struct Attended<'a, 'i> {
+    pub(super) layer: usize,
+    pub(super) items: &'a [StepItem<'i>],
+    /// First row of each item, and one past the last.
+    pub(super) offsets: &'a [usize],
+    /// Of each item `[kv_heads, n, group, key_width]`.
+    pub(super) queries: &'a [f32],
 }
 
 /// The widths of one layer's attention.
@@ -98,30 +113,116 @@ impl Attention {
     }
 }
 
+impl AttentionStep<'_, '_> {
+    /// Keys that the rows attend over, all together.
+    fn keys(&self) -> usize {
+        let of = |(item, rows): (&StepItem<'_>, &[usize])| {
+            let tokens = rows[1] - rows[0];
+            tokens * item.kv.len() + tokens * (tokens + 1) / 2
+        };
+        self.items.iter().zip(self.offsets.windows(2)).map(of).sum()
+    }
+}
+
+impl Attended<'_, '_> {
+    /// The row that leaves `share` of `all` parts of the work on some rows before it.
+    fn cut(&self, rows: &Range<usize>, share: usize, all: usize) -> usize {
+        let items = self.items.iter().zip(self.offsets.windows(2));
+        let keys = items.flat_map(|(item, of)| (of[0]..of[1]).zip(item.kv.len() + 1..));
+        let keys = keys.filter(|(row, _)| rows.contains(row));
+        let total: usize = keys.clone().map(|(_, keys)| keys).sum();
+        let mut before = 0;
+        let mut until = keys.skip_while(|(_, keys)| {
+            before += keys;
+            before * all < total * share
+        });
+        until.next().map_or(rows.end, |(row, _)| row + 1)
+    }
+}
+
 impl Heads {
-    /// Attention of n tokens that follow the cached ones, whose own keys and values are already written.
-    ///
-    /// - `queries` `[kv_heads, n, group, key_width]`
-    /// - `out` `[n, kv_heads, group, value_width]`
+    /// One buffer for each thread that a step's attention is shared among.
+    pub(super) fn threads<'t>(
+        &self,
+        step: &AttentionStep<'_, '_>,
+        threads: &'t mut Vec<ThreadScratch>,
+    ) -> &'t mut [ThreadScratch] {
+        let width = self.kv_heads * self.group * (self.key_width + self.value_width);
+        let shares = shares(step.keys() * width).min(step.rows).max(1);
+        if threads.len() < shares {
+            threads.resize_with(shares, ThreadScratch::default);
+        }
+        &mut threads[..shares]
+    }
+
+    /// Attention of some rows of a step, shared among as many threads as there are buffers; `out` is of these rows
+    /// `[rows, kv_heads, group, value_width]`.
     pub(super) fn attend(
         &self,
-        layer: usize,
-        queries: &[f32],
-        cache: &KvCache,
+        over: Attended<'_, '_>,
+        rows: Range<usize>,
         out: &mut [f32],
-        scratch: &mut ScoreScratch,
+        threads: &mut [ThreadScratch],
     ) {
-        let per_head = queries.len() / self.kv_heads;
-        let tokens = per_head / (self.group * self.key_width);
-        for (head, queries) in queries.chunks_exact(per_head.max(1)).enumerate() {
-            for first in (0..tokens).step_by(QUERY_BLOCK) {
-                let end = tokens.min(first + QUERY_BLOCK);
+        if let [scratch] = threads {
+            return self.attend_rows(over, rows, out, scratch);
+        }
+        let all = threads.len();
+        let (first, second) = threads.split_at_mut(all / 2);
+        let middle = over.cut(&rows, first.len(), all);
+        let (before, after) = out.split_at_mut((middle - rows.start) * self.out_width());
+        both(
+            || self.attend(over, rows.start..middle, before, first),
+            || self.attend(over, middle..rows.end, after, second),
+        );
+    }
+
+    /// Elements of one row of the sums.
+    fn out_width(&self) -> usize {
+        self.kv_heads * self.group * self.value_width
+    }
+
+    fn attend_rows(
+        &self,
+        over: Attended<'_, '_>,
+        rows: Range<usize>,
+        mut out: &mut [f32],
+        scratch: &mut ThreadScratch,
+    ) {
+        let query_width = self.kv_heads * self.group * self.key_width;
+        for (item, of) in over.items.iter().zip(over.offsets.windows(2)) {
+            let (from, to) = (of[0].max(rows.start), of[1].min(rows.end));
+            if from >= to {
+                continue;
+            }
+            let queries = &over.queries[of[0] * query_width..of[1] * query_width];
+            let sums = out.split_off_mut(..(to - from) * self.out_width()).unwrap_or_default();
+            self.attend_item((over.layer, item.kv), from - of[0]..to - of[0], queries, sums, scratch);
+        }
+    }
+
+    /// Attention of some of the n tokens of one item.
+    ///
+    /// - `queries` `[kv_heads, n, group, key_width]`
+    /// - `out` of these tokens `[tokens, kv_heads, group, value_width]`
+    fn attend_item(
+        &self,
+        (layer, cache): (usize, &KvCache),
+        tokens: Range<usize>,
+        queries: &[f32],
+        out: &mut [f32],
+        scratch: &mut ThreadScratch,
+    ) {
+        for (head, queries) in queries.chunks_exact(queries.len() / self.kv_heads).enumerate() {
+            for first in tokens.clone().step_by(QUERY_BLOCK) {
+                let end = tokens.end.min(first + QUERY_BLOCK);
+                let out = &mut out[(first - tokens.start) * self.out_width()..];
                 self.attend_block((layer, head), first..end, queries, cache, out, scratch);
             }
         }
     }
 
-    /// Some positions of all query heads of one key-value head.
+    /// Some positions of all query heads of one key-value head; `out` begins with the first of them.
     fn attend_block<'c>(
         &self,
         (layer, head): (usize, usize),
@@ -129,10 +230,10 @@ impl Heads {
         queries: &[f32],
         cache: &'c KvCache,
         out: &mut [f32],
-        scratch: &mut ScoreScratch,
+        scratch: &mut ThreadScratch,
     ) {
         let Self { kv_heads, group, key_width, value_width, scale } = *self;
-        let ScoreScratch { scores, sums, totals } = scratch;
+        let ThreadScratch { scores, sums, totals, .. } = scratch;
         let rows = block.len() * group;
         // The last position of the block sees all of these keys.
         let keys = cache.len() + block.end;
@@ -168,10 +269,10 @@ impl Heads {
             product((rows, held, value_width), scores, Columns::Rows { matrix, next }, sums, value_width);
         }
 
-        let out_width = kv_heads * group * value_width;
         for ((row, sum), total) in sums.chunks_exact(value_width).enumerate().zip(totals) {
-            let (token, query_head) = (block.start + row / group, head * group + row % group);
-            scale_to(sum, 1.0 / *total, &mut out[token * out_width + query_head * value_width..][..value_width]);
+            let (token, query_head) = (row / group, head * group + row % group);
+            let at = token * self.out_width() + query_head * value_width;
+            scale_to(sum, 1.0 / *total, &mut out[at..][..value_width]);
         }
     }
 }

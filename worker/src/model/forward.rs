@@ -14,6 +14,7 @@ use super::step::{OutputBuffers, StepItem};
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
 use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, TransportError};
+use crate::threads::shares;
 
 /// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
 #[derive(Default)]
@@ -121,7 +122,7 @@ impl Forward<'_> {
         added.resize(residual.len(), 0.0);
         rms_norm(residual, &block.post_norm, self.config.rms_norm_eps, normed);
         match &block.feed_forward {
-            FeedForward::Dense(dense) => dense.apply(normed, added, mlp),
+            FeedForward::Dense(dense) => dense.apply(normed, added, &mut mlp.work),
             FeedForward::Moe(moe) => self.moe(moe)?,
         }
         add(&self.scratch.added, &mut self.scratch.residual);
@@ -144,8 +145,7 @@ impl Forward<'_> {
         choice.route(router_logits, experts, weights, router);
         self.probe.routes(moe.layer, experts, weights);
         let batch = RoutedBatch { x: normed, experts, weights, phases, top_k, hidden: self.config.hidden };
-        let mut local = RankExperts { experts: &moe.experts, scratch: mlp };
-        self.ep.moe(moe.layer, batch, &mut local, added)?;
+        self.ep.moe(moe.layer, batch, &RankExperts(&moe.experts), added)?;
         if let Some(shared) = &moe.shared {
             shared.add_to(normed, added, mlp);
         }
@@ -185,14 +185,19 @@ impl Forward<'_> {
     }
 }
 
+/// Rows of an expert for which its weights are worth reading once more, by another thread.
+const ROWS_OF_A_THREAD: usize = 4;
+
 /// One layer's experts on this rank.
-struct RankExperts<'a> {
-    experts: &'a [Mlp],
-    scratch: &'a mut MlpScratch,
-}
+struct RankExperts<'a>(&'a [Mlp]);
 
 impl LocalExperts for RankExperts<'_> {
-    fn apply(&mut self, _layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32]) {
-        self.experts[slot].apply(x, out, self.scratch);
+    fn threads(&self, pairs: usize) -> usize {
+        let by_rows = pairs / (ROWS_OF_A_THREAD * self.0.len()).max(1);
+        shares(pairs * self.0.first().map_or(0, Mlp::multiply_adds)).min(by_rows).max(1)
+    }
+
+    fn apply(&self, _layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+        self.0[slot].apply(x, out, work);
     }
 }

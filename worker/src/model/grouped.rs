@@ -1,9 +1,11 @@
 //! Grouped-query attention: one projection gives queries, keys and values; norms and a clip where the family has them.
 
-use super::attention::{AttentionScratch, AttentionStep, Heads};
+use super::attention::{Attended, AttentionScratch, AttentionStep, Heads, ThreadScratch};
 use super::compute::{Linear, clamp, rms_norm};
 use super::kv::KvCache;
 use super::rope::RotaryTable;
+use super::step::StepItem;
+use crate::threads::both;
 
 /// One layer's grouped attention.
 pub(super) struct Grouped {
@@ -35,6 +37,34 @@ pub(super) struct HeadNorms {
     pub(super) eps: f32,
 }
 
+/// What a projection gave of some items, and where their queries go.
+struct Projection<'a, 'i> {
+    items: &'a mut [StepItem<'i>],
+    /// First row of each item, and one past the last.
+    offsets: &'a [usize],
+    /// `[rows, qkv_width]`
+    qkv: &'a [f32],
+    /// `[rows, query_width]`
+    queries: &'a mut [f32],
+}
+
+impl Projection<'_, '_> {
+    /// Two parts of whole items, at least one in each, the first with about `share` of `all` parts of the rows.
+    fn split(self, share: usize, all: usize) -> (Self, Self) {
+        let first = self.offsets[0];
+        let rows = self.offsets[self.items.len()] - first;
+        let items = self.offsets.partition_point(|at| (at - first) * all < rows * share).clamp(1, self.items.len() - 1);
+        let part = self.offsets[items] - first;
+        let (items_before, items_after) = self.items.split_at_mut(items);
+        let (qkv_before, qkv_after) = self.qkv.split_at(self.qkv.len() / rows * part);
+        let (queries_before, queries_after) = self.queries.split_at_mut(self.queries.len() / rows * part);
+        (
+            Self { items: items_before, offsets: &self.offsets[..=items], qkv: qkv_before, queries: queries_before },
+            Self { items: items_after, offsets: &self.offsets[items..], qkv: qkv_after, queries: queries_after },
+        )
+    }
+}
+
 impl Grouped {
     /// Elements of all queries of one token.
     fn query_width(&self) -> usize {
@@ -48,35 +78,60 @@ impl Grouped {
 
     /// See [`super::attention::Attention::run`].
     pub(super) fn run(&self, step: &mut AttentionStep<'_, '_>, out: &mut Vec<f32>, scratch: &mut AttentionScratch) {
-        let (width, out_width) = (self.qkv_width(), self.query_width());
         let mut qkv = std::mem::take(&mut scratch.projected);
-        qkv.resize(step.rows * width, 0.0);
-        out.resize(step.rows * out_width, 0.0);
+        qkv.resize(step.rows * self.qkv_width(), 0.0);
+        out.resize(step.rows * self.query_width(), 0.0);
         self.qkv.apply(step.normed, &mut qkv);
-        for (item, range) in step.items.iter_mut().zip(step.offsets.windows(2)) {
-            let (from, to) = (range[0], range[1]);
-            let sums = &mut out[from * out_width..to * out_width];
-            self.attend((step.layer, step.angles), &qkv[from * width..to * width], item.kv, sums, scratch);
-        }
+        self.attend(step, &qkv, out, scratch);
         scratch.projected = qkv;
     }
 
-    /// Attention of one item's tokens: norms and rotates queries and keys, writes keys and values into the cache.
+    /// Attention of all items' tokens: norms and rotates queries and keys, writes keys and values into the caches.
     ///
-    /// - `qkv` `[n, qkv_width]`, as the projections gave them
-    /// - `out` `[n, query_width]`
-    fn attend(
+    /// - `qkv` `[rows, qkv_width]`, as the projections gave them
+    /// - `out` `[rows, query_width]`
+    fn attend(&self, step: &mut AttentionStep<'_, '_>, qkv: &[f32], out: &mut [f32], scratch: &mut AttentionScratch) {
+        let AttentionScratch { queries, threads, .. } = scratch;
+        let threads = self.heads.threads(step, threads);
+        queries.resize(step.rows * self.query_width(), 0.0);
+        let AttentionStep { layer, angles, rows, offsets, .. } = *step;
+        self.prepare((layer, angles), Projection { items: step.items, offsets, qkv, queries }, threads);
+        let over = Attended { layer, items: step.items, offsets, queries };
+        self.heads.attend(over, 0..rows, out, threads);
+    }
+
+    /// Makes queries as [`Attended`] has them, writes keys and values into the caches; items are shared among as many threads
+    /// as there are buffers.
+    fn prepare(&self, at: (usize, &RotaryTable), of: Projection<'_, '_>, threads: &mut [ThreadScratch]) {
+        if threads.len() > 1 && of.items.len() > 1 {
+            let all = threads.len();
+            let (first, second) = threads.split_at_mut(all / 2);
+            let (before, after) = of.split(first.len(), all);
+            return both(|| self.prepare(at, before, first), || self.prepare(at, after, second));
+        }
+        let Projection { items, offsets, mut qkv, mut queries } = of;
+        for (item, range) in items.iter_mut().zip(offsets.windows(2)) {
+            let tokens = range[1] - range[0];
+            let of_item = qkv.split_off(..tokens * self.qkv_width()).unwrap_or_default();
+            let queries = queries.split_off_mut(..tokens * self.query_width()).unwrap_or_default();
+            self.prepare_item(at, of_item, item.kv, queries, &mut threads[0].row);
+        }
+    }
+
+    /// One item of n tokens.
+    ///
+    /// - `qkv` `[n, qkv_width]`
+    /// - `turned` `[kv_heads, n, group, key_width]`: the queries, normed and rotated
+    fn prepare_item(
         &self,
         (layer, angles): (usize, &RotaryTable),
         qkv: &[f32],
         cache: &mut KvCache,
-        out: &mut [f32],
-        scratch: &mut AttentionScratch,
+        turned: &mut [f32],
+        row: &mut Vec<f32>,
     ) {
         let Heads { kv_heads, group, key_width: dim, .. } = self.heads;
-        let AttentionScratch { queries: turned, row, scores, .. } = scratch;
         let tokens = qkv.len() / self.qkv_width();
-        turned.resize(tokens * self.query_width(), 0.0);
         row.resize(self.qkv_width(), 0.0);
         for (token, projected) in qkv.chunks_exact(self.qkv_width()).enumerate() {
             let position = cache.len() + token;
@@ -93,7 +148,6 @@ impl Grouped {
                 cache.write(layer, head, position, &keys[head * dim..][..dim], &values[head * dim..][..dim]);
             }
         }
-        self.heads.attend(layer, turned, cache, out, scores);
     }
 
     /// One token's queries, keys and values, normed and clipped.

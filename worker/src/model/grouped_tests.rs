@@ -1,9 +1,11 @@
 //! Attention against its formula in f64, with widths that fill no vector, and a cache that was begun before.
 
 use super::*;
+use crate::ep::StepPhase;
 use crate::model::checkpoint::TensorData;
 use crate::model::config::{Rope, RopeLayout};
 use crate::model::kv::{CacheShape, KvPool};
+use crate::threads::with_threads;
 
 const KV_HEADS: usize = 2;
 const GROUP: usize = 3;
@@ -56,8 +58,32 @@ fn naive(qkv: &[f32], norms: &HeadNorms, position: usize, query_head: usize) -> 
     (0..DIM).map(element).collect()
 }
 
+/// The sums of all tokens of some equal sequences, which come in pieces of so many tokens each.
+fn attended(layer: &Grouped, angles: &RotaryTable, qkv: &[f32], piece: usize, sequences: usize) -> Vec<f32> {
+    let pool = KvPool::new(cache_shape(), usize::MAX, false);
+    let mut caches: Vec<KvCache> = (0..sequences).map(|_| pool.alone()).collect();
+    let mut scratch = AttentionScratch::default();
+    let mut all = vec![Vec::new(); sequences];
+    for qkv in qkv.chunks(piece * WIDTH) {
+        let tokens = vec![0; qkv.len() / WIDTH];
+        assert!(caches.iter_mut().all(|cache| cache.reserve(tokens.len())));
+        let item = |kv| StepItem { kv, tokens: &tokens, want_logits: false, phase: StepPhase::Prefill };
+        let mut items: Vec<StepItem<'_>> = caches.iter_mut().map(item).collect();
+        let offsets: Vec<usize> = (0..=sequences).map(|at| at * tokens.len()).collect();
+        let (rows, items, offsets) = (sequences * tokens.len(), &mut items[..], &offsets[..]);
+        let mut out = vec![f32::NAN; rows * QUERY_WIDTH];
+        let mut step = AttentionStep { layer: 1, angles, normed: &[], rows, items, offsets };
+        layer.attend(&mut step, &qkv.repeat(sequences), &mut out, &mut scratch);
+        caches.iter_mut().for_each(|cache| cache.commit(&tokens, &vec![0; tokens.len()]));
+        all.iter_mut()
+            .zip(out.chunks_exact(tokens.len() * QUERY_WIDTH))
+            .for_each(|(all, out)| all.extend_from_slice(out));
+    }
+    all.concat()
+}
+
 #[test]
-fn attention_is_its_formula_however_the_tokens_come() {
+fn attention_is_its_formula_however_the_tokens_come_and_on_any_number_of_threads() {
     let tokens = 290;
     let mut random = fastrand::Rng::with_seed(4);
     let mut numbers = |count: usize| (0..count).map(|_| random.f32() * 2.0 - 1.0).collect::<Vec<f32>>();
@@ -66,23 +92,15 @@ fn attention_is_its_formula_however_the_tokens_come() {
     let mut angles = RotaryTable::new(DIM, &Rope { theta: THETA, layout: RopeLayout::Halves, yarn: None });
     angles.grow(tokens);
 
-    let mut first: Option<Vec<f32>> = None;
-    for piece in [tokens, 1, 19, 256] {
-        let (mut cache, mut scratch) =
-            (KvPool::new(cache_shape(), usize::MAX, false).alone(), AttentionScratch::default());
-        let mut out = vec![f32::NAN; tokens * QUERY_WIDTH];
-        for (qkv, out) in qkv.chunks(piece * WIDTH).zip(out.chunks_mut(piece * QUERY_WIDTH)) {
-            let count = qkv.len() / WIDTH;
-            assert!(cache.reserve(count));
-            layer.attend((1, &angles), qkv, &mut cache, out, &mut scratch);
-            cache.commit(&vec![0; count], &vec![0; count]);
-        }
-        match &first {
-            Some(whole) => assert!(out == *whole, "in pieces of {piece}"),
-            None => first = Some(out),
+    let out = attended(&layer, &angles, &qkv, tokens, 1);
+    for (piece, sequences, threads) in
+        [(1, 1, 1), (19, 1, 1), (256, 1, 1), (tokens, 3, 1), (tokens, 1, 3), (tokens, 3, 2), (64, 3, 3)]
+    {
+        let others = with_threads(threads, || attended(&layer, &angles, &qkv, piece, sequences)).unwrap();
+        for other in others.chunks_exact(out.len()) {
+            assert!(other == out, "{sequences} sequences in pieces of {piece} on {threads} threads");
         }
     }
-    let out = first.unwrap();
     for position in [0, 1, 31, 32, 255, 256, 289] {
         for head in 0..KV_HEADS * GROUP {
             let found = &out[position * QUERY_WIDTH + head * DIM..][..DIM];

@@ -2,7 +2,7 @@
 //! share one key (the latent vector and a rotated part) and one value (the latent vector), and their sums are taken out again.
 //! So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements of a token, however many heads there are.
 
-use super::attention::{AttentionScratch, AttentionStep, Heads};
+use super::attention::{Attended, AttentionScratch, AttentionStep, Heads};
 use super::compute::{Linear, Matrix, rms_norm};
 use super::config::LatentAttention;
 
@@ -34,7 +34,8 @@ impl Latent {
         self.down.apply(step.normed, &mut scratch.projected);
         self.absorb_queries(rows, scratch);
         let (query_width, sum_width) = (self.heads.group * self.heads.key_width, self.heads.group * self.shape.kv_rank);
-        let AttentionScratch { projected, queries, row, sums, scores, .. } = scratch;
+        let AttentionScratch { projected, queries, row, sums, threads, .. } = scratch;
+        let threads = self.heads.threads(step, threads);
         sums.resize(rows * sum_width, 0.0);
         row.resize(self.heads.key_width, 0.0);
         for (item, range) in step.items.iter_mut().zip(step.offsets.windows(2)) {
@@ -51,10 +52,9 @@ impl Latent {
                 step.angles.turn(position, turned);
                 item.kv.write(step.layer, 0, position, row, &row[..self.shape.kv_rank]);
             }
-            let queries = &queries[range[0] * query_width..range[1] * query_width];
-            let sums = &mut sums[range[0] * sum_width..range[1] * sum_width];
-            self.heads.attend(step.layer, queries, item.kv, sums, scores);
         }
+        let over = Attended { layer: step.layer, items: step.items, offsets: step.offsets, queries };
+        self.heads.attend(over, 0..rows, sums, threads);
         self.expand_sums(rows, sums, out);
     }
 

@@ -19,8 +19,8 @@ pub(super) struct Shared {
 /// Buffers that are reused between calls.
 #[derive(Default)]
 pub(super) struct MlpScratch {
-    gate_up: Vec<f32>,
-    product: Vec<f32>,
+    /// See [`Mlp::apply`].
+    pub(super) work: Vec<f32>,
     /// `[m, H]`: a shared expert's results.
     shared: Vec<f32>,
     /// `[m]`
@@ -33,15 +33,20 @@ impl Mlp {
         [&mut self.gate_up, &mut self.down]
     }
 
-    /// `x [m, H]` to `out [m, H]`, overwritten.
-    pub(super) fn apply(&self, x: &[f32], out: &mut [f32], scratch: &mut MlpScratch) {
+    /// `x [m, H]` to `out [m, H]`, overwritten; `work` is a buffer of any length and content.
+    pub(super) fn apply(&self, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
         let rows = x.len() / self.down.outputs();
         let width = self.gate_up.outputs() / 2;
-        scratch.gate_up.resize(rows * 2 * width, 0.0);
-        scratch.product.resize(rows * width, 0.0);
-        self.gate_up.apply(x, &mut scratch.gate_up);
-        silu_product(&scratch.gate_up, width, &mut scratch.product);
-        self.down.apply(&scratch.product, out);
+        work.resize(rows * 3 * width, 0.0);
+        let (gate_up, product) = work.split_at_mut(rows * 2 * width);
+        self.gate_up.apply(x, gate_up);
+        silu_product(gate_up, width, product);
+        self.down.apply(product, out);
+    }
+
+    /// Multiply-adds of one row.
+    pub(super) fn multiply_adds(&self) -> usize {
+        self.gate_up.outputs() / 2 * 3 * self.down.outputs()
     }
 }
 
@@ -50,7 +55,7 @@ impl Shared {
     pub(super) fn add_to(&self, x: &[f32], out: &mut [f32], scratch: &mut MlpScratch) {
         let mut results = std::mem::take(&mut scratch.shared);
         results.resize(x.len(), 0.0);
-        self.mlp.apply(x, &mut results, scratch);
+        self.mlp.apply(x, &mut results, &mut scratch.work);
         match &self.gate {
             None => add(&results, out),
             Some(gate) => {

@@ -44,7 +44,6 @@ use std::sync::Arc;
 use semmoe_tables::{Placement, RankId, Tables};
 
 pub(crate) use compute::instructions;
-pub use compute::with_threads;
 pub use config::{
     Architecture, AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, ModelConfig,
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
@@ -56,6 +55,7 @@ pub use share::HeadShare;
 pub use step::{StepItem, StepOutput, likeliest};
 
 use crate::ep::{ExpertLayout, ExpertParallel};
+pub use crate::threads::with_threads;
 use checkpoint::Checkpoint;
 use forward::{Forward, Scratch};
 use load::Loader;

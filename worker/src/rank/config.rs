@@ -76,7 +76,7 @@ pub struct WorkerConfig {
     pub shutdown: Shutdown,
     /// Told when the rank is bound and ready.
     pub announce: Announce,
-    /// Threads that compute large products together; ranks may differ, results do not.
+    /// Threads that compute large steps together; ranks may differ, results do not.
     pub threads: usize,
     /// Processors that they are kept on.
     pub cpus: Option<CpuList>,

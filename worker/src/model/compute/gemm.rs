@@ -9,8 +9,8 @@
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
 use super::isa::Isa;
-use super::parallel;
 use super::tile::{Ahead, Element, Job, run};
+use crate::threads::shares;
 
 /// Columns of a panel.
 pub(in crate::model) const NR: usize = 32;
@@ -151,7 +151,7 @@ unsafe impl<E> Sync for Shared<'_, E> {}
 /// As [`run`].
 unsafe fn launch<E: Element>(isa: Isa, job: &Job<E>) {
     let panels = job.n.div_ceil(NR);
-    let parts = parallel::parts(job.m.saturating_mul(job.k).saturating_mul(job.n), panels);
+    let parts = shares(job.m.saturating_mul(job.k).saturating_mul(job.n)).min(panels);
     if parts == 1 {
         // SAFETY: by the caller.
         return unsafe { run(isa, job, 0..panels) };

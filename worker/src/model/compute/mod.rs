@@ -8,7 +8,6 @@
 //! | `arena` | large memory in huge pages, handed out in pieces |
 //! | `isa` | the instruction sets and the choice at run time |
 //! | `gemm`, `tile` | `A x B` over panels of 32 columns, and its loops; `avx512`, `avx2`, `portable` are the innermost |
-//! | `parallel` | large products on several threads |
 //! | `linear` | a weight matrix packed into panels |
 //! | `ops` | norms, rotary embedding, softmax, SiLU, the largest of many |
 
@@ -21,7 +20,6 @@ mod gemm;
 mod isa;
 mod linear;
 mod ops;
-mod parallel;
 mod portable;
 mod tile;
 
@@ -31,7 +29,6 @@ pub(super) use linear::Linear;
 pub(super) use ops::{
     add, add_scaled, clamp, first_largest, rms_norm, rotate, rotate_pairs, scale_to, silu_product, softmax,
 };
-pub use parallel::with_threads;
 
 /// The instruction set that products use on this machine: `avx512`, `avx2` or `portable`.
 pub(crate) fn instructions() -> &'static str {

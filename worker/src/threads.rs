@@ -1,0 +1,46 @@
+//! Large work on several threads. Each thread has results of its own (columns of a product, rows of attention or of experts),
+//! so that every sum has the order it has on one.
+
+use std::cell::Cell;
+
+/// Multiply-adds that are worth waking a thread for: some tens of microseconds.
+const WORK_OF_A_THREAD: usize = 1 << 20;
+
+thread_local! {
+    /// Threads that work of this thread may use, itself among them.
+    static THREADS: Cell<usize> = const { Cell::new(1) };
+}
+
+/// Runs `work` on a pool of so many threads, which share its large work; on this thread if it is one. Threads begin with
+/// this one's processor affinity.
+///
+/// # Errors
+/// The operating system gives no more threads.
+pub fn with_threads<R: Send>(
+    threads: usize,
+    work: impl FnOnce() -> R + Send,
+) -> Result<R, rayon::ThreadPoolBuildError> {
+    if threads <= 1 {
+        return Ok(work());
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}")).build()?;
+    Ok(pool.install(|| {
+        THREADS.set(threads);
+        work()
+    }))
+}
+
+/// Among how many threads so much work is shared.
+pub(crate) fn shares(multiply_adds: usize) -> usize {
+    match THREADS.get() {
+        1 => 1,
+        threads => threads.min(multiply_adds / WORK_OF_A_THREAD).max(1),
+    }
+}
+
+/// Does both, at once where a thread is free. Products within them are shared no further.
+pub(crate) fn both(first: impl FnOnce() + Send, second: impl FnOnce() + Send) {
+    let threads = THREADS.replace(1);
+    rayon::join(first, second);
+    THREADS.set(threads);
+}
