@@ -87,6 +87,13 @@ pub(in crate::model) fn multiply_on_top(
     multiply_on(Isa::best(), (m, k, n), a, b, (c, c_stride), Begin::AtC);
 }
 
+/// Rows up to which a product waits for B rather than for its operations.
+const FEW_ROWS: usize = 4;
+
+/// How much of a group such a product works through at a time where a tile is narrower than a group: half of the nearest cache,
+/// whose other half takes what comes next.
+const PIECE_BYTES: usize = 16 << 10;
+
 /// What a sum begins with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Begin {
@@ -147,14 +154,32 @@ struct Shared<'a, E>(&'a Job<E>);
 // parts of C that `launch` gives to different threads are different columns.
 unsafe impl<E> Sync for Shared<'_, E> {}
 
+/// One group after the other, and of each some rows at a time: so B is read in the order in which it lies.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn run_in_pieces<E: Element>(isa: Isa, job: &Job<E>) {
+    let step = PIECE_BYTES / (job.b_row * size_of::<E>()) * E::STEPS;
+    for column in (0..job.n).step_by(job.group) {
+        for k in (0..job.k).step_by(step) {
+            // SAFETY: by the caller; the column is a group's first, and the step is of whole rows.
+            unsafe {
+                let piece = job.piece(column, k..job.k.min(k + step));
+                run(isa, &piece, 0..piece.n.div_ceil(NR));
+            }
+        }
+    }
+}
+
 /// # Safety
 /// As [`run`].
 unsafe fn launch<E: Element>(isa: Isa, job: &Job<E>) {
     let panels = job.n.div_ceil(NR);
     let parts = shares(job.m.saturating_mul(job.k).saturating_mul(job.n)).min(panels);
     if parts == 1 {
+        let in_pieces = job.m <= FEW_ROWS && isa.has_narrow_tiles() && matches!(job.ahead, Ahead::InStream(_));
         // SAFETY: by the caller.
-        return unsafe { run(isa, job, 0..panels) };
+        return unsafe { if in_pieces { run_in_pieces(isa, job) } else { run(isa, job, 0..panels) } };
     }
     let shared = Shared(job);
     (0..parts).into_par_iter().for_each(|part| {

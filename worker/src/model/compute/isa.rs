@@ -42,6 +42,17 @@ impl Isa {
         *BEST.get_or_init(|| Self::available().next().unwrap_or(Self::Portable))
     }
 
+    /// Whether tiles of few rows are narrower than the groups of B.
+    pub(super) fn has_narrow_tiles(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => false,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => true,
+            Self::Portable => false,
+        }
+    }
+
     /// What it is called where it is reported.
     pub(super) fn name(self) -> &'static str {
         match self {

@@ -50,6 +50,33 @@ impl<E> Job<E> {
     }
 }
 
+impl<E: Element> Job<E> {
+    /// The part of one group that begins at `column`, over some of k; what lies behind it comes next.
+    ///
+    /// # Safety
+    /// The operands are as long as the job says, and k begins with a row of B.
+    pub(super) unsafe fn piece(&self, column: usize, k: Range<usize>) -> Self {
+        let bytes = k.len().div_ceil(E::STEPS) * self.b_row * size_of::<E>();
+        // SAFETY: all three are within the operands, by the caller.
+        let (a, b, c) = unsafe {
+            (self.a.0.add(k.start), self.at(column).add(k.start / E::STEPS * self.b_row), self.c.0.add(column))
+        };
+        Self {
+            m: self.m,
+            k: k.len(),
+            n: self.group.min(self.n - column),
+            a: (a, self.a.1),
+            b,
+            b_row: self.b_row,
+            b_group: self.b_group,
+            group: self.group,
+            ahead: Ahead::Elsewhere(bytes),
+            c: (c, self.c.1),
+            begin: if k.start == 0 { self.begin } else { Begin::AtC },
+        }
+    }
+}
+
 /// What an instruction set does with one row of a stripe: a whole panel, or a part of it where registers are few.
 pub(super) trait Vectors {
     /// Columns of a stripe, which divide those of a panel.
@@ -91,6 +118,8 @@ pub(super) trait Load<E>: Vectors {
 
 /// An element type of B that every instruction set can load.
 pub(super) trait Element: Copy {
+    /// Values of k in each row of B.
+    const STEPS: usize;
     /// # Safety
     /// As [`run`].
     unsafe fn run_on(isa: Isa, job: &Job<Self>, panels: Range<usize>);
@@ -102,6 +131,8 @@ where
     Avx2: Load<E>,
     Avx512: Load<E>,
 {
+    const STEPS: usize = <Portable as Load<E>>::STEPS;
+
     unsafe fn run_on(isa: Isa, job: &Job<E>, panels: Range<usize>) {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
