@@ -10,10 +10,11 @@ use crate::element::Element;
 use crate::error::{KernelError, check_len};
 use crate::split::even_offsets;
 
-/// What line 5, `align`, does. The paper does not say.
+/// What line 5, `align`, does. The paper does not say. Here it knows destinations alone; who knows what tokens lose elsewhere makes
+/// parts even before (`EvenGroups` of semmoe-tables, as the worker does), and takes them as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Alignment {
-    /// Groups keep their sizes: enough for collectives that take uneven parts, as ours do.
+    /// Groups keep their sizes: for destinations that are even already, and collectives that take uneven parts, as ours do.
     #[default]
     Uneven,
     /// Every group gets n / P tokens, the first n mod P groups one more: for collectives that only know even parts. The last

@@ -20,6 +20,7 @@
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
 //! | `likely` | the group to put a token on, by T and A: one rule for workers, the solver and `evaluate` |
+//! | `even` | the tokens of a step on groups, evenly many on each, by the same shares: one rule for workers and `evaluate` |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
 
 #[cfg(target_endian = "big")]
@@ -29,6 +30,7 @@ mod attention;
 mod container;
 mod embeddings;
 mod error;
+mod even;
 pub mod export;
 mod ids;
 mod likely;
@@ -53,8 +55,9 @@ mod trace_writer;
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
+pub use even::{EvenGroups, PlacedBy};
 pub use ids::{ExpertId, GroupId, LayerIdx, RankId, TokenId};
-pub use likely::{LikelyGroup, likeliest_group};
+pub use likely::{LikelyGroup, group_shares, likeliest_group};
 pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};
 pub use placement::Placement;
 pub use profile::{Phase, Profile, ProfileRow};

@@ -1,9 +1,10 @@
 //! The group to put a token on with attention tp: what T says of the token and A of the groups before it, in one rule; and which
-//! group a token was on.
+//! group a token was on. Where groups get evenly many tokens `even` decides by the shares of all groups.
 
 use half::f16;
+use half::slice::HalfFloatSliceExt as _;
 
-use crate::{ExpertId, GroupId, GroupLabels, LayerIdx, Placement, Tables, TokenId};
+use crate::{ExpertId, GroupId, GroupLabels, LayerIdx, MAX_LABELS, Placement, Tables, TokenId};
 
 /// The least share that a group counts with, the least normal f16: a label rounded to zero must not rule a group out.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
@@ -28,13 +29,29 @@ impl GroupLabels<'_> {
         }
     }
 
+    /// Multiplies shares, `[groups]`, by these.
+    fn scale(&self, shares: &mut [f64]) {
+        let (mut probs, mut labelled) = ([0.0; MAX_LABELS], [0.0; MAX_LABELS]);
+        let probs = &mut probs[..self.probs.len()];
+        self.probs.convert_to_f64_slice(probs);
+        let rest = rest(probs.iter().copied(), shares.len());
+        for ((labelled, prob), &group) in labelled.iter_mut().zip(&*probs).zip(self.groups) {
+            *labelled = shares[usize::from(group)] * prob.max(LEAST_SHARE);
+        }
+        shares.iter_mut().for_each(|share| *share *= rest);
+        self.groups.iter().zip(labelled).for_each(|(&group, labelled)| shares[usize::from(group)] = labelled);
+    }
+
     /// The share of each group that has no label.
     fn rest(&self, groups: u16) -> f64 {
-        let unlabelled = usize::from(groups).saturating_sub(self.groups.len()).max(1);
-        let labelled: f64 = self.probs.iter().copied().map(f16::to_f64).sum();
-        let last = self.probs.last().map_or(1.0, |last| last.to_f64());
-        ((1.0 - labelled) / unlabelled as f64).min(last).max(LEAST_SHARE)
+        rest(self.probs.iter().copied().map(f16::to_f64), groups.into())
     }
+}
+
+fn rest(probs: impl ExactSizeIterator<Item = f64>, groups: usize) -> f64 {
+    let unlabelled = groups.saturating_sub(probs.len()).max(1);
+    let (labelled, last) = probs.fold((0.0, 1.0), |(sum, _), prob| (sum + prob, prob));
+    ((1.0 - labelled) / unlabelled as f64).min(last).max(LEAST_SHARE)
 }
 
 /// The likeliest of `groups` groups by T's labels of the token and A's of the two groups before; `None` where neither says
@@ -71,6 +88,39 @@ pub fn likeliest_group(
     let others = usize::from(groups).saturating_sub(candidates) as f64;
     sum += others * token.rest(groups) * before.rest(groups);
     Some(LikelyGroup { share: best.share / sum, ..best })
+}
+
+/// The share that [`likeliest_group`] expects on every group, `[groups]`, and its answer. Where it is `None` the shares are all
+/// alike. They add up to one where both T and A are known; labels that are taken as they are may leave a little. Allocates nothing.
+///
+/// # Panics
+/// For a label past the last group, and for more than [`MAX_LABELS`].
+pub fn group_shares(
+    token: Option<GroupLabels<'_>>,
+    before: Option<GroupLabels<'_>>,
+    shares: &mut [f64],
+) -> Option<LikelyGroup> {
+    shares.fill(1.0);
+    let (token, before) = match (token, before) {
+        (Some(token), Some(before)) => (token, before),
+        (one, other) => {
+            let labels = one.or(other)?;
+            labels.scale(shares);
+            return Some(first(&labels));
+        }
+    };
+    token.scale(shares);
+    before.scale(shares);
+    let sum: f64 = shares.iter().sum();
+    // The order of labels decides among equals.
+    let labelled = token.groups.iter().chain(before.groups);
+    let best =
+        labelled.copied().reduce(|best, group| match shares[usize::from(group)] > shares[usize::from(best)] {
+            true => group,
+            false => best,
+        })?;
+    shares.iter_mut().for_each(|share| *share /= sum);
+    Some(LikelyGroup { group: GroupId::new(best), share: shares[usize::from(best)] })
 }
 
 fn first(labels: &GroupLabels<'_>) -> LikelyGroup {
@@ -113,5 +163,20 @@ impl Tables {
     ) -> Option<LikelyGroup> {
         let transition = before.and_then(|(older, newer)| self.next_groups(layer, older, newer));
         likeliest_group(self.token_groups(layer, token), transition, self.groups())
+    }
+
+    /// [`group_shares`] of a token in a layer, with `before` as [`Tables::likeliest_group`] has it; `shares` is `[groups]`.
+    ///
+    /// # Panics
+    /// For fewer shares than the tables have groups.
+    pub fn group_shares(
+        &self,
+        layer: LayerIdx,
+        token: TokenId,
+        before: Option<(GroupId, GroupId)>,
+        shares: &mut [f64],
+    ) -> Option<LikelyGroup> {
+        let transition = before.and_then(|(older, newer)| self.next_groups(layer, older, newer));
+        group_shares(self.token_groups(layer, token), transition, &mut shares[..usize::from(self.groups())])
     }
 }

@@ -11,7 +11,9 @@ use semmoe_tables::*;
 /// Up to four labels of `groups` groups, as a file may hold them: best first, distinct, together at most one.
 fn any_labels(groups: u16) -> impl Strategy<Value = (Vec<u16>, Vec<f16>)> {
     let weights = proptest::collection::vec(0u32..1000, usize::from(groups));
-    (weights, 1usize..=4, 0.0f64..=1.0).prop_map(move |(weights, labels, kept)| {
+    // Nothing kept: labels that were rounded to zero.
+    let kept = prop_oneof![1 => Just(0.0), 9 => 0.0f64..=1.0];
+    (weights, 1usize..=4, kept).prop_map(move |(weights, labels, kept)| {
         let total = f64::from(weights.iter().sum::<u32>().max(1));
         let mut order: Vec<u16> = (0..groups).collect();
         order.sort_by_key(|&group| std::cmp::Reverse(weights[usize::from(group)]));
@@ -47,6 +49,29 @@ proptest! {
         let best = logs.iter().copied().fold(f64::MIN, f64::max);
         prop_assert!((logs[likely.group.index()] - best).abs() < 1e-9, "{logs:?} {likely:?}");
         prop_assert!((likely.share - best.exp() / sum).abs() < 1e-9, "{logs:?} {likely:?}");
+    }
+
+    #[test]
+    fn shares_of_all_groups_have_the_likeliest_group(
+        (groups, t, a) in (4u16..12).prop_flat_map(|groups| (Just(groups), any_labels(groups), any_labels(groups))),
+        known: [bool; 2],
+    ) {
+        let t = known[0].then_some(GroupLabels { groups: &t.0, probs: &t.1 });
+        let a = known[1].then_some(GroupLabels { groups: &a.0, probs: &a.1 });
+        let mut shares = vec![0.0; groups.into()];
+        let found = group_shares(t, a, &mut shares);
+        let expected = likeliest_group(t, a, groups);
+        prop_assert_eq!(found.map(|likely| likely.group), expected.map(|likely| likely.group));
+        let one = |labels: Option<GroupLabels<'_>>| labels.map_or(vec![1.0; groups.into()], |l| written_out(&l, groups));
+        let mut products: Vec<f64> = one(t).iter().zip(one(a)).map(|(t, a)| t * a).collect();
+        if known == [true, true] {
+            let sum: f64 = products.iter().sum();
+            products.iter_mut().for_each(|product| *product /= sum);
+            prop_assert!((found.unwrap().share - expected.unwrap().share).abs() < 1e-12);
+        } else {
+            prop_assert_eq!(found, expected);
+        }
+        prop_assert!(shares.iter().zip(&products).all(|(share, product)| (share - product).abs() < 1e-12));
     }
 
     #[test]
@@ -90,6 +115,10 @@ fn tables_look_both_up() {
                 let (t, a) = (tables.token_groups(layer, token), tables.next_groups(layer, older, newer));
                 let likely = tables.likeliest_group(layer, token, Some((older, newer)));
                 assert_eq!(likely, likeliest_group(t, a, 4));
+                let (mut shares, mut expected) = ([0.0; 4], [0.0; 4]);
+                let found = tables.group_shares(layer, token, Some((older, newer)), &mut shares);
+                assert_eq!(found, group_shares(t, a, &mut expected));
+                assert_eq!(shares, expected);
                 assert_eq!(tables.likeliest_group(layer, token, None), likeliest_group(t, None, 4));
             }
         }
