@@ -1,12 +1,15 @@
 //! A step takes no memory from the heap, once its buffers have their size.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_tables::{Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertParallel, LocalTransport, StepPhase};
+use semmoe_tables::{EvenGroups, GroupId, LikelyGroup, Placement, RankId};
+use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem};
 
 /// The system's allocator, which counts for each thread.
@@ -53,14 +56,13 @@ fn decode(model: &mut Model, ep: &mut ExpertParallel, caches: &mut [KvCache], to
     ALLOCATIONS.get() - before
 }
 
-#[test]
-fn a_decode_step_allocates_nothing() {
-    let model_dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
-    let config = ModelConfig::load(model_dir).unwrap();
-    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
-    let mut model = Model::load(model_dir, RankId::new(0), &placement).unwrap();
+fn model_dir() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"))
+}
+
+fn assert_decoding_allocates_nothing(mut model: Model, placement: &Placement) {
     let counters = Arc::new(Counters::new(placement.layers()));
-    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), &placement, counters).unwrap();
+    let mut ep = ExpertParallel::new(Box::new(LocalTransport::mesh(1).remove(0)), placement, counters).unwrap();
 
     let mut caches: Vec<KvCache> = (0..16).map(|_| model.new_sequence()).collect();
     let prompt: Vec<u32> = (0..8).collect();
@@ -75,4 +77,40 @@ fn a_decode_step_allocates_nothing() {
     while caches[0].len() < PAGE_TOKENS {
         assert_eq!(decode(&mut model, &mut ep, &mut caches, &tokens), 0, "after {} tokens", caches[0].len());
     }
+}
+
+#[test]
+fn a_decode_step_allocates_nothing() {
+    let config = ModelConfig::load(model_dir()).unwrap();
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
+    assert_decoding_allocates_nothing(Model::load(model_dir(), RankId::new(0), &placement).unwrap(), &placement);
+}
+
+#[test]
+fn nor_does_one_whose_rows_are_split() {
+    let config = ModelConfig::load(model_dir()).unwrap();
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
+    let tables = Arc::new(common::tp_tables(&config, &placement, 1));
+    let model = Model::load_tp(model_dir(), RankId::new(0), &placement, ExpertLayout::Ep, Some(tables)).unwrap();
+    assert_decoding_allocates_nothing(model, &placement);
+}
+
+#[test]
+fn rows_that_all_want_one_group_are_evened_out_without_allocations() {
+    let mut even = EvenGroups::new(4);
+    let mut split = |wanted: u16| {
+        let before = ALLOCATIONS.get();
+        even.clear();
+        for row in 0..512 {
+            even.push(|shares| {
+                shares.fill(0.1);
+                shares[usize::from(wanted)] = 0.2 + f64::from(row % 7) / 10.0;
+                Some(LikelyGroup { group: GroupId::new(wanted), share: shares[usize::from(wanted)] })
+            });
+        }
+        even.settle();
+        ALLOCATIONS.get() - before
+    };
+    assert!(split(0) > 0, "buffers grow, so this counts something");
+    (1..4).for_each(|wanted| assert_eq!(split(wanted), 0));
 }

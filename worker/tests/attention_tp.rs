@@ -11,7 +11,7 @@ use common::{
     shuffled_of, tp_tables,
 };
 use safetensors::SafeTensors;
-use semmoe_tables::{LayerIdx, Placement, RankId, Tables, TokenId};
+use semmoe_tables::{EvenGroups, LayerIdx, Placement, RankId, Tables, TokenId};
 use semmoe_worker::ep::{Collective, CountersSnapshot, ExpertLayout, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, StepItem};
 use serde_json::Value;
@@ -117,10 +117,16 @@ fn activations_follow_the_tables_and_every_byte_is_counted() {
         if shuffle.is_some() {
             assert_eq!(local, expected_local(&tables, &prompts, &runs[0].1, &config, &placement));
             assert!(counted.iter().map(|c| c.rows_evenly).sum::<u64>() > 0, "some tokens are unknown");
+            assert!(counted.iter().map(|c| c.rows_moved).sum::<u64>() > 0, "some ranks are too full");
+            assert!(counted[0].fullest_rows_wanted > counted[0].fullest_rows);
         } else {
             assert_eq!(counted.iter().map(|c| c.rows_by_tables).sum::<u64>(), 0);
         }
-        assert_eq!(counted.iter().map(|c| c.rows_by_tables + c.rows_evenly).sum::<u64>(), tokens * layers);
+        let rows = |c: &&CountersSnapshot| c.rows_by_tables + c.rows_moved + c.rows_evenly;
+        assert_eq!(counted.iter().map(rows).sum::<u64>(), tokens * layers);
+        // Even parts in every layer of each step, however rows are split.
+        let decoding = (steps - 1) * (prompts.len() as u64).div_ceil(4);
+        assert!(counted.iter().all(|c| c.fullest_rows == layers * (prompt_tokens.div_ceil(4) + decoding)));
         let collective = |wanted: Collective| -> u64 {
             let at = Collective::ALL.iter().position(|collective| *collective == wanted).unwrap();
             counted.iter().map(|c| c.collective_bytes[at]).sum()
@@ -134,7 +140,7 @@ fn activations_follow_the_tables_and_every_byte_is_counted() {
     }
 }
 
-/// Local activations if every token that the tables know goes where they say; what they do not know goes where there is room.
+/// Local activations if every token goes where the tables say, in even parts.
 fn expected_local(
     tables: &Tables,
     prompts: &[&[u32]],
@@ -159,12 +165,8 @@ fn expected_local(
         for layer in 0..config.num_moe_layers() {
             let id = LayerIdx::new(layer as u16);
             let groups = placement.layer(id);
-            let mut counts = vec![0u64; usize::from(placement.groups())];
-            let mut unknown = Vec::new();
-            let mut stay = |row: &[u16], group: usize| {
-                local += row[layer * k..][..k].iter().filter(|e| usize::from(groups[usize::from(**e)]) == group).count()
-                    as u64;
-            };
+            let mut even = EvenGroups::new(placement.groups());
+            let mut routed = Vec::new();
             for ((tokens, routes), prompt) in sequences.iter().zip(prompts) {
                 let rows = match step {
                     0 => 0..prompt.len(),
@@ -176,19 +178,13 @@ fn expected_local(
                         let main = |layer: usize| common::main_group(placement, layer, &row[layer * k..][..k]);
                         (main(layer - 2), main(layer - 1))
                     });
-                    match tables.likeliest_group(id, TokenId::new(tokens[at]), before) {
-                        Some(likely) => {
-                            counts[likely.group.index()] += 1;
-                            stay(row, likely.group.index());
-                        }
-                        None => unknown.push(row),
-                    }
+                    even.push(|shares| tables.group_shares(id, TokenId::new(tokens[at]), before, shares));
+                    routed.push(&row[layer * k..][..k]);
                 }
             }
-            for row in unknown {
-                let least = (0..counts.len()).min_by_key(|&group| counts[group]).unwrap();
-                counts[least] += 1;
-                stay(row, least);
+            even.settle();
+            for (experts, group) in routed.iter().zip(even.groups()) {
+                local += experts.iter().filter(|expert| groups[usize::from(**expert)] == *group).count() as u64;
             }
         }
     }

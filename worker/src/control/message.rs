@@ -42,7 +42,7 @@ pub(crate) enum FromRank {
         /// As asked.
         ticket: u64,
         /// The counts and loads.
-        stats: RankStats,
+        stats: Box<RankStats>,
     },
     /// Answer to [`ToRank::Stop`].
     Stopped,

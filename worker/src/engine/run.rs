@@ -123,7 +123,7 @@ impl Engine {
                 ToRank::Submit(request) => self.waiting.push_back(*request),
                 ToRank::Cancel { id } => self.cancel(id),
                 ToRank::Stats { ticket } => {
-                    let stats = self.stats();
+                    let stats = Box::new(self.stats());
                     self.flush();
                     (self.emit)(FromRank::Stats { ticket, stats });
                 }

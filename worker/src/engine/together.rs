@@ -92,7 +92,7 @@ impl Engine {
             let stop = self.sync()?;
             self.flush();
             for ticket in std::mem::take(&mut self.together().tickets) {
-                let stats = self.stats();
+                let stats = Box::new(self.stats());
                 (self.emit)(FromRank::Stats { ticket, stats });
             }
             if stop {
@@ -112,7 +112,7 @@ impl Engine {
             match order {
                 ToRank::Abort { cause } => return Some(cause),
                 ToRank::Stats { ticket } if self.together().orders.is_empty() => {
-                    let stats = self.stats();
+                    let stats = Box::new(self.stats());
                     (self.emit)(FromRank::Stats { ticket, stats });
                 }
                 ToRank::Stats { ticket } => self.together().tickets.push(ticket),

@@ -70,8 +70,8 @@ pub struct Counters {
     tokens: [AtomicU64; 2],
     /// `[collective]`: bytes.
     collectives: [AtomicU64; 3],
-    /// Rows placed by tables, and without.
-    rows: [AtomicU64; 2],
+    /// In the order of [`RowCounts`].
+    rows: [AtomicU64; 5],
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +84,21 @@ struct TrafficCounter {
 struct PlaceCounter {
     local: AtomicU64,
     remote: AtomicU64,
+}
+
+/// What a split of an MoE layer's rows means to a rank (attention tp).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct RowCounts {
+    /// Its rows that are where the tables say.
+    pub(crate) by_tables: u64,
+    /// Those that came from a rank that was full.
+    pub(crate) moved: u64,
+    /// Those of which the tables say nothing, or all where there are no tables.
+    pub(crate) evenly: u64,
+    /// Rows of the fullest rank.
+    pub(crate) fullest: u64,
+    /// The same if no row had moved.
+    pub(crate) fullest_wanted: u64,
 }
 
 /// Something counted by place: on the token's own rank, or on another.
@@ -124,8 +139,14 @@ pub struct CountersSnapshot {
     pub collective_bytes: [u64; 3],
     /// Attention tp: rows (a token in an MoE layer) that this rank went on with as the tables said.
     pub rows_by_tables: u64,
+    /// Those that came from a rank that was full.
+    pub rows_moved: u64,
     /// Those where the tables said nothing, or there are none.
     pub rows_evenly: u64,
+    /// Rows of the fullest rank, whichever it was, added up over steps and MoE layers; the same on all ranks.
+    pub fullest_rows: u64,
+    /// The same if no row had moved.
+    pub fullest_rows_wanted: u64,
 }
 
 impl Counters {
@@ -142,14 +163,18 @@ impl Counters {
         let layer = |phases: &[TrafficCounter; 2]| LayerTraffic { phases: phases.each_ref().map(TrafficCounter::load) };
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let [prefill_tokens, decode_tokens] = self.tokens.each_ref().map(load);
-        let [rows_by_tables, rows_evenly] = self.rows.each_ref().map(load);
+        let [rows_by_tables, rows_moved, rows_evenly, fullest_rows, fullest_rows_wanted] =
+            self.rows.each_ref().map(load);
         CountersSnapshot {
             layers: self.layers.iter().map(layer).collect(),
             prefill_tokens,
             decode_tokens,
             collective_bytes: self.collectives.each_ref().map(load),
             rows_by_tables,
+            rows_moved,
             rows_evenly,
+            fullest_rows,
+            fullest_rows_wanted,
         }
     }
 
@@ -172,10 +197,12 @@ impl Counters {
         self.collectives[index].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Rows of an MoE layer that this rank goes on with: placed by tables, and without.
-    pub(crate) fn add_rows(&self, (by_tables, evenly): (u64, u64)) {
-        self.rows[0].fetch_add(by_tables, Ordering::Relaxed);
-        self.rows[1].fetch_add(evenly, Ordering::Relaxed);
+    /// Counts the split of an MoE layer.
+    pub(crate) fn add_rows(&self, counts: RowCounts) {
+        let RowCounts { by_tables, moved, evenly, fullest, fullest_wanted } = counts;
+        for (counter, rows) in self.rows.iter().zip([by_tables, moved, evenly, fullest, fullest_wanted]) {
+            counter.fetch_add(rows, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn add_tokens(&self, phase: StepPhase, tokens: u64) {

@@ -30,6 +30,7 @@ mod timings;
 mod transport;
 mod wire;
 
+pub(crate) use counters::RowCounts;
 pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use local::LocalTransport;

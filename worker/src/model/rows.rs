@@ -1,12 +1,15 @@
 //! Which rows of a step go to which rank in a layer, with attention tp: Algorithm 3 of the paper, lines 2 to 6.
 //!
 //! Every rank has the same tokens and the same routes of the layers before, so that all of them come to the same split without
-//! a word. Line 2 is the tables' own rule ([`Tables::likeliest_group`]: T of the token, A of the groups of its two layers before).
+//! a word. Line 2 is the tables' own rule ([`Tables::group_shares`]: T of the token, A of the groups of its two layers before), and
+//! so is line 5, `align` ([`EvenGroups`]: no rank gets more rows than its part, as collectives wait for the fullest).
 
 use std::sync::Arc;
 
 use semmoe_kernels::{RankOrder, RowSplit, argsort_by_rank, even_offsets};
-use semmoe_tables::{ExpertId, GroupId, LayerIdx, Tables, TokenId};
+use semmoe_tables::{EvenGroups, ExpertId, GroupId, LayerIdx, PlacedBy, Tables, TokenId};
+
+use crate::ep::RowCounts;
 
 /// The split of the layer that is being computed; reused between layers.
 pub(super) struct RowPlan {
@@ -17,12 +20,7 @@ pub(super) struct RowPlan {
     /// Of even parts: `[ranks + 1]`.
     offsets: Vec<u32>,
     order: RankOrder,
-    /// `[rows]`
-    destinations: Vec<u16>,
-    /// Whether the tables said where to put each row: `[rows]`.
-    known: Vec<bool>,
-    /// Rows of each rank so far.
-    counts: Vec<u32>,
+    even: EvenGroups,
     /// Activations of one token on each group.
     activations: Vec<u32>,
 }
@@ -45,17 +43,13 @@ impl RowPlan {
             shuffled: false,
             offsets: vec![0; ranks + 1],
             order: RankOrder::default(),
-            destinations: Vec::new(),
-            known: Vec::new(),
-            counts: Vec::new(),
+            even: EvenGroups::new(ranks as u16),
             activations: Vec::new(),
         }
     }
 
     /// Splits the rows of a layer; `layer` is `None` where it has no experts.
     pub(super) fn split(&mut self, layer: Option<LayerIdx>, input: PlanInput<'_>) {
-        self.known.clear();
-        self.known.resize(input.tokens.len(), false);
         self.shuffled = false;
         match (self.tables.clone(), layer) {
             (Some(tables), Some(layer)) => self.shuffle(&tables, layer, input),
@@ -74,37 +68,41 @@ impl RowPlan {
         }
     }
 
-    /// Rows that the split gives a rank: those that the tables placed, and those that went where there was room.
-    pub(super) fn placed(&self, rank: usize) -> (u64, u64) {
+    /// What the split means to a rank.
+    pub(super) fn counts(&self, rank: usize) -> RowCounts {
         let split = self.current();
         let positions = split.positions(rank);
-        let all = positions.len() as u64;
-        let known = positions.filter(|&position| self.known[split.token(position)]).count() as u64;
-        (known, all - known)
+        if !self.shuffled {
+            let fullest = self.offsets.windows(2).map(|part| u64::from(part[1] - part[0])).max().unwrap_or(0);
+            return RowCounts {
+                evenly: positions.len() as u64,
+                fullest,
+                fullest_wanted: fullest,
+                ..Default::default()
+            };
+        }
+        let (fullest, fullest_wanted) = (u64::from(self.even.fullest()), u64::from(self.even.fullest_wanted()));
+        let mut counts = RowCounts { fullest, fullest_wanted, ..Default::default() };
+        for position in positions {
+            *match self.even.placed_by(split.token(position)) {
+                PlacedBy::Share => &mut counts.by_tables,
+                PlacedBy::Evening => &mut counts.moved,
+                PlacedBy::Room => &mut counts.evenly,
+            } += 1;
+        }
+        counts
     }
 
     fn shuffle(&mut self, tables: &Tables, layer: LayerIdx, input: PlanInput<'_>) {
-        self.destinations.clear();
-        self.counts.clear();
-        self.counts.resize(self.ranks, 0);
+        self.even.clear();
         let width = input.routes.len() / input.tokens.len().max(1);
         for (row, &token) in input.tokens.iter().enumerate() {
             let routes = &input.routes[row * width..][..width];
             let before = self.groups_before(tables, layer, routes, input.top_k);
-            let likely = tables.likeliest_group(layer, TokenId::new(token), before);
-            let rank = likely.map_or(0, |likely| likely.group.get());
-            self.known[row] = likely.is_some();
-            self.destinations.push(rank);
-            self.counts[usize::from(rank)] += u32::from(likely.is_some());
+            self.even.push(|shares| tables.group_shares(layer, TokenId::new(token), before, shares));
         }
-        // What nothing is known of goes where the fewest rows are, in the order of rows.
-        for (destination, _) in self.destinations.iter_mut().zip(&self.known).filter(|(_, known)| !**known) {
-            let rank = (1..self.ranks)
-                .fold(0, |least, rank| if self.counts[rank] < self.counts[least] { rank } else { least });
-            self.counts[rank] += 1;
-            *destination = rank as u16;
-        }
-        argsort_by_rank(&self.destinations, self.ranks, &mut self.order).expect("groups of the tables are ranks");
+        self.even.settle();
+        argsort_by_rank(self.even.groups(), self.ranks, &mut self.order).expect("groups of the tables are ranks");
         self.shuffled = true;
     }
 

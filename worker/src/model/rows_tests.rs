@@ -59,7 +59,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn rows_go_where_the_tables_say_and_the_others_where_there_is_room(
+    fn rows_go_where_the_tables_say_as_far_as_parts_are_even(
         seed in 0u64..8, tokens in prop::collection::vec(0..VOCABULARY as u32, 1..40), routes_seed: u64, layer in 0..LAYERS,
     ) {
         let tables = Arc::new(tables(seed));
@@ -70,30 +70,37 @@ proptest! {
         }).collect();
         let mut plan = RowPlan::new(usize::from(GROUPS), Some(Arc::clone(&tables)));
         let id = LayerIdx::new(layer as u16);
+        // What another layer left behind does not count.
+        plan.split(Some(LayerIdx::new(0)), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
         plan.split(Some(id), PlanInput { tokens: &tokens, routes: &routes, top_k: TOP_K });
+
+        let mut expected = EvenGroups::new(GROUPS);
+        let mut wanted = vec![None; tokens.len()];
+        for (row, &token) in tokens.iter().enumerate() {
+            let routes = &routes[row * LAYERS * TOP_K..][..LAYERS * TOP_K];
+            let before = (layer >= 2).then(|| (main_group(&tables, layer - 2, routes), main_group(&tables, layer - 1, routes)));
+            expected.push(|shares| tables.group_shares(id, TokenId::new(token), before, shares));
+            wanted[row] = tables.likeliest_group(id, TokenId::new(token), before).map(|likely| likely.group.index());
+        }
+        expected.settle();
+
         let split = plan.current();
-        let mut seen = vec![false; tokens.len()];
-        let mut known_rows = 0;
+        let (most, mut all) = (tokens.len().div_ceil(usize::from(GROUPS)), 0);
         for rank in 0..usize::from(GROUPS) {
             let rows: Vec<usize> = split.positions(rank).map(|position| split.token(position)).collect();
             prop_assert!(rows.is_sorted(), "the order of tokens stays");
-            known_rows += plan.placed(rank).0;
-            for row in rows {
-                prop_assert!(!std::mem::replace(&mut seen[row], true));
-                let routes = &routes[row * LAYERS * TOP_K..][..LAYERS * TOP_K];
-                let before = (layer >= 2).then(|| (main_group(&tables, layer - 2, routes), main_group(&tables, layer - 1, routes)));
-                if let Some(likely) = tables.likeliest_group(id, TokenId::new(tokens[row]), before) {
-                    prop_assert_eq!(likely.group.index(), rank);
-                }
-            }
+            prop_assert!(rows.len() <= most);
+            prop_assert!(rows.iter().all(|&row| usize::from(expected.groups()[row]) == rank));
+            let counts = plan.counts(rank);
+            prop_assert_eq!(counts.by_tables, rows.iter().filter(|&&row| wanted[row] == Some(rank)).count() as u64);
+            prop_assert_eq!(counts.evenly, rows.iter().filter(|&&row| wanted[row].is_none()).count() as u64);
+            prop_assert_eq!(counts.by_tables + counts.moved + counts.evenly, rows.len() as u64);
+            prop_assert_eq!(counts.fullest, (0..usize::from(GROUPS)).map(|rank| split.positions(rank).len() as u64).max().unwrap());
+            let fullest_wanted = (0..usize::from(GROUPS)).map(|rank| wanted.iter().filter(|w| **w == Some(rank)).count()).max().unwrap();
+            prop_assert_eq!(counts.fullest_wanted, fullest_wanted.max(most) as u64);
+            all += rows.len();
         }
-        prop_assert!(seen.iter().all(|&seen| seen));
-        // What nothing is known of never makes a rank fuller than one more than the emptiest.
-        let counts: Vec<(u64, u64)> = (0..usize::from(GROUPS)).map(|rank| plan.placed(rank)).collect();
-        let least = counts.iter().map(|(known, even)| known + even).min().unwrap();
-        prop_assert!(counts.iter().all(|(known, even)| *even == 0 || known + even <= least + 1));
-        prop_assert_eq!(counts.iter().map(|(known, even)| known + even).sum::<u64>(), tokens.len() as u64);
-        prop_assert!(known_rows <= tokens.len() as u64);
+        prop_assert_eq!(all, tokens.len());
     }
 }
 
@@ -107,6 +114,6 @@ fn without_tables_and_in_dense_layers_parts_are_even_and_in_order() {
         plan.split(layer, input);
         assert_eq!(plan.current().offsets(), [0, 2, 3, 4, 5]);
         assert_eq!(plan.current().permutation(), None);
-        assert_eq!(plan.placed(0), (0, 2));
+        assert_eq!(plan.counts(0), RowCounts { evenly: 2, fullest: 2, fullest_wanted: 2, ..RowCounts::default() });
     }
 }

@@ -51,7 +51,7 @@ impl Forward<'_> {
             own.phases.push(phases[token]);
         }
         if layer.is_some() {
-            self.ep.counters().add_rows(plan.placed(me));
+            self.ep.counters().add_rows(plan.counts(me));
         }
         swap(residual, &mut own.residual);
         swap(phases, &mut own.phases);

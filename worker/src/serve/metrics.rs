@@ -97,11 +97,20 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
             page.sample(&format!("rank=\"{rank}\",collective=\"{}\"", collective.name()), bytes);
         }
     }
-    let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, or evenly where they said nothing.";
+    let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, moved from a rank that was full, or \
+                evenly where the tables said nothing.";
     page.family("semmoe_attention_rows_total", "counter", help);
     for (rank, stats) in stats.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\",by=\"tables\""), stats.counters.rows_by_tables);
+        page.sample(&format!("rank=\"{rank}\",by=\"moved\""), stats.counters.rows_moved);
         page.sample(&format!("rank=\"{rank}\",by=\"even\""), stats.counters.rows_evenly);
+    }
+    let help = "Rows of the fullest rank, added up over MoE layers and steps, the same on all ranks: taken = as rows were split, \
+                wanted = if none had moved. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
+    page.family("semmoe_attention_fullest_rows_total", "counter", help);
+    for (rank, stats) in stats.iter().enumerate() {
+        page.sample(&format!("rank=\"{rank}\",split=\"taken\""), stats.counters.fullest_rows);
+        page.sample(&format!("rank=\"{rank}\",split=\"wanted\""), stats.counters.fullest_rows_wanted);
     }
 }
 
@@ -167,7 +176,7 @@ mod tests {
     use semmoe_tables::LayerIdx;
 
     use super::*;
-    use crate::ep::Counters;
+    use crate::ep::{Counters, RowCounts};
 
     #[test]
     fn the_page_holds_every_series() {
@@ -184,7 +193,7 @@ mod tests {
                 ]}"#,
             ),
         );
-        counters.add_rows((11, 12));
+        counters.add_rows(RowCounts { by_tables: 11, moved: 10, evenly: 12, fullest: 13, fullest_wanted: 14 });
         let stats = RankStats {
             counters: counters.snapshot(),
             timings: serde_json::from_str(
@@ -208,6 +217,9 @@ mod tests {
             "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"remote\"} 8",
             "semmoe_attention_bytes_total{rank=\"0\",collective=\"sag\"} 0",
             "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 12",
+            "semmoe_attention_rows_total{rank=\"0\",by=\"moved\"} 10",
+            "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 13",
+            "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 14",
             "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
             "semmoe_steps_total{rank=\"0\"} 9",
             "semmoe_step_seconds_total{rank=\"0\"} 5.125",

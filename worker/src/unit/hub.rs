@@ -265,7 +265,7 @@ impl Unit {
                 let asked = self.state().tickets.remove(&ticket);
                 if let Some((_, sender)) = asked.filter(|(asked, _)| *asked == rank) {
                     // The one who asked may have left.
-                    let _ = sender.send(stats);
+                    let _ = sender.send(*stats);
                 }
             }
             FromRank::Events(events) => {
