@@ -352,6 +352,10 @@ pub(crate) struct EvaluateArgs {
     /// Nodes that the groups are on, G/M neighbours each: tells what leaves its node [default: those that were solved for].
     #[arg(long, value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
+    /// Judge attention tp in steps of this many tokens of the trace, whose rows are split evenly in each layer, as the worker does;
+    /// without it each token is by itself on its likeliest group, which is the most that T and A can give.
+    #[arg(long, value_name = "N", conflicts_with = "profile", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) step_tokens: Option<u32>,
     /// Believe that each rank's prefix cache holds this many blocks of 64 tokens, so that policies that look there do; 0: none.
     #[arg(long, value_name = "B", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     pub(crate) prefix_blocks: u32,

@@ -1,4 +1,5 @@
-//! Evaluation with tokens as units: each token on the best place that T knows.
+//! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a unit make
+//! of that is in `eval_steps`.
 
 use semmoe_tables::{Attention, GroupId, LayerIdx, Profile, Tables, TokenId, Trace};
 
@@ -26,16 +27,16 @@ fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(u1
 }
 
 /// Tokens on each place, layer by layer; a token without a place counts on all of them by share.
-struct TokenLoads {
+pub(crate) struct TokenLoads {
     loads: Vec<Vec<f64>>,
 }
 
 impl TokenLoads {
-    fn new(hosts: &Hosts) -> Self {
+    pub(crate) fn new(hosts: &Hosts) -> Self {
         TokenLoads { loads: vec![vec![0.0; hosts.places]; hosts.layers] }
     }
 
-    fn add(&mut self, layer: usize, place: Option<usize>, tokens: u64) {
+    pub(crate) fn add(&mut self, layer: usize, place: Option<usize>, tokens: u64) {
         let loads = &mut self.loads[layer];
         match place {
             Some(place) => loads[place] += tokens as f64,
@@ -106,7 +107,7 @@ pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -
     Judged { lar_t_only, ..judged(tally, &loads, profile.total_tokens()) }
 }
 
-fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
+pub(crate) fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
     let token_imbalance = loads.imbalance();
     Judged {
         unit: Unit::Token,
@@ -114,6 +115,7 @@ fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
         token_imbalance,
         tokens,
         lar_t_only: None,
+        steps: None,
         policies: None,
         argmax: None,
         windowed: None,

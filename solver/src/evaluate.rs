@@ -13,7 +13,7 @@ use crate::options::EvalOptions;
 use crate::report::Unit;
 use crate::tally::Tally;
 use crate::topology::check_nodes;
-use crate::{eval_requests, eval_tokens};
+use crate::{eval_requests, eval_steps, eval_tokens};
 
 /// The traffic to judge tables on; better not the one they were solved on.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +57,9 @@ pub struct Evaluation {
     pub expert_load_imbalance_max_over_median: f64,
     /// Greatest tokens of a rank (group) over the mean; with attention tp mean over layers.
     pub token_imbalance: f64,
+    /// What steps make of tokens, if asked for: `lar` and its companions are then those of tokens in even parts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<StepFigures>,
     /// Tokens judged (with a known route).
     pub tokens: u64,
     /// Activations judged.
@@ -100,6 +103,23 @@ pub struct RequestFigures {
     pub cached_share: Option<f64>,
 }
 
+/// Steps of a unit with attention tp, whose rows are split evenly in each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepFigures {
+    /// Tokens of a step; the last one may have fewer.
+    pub step_tokens: usize,
+    /// Rows (a token in a layer) of the fullest group over the mean, of all steps and layers together.
+    pub fullest_group: f64,
+    /// The same if every token were on its likeliest group.
+    pub fullest_group_wanted: f64,
+    /// Share of the rows that are not on their likeliest group.
+    pub moved: f64,
+    /// Rows that pass the fullest link of a layer in SRS, SAG, dispatch and combine, which wait for it; per token of the step.
+    pub fullest_link: f64,
+    /// The same if every token were on its likeliest group.
+    pub fullest_link_wanted: f64,
+}
+
 /// What the two ways of judging have in common.
 pub(crate) struct Judged {
     pub(crate) unit: Unit,
@@ -107,6 +127,7 @@ pub(crate) struct Judged {
     pub(crate) token_imbalance: f64,
     pub(crate) tokens: u64,
     pub(crate) lar_t_only: Option<f64>,
+    pub(crate) steps: Option<StepFigures>,
     pub(crate) policies: Option<BTreeMap<String, RequestFigures>>,
     pub(crate) argmax: Option<RequestFigures>,
     pub(crate) windowed: Option<RequestFigures>,
@@ -126,7 +147,7 @@ fn solved_nodes(solver: &str) -> Option<u16> {
 /// scored by its prompt's tokens with T, as the gateway does, and leaves when `concurrency` later ones have come.
 ///
 /// # Errors
-/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy.
+/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in steps.
 pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) -> Result<Evaluation, SolveError> {
     options.validate()?;
     let (model, what) = match input {
@@ -137,10 +158,19 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
     let nodes = options.nodes.or_else(|| solved_nodes(tables.solver()));
     nodes.iter().try_for_each(|&nodes| check_nodes(nodes, tables.groups()))?;
     let hosts = Hosts::new(tables, nodes);
-    let judged = match (input, tables.attention()) {
-        (EvalInput::Trace(trace), Attention::Dp) => eval_requests::judge(tables, &hosts, trace, options)?,
-        (EvalInput::Trace(trace), Attention::Tp) => eval_tokens::judge_trace(tables, &hosts, trace),
-        (EvalInput::Profile(profile), _) => eval_tokens::judge_profile(tables, &hosts, profile),
+    let judged = match (input, tables.attention(), options.step_tokens) {
+        (EvalInput::Trace(trace), Attention::Tp, Some(tokens)) => eval_steps::judge(tables, &hosts, trace, tokens),
+        (EvalInput::Trace(trace), Attention::Tp, None) => eval_tokens::judge_trace(tables, &hosts, trace),
+        (EvalInput::Trace(_), Attention::Dp, Some(_)) => {
+            let why = "there a step has the tokens of whole requests";
+            return Err(SolveError::Together { one: "a step's size", other: "attention dp", why });
+        }
+        (EvalInput::Trace(trace), Attention::Dp, None) => eval_requests::judge(tables, &hosts, trace, options)?,
+        (EvalInput::Profile(_), _, Some(_)) => {
+            let why = "its counts do not say which tokens come together";
+            return Err(SolveError::Together { one: "a step's size", other: "a profile", why });
+        }
+        (EvalInput::Profile(profile), _, None) => eval_tokens::judge_profile(tables, &hosts, profile),
     };
     let activations = judged.tally.activations.iter().sum();
     if activations == 0 {
@@ -164,6 +194,7 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         expert_load_imbalance: mean(|spread| spread.max_over_mean),
         expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),
         token_imbalance: judged.token_imbalance,
+        steps: judged.steps,
         tokens: judged.tokens,
         activations,
         calibration: calibration(tables, &hosts, input, options),

@@ -284,6 +284,9 @@ pub struct EvalOptions {
     pub nodes: Option<u16>,
     /// Prefix caches that the ranks are believed to have; none by default, so that only experts and loads decide.
     pub prefix: PrefixSettings,
+    /// Tokens of a step of the unit, which splits their rows evenly in each layer; `None` = each token alone, on its likeliest
+    /// group. For a trace and attention tp only.
+    pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
 }
@@ -296,6 +299,7 @@ impl Default for EvalOptions {
             routing: Settings::default(),
             nodes: None,
             prefix: PrefixSettings { blocks_per_rank: 0, ..PrefixSettings::default() },
+            step_tokens: None,
             token_margin: 0.02,
         }
     }
@@ -311,6 +315,7 @@ fn simulated() -> impl Iterator<Item = &'static str> {
 impl EvalOptions {
     pub(crate) fn validate(&self) -> Result<(), SolveError> {
         at_least_one("concurrency", self.concurrency)?;
+        self.step_tokens.map_or(Ok(()), |tokens| at_least_one("step_tokens", tokens))?;
         within("token_margin", self.token_margin, 0.0, 1000.0, "a number from 0 to 1000")
     }
 }

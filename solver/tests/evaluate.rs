@@ -10,7 +10,8 @@ use common::{options, planted, profile_of, provenance, solve_trace};
 use half::f16;
 use semmoe_solver::{EvalInput, EvalOptions, Evaluation, SolveError, Unit, evaluate};
 use semmoe_tables::{
-    Attention, GroupId, LayerIdx, NO_GROUP, Placement, Tables, TablesBuilder, TokenId, TpParts, Trace, TraceRequest,
+    Attention, EvenGroups, GroupId, LayerIdx, NO_GROUP, PlacedBy, Placement, Tables, TablesBuilder, TokenId, TpParts,
+    Trace, TraceRequest,
 };
 
 /// Contiguous placement, and T that knows nothing.
@@ -72,6 +73,16 @@ fn affinity_finds_planted_kinds_and_stays_balanced() {
 /// The group of a token in a layer as Algorithm 3 has it, by a plain reading of the tables.
 fn group_by_algorithm_3(tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<usize> {
     let token = TokenId::new(request.token_ids()[position]);
+    let before = groups_before(tables, request, position, layer);
+    tables.likeliest_group(LayerIdx::new(layer), token, before).map(|likely| likely.group.index())
+}
+
+fn groups_before(
+    tables: &Tables,
+    request: TraceRequest<'_>,
+    position: usize,
+    layer: u16,
+) -> Option<(GroupId, GroupId)> {
     let main = |layer: u16| {
         let layer = LayerIdx::new(layer);
         let mut held = [0; 4];
@@ -81,8 +92,7 @@ fn group_by_algorithm_3(tables: &Tables, request: TraceRequest<'_>, position: us
         let most = held.iter().max().unwrap();
         held.iter().position(|count| count == most).map(|group| GroupId::new(group as u16))
     };
-    let before = layer.checked_sub(2).and_then(|older| Some((main(older)?, main(older + 1)?)));
-    tables.likeliest_group(LayerIdx::new(layer), token, before).map(|likely| likely.group.index())
+    layer.checked_sub(2).and_then(|older| Some((main(older)?, main(older + 1)?)))
 }
 
 /// T and A by chance, some of them silent; A only where there are two layers before.
@@ -153,6 +163,66 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
 }
 
 #[test]
+fn figures_of_steps_equal_a_plain_count() {
+    let trace = planted(4, 60, 0.7, 11);
+    let tables = labels_by_chance(&trace);
+    for step_tokens in [1, 10, 100_000] {
+        let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
+        let judged = evaluate(&tables, EvalInput::Trace(&trace), &options).unwrap();
+        let steps = judged.steps.unwrap();
+        assert_eq!(steps.step_tokens, step_tokens);
+        let [lar, lar_t_only, fullest, wanted, moved] = counted_in_steps(&tables, &trace, step_tokens);
+        for (found, expected) in [
+            (judged.lar, lar),
+            (judged.lar_t_only.unwrap(), lar_t_only),
+            (steps.fullest_group, fullest),
+            (steps.fullest_group_wanted, wanted),
+            (steps.moved, moved),
+        ] {
+            assert!((found - expected).abs() < 1e-12, "steps of {step_tokens}: {found} {expected}");
+        }
+    }
+    let alone = evaluate(&tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+    assert!(alone.steps.is_none());
+}
+
+/// Local rate by T and A and by T alone, the fullest group over the mean with even parts and without, and the share that moved.
+fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64; 5] {
+    // Routes are known in all layers or in none.
+    let known = |request: TraceRequest<'_>, at: &usize| request.route(*at, LayerIdx::new(0)).is_some();
+    let tokens = trace.iter().flat_map(|request| (0..request.token_ids().len()).map(move |at| (request, at)));
+    let tokens: Vec<_> = tokens.filter(|(request, at)| known(*request, at)).collect();
+    let (mut local, mut all, mut rows, mut fullest, mut wanted, mut moved) = ([0.0; 2], 0.0, 0.0, 0.0, 0.0, 0.0);
+    for (step, layer) in tokens.chunks(step_tokens).flat_map(|step| (0..3).map(move |layer| (step, layer))) {
+        let id = LayerIdx::new(layer);
+        let mut even = [EvenGroups::new(4), EvenGroups::new(4)];
+        for &(request, at) in step {
+            let token = TokenId::new(request.token_ids()[at]);
+            let before = [groups_before(tables, request, at, layer), None];
+            for (even, before) in even.iter_mut().zip(before) {
+                even.push(|shares| tables.group_shares(id, token, before, shares));
+            }
+        }
+        even.iter_mut().for_each(EvenGroups::settle);
+        for (row, &(request, at)) in step.iter().enumerate() {
+            for expert in request.route(at, id).unwrap().experts() {
+                let group = tables.placement().group_of(id, expert).get();
+                local
+                    .iter_mut()
+                    .zip(&even)
+                    .for_each(|(local, even)| *local += f64::from(u8::from(even.groups()[row] == group)));
+                all += 1.0;
+            }
+            moved += f64::from(u8::from(even[0].placed_by(row) == PlacedBy::Evening));
+            rows += 1.0;
+        }
+        fullest += f64::from(even[0].fullest());
+        wanted += f64::from(even[0].fullest_wanted());
+    }
+    [local[0] / all, local[1] / all, 4.0 * fullest / rows, 4.0 * wanted / rows, moved / rows]
+}
+
+#[test]
 fn profile_and_trace_agree_where_both_can_be_asked() {
     let trace = planted(4, 200, 0.8, 4);
     let tables = solve_trace(&trace, &options(4, Attention::Tp)).unwrap().tables;
@@ -219,6 +289,15 @@ fn wrong_input_is_told() {
     let options = EvalOptions { policies: vec!["best".into()], ..EvalOptions::default() };
     let error = evaluate(&tables, EvalInput::Trace(&trace), &options).unwrap_err();
     assert!(matches!(error, SolveError::Policy(_)), "{error}");
+    for (step_tokens, input, named) in [
+        (16, EvalInput::Trace(&trace), "attention dp"),
+        (16, EvalInput::Profile(&profile_of(&trace)), "a profile"),
+        (0, EvalInput::Trace(&trace), "step_tokens"),
+    ] {
+        let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
+        let error = evaluate(&tables, input, &options).unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
     let empty = semmoe_tables::TraceBuilder::new(trace.model().clone(), provenance()).unwrap().finish().unwrap();
     let error = evaluate(&tables, EvalInput::Trace(&empty), &EvalOptions::default()).unwrap_err();
     assert!(matches!(error, SolveError::NoTokens { what: "trace" }), "{error}");

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, evaluate};
+use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, StepFigures, evaluate};
 use semmoe_tables::{FormatError, Profile, Tables, Trace};
 
 use super::{print, print_json};
@@ -23,7 +23,8 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
 }
 
 fn options(args: &EvaluateArgs) -> EvalOptions {
-    let mut options = EvalOptions { nodes: args.nodes, ..EvalOptions::default() };
+    let step_tokens = args.step_tokens.map(|tokens| tokens as usize);
+    let mut options = EvalOptions { nodes: args.nodes, step_tokens, ..EvalOptions::default() };
     options.prefix.blocks_per_rank = args.prefix_blocks;
     options
 }
@@ -62,6 +63,14 @@ fn describe(evaluation: &Evaluation) -> String {
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));
+    if let Some(steps) = evaluation.steps {
+        let StepFigures { step_tokens, fullest_group, fullest_group_wanted, moved, .. } = steps;
+        let fullest = format!("{fullest_group:.3} (without evening {fullest_group_wanted:.3})");
+        line(&format!("steps of {step_tokens}, fullest over mean"), fullest);
+        let link = format!("{:.3} (without evening {:.3})", steps.fullest_link, steps.fullest_link_wanted);
+        line("  rows over the fullest link, per token", link);
+        line("  moved from a group that was full", format!("{:.1}%", 100.0 * moved));
+    }
     for (of, curve) in [("tokens", &evaluation.calibration.tokens), ("requests", &evaluation.calibration.requests)] {
         if let Some(curve) = curve {
             line(&format!("calibration error of T, {of}"), format!("{:.4}", curve.expected_calibration_error));

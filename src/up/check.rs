@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_solver::{EvalInput, EvalOptions, evaluate};
-use semmoe_tables::{Attention, Tables};
+use semmoe_tables::{Attention, Tables, Trace};
 
 use super::assets::Assets;
 use super::cache::Cache;
@@ -33,26 +33,31 @@ pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) ->
         Attention::Dp => ["contiguous, round robin", "tables, affinity"],
         Attention::Tp => ["contiguous, plain", "tables, shuffled"],
     };
-    let predicted_lar = predict(assets, cache, layout).await?;
-    let baseline = measure(assets, layout, None, &jobs, titles[0]).await?;
-    let affinity = measure(assets, layout, Some(&cache.tables()), &jobs, titles[1]).await?;
+    let heldout = heldout(assets, cache, layout).await?;
+    let (baseline, _) = measure(assets, layout, None, &jobs, titles[0]).await?;
+    let (affinity, step_tokens) = measure(assets, layout, Some(&cache.tables()), &jobs, titles[1]).await?;
+    let predicted_lar = predict(&heldout, cache, layout, step_tokens)?;
     Ok(CheckReport { titles, baseline, affinity, predicted_lar })
 }
 
-/// What `evaluate` expects of affinity on the routing of the held-out prompts, which neither profile nor solver has seen.
-///
-/// The routing was recorded straight from a unit; the gateway and its live loads are what the prediction leaves to chance.
-async fn predict(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<f64, CliError> {
+/// The routing of the held-out prompts, which neither profile nor solver has seen; recorded straight from a unit.
+async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<Trace, CliError> {
     let work = Recording {
         prompts: &assets.heldout_prompts,
         out: cache.heldout_trace(),
         max_tokens: MAX_TOKENS,
         title: "recording held-out routing",
     };
-    let heldout = recorded(assets, cache, layout, work).await?;
+    recorded(assets, cache, layout, work).await
+}
+
+/// What `evaluate` expects of affinity on that routing; the gateway and its live loads are what it leaves to chance. With attention tp
+/// it is told how many tokens a step had in the mean, as the rows of small steps are harder to split evenly.
+fn predict(heldout: &Trace, cache: &Cache, layout: UnitLayout, step_tokens: usize) -> Result<f64, CliError> {
     let tables = Tables::open(&cache.tables()).map_err(CliError::input)?;
     if layout.attention.attention == Attention::Tp {
-        let evaluation = evaluate(&tables, EvalInput::Trace(&heldout), &EvalOptions::default());
+        let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
+        let evaluation = evaluate(&tables, EvalInput::Trace(heldout), &options);
         return evaluation.map(|evaluation| evaluation.lar).map_err(CliError::failed);
     }
     let options = EvalOptions {
@@ -60,20 +65,21 @@ async fn predict(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<f
         policies: vec![AFFINITY.to_owned()],
         ..EvalOptions::default()
     };
-    let evaluation = evaluate(&tables, EvalInput::Trace(&heldout), &options).map_err(CliError::failed)?;
+    let evaluation = evaluate(&tables, EvalInput::Trace(heldout), &options).map_err(CliError::failed)?;
     evaluation
         .policies
         .and_then(|policies| policies.get(AFFINITY).map(|figures| figures.request_lar))
         .ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))
 }
 
+/// The figures of one configuration, and the tokens of a step of its ranks together, in the mean.
 async fn measure(
     assets: &Assets,
     layout: UnitLayout,
     tables: Option<&Path>,
     jobs: &Arc<Vec<Job>>,
     title: &'static str,
-) -> Result<Measured, CliError> {
+) -> Result<(Measured, usize), CliError> {
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let mut unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {
@@ -96,12 +102,14 @@ async fn measure(
     let counters = UnitCounters::read(&client, &engine).await?.since(&before);
     gateway.shutdown(std::time::Duration::from_secs(1)).await;
     unit.stop().await;
-    Ok(Measured {
+    let step_tokens = (counters.tokens() as f64 / counters.steps.max(1) as f64).round().max(1.0) as usize;
+    let measured = Measured {
         lar: counters.lar(),
         remote_bytes_per_token: counters.remote_bytes_per_token(),
         load_max_over_mean: counters.load_max_over_mean(),
         tokens_per_second: counters.tokens() as f64 / took.as_secs_f64(),
         requests: jobs.len(),
         tokens: counters.tokens(),
-    })
+    };
+    Ok((measured, step_tokens))
 }

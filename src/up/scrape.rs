@@ -18,6 +18,8 @@ pub(crate) struct UnitCounters {
     pub(crate) remote_bytes: u64,
     /// Tokens run, by rank. With attention tp rank 0 counts those of all.
     pub(crate) tokens_by_rank: BTreeMap<u16, u64>,
+    /// Steps of rank 0, empty ones included.
+    pub(crate) steps: u64,
     /// With attention tp: rows (tokens in MoE layers) by the rank that went on with them.
     pub(crate) rows_by_rank: BTreeMap<u16, u64>,
 }
@@ -43,6 +45,7 @@ impl UnitCounters {
                 ("semmoe_tokens_total", _) => {
                     *counters.tokens_by_rank.entry(rank_of(&sample, line)?).or_default() += value;
                 }
+                ("semmoe_steps_total", _) if rank_of(&sample, line)? == 0 => counters.steps += value,
                 ("semmoe_attention_rows_total", _) => {
                     *counters.rows_by_rank.entry(rank_of(&sample, line)?).or_default() += value;
                 }
@@ -59,6 +62,7 @@ impl UnitCounters {
             remote_activations: self.remote_activations - before.remote_activations,
             remote_bytes: self.remote_bytes - before.remote_bytes,
             tokens_by_rank: since(&self.tokens_by_rank, &before.tokens_by_rank),
+            steps: self.steps - before.steps,
             rows_by_rank: since(&self.rows_by_rank, &before.rows_by_rank),
         }
     }
