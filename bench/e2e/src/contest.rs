@@ -136,7 +136,7 @@ impl Stage<'_> {
         let linear = self.workshop.solve(recorded, Attention::Dp, Some("linear")).await?;
         let [before, after] = match contest.attention {
             Attention::Dp => [Judged::Policy(contest.before.policy), Judged::Policy(contest.after.policy)],
-            Attention::Tp => [Judged::AtRandom, Judged::Tokens],
+            Attention::Tp => [Judged::AtRandom, Judged::Steps(self.step_tokens * u32::from(self.workshop.ranks))],
         };
         let before = self.workshop.evaluate(recorded, &linear, before).await?;
         Ok([before, self.workshop.evaluate(recorded, solved, after).await?])

@@ -14,8 +14,11 @@ pub(crate) struct Counters {
     pub(crate) tokens: f64,
     /// The same by rank; with attention tp rank 0 counts them all.
     pub(crate) tokens_by_rank: BTreeMap<u16, f64>,
-    /// With attention tp: rows (a token in a layer) that each rank went on with.
-    pub(crate) rows: BTreeMap<u16, f64>,
+    /// With attention tp: rows (a token in a layer) of all ranks.
+    pub(crate) rows: f64,
+    /// Rows of the fullest rank of each layer and step, counted by every rank; and if all were where tables want them.
+    pub(crate) fullest_rows: f64,
+    pub(crate) fullest_rows_wanted: f64,
     /// Bytes between ranks that attention causes (attention tp).
     pub(crate) attention_bytes: f64,
     /// Steps of each rank, added up.
@@ -67,7 +70,9 @@ impl Counters {
                     layer.all_to_all_seconds += value;
                 }
             }
-            "semmoe_attention_rows_total" => *self.rows.entry(rank_of(sample)?).or_default() += value,
+            "semmoe_attention_rows_total" => self.rows += value,
+            "semmoe_attention_fullest_rows_total" if sample.label("split")? == "taken" => self.fullest_rows += value,
+            "semmoe_attention_fullest_rows_total" => self.fullest_rows_wanted += value,
             "semmoe_tokens_total" => {
                 self.tokens += value;
                 *self.tokens_by_rank.entry(rank_of(sample)?).or_default() += value;
@@ -104,7 +109,9 @@ impl Counters {
         Self {
             layers: self.layers.iter().map(layer).collect(),
             tokens_by_rank: by_rank(&self.tokens_by_rank, &before.tokens_by_rank),
-            rows: by_rank(&self.rows, &before.rows),
+            rows: self.rows - before.rows,
+            fullest_rows: self.fullest_rows - before.fullest_rows,
+            fullest_rows_wanted: self.fullest_rows_wanted - before.fullest_rows_wanted,
             tokens: self.tokens - before.tokens,
             attention_bytes: self.attention_bytes - before.attention_bytes,
             steps: self.steps - before.steps,
@@ -122,11 +129,20 @@ impl Counters {
         ratio(self.sum(|layer| layer.local), self.sum(|layer| layer.local + layer.remote))
     }
 
-    /// The work of the fullest rank over the mean: rows with attention tp, else tokens. Collectives wait for it.
+    /// What collectives wait for: the fullest rank over the mean. With attention tp its rows, of each layer and step by itself; else
+    /// its tokens in the whole time.
     pub(crate) fn fullest(&self) -> f64 {
-        let work = if self.rows.values().any(|rows| *rows > 0.0) { &self.rows } else { &self.tokens_by_rank };
+        if self.rows > 0.0 {
+            return ratio(self.fullest_rows, self.rows);
+        }
+        let work = &self.tokens_by_rank;
         let sum: f64 = work.values().sum();
         ratio(work.values().copied().fold(0.0, f64::max) * work.len() as f64, sum)
+    }
+
+    /// The same with attention tp if all rows were where tables want them.
+    pub(crate) fn fullest_wanted(&self) -> Option<f64> {
+        (self.rows > 0.0).then(|| ratio(self.fullest_rows_wanted, self.rows))
     }
 
     /// Dispatch and combine between ranks, bytes per token.
@@ -211,8 +227,16 @@ mod tests {
         assert_eq!((counters.step_time(), counters.moe_time()), (2.0, 1.5));
         assert_eq!((counters.collective_time(), counters.layers[&3].all_to_all_seconds), (0.5, 0.75));
         assert_eq!(counters.fullest(), 1.5);
-        let rows = "semmoe_attention_rows_total{rank=\"1\",by=\"even\"} 8\nsemmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 2\n";
-        assert_eq!(Counters::parse(&format!("{PAGE}{rows}")).unwrap().fullest(), 2.0);
+        assert_eq!(counters.fullest_wanted(), None);
+        // Of 10 rows over two ranks the fullest has 6; without moves 7.
+        let rows = "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 4\n\
+            semmoe_attention_rows_total{rank=\"1\",by=\"tables\"} 6\n\
+            semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 6\n\
+            semmoe_attention_fullest_rows_total{rank=\"1\",split=\"taken\"} 6\n\
+            semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 7\n\
+            semmoe_attention_fullest_rows_total{rank=\"1\",split=\"wanted\"} 7\n";
+        let rows = Counters::parse(&format!("{PAGE}{rows}")).unwrap();
+        assert_eq!((rows.fullest(), rows.fullest_wanted()), (1.2, Some(1.4)));
         let nothing = counters.since(&counters);
         assert_eq!((nothing.tokens, nothing.lar(), nothing.dispatch_bytes(), nothing.moe_time()), (0.0, 0.0, 0.0, 0.0));
         assert_eq!(counters.since(&Counters::default()), counters);

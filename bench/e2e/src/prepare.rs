@@ -62,8 +62,8 @@ impl std::fmt::Display for Attention {
 pub(crate) enum Judged<'a> {
     /// Requests, by a routing policy.
     Policy(&'a str),
-    /// Tokens, by T and A (tables for attention tp).
-    Tokens,
+    /// Tokens, by T and A (tables for attention tp), in steps of so many.
+    Steps(u32),
     /// Chance: rows in even parts, wherever their experts are.
     AtRandom,
 }
@@ -138,11 +138,14 @@ impl Workshop<'_> {
     ) -> Result<Prediction, BenchError> {
         let mut command = self.command(&["evaluate", "--json"]);
         command.arg("--tables").arg(tables).arg("--trace").arg(&recorded.served);
+        if let Judged::Steps(tokens) = how {
+            command.args(["--step-tokens", &tokens.to_string()]);
+        }
         let text = finish(command).await?;
         let found: Evaluation = serde_json::from_str(&text)
             .map_err(|error| BenchError::failed(format!("semmoe evaluate printed what was not expected: {error}")))?;
         match how {
-            Judged::Tokens => Ok(Prediction { lar: found.lar, remote_ranks: found.remote_ranks_per_token }),
+            Judged::Steps(_) => Ok(Prediction { lar: found.lar, remote_ranks: found.remote_ranks_per_token }),
             Judged::AtRandom => Ok(Prediction { lar: found.lar_random, remote_ranks: found.remote_ranks_random }),
             Judged::Policy(policy) => {
                 let figures = found

@@ -130,8 +130,10 @@ fn saturation(outcome: &Outcome, out: &mut String) {
     out.push_str(
         "At saturation:\n\n| link | | tokens/s | requests/s | local | dispatched bytes/token | all bytes/token | time in steps | ",
     );
-    out.push_str("tokens of a step and rank | fullest rank | step ms | MoE layer ms | CPU us/token |\n");
-    out.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+    out.push_str(
+        "tokens of a step and rank | fullest rank | fullest as wanted | step ms | MoE layer ms | CPU us/token |\n",
+    );
+    out.push_str("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
     for (link, at) in outcome.links.iter().enumerate() {
         for (side, config) in outcome.contest.configs().iter().enumerate() {
             let of = |figure: &dyn Fn(&Block) -> f64, factor, digits| {
@@ -141,7 +143,7 @@ fn saturation(outcome: &Outcome, out: &mut String) {
             let busy = |block: &Block| block.counters.step_seconds / (f64::from(outcome.ranks) * block.seconds);
             let _ = writeln!(
                 out,
-                "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 at.name,
                 config.name,
                 of(&|block| block.tokens_per_second, 1.0, 0),
@@ -152,6 +154,7 @@ fn saturation(outcome: &Outcome, out: &mut String) {
                 of(&busy, 1.0, 2),
                 of(&|block| block.counters.tokens / block.counters.steps, 1.0, 0),
                 of(&|block| block.counters.fullest(), 1.0, 2),
+                of(&|block| block.counters.fullest_wanted().unwrap_or(f64::NAN), 1.0, 2),
                 of(&step, 1e3, 2),
                 of(&|block| block.counters.moe_time(), 1e3, 3),
                 of(&|block| block.counters.cpu_time(), 1e6, 0),
