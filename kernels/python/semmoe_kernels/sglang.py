@@ -10,7 +10,8 @@ every layer gathers again, so that the next can shuffle anew.
 
 Routes are not known yet when tokens are shuffled: the groups of the two layers before are those that their tokens were put on. Every rank
 gets as many tokens as it would without the plug-in: shapes are then known on the host, nothing waits for the GPU, and calls can be
-captured in CUDA graphs; a token whose group is full goes to the next one with room."""
+captured in CUDA graphs. Tokens choose in the order of the shares expected on their groups, the greatest first; one whose group is full goes
+to the first one with room."""
 import inspect
 import logging
 import os
@@ -123,9 +124,9 @@ class Plugin:
     def _ranks(self, layer, forward_batch):
         """[n]: each token's rank, by the tables and as far as ranks have room."""
         before = getattr(forward_batch, "semmoe_groups", {})
-        likely = self.tables.likeliest(layer, forward_batch.input_ids, before.get(layer - 2), before.get(layer - 1))
-        forward_batch.semmoe_groups = {layer - 1: before.get(layer - 1), layer: likely}
-        return evened(likely, self.comm.world)
+        groups, shares = self.tables.likeliest(layer, forward_batch.input_ids, before.get(layer - 2), before.get(layer - 1))
+        forward_batch.semmoe_groups = {layer - 1: before.get(layer - 1), layer: groups}
+        return evened(groups, shares, self.comm.world)
 
 
 def even_rows(tokens, world):
@@ -133,9 +134,15 @@ def even_rows(tokens, world):
     return [tokens // world + (rank < tokens % world) for rank in range(world)]
 
 
-def evened(groups, world):
+def evened(groups, shares, world):
     """[n] int64: each token's group, or, for tokens without one (-1) and for those that come when it is full, the first rank that still
-    has room, so that rank r gets `even_rows(n, world)[r]` tokens. As Alignment::Even of the crate semmoe-kernels; waits for nothing."""
+    has room, so that rank r gets `even_rows(n, world)[r]` tokens. The greatest of `shares` [n] come first, of equals the first token. As
+    Alignment::Even of the crate semmoe-kernels, in that order; waits for nothing."""
+    order = shares.argsort(descending=True, stable=True)
+    return torch.empty_like(groups).scatter_(0, order, _evened_in_turn(groups[order], world))
+
+
+def _evened_in_turn(groups, world):
     ranks = torch.arange(world, device=groups.device)
     # As even_rows, without a copy from the host.
     room = groups.shape[0] // world + (ranks < groups.shape[0] % world).long()

@@ -146,7 +146,7 @@ def by_hand(tables, layer, token, older, newer):
     known = layer >= 2 and older >= 0 and newer >= 0
     second = labels(tables.next_group[layer, older, newer], tables.next_share[layer, older, newer]) if known else []
     if not first or not second:
-        return (first or second or [(-1, 0)])[0][0]
+        return (first or second or [(-1, 0)])[0]
 
     def share(labels, group):
         if group in dict(labels):
@@ -154,7 +154,9 @@ def by_hand(tables, layer, token, older, newer):
         return max(min((1 - sum(s for _, s in labels)) / max(G - len(labels), 1), labels[-1][1]), least)
 
     candidates = [g for g, _ in first] + [g for g, _ in second if g not in dict(first)]
-    return max(candidates, key=lambda g: share(first, g) * share(second, g))
+    scores = {g: share(first, g) * share(second, g) for g in [*candidates, *range(G)]}
+    best = max(candidates, key=scores.get)
+    return best, scores[best] / sum(scores.values())
 
 
 def rule(folder):
@@ -164,27 +166,31 @@ def rule(folder):
         for layer in range(LAYERS):
             for older in range(-1, groups):
                 for newer in range(-1, groups):
-                    answer = found.likeliest(layer, tokens, torch.full_like(tokens, older), torch.full_like(tokens, newer))
+                    answer, shares = found.likeliest(layer, tokens, torch.full_like(tokens, older), torch.full_like(tokens, newer))
                     expected = [by_hand(found, layer, int(token), older, newer) for token in tokens]
-                    assert answer.tolist() == expected, (layer, older, newer)
+                    assert answer.tolist() == [group for group, _ in expected], (layer, older, newer)
+                    torch.testing.assert_close(shares, torch.tensor([share for _, share in expected], dtype=torch.float64))
 
 
 def evened():
-    """As many tokens for each rank as parts of the batch have, one token after another."""
+    """As many tokens for each rank as parts of the batch have, the greatest share first, of equals one token after another."""
     generator = torch.Generator().manual_seed(3)
     for world in (1, 2, 3, 8):
         for n in (1, 7, 8, 40):
             for skew in (1, 3):
                 groups = torch.randint(-1, max(world // skew, 1), (n,), generator=generator)
+                shares = torch.randint(0, 6, (n,), generator=generator).double() / 8
                 room, expected = plug.even_rows(n, world), [-1] * n
-                for token, group in enumerate(groups.tolist()):
+                turns = sorted(range(n), key=lambda token: -shares[token])
+                for token in turns:
+                    group = int(groups[token])
                     if group >= 0 and room[group] > 0:
                         expected[token], room[group] = group, room[group] - 1
-                for token in range(n):
+                for token in turns:
                     if expected[token] < 0:
                         expected[token] = next(rank for rank in range(world) if room[rank] > 0)
                         room[expected[token]] -= 1
-                assert plug.evened(groups, world).tolist() == expected, (world, groups)
+                assert plug.evened(groups, shares, world).tolist() == expected, (world, groups, shares)
 
 
 class PerThread:
@@ -273,9 +279,9 @@ def shuffled(folder, world, on_gpu):
     seen = on_threads(world, one)
     found, residual, before = Groups(path), torch.ones(n, HIDDEN), {}
     for layer in range(LAYERS):
-        groups = found.likeliest(layer, tokens, before.get(layer - 2), before.get(layer - 1))
+        groups, shares = found.likeliest(layer, tokens, before.get(layer - 2), before.get(layer - 1))
         before[layer] = groups
-        ranks = plug.evened(groups, world)
+        ranks = plug.evened(groups, shares, world)
         h = sum(parts[layer][1:], parts[layer][0]) + residual
         normed = torch.nn.functional.rms_norm(h, (HIDDEN,), norm.weight, norm.variance_epsilon)
         residual = (normed * 2 + ranks[:, None] + h).detach()
