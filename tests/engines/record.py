@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""record.py vllm|sglang --version V [--cache DIR] [--flags dp-size] [--url URL]: asks a freshly started engine every route that
+"""record.py vllm|sglang --version V [--cache DIR] [--dp-attention]: asks a freshly started engine every route that
 semmoe uses, and writes requests and answers to recordings/{engine}-{version}.json. Python's standard library only.
 
 What is changed in an answer: paths of this machine become /models/NAME and /engines, and of /metrics and the server's
-information only what semmoe reads is kept whole (see `cut_metrics` and `cut_info`; the names of all the rest are kept)."""
+information only what semmoe reads is kept (see `cut_metrics` and `cut_info`); of long streams the first and last events."""
 import argparse, datetime, http.client, json, pathlib, re, threading, time
 
 import launch
@@ -15,7 +15,7 @@ FAMILIES = {
     "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:prompt_tokens", "sglang:generation_tokens",
     "sglang:num_requests",
 }
-# Of SGLang's server information: what semmoe reads, or shows, or should; the names of all other members are kept.
+# Of SGLang's server information: what semmoe reads, and what else says how the engine is laid out.
 INFO = {
     "model_path", "tokenizer_path", "served_model_name", "version", "tp_size", "dp_size", "attn_dp_size", "ep_size",
     "pp_size", "nnodes", "node_rank", "enable_dp_attention", "enable_dp_lm_head", "enable_eplb", "disable_radix_cache",
@@ -93,14 +93,14 @@ def cut_metrics(text):
 
 
 def cut_info(text):
-    """The members in INFO; the names of all others in "not_kept"."""
+    """The members in INFO; the number of all others in "not_kept"."""
     info = json.loads(text)
     kept = {name: value for name, value in info.items() if name in INFO}
     states = info.get("internal_states")
     if isinstance(states, list):
         kept["internal_states"] = [{n: v for n, v in state.items() if n in INFO} for state in states]
-    kept["not_kept"] = sorted(set(info) - set(kept))
-    return json.dumps(kept)
+    kept["not_kept"] = len(info) - len(kept)
+    return json.dumps(kept, separators=(",", ":"))
 
 
 def common_before(r):
@@ -163,9 +163,9 @@ def openai_errors(r):
         r.ask(f"{route}, no content type", "POST", path, body, content_type=None)
         r.ask(f"{route}, content type of a form", "POST", path, body, content_type="application/x-www-form-urlencoded")
         r.ask(f"{route}, wrong method", "GET", path)
-    r.ask("completions, prompt too long", "POST", "/v1/completions", {**few, "prompt": [7] * 3000})
+    r.ask("completions, prompt too long", "POST", "/v1/completions", {**few, "prompt": [7] * 2100})
     r.ask("completions, empty prompt", "POST", "/v1/completions", {**few, "prompt": []})
-    r.ask("completions stream, prompt too long", "POST", "/v1/completions", {**few, "prompt": [7] * 3000, "stream": True})
+    r.ask("completions stream, prompt too long", "POST", "/v1/completions", {**few, "prompt": [7] * 2100, "stream": True})
     r.ask("unknown path", "GET", "/nothing_here")
 
 
@@ -185,16 +185,21 @@ def generate(r):
     for form, body in [("", text), (" by ids", ids)]:
         r.ask(f"generate{form}", "POST", path, body)
         r.ask(f"generate{form}, everything recorded", "POST", path, {**body, **everything})
+    pins(r)
+    r.ask("generate, several prompts", "POST", path, {"text": [TEXT, "Hello"], **few, "return_routed_experts": True})
+    r.ask("generate stream", "POST", path, {**text, "stream": True})
+    r.ask("generate stream, everything recorded", "POST", path, {**text, "stream": True, **everything})
+    r.ask("generate, routed experts from the fifth token", "POST", path, {**text, **everything, "routed_experts_start_len": 4})
+
+
+def pins(r):
+    path, ids = "/generate", {"input_ids": IDS, "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
     for pin in [0, 1]:
         r.ask(f"generate, pinned to {pin}", "POST", path, {**ids, "routed_dp_rank": pin})
         r.ask(f"generate, pinned to {pin} by old field", "POST", path, {**ids, "data_parallel_rank": pin})
         r.ask(f"generate, pinned to {pin} by header", "POST", path, ids, {PIN: str(pin)})
     for what, pin in [("out of range", 7), ("no number", "x"), ("negative", -1)]:
         r.ask(f"generate, pin {what}", "POST", path, {**ids, "routed_dp_rank": pin})
-    r.ask("generate, several prompts", "POST", path, {"text": [TEXT, "Hello"], **few, "return_routed_experts": True})
-    r.ask("generate stream", "POST", path, {**text, "stream": True})
-    r.ask("generate stream, everything recorded", "POST", path, {**text, "stream": True, **everything})
-    r.ask("generate, routed experts from the fifth token", "POST", path, {**text, **everything, "routed_experts_start_len": 4})
 
 
 def generate_errors(r):
@@ -204,9 +209,9 @@ def generate_errors(r):
     r.ask("generate, unknown field", "POST", path, {"text": TEXT, **few, "no_such_field": 1})
     r.ask("generate, unknown sampling field", "POST", path, {"text": TEXT, "sampling_params": {"no_such_field": 1}})
     r.ask("generate, no prompt", "POST", path, few)
-    r.ask("generate, prompt too long", "POST", path, {"input_ids": [7] * 3000, **few})
+    r.ask("generate, prompt too long", "POST", path, {"input_ids": [7] * 2100, **few})
     r.ask("generate, prompt and answer too long", "POST", path, {"input_ids": [7] * 9, "sampling_params": {"max_new_tokens": 5000}})
-    r.ask("generate stream, prompt too long", "POST", path, {"input_ids": [7] * 3000, **few, "stream": True})
+    r.ask("generate stream, prompt too long", "POST", path, {"input_ids": [7] * 2100, **few, "stream": True})
 
 
 def aborted(r):
@@ -274,20 +279,29 @@ def main():
     with launch.Server(given.engine, given.version, given.cache, arguments) as server:
         print(f"healthy after {server.wait():.0f} s", flush=True)
         recorder = Recorder(server)
-        {"vllm": vllm, "sglang": sglang}[given.engine](recorder)
-        out_of_vocabulary(recorder)
-    document = {
+        if given.dp_attention:
+            common_before(recorder)
+            pins(recorder)
+        else:
+            {"vllm": vllm, "sglang": sglang}[given.engine](recorder)
+            out_of_vocabulary(recorder)
+    head = {
         "engine": given.engine,
         "version": given.version,
         "recorded": datetime.date.today().isoformat(),
         "model": launch.MODEL.name,
         "command": recorder.scrub(" ".join(server.command)).replace(str(server.port), "PORT"),
-        "exchanges": recorder.exchanges,
     }
     name = f"{given.engine}-{given.version}{'-dp-attention' if given.dp_attention else ''}.json"
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    (given.out / name).write_text(text)
+    text = document(head, recorder.exchanges)
+    (given.out / name).write_text(text, encoding="utf-8")
     print(f"{name}: {len(recorder.exchanges)} exchanges, {len(text.encode())} bytes")
+
+
+def document(head, exchanges):
+    """JSON with one exchange in a line."""
+    lines = ",\n".join(json.dumps(exchange, ensure_ascii=False, separators=(",", ":")) for exchange in exchanges)
+    return json.dumps(head, indent=1)[:-2] + f',\n "exchanges": [\n{lines}\n]\n}}\n'
 
 
 if __name__ == "__main__":
