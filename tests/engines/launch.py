@@ -5,7 +5,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
 MODEL = REPOSITORY / "assets/tiny-qwen3moe-15m"
 NAME = "tiny"
-VERSIONS = {"vllm": ["0.30.0", "0.32.0"], "sglang": ["0.5.23"]}
+VERSIONS = {"vllm": ["0.30.0", "0.32.0"], "sglang": ["0.5.23", "0.5.16"]}
 # What both need to run data-parallel attention over two ranks, and expert parallelism.
 TWO_RANKS = {
     "vllm": ["--data-parallel-size", "2", "--enable-expert-parallel"],
@@ -16,7 +16,15 @@ RECORDING = {
     ("vllm", "0.30.0"): ["--enable-return-routed-experts"],
     ("vllm", "0.32.0"): [],
     ("sglang", "0.5.23"): ["--enable-return-routed-experts"],
+    ("sglang", "0.5.16"): ["--enable-return-routed-experts"],
 }
+OLDER_SPELLING = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2"]
+
+
+def two_ranks(engine, version):
+    """`--attn-dp-size` came with SGLang 0.5.22."""
+    return OLDER_SPELLING if version == "0.5.16" else TWO_RANKS[engine]
+
 
 
 def default_cache():
@@ -24,9 +32,15 @@ def default_cache():
     return pathlib.Path(base) / "semmoe-engines"
 
 
-def install(engine, cache):
+def folder(engine, version, cache):
+    """All versions of vLLM share one; a version of SGLang has one of its own, the newest one `sglang`."""
+    name = engine if engine == "vllm" or version == VERSIONS["sglang"][0] else f"{engine}-{version}"
+    return pathlib.Path(cache).resolve() / name
+
+
+def install(engine, version, cache):
     """Raises CalledProcessError when it fails."""
-    subprocess.run([HERE / "install", engine, "--cache", cache], check=True)
+    subprocess.run([HERE / "install", engine, "--version", version, "--cache", cache], check=True)
 
 
 def free_port():
@@ -40,7 +54,7 @@ class Server:
 
     def __init__(self, engine, version, cache, arguments, port=None, model=None, log=None):
         self.engine, self.version, self.port = engine, version, port or free_port()
-        self.folder = pathlib.Path(cache).resolve() / engine
+        self.folder = folder(engine, version, cache)
         self.model = pathlib.Path(model or (MODEL if engine == "vllm" else untied(self.folder)))
         self.arguments = [*arguments, "--served-model-name", NAME]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -134,7 +148,8 @@ def sglang(server):
     environment = base_environment(venv) | {
         "PYTHONPATH": str(HERE / "sglang/shim"),
         "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|1|0|1",
+        # One entry for each rank; 0.5.23 wants two for each.
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|1" if server.version == "0.5.16" else "0|1|0|1",
         "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
         "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),
     }

@@ -269,10 +269,8 @@ def main():
     parser.add_argument("--dp-attention", action="store_true", help="SGLang: --dp-size 2 --enable-dp-attention, the older spelling")
     parser.add_argument("--out", type=pathlib.Path, default=launch.HERE / "recordings")
     given = parser.parse_args()
-    launch.install(given.engine, given.cache)
-    ranks = launch.TWO_RANKS[given.engine]
-    if given.dp_attention:
-        ranks = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2"]
+    launch.install(given.engine, given.version, given.cache)
+    ranks = launch.OLDER_SPELLING if given.dp_attention else launch.two_ranks(given.engine, given.version)
     arguments = [*ranks, *launch.RECORDING[given.engine, given.version]]
     if given.engine == "sglang":
         arguments.append("--enable-metrics")

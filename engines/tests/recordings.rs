@@ -1,0 +1,271 @@
+//! Everything here that reads what engines answer, run over answers of real engines (`tests/engines/recordings`).
+#![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
+
+#[path = "../../tests/engines/rust/recordings.rs"]
+mod recordings;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http::StatusCode;
+use recordings::{Exchange, Recording};
+use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
+use semmoe_engines::metrics::Sample;
+use semmoe_engines::pin::{self, Stripped};
+use semmoe_engines::probe::{Target, probe};
+use semmoe_engines::recording::{self, Encoding};
+use semmoe_engines::sse::Events;
+use semmoe_engines::{Carrier, Dialect, Engine, Route, Version, loads, pieces, routed, sglang};
+use serde_json::Value;
+
+/// The bundled model: layers, experts per token, experts.
+const LAYERS: usize = 7;
+const TOP_K: usize = 4;
+const EXPERTS: u16 = 32;
+
+fn route(exchange: &Exchange) -> Option<Route> {
+    Route::ALL.into_iter().find(|route| route.path() == exchange.request.path)
+}
+
+fn asks_to_record(exchange: &Exchange) -> bool {
+    let wants = ["everything recorded", "ids in sglext", "routed experts alone"];
+    exchange.answer.status == 200 && wants.iter().any(|want| exchange.name.ends_with(want))
+}
+
+/// Serves what a fresh engine answered to GET; `after`: as after the last request.
+async fn serve(recording: &Recording, after: bool) -> BaseUrl {
+    let mut answers = BTreeMap::new();
+    for exchange in recording.exchanges.iter().filter(|exchange| exchange.request.method == "GET") {
+        if exchange.answer.status != 0 && (after || !answers.contains_key(&exchange.request.path)) {
+            answers.insert(exchange.request.path.clone(), (exchange.answer.status, exchange.answer.body.clone()));
+        }
+    }
+    let answer = |State(answers): State<Arc<BTreeMap<String, (u16, String)>>>, request: Request| async move {
+        let found = answers.get(request.uri().path()).cloned().unwrap_or((404, String::new()));
+        (StatusCode::from_u16(found.0).unwrap(), found.1).into_response() as Response
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().fallback(answer).with_state(Arc::new(answers));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    address.into()
+}
+
+#[test]
+fn there_are_recordings_of_these_versions() {
+    let found = Recording::names();
+    for name in ["sglang-0.5.23", "sglang-0.5.23-dp-attention", "vllm-0.30.0", "vllm-0.32.0"] {
+        assert!(found.iter().any(|found| found == name), "{name} is not among {found:?}");
+    }
+    for recording in Recording::all() {
+        let text = serde_json::to_string(&recording.exchanges.iter().map(|e| &e.answer.body).collect::<Vec<_>>());
+        assert!(!text.unwrap().contains("/tmp/"), "a path of the machine that recorded {}", recording.version);
+    }
+}
+
+/// Each was recorded with two ranks: fresh, and after requests.
+#[tokio::test]
+async fn version_and_ranks_are_probed() {
+    for recording in Recording::all() {
+        for after in [false, true] {
+            let url = serve(&recording, after).await;
+            let limits = AnswerLimits::default();
+            let client = HttpClient::default();
+            let found = probe(&client, &Target::new(recording.engine, &url), &limits).await;
+            let what = format!("{} {} after={after}", recording.engine, recording.version);
+            if after && recording.exchanges.last().is_some_and(|last| last.answer.status == 0) && found.is_err() {
+                continue;
+            }
+            let found = found.unwrap();
+            assert_eq!((found.version.as_deref(), found.dp_size), (Some(&*recording.version), Some(2)), "{what}");
+            let loads = loads::in_flight(&client, recording.engine, &url, 2, &limits).await.unwrap();
+            // A fresh vLLM has no gauges of requests.
+            let fresh_vllm = recording.engine == Engine::Vllm && !after;
+            assert!(loads == Some(vec![0, 0]) || fresh_vllm && loads.is_none(), "{what}: {loads:?}");
+        }
+    }
+}
+
+/// Where a pin travels by [`Dialect`], the engine honoured it; where it cannot be honoured, it said so.
+#[test]
+fn pins_are_honoured_where_the_dialect_says() {
+    for recording in Recording::all() {
+        let dialect = Dialect::of(recording.engine, Version::parse(&recording.version));
+        if recording.engine.speaks_sglang() {
+            let Ok(Carrier::Field(field)) = dialect.carrier(Route::Generate) else { panic!("a field pins /generate") };
+            for rank in [0, 1] {
+                let pinned = recording.get(&format!("generate, pinned to {rank}"));
+                assert!(pinned.request.body.contains(&format!("\"{field}\":{rank}")), "{}", pinned.request.body);
+                assert_eq!(pieces::rank_in_meta(pinned.answer.body.as_bytes()), Some(rank));
+            }
+        }
+        let refused = recording.exchanges.iter().filter(|exchange| exchange.name.ends_with("pin out of range"));
+        for exchange in refused {
+            assert_eq!(exchange.answer.status, 400, "{}", exchange.name);
+            assert!(exchange.answer.body.contains("out of range [0, 2)"), "{}", exchange.answer.body);
+            let by_header = exchange.request.headers.contains_key(pin::HEADER.as_str());
+            let carrier = dialect.carrier(route(exchange).unwrap());
+            assert_eq!(by_header, carrier == Ok(Carrier::Header), "{}: {carrier:?}", exchange.name);
+        }
+    }
+}
+
+#[test]
+fn routed_experts_and_ids_are_read() {
+    let mut read = 0;
+    for recording in Recording::all().iter().filter(|recording| recording.gives_routes()) {
+        let answers = recording.exchanges.iter().filter(|exchange| asks_to_record(exchange));
+        for exchange in answers.filter(|exchange| !exchange.answer.is_stream()) {
+            let what = format!("{} {}: {}", recording.engine, recording.version, exchange.name);
+            let told = recording::read(route(exchange).unwrap(), exchange.answer.body.as_bytes())
+                .unwrap_or_else(|error| panic!("{what}: {error}"));
+            let (prompt, output) = (told.prompt_tokens.unwrap() as usize, told.output_tokens.unwrap() as usize);
+            assert_eq!((output, told.aborted), (4, None), "{what}");
+            check_experts(&what, told.routed_experts.as_deref(), prompt + output - 1, recording.engine);
+            if exchange.name.ends_with("everything recorded") {
+                assert_eq!(told.prompt_ids.map(|ids| ids.len()), Some(prompt), "{what}");
+                assert_eq!(told.output_ids.map(|ids| ids.len()), Some(output), "{what}");
+            }
+            read += 1;
+        }
+    }
+    assert!(read >= 12, "{read} answers");
+}
+
+fn check_experts(what: &str, experts: Option<&str>, rows: usize, engine: Engine) {
+    let (encoding, bytes) = recording::decode_bytes(experts.unwrap_or_else(|| panic!("{what}: none"))).unwrap();
+    let ids: Vec<u16> = match encoding {
+        Encoding::Raw => bytes.chunks_exact(4).map(|id| u16::from_le_bytes([id[0], id[1]])).collect(),
+        Encoding::Npy => bytes[bytes.len() - rows * LAYERS * TOP_K..].iter().map(|id| u16::from(*id)).collect(),
+    };
+    assert_eq!(encoding == Encoding::Npy, engine == Engine::Vllm, "{what}");
+    assert_eq!(ids.len(), rows * LAYERS * TOP_K, "{what}");
+    for token in ids.chunks_exact(TOP_K) {
+        let distinct = (1..TOP_K).all(|i| !token[..i].contains(&token[i]));
+        assert!(distinct && token.iter().all(|id| *id < EXPERTS), "{what}: {token:?}");
+    }
+}
+
+/// `usage.prompt_tokens` or `meta_info.prompt_tokens`, and the rank, in answers as they pass.
+#[test]
+fn counts_and_ranks_are_found_in_passing() {
+    for recording in Recording::all() {
+        for exchange in recording.exchanges.iter().filter(|exchange| exchange.answer.status == 200) {
+            let documents = exchange.answer.documents();
+            let told = |pointer: &str| documents.iter().rev().find_map(|document| document.pointer(pointer)?.as_u64());
+            let counted = told("/usage/prompt_tokens").or_else(|| told("/meta_info/prompt_tokens"));
+            let found = pieces::prompt_tokens(exchange.answer.body.as_bytes());
+            // The answers to several prompts are a list.
+            if documents.first().is_some_and(Value::is_object) && !exchange.request.path.ends_with("responses") {
+                assert_eq!(found, counted, "{} {}", recording.version, exchange.name);
+                let rank = told("/meta_info/dp_rank").map(|rank| rank as u32);
+                assert_eq!(pieces::rank_in_meta(exchange.answer.body.as_bytes()), rank, "{}", exchange.name);
+            }
+        }
+    }
+}
+
+/// The routed experts are cut out, and nothing else.
+#[test]
+fn routed_experts_are_cut_out() {
+    let mut cuts = 0;
+    for recording in Recording::all().iter().filter(|recording| recording.engine.speaks_sglang()) {
+        let answers = recording.exchanges.iter().filter(|e| e.answer.body.contains("\"routed_experts\":\""));
+        for exchange in answers.filter(|exchange| !exchange.answer.is_stream()) {
+            let route = route(exchange).unwrap();
+            let cut = routed::cut(route, exchange.answer.body.as_bytes()).unwrap().unwrap();
+            assert!(cut.told, "{}", exchange.name);
+            let rest: Value = serde_json::from_slice(&cut.rest).unwrap();
+            let mut expected: Value = serde_json::from_str(&exchange.answer.body).unwrap();
+            let all = match &mut expected {
+                Value::Array(all) => all.iter_mut().collect(),
+                one => vec![one],
+            };
+            for one in all {
+                if let Some(meta) = one.get_mut("meta_info") {
+                    meta.as_object_mut().unwrap().remove("routed_experts");
+                }
+                let extension = one.get_mut("sglext").and_then(Value::as_object_mut);
+                if extension.is_some_and(|members| members.remove("routed_experts").is_some() && members.is_empty()) {
+                    one.as_object_mut().unwrap().remove("sglext");
+                }
+            }
+            assert_eq!(rest, expected, "{}", exchange.name);
+            cuts += 1;
+        }
+    }
+    assert!(cuts >= 8, "{cuts} cuts");
+}
+
+/// Whatever the pieces: what is relayed ends where an event ends, and is the stream in the end.
+#[test]
+fn streams_are_cut_at_events() {
+    let mut streams = 0;
+    for recording in Recording::all() {
+        for exchange in recording.exchanges.iter().filter(|exchange| exchange.answer.is_stream()) {
+            let body = &exchange.answer.body;
+            assert!(body.ends_with("data: [DONE]\n\n"), "{}", exchange.name);
+            for size in [1, 7, 64, 1000] {
+                let mut events = Events::new();
+                let mut relayed = Vec::new();
+                for piece in body.as_bytes().chunks(size) {
+                    let ready = events.push(Bytes::copy_from_slice(piece));
+                    assert!(ready.is_empty() || ready.ends_with(b"\n\n"), "{}", exchange.name);
+                    relayed.extend_from_slice(&ready);
+                }
+                relayed.extend_from_slice(&events.rest());
+                assert!(relayed == body.as_bytes(), "{}", exchange.name);
+            }
+            streams += 1;
+        }
+    }
+    assert!(streams >= 15, "{streams} streams");
+}
+
+#[test]
+fn every_sample_of_the_metrics_is_read() {
+    for recording in Recording::all() {
+        let metrics = recording.exchanges.iter().filter(|exchange| exchange.request.path == "/metrics");
+        for exchange in metrics.filter(|exchange| exchange.answer.status == 200) {
+            for line in exchange.answer.body.lines().filter(|line| !line.starts_with('#')) {
+                let sample = Sample::parse(line).unwrap_or_else(|| panic!("{line}"));
+                if recording.engine == Engine::Vllm {
+                    assert!(matches!(sample.label("engine"), Some("0" | "1")), "{line}");
+                }
+            }
+        }
+    }
+}
+
+/// Members of the bodies that were sent stay as they are when a pin goes in.
+#[test]
+fn bodies_are_pinned() {
+    for recording in Recording::all() {
+        let dialect = Dialect::of(recording.engine, Version::parse(&recording.version));
+        for exchange in recording.exchanges.iter().filter(|exchange| exchange.answer.status == 200) {
+            let (Some(route), body) = (route(exchange), Bytes::from(exchange.request.body.clone())) else { continue };
+            let Ok(Carrier::Field(field)) = dialect.carrier(route) else { continue };
+            let stripped = Stripped::new(&body).unwrap();
+            let mut expected: Value = serde_json::from_slice(&body).unwrap();
+            pin::CLIENT_FIELDS.iter().for_each(|name| drop(expected.as_object_mut().unwrap().remove(*name)));
+            let bare: Value = serde_json::from_slice(stripped.bytes()).unwrap();
+            assert_eq!(bare, expected, "{field} on {route}");
+        }
+    }
+}
+
+#[test]
+fn server_information_is_read() {
+    for recording in Recording::all().iter().filter(|recording| recording.engine == Engine::Sglang) {
+        let info: sglang::ServerInfo = serde_json::from_str(&recording.get("server info").answer.body).unwrap();
+        assert_eq!(info.model_name(), Some("tiny"), "{}", recording.version);
+        assert_eq!((info.tp_size, info.ep_size), (Some(2), Some(2)), "{}", recording.version);
+        assert_eq!((info.enable_eplb, info.enable_return_routed_experts), (Some(false), Some(true)));
+        let loads: sglang::Loads = serde_json::from_str(&recording.get("fresh loads").answer.body).unwrap();
+        assert_eq!(loads.by_rank(2).map(|loads| loads.len()), Ok(2), "{}", recording.version);
+    }
+}

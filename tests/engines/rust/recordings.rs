@@ -1,0 +1,108 @@
+//! What real engines answered, as `tests/engines/record.py` wrote it down. Tests of several crates include this file.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "for tests, each of which uses a part")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use semmoe_engines::Engine;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The answers of one engine, in the order in which they were asked for.
+#[derive(Debug, Deserialize)]
+pub struct Recording {
+    pub engine: Engine,
+    pub version: String,
+    /// How it was started.
+    pub command: String,
+    pub exchanges: Vec<Exchange>,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Exchange {
+    pub name: String,
+    pub request: Request,
+    pub answer: Answer,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Request {
+    pub method: String,
+    pub path: String,
+    pub headers: BTreeMap<String, String>,
+    #[serde(default)]
+    pub body: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Answer {
+    /// 0 where the connection was closed without an answer.
+    #[serde(default)]
+    pub status: u16,
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    #[serde(default)]
+    pub body: String,
+}
+
+impl Answer {
+    /// Without parameters.
+    pub fn content_type(&self) -> &str {
+        self.headers.get("content-type").map_or("", |value| value.split(';').next().unwrap_or(""))
+    }
+
+    pub fn is_stream(&self) -> bool {
+        self.content_type() == "text/event-stream"
+    }
+
+    /// The JSON documents in it: one, or that of each event but `[DONE]`.
+    pub fn documents(&self) -> Vec<Value> {
+        if self.is_stream() {
+            return events(&self.body).filter(|data| *data != "[DONE]").map(json).collect();
+        }
+        if self.content_type() == "application/json" { vec![json(&self.body)] } else { Vec::new() }
+    }
+}
+
+/// The data of each event. Events of one line `data: ...` each, as all engines send them.
+pub fn events(body: &str) -> impl Iterator<Item = &str> {
+    let one = |event| str::strip_prefix(event, "data: ").unwrap_or_else(|| panic!("an event without data: {event:?}"));
+    body.split("\n\n").filter(|event| !event.is_empty()).map(one)
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+impl Recording {
+    /// `sglang-0.5.23` and the like.
+    pub fn read(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/engines/recordings");
+        let text = std::fs::read(folder.join(format!("{name}.json"))).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    /// The names of all.
+    pub fn names() -> Vec<String> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/engines/recordings");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = files.filter_map(|name| Some(name.strip_suffix(".json")?.to_owned())).collect();
+        names.sort();
+        names
+    }
+
+    pub fn all() -> Vec<Self> {
+        Self::names().iter().map(|name| Self::read(name)).collect()
+    }
+
+    /// The exchange of this name.
+    pub fn get(&self, name: &str) -> &Exchange {
+        let found = self.exchanges.iter().find(|exchange| exchange.name == name);
+        found.unwrap_or_else(|| panic!("{} {} has no exchange {name:?}", self.engine, self.version))
+    }
+
+    /// Whether it was started with the flag that has it return routed experts.
+    pub fn gives_routes(&self) -> bool {
+        self.command.contains("--enable-return-routed-experts")
+    }
+}
