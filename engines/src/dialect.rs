@@ -57,13 +57,25 @@ pub struct Dialect {
     openai: Option<Carrier>,
     responses: Option<Carrier>,
     generate: Option<Carrier>,
+    /// The number of the first rank in pins.
     first_rank: u16,
+    /// Ranks behind each URL; `None`: all of them are behind one.
+    ranks_per_url: Option<u16>,
+    rank_base: RankBase,
 }
 
 impl Dialect {
     /// Of an engine; `version` is `None` where it does not tell.
     pub fn of(engine: Engine, version: Option<Version>) -> Self {
-        let none = Self { engine, openai: None, responses: None, generate: None, first_rank: 0 };
+        let none = Self {
+            engine,
+            openai: None,
+            responses: None,
+            generate: None,
+            first_rank: 0,
+            ranks_per_url: None,
+            rank_base: RankBase::Global,
+        };
         let header = Some(Carrier::Header);
         match engine {
             Engine::Openai => none,
@@ -87,7 +99,19 @@ impl Dialect {
     /// Of an engine with one URL for each rank.
     pub fn by_url(engine: Engine) -> Self {
         let url = Some(Carrier::Url);
-        Self { engine, openai: url, responses: url, generate: url, first_rank: 0 }
+        let ranks_per_url = Some(1);
+        Self { openai: url, responses: url, generate: url, ranks_per_url, ..Self::unpinned(engine) }
+    }
+
+    /// Of an engine that reads no pins, or of whose ranks too little is known to send any.
+    pub fn unpinned(engine: Engine) -> Self {
+        Self { engine, ..Self::of(Engine::Openai, None) }
+    }
+
+    /// The same for an engine with one URL for each node, in the order of their ranks, and as many ranks behind each.
+    #[must_use]
+    pub fn with_nodes(self, ranks_per_url: u16, rank_base: RankBase) -> Self {
+        Self { ranks_per_url: Some(ranks_per_url), rank_base, ..self }
     }
 
     /// The same for an engine whose first rank behind this URL is called `first_rank` in pins.
@@ -114,7 +138,15 @@ impl Dialect {
 
     /// What the pin of a rank says: the rank's number as the engine counts.
     pub fn wire_rank(&self, rank: semmoe_tables::RankId) -> u32 {
-        u32::from(self.first_rank) + u32::from(rank.get())
+        match (self.ranks_per_url, self.rank_base) {
+            (Some(on_a_node), RankBase::Local) => u32::from(rank.get() % on_a_node.max(1)),
+            _ => u32::from(self.first_rank) + u32::from(rank.get()),
+        }
+    }
+
+    /// Which of the engine's URLs a rank is behind.
+    pub fn url_index(&self, rank: semmoe_tables::RankId) -> usize {
+        self.ranks_per_url.map_or(0, |ranks| usize::from(rank.get() / ranks.max(1)))
     }
 }
 
@@ -162,5 +194,19 @@ mod tests {
         assert_eq!(dialect.wire_rank(RankId::new(3)), 3);
         assert_eq!(dialect.with_first_rank(4).wire_rank(RankId::new(3)), 7);
         assert_eq!(dialect.with_first_rank(u16::MAX).wire_rank(RankId::new(u16::MAX)), 131_070);
+    }
+
+    #[test]
+    fn ranks_of_nodes_are_behind_their_urls() {
+        let nodes = |base| Dialect::of(Engine::Vllm, None).with_nodes(4, base);
+        let (local, global) = (nodes(RankBase::Local), nodes(RankBase::Global));
+        for (rank, url, wire) in [(0, 0, 0), (3, 0, 3), (4, 1, 0), (7, 1, 3), (9, 2, 1)] {
+            let rank = RankId::new(rank);
+            assert_eq!((local.url_index(rank), local.wire_rank(rank)), (url, wire));
+            assert_eq!((global.url_index(rank), global.wire_rank(rank)), (url, u32::from(rank.get())));
+        }
+        let by_url = Dialect::by_url(Engine::Openai);
+        assert_eq!((by_url.url_index(RankId::new(3)), local.carrier(Route::Chat)), (3, Ok(Carrier::Header)));
+        assert!(Dialect::unpinned(Engine::Vllm).carrier(Route::Chat).is_err());
     }
 }

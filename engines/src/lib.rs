@@ -4,18 +4,17 @@
 //! |---|---|
 //! | [`http`] | the client of every part that speaks to an engine |
 //! | [`sglang`] | SGLang's dialect, which semmoe's worker speaks too: `/generate`, `/v1/loads`, `/server_info`, routed experts |
-//! | [`vllm`] | vLLM's dialect: version, ranks and loads from its metrics, how it counts ranks in pins |
+//! | [`vllm`] | vLLM's dialect: version, ranks and counters from its metrics, how it counts ranks in pins |
 //! | [`dialect`] | where a pin travels, by engine, version and route |
 //! | [`pin`] | how a request is pinned to one attention-DP rank without touching other bytes |
 //! | [`json`] | a scanner of top-level JSON members for bodies that must not be re-serialised |
 //! | [`probe`] | what an engine says about itself |
-//! | [`loads`] | requests in flight per rank, as the engine counts them |
 //! | [`metrics`] | samples of Prometheus' text format |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
 //! | [`recording`] | routed experts of whole prompts asked for, and read from wherever they are told |
 //! | [`routed`] | routed experts asked for in requests and cut out of answers |
 //! | [`sse`] | where events end in a stream, so that nothing is put inside one |
-//! | [`verify`] | whether pins take effect: evidence, and a verdict with hysteresis |
+//! | [`verify`] | whether pins take effect: probes, exact evidence, a verdict with hysteresis, when to probe again |
 //!
 //! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
 
@@ -23,7 +22,6 @@ pub mod dialect;
 mod engine;
 pub mod http;
 pub mod json;
-pub mod loads;
 pub mod metrics;
 pub mod pieces;
 pub mod pin;

@@ -1,7 +1,8 @@
-//! What an engine says about itself: health, version, ranks, and for SGLang's dialect its server information.
+//! What an engine reports about itself: health, version, ranks, and for SGLang's dialect its server information.
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
-use crate::sglang::{self, ServerInfo};
+use crate::sglang::{self, Loads, ServerInfo};
+use crate::vllm::RankRange;
 use crate::{Dialect, Engine, RankBase, Version, vllm};
 
 /// What to probe.
@@ -45,43 +46,105 @@ pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
 pub struct Probe {
     /// Server information, where the engine gives any.
     pub server: Option<ServerInfo>,
-    /// As the engine tells it.
+    /// As the engine reports it.
     pub version: Option<String>,
-    /// Attention-DP ranks a request can be sent to; `None` when the engine does not tell.
+    /// Attention-DP ranks a request can be sent to; `None` when the engine does not report them, or contradicts itself.
     pub dp_size: Option<u16>,
+    /// Why `dp_size` is unknown, where something is wrong rather than absent.
+    pub doubt: Option<RankDoubt>,
     /// How it is pinned.
     pub dialect: Dialect,
     /// The engine has further ranks before those behind its URL, and did not tell how it counts in pins.
     pub unknown_rank_base: bool,
 }
 
+/// Why an engine's number of ranks is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RankDoubt {
+    /// Two routes report different numbers.
+    #[error("{info_route} reports {info} attention-DP ranks, but {loads_route} {loads}", info_route = sglang::SERVER_INFO, loads_route = sglang::LOADS)]
+    Routes {
+        /// By the server information.
+        info: u16,
+        /// By the loads.
+        loads: usize,
+    },
+    /// URLs of one engine report ranks that do not follow each other.
+    #[error(
+        "URL {url} serves {} ranks from rank {}, expected {} from rank {}: list `urls` in the order of their ranks",
+        found.count, found.first, expected.count, expected.first
+    )]
+    Nodes {
+        /// Index of the URL.
+        url: usize,
+        /// The ranks that it reports.
+        found: RankRange,
+        /// The ranks that should follow.
+        expected: RankRange,
+    },
+    /// A URL reports no ranks, so that it is unknown which are behind the others.
+    #[error("URL {url} reports no ranks in its metrics")]
+    Silent {
+        /// Index of the URL.
+        url: usize,
+    },
+}
+
 impl Probe {
     fn of(engine: Engine, version: Option<String>, dp_size: Option<u16>) -> Self {
         let dialect = Dialect::of(engine, version.as_deref().and_then(Version::parse));
-        Self { server: None, version, dp_size, dialect, unknown_rank_base: false }
+        Self { server: None, version, dp_size, doubt: None, dialect, unknown_rank_base: false }
+    }
+
+    /// The same with an unknown number of ranks.
+    fn doubtful(self, doubt: RankDoubt) -> Self {
+        Self { dp_size: None, doubt: Some(doubt), ..self }
     }
 }
 
-/// Health, then everything else the engine tells.
+/// Health, then everything else the engine reports.
 ///
 /// # Errors
 /// When a URL does not answer, or answers otherwise than such an engine does.
 pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
     health(client, target, limits).await?;
     let Some(first) = target.urls.first() else { return Ok(Probe::of(target.engine, None, None)) };
-    let mut found = match target.engine {
-        Engine::Sglang | Engine::Semmoe => {
-            let info = server_info(client, first, limits).await?;
-            Probe { server: Some(info.clone()), ..Probe::of(target.engine, info.version.clone(), info.dp_size) }
-        }
-        Engine::Vllm => probe_vllm(client, first, target, limits).await?,
-        Engine::Openai => Probe::of(target.engine, None, Some(1)),
-    };
-    if target.urls.len() > 1 {
-        found.dp_size = u16::try_from(target.urls.len()).ok();
-        found.dialect = Dialect::by_url(target.engine);
+    match target.engine {
+        Engine::Sglang | Engine::Semmoe => probe_sglang(client, first, target, limits).await,
+        Engine::Vllm if target.urls.len() > 1 => probe_nodes(client, target, limits).await,
+        Engine::Vllm => probe_vllm(client, first, target, limits).await,
+        Engine::Openai => Ok(by_url(Probe::of(target.engine, None, Some(1)), target)),
     }
-    Ok(found)
+}
+
+/// With several URLs, each is one rank.
+fn by_url(found: Probe, target: &Target<'_>) -> Probe {
+    if target.urls.len() == 1 {
+        return found;
+    }
+    Probe { dp_size: u16::try_from(target.urls.len()).ok(), dialect: Dialect::by_url(target.engine), ..found }
+}
+
+async fn probe_sglang(
+    client: &HttpClient,
+    base: &BaseUrl,
+    target: &Target<'_>,
+    limits: &AnswerLimits,
+) -> Result<Probe, HttpError> {
+    let info = server_info(client, base, limits).await?;
+    let ranks = info.ranks();
+    let found = Probe { server: Some(info.clone()), ..Probe::of(target.engine, info.version, ranks) };
+    let Some(info) = ranks.filter(|_| target.urls.len() == 1 && target.engine == Engine::Sglang) else {
+        return Ok(by_url(found, target));
+    };
+    match client.get_json::<Loads>(base, sglang::LOADS, limits).await {
+        Ok(loads) if loads.loads.len() != usize::from(info) => {
+            Ok(found.doubtful(RankDoubt::Routes { info, loads: loads.loads.len() }))
+        }
+        // Before 0.5.8 there is no such route.
+        Ok(_) | Err(HttpError::Status { .. } | HttpError::Json { .. }) => Ok(found),
+        Err(error) => Err(error),
+    }
 }
 
 async fn probe_vllm(
@@ -91,22 +154,56 @@ async fn probe_vllm(
     limits: &AnswerLimits,
 ) -> Result<Probe, HttpError> {
     let version = vllm::version(client, base, limits).await?;
-    if target.urls.len() > 1 {
-        return Ok(Probe::of(target.engine, version, None));
-    }
-    let range = vllm::ranks(client, base, limits).await?.range();
-    let mut found = Probe::of(target.engine, version, range.map(|(_, count)| count));
-    let Some((first, count)) = range.filter(|(first, _)| *first > 0) else { return Ok(found) };
-    let rank_base = match target.rank_base {
-        None => vllm::rank_base(client, base, (first, count), limits).await?,
-        known => known,
-    };
-    match rank_base {
-        Some(RankBase::Global) => found.dialect = found.dialect.with_first_rank(first),
+    let range = vllm::engines(client, base, limits).await?.range();
+    let mut found = Probe::of(target.engine, version, range.map(|range| range.count));
+    let Some(range) = range.filter(|range| range.first > 0) else { return Ok(found) };
+    match rank_base(client, base, target, range, limits).await? {
+        Some(RankBase::Global) => found.dialect = found.dialect.with_first_rank(range.first),
         Some(RankBase::Local) => {}
         None => found.unknown_rank_base = true,
     }
     Ok(found)
+}
+
+/// vLLM with one URL for each node: hybrid load balancing, where each API server is in front of its node's ranks. One rank on
+/// each is external load balancing, where the URL alone is the pin.
+async fn probe_nodes(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
+    let mut nodes = Vec::new();
+    for url in target.urls {
+        nodes.push(vllm::engines(client, url, limits).await?.range());
+    }
+    let found = Probe::of(target.engine, vllm::version(client, &target.urls[0], limits).await?, None);
+    let on_a_node = nodes.iter().flatten().map(|range| range.count).max().unwrap_or(1);
+    if on_a_node == 1 {
+        return Ok(by_url(found, target));
+    }
+    for (url, range) in nodes.iter().enumerate() {
+        let Some(range) = *range else { return Ok(found.doubtful(RankDoubt::Silent { url })) };
+        let first = u16::try_from(url).unwrap_or(u16::MAX).saturating_mul(on_a_node);
+        let expected = RankRange { first, count: on_a_node };
+        if range != expected {
+            return Ok(found.doubtful(RankDoubt::Nodes { url, found: range, expected }));
+        }
+    }
+    let second = RankRange { first: on_a_node, count: on_a_node };
+    let Some(rank_base) = rank_base(client, &target.urls[1], target, second, limits).await? else {
+        return Ok(Probe { unknown_rank_base: true, ..found });
+    };
+    let ranks = usize::from(on_a_node) * nodes.len();
+    Ok(Probe { dp_size: u16::try_from(ranks).ok(), dialect: found.dialect.with_nodes(on_a_node, rank_base), ..found })
+}
+
+async fn rank_base(
+    client: &HttpClient,
+    base: &BaseUrl,
+    target: &Target<'_>,
+    range: RankRange,
+    limits: &AnswerLimits,
+) -> Result<Option<RankBase>, HttpError> {
+    match target.rank_base {
+        None => vllm::rank_base(client, base, range, limits).await,
+        known => Ok(known),
+    }
 }
 
 /// Server information of an engine that speaks SGLang's dialect, under whichever name this version has it.

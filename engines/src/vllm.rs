@@ -1,9 +1,12 @@
-//! vLLM's dialect: what its metrics tell, and how it counts ranks in pins.
+//! vLLM's dialect: what its metrics report, and how it counts ranks in pins.
 //!
-//! vLLM says nothing about its ranks but in `/metrics`, where every gauge has a label `engine`: the rank's number among
-//! all ranks. A server in front of ranks 4 to 7 takes pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4
-//! to 7 (Rust front end). A pin to the last rank's global number tells which: it is out of range in the first case, and
-//! runs one token in the second. Servers in front of rank 0 count the same either way and are not asked.
+//! vLLM says nothing about its ranks but in `/metrics`, where samples have a label `engine`: the rank's number among all
+//! ranks. With several API servers (the default with data parallelism) the gauges of a rank appear with its first request,
+//! while counters, histograms and `vllm:cache_config_info` are there from the start; so any `vllm:*` sample counts.
+//!
+//! A server in front of ranks 4 to 7 takes pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7 (Rust
+//! front end). A pin to the last rank's global number tells which: it is out of range in the first case, and runs one token
+//! in the second. Servers in front of rank 0 count the same either way and are not asked.
 
 use std::collections::BTreeMap;
 
@@ -22,54 +25,84 @@ pub const METRICS: &str = "/metrics";
 /// `GET`: the models by name.
 pub const MODELS: &str = "/v1/models";
 
-const RUNNING: &str = "vllm:num_requests_running";
-const WAITING: &str = "vllm:num_requests_waiting";
+/// Prefix of vLLM's own metrics.
+const PREFIX: &str = "vllm:";
+/// Finished requests by the length of their prompts.
+const PROMPT_TOKENS: &str = "vllm:request_prompt_tokens_bucket";
+/// Finished requests.
+const FINISHED: &str = "vllm:request_success_total";
 /// More ranks than any deployment has; bounds what metrics can make us allocate.
-const MOST_RANKS: usize = 4096;
+const MAX_RANKS: usize = 4096;
 
-/// Requests per rank (running and waiting), by the rank's global number.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranks {
-    in_flight: BTreeMap<u16, u64>,
+/// What one engine (rank) counts. Counters only rise, until the server restarts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineCounts {
+    /// Finished requests whose prompt had one token, which clients hardly ever send.
+    pub one_token_prompts: Option<u64>,
+    /// Finished requests.
+    pub finished: Option<u64>,
 }
 
-impl Ranks {
-    /// Reads Prometheus text; lines of other metrics and lines that cannot be read are passed over.
+/// The engines behind one server, by their global numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Engines {
+    counts: BTreeMap<u16, EngineCounts>,
+}
+
+/// Consecutive ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankRange {
+    /// Global number of the first one.
+    pub first: u16,
+    /// How many there are.
+    pub count: u16,
+}
+
+impl Engines {
+    /// Reads Prometheus text; other metrics and unreadable lines are skipped.
     pub fn parse(metrics: &str) -> Self {
-        let mut in_flight: BTreeMap<u16, u64> = BTreeMap::new();
-        for line in metrics.lines() {
-            if let Some((rank, requests)) = requests_of_rank(line)
-                && (in_flight.len() < MOST_RANKS || in_flight.contains_key(&rank))
-            {
-                let sum = in_flight.entry(rank).or_default();
-                *sum = sum.saturating_add(requests);
+        let mut counts: BTreeMap<u16, EngineCounts> = BTreeMap::new();
+        for sample in metrics.lines().filter(|line| line.starts_with(PREFIX)).filter_map(Sample::parse) {
+            let Some(engine) = sample.label("engine").and_then(|engine| engine.parse().ok()) else { continue };
+            if counts.len() >= MAX_RANKS && !counts.contains_key(&engine) {
+                continue;
+            }
+            let counts = counts.entry(engine).or_default();
+            let add = |count: &mut Option<u64>| {
+                if (0.0..=1e15).contains(&sample.value) {
+                    *count = Some(count.unwrap_or(0).saturating_add(sample.value as u64));
+                }
+            };
+            match sample.name {
+                PROMPT_TOKENS if sample.label("le").and_then(|le| le.parse().ok()) == Some(1.0) => {
+                    add(&mut counts.one_token_prompts);
+                }
+                FINISHED => add(&mut counts.finished),
+                _ => {}
             }
         }
-        Self { in_flight }
+        Self { counts }
     }
 
-    /// Global number of the first rank behind this server, and how many there are; `None` when there are none, or when
-    /// their numbers have gaps.
-    pub fn range(&self) -> Option<(u16, u16)> {
-        let (first, last) = (*self.in_flight.keys().next()?, *self.in_flight.keys().next_back()?);
-        let count = u16::try_from(self.in_flight.len()).ok()?;
-        (last - first == count - 1).then_some((first, count))
+    /// The ranks; `None` when there are none, or when their numbers have gaps.
+    pub fn range(&self) -> Option<RankRange> {
+        let (first, last) = (*self.counts.keys().next()?, *self.counts.keys().next_back()?);
+        let count = u16::try_from(self.counts.len()).ok()?;
+        (last - first == count - 1).then_some(RankRange { first, count })
     }
 
-    /// Running and waiting requests, first rank first.
-    pub fn in_flight(&self) -> Vec<u64> {
-        self.in_flight.values().copied().collect()
+    /// What probes are counted by, first rank first: requests with a prompt of one token, or all finished ones where buckets
+    /// do not begin at 1. `None` when an engine reports neither.
+    pub fn probe_counts(&self) -> Option<Vec<u64>> {
+        let of =
+            |count: fn(&EngineCounts) -> Option<u64>| self.counts.values().map(count).collect::<Option<Vec<u64>>>();
+        of(|counts| counts.one_token_prompts)
+            .or_else(|| of(|counts| counts.finished))
+            .filter(|counts| !counts.is_empty())
     }
 }
 
-/// Rank and value of one line, if it is of a gauge of requests.
-fn requests_of_rank(line: &str) -> Option<(u16, u64)> {
-    let sample = Sample::parse(line).filter(|sample| [RUNNING, WAITING].contains(&sample.name))?;
-    let rank = sample.label("engine")?.parse().ok()?;
-    (0.0..=1e15).contains(&sample.value).then_some((rank, sample.value as u64))
-}
-
-/// The version, where the server tells.
+/// The version, where the server reports it.
 pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<String>, HttpError> {
     #[derive(Deserialize)]
     struct Answer {
@@ -82,16 +115,16 @@ pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
     }
 }
 
-/// The ranks; empty where the server has no metrics.
-pub async fn ranks(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Ranks, HttpError> {
+/// The engines; empty where the server has no metrics.
+pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Engines, HttpError> {
     match client.get_text(base, METRICS, limits).await {
-        Ok(text) => Ok(Ranks::parse(&text)),
-        Err(HttpError::Status { .. }) => Ok(Ranks::default()),
+        Ok(text) => Ok(Engines::parse(&text)),
+        Err(HttpError::Status { .. }) => Ok(Engines::default()),
         Err(error) => Err(error),
     }
 }
 
-/// A model as [`MODELS`] tells it.
+/// A model as [`MODELS`] lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Model {
     /// The name that clients use.
@@ -118,18 +151,18 @@ pub async fn first_model(
     Ok(models.data.into_iter().next())
 }
 
-/// Asks how the server counts ranks in pins, with a request of one token to the last of `count` ranks, the first of
-/// which has the global number `first`, more than 0. `None` when its answer does not tell.
+/// Asks how the server counts ranks in pins, with a request of one token to the last of its ranks, the first of which is not
+/// rank 0. `None` when the answer does not say.
 pub async fn rank_base(
     client: &HttpClient,
     base: &BaseUrl,
-    (first, count): (u16, u16),
+    ranks: RankRange,
     limits: &AnswerLimits,
 ) -> Result<Option<RankBase>, HttpError> {
     let Some(model) = first_model(client, base, limits).await? else { return Ok(None) };
     let body = json!({ "model": model.id, "prompt": [0], "max_tokens": 1, "temperature": 0 });
     let mut request = request(Method::POST, base, Route::Completions.path(), Some(body.to_string().into()))?;
-    let last = u32::from(first) + u32::from(count).saturating_sub(1);
+    let last = u32::from(ranks.first) + u32::from(ranks.count).saturating_sub(1);
     request.headers_mut().insert(pin::HEADER, HeaderValue::from(last));
     match client.whole(request, limits).await {
         Ok(_) => Ok(Some(RankBase::Global)),
@@ -145,21 +178,35 @@ pub async fn rank_base(
 mod tests {
     use super::*;
 
-    const TEXT: &str = "# TYPE vllm:num_requests_running gauge\n\
+    const BUSY: &str = "# TYPE vllm:num_requests_running gauge\n\
         vllm:num_requests_running{engine=\"4\",model_name=\"a\"} 2.0\n\
-        vllm:num_requests_running{engine=\"5\",model_name=\"a\"} 0.0\n\
-        vllm:num_requests_waiting{model_name=\"x,engine=\\\"9\\\"} 3\",engine=\"4\"} 1.0\n\
-        vllm:num_requests_waiting_by_reason{engine=\"7\"} 1.0\n\
-        vllm:num_requests_waiting{engine=\"5\"} NaN\n\
-        vllm:num_requests_waiting{engine=\"x\"} 1\n\
+        vllm:request_success_total{engine=\"4\",finished_reason=\"stop\",model_name=\"a\"} 3.0\n\
+        vllm:request_success_total{engine=\"4\",finished_reason=\"length\",model_name=\"a\"} 4.0\n\
+        vllm:request_success_total{engine=\"5\",finished_reason=\"length\",model_name=\"a\"} NaN\n\
+        vllm:request_success_total{engine=\"5\",finished_reason=\"stop\",model_name=\"a\"} 1.0\n\
+        vllm:request_prompt_tokens_bucket{engine=\"4\",le=\"1.0\",model_name=\"a\"} 2.0\n\
+        vllm:request_prompt_tokens_bucket{engine=\"4\",le=\"10.0\",model_name=\"a\"} 5.0\n\
+        vllm:num_requests_running{engine=\"x\"} 1\n\
+        other:num_requests_running{engine=\"9\"} 1\n\
         vllm:num_requests_running 8\n";
 
     #[test]
-    fn metrics_tell_ranks_and_loads() {
-        let ranks = Ranks::parse(TEXT);
-        assert_eq!((ranks.range(), ranks.in_flight()), (Some((4, 2)), vec![3, 0]));
-        assert_eq!(Ranks::parse("").range(), None);
+    fn metrics_report_ranks_and_counts() {
+        let engines = Engines::parse(BUSY);
+        assert_eq!(engines.range(), Some(RankRange { first: 4, count: 2 }));
+        assert_eq!(engines.probe_counts(), Some(vec![7, 1]), "engine 5 has no bucket of one token");
+        let bucket = "vllm:request_prompt_tokens_bucket{engine=\"5\",le=\"1.0\",model_name=\"a\"} 6.0\n";
+        assert_eq!(Engines::parse(&format!("{BUSY}{bucket}")).probe_counts(), Some(vec![2, 6]));
+        assert_eq!((Engines::parse("").range(), Engines::parse("").probe_counts()), (None, None));
         let gap = "vllm:num_requests_running{engine=\"0\"} 0\nvllm:num_requests_running{engine=\"2\"} 0\n";
-        assert_eq!(Ranks::parse(gap).range(), None);
+        assert_eq!((Engines::parse(gap).range(), Engines::parse(gap).probe_counts()), (None, None));
+    }
+
+    /// A server with several API servers, before its first request: no gauge of any engine is there yet.
+    #[test]
+    fn a_fresh_server_reports_its_ranks() {
+        let fresh = "vllm:prompt_tokens_total{engine=\"0\",model_name=\"tiny\"} 0.0\n\
+            vllm:prompt_tokens_total{engine=\"1\",model_name=\"tiny\"} 0.0\n";
+        assert_eq!(Engines::parse(fresh).range(), Some(RankRange { first: 0, count: 2 }));
     }
 }

@@ -11,12 +11,12 @@ use http_body_util::BodyExt;
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
 use semmoe_engines::pin::{self, Stripped};
 use semmoe_engines::probe::{Probe, Target, probe};
-use semmoe_engines::{Engine, RankBase, Route, loads};
+use semmoe_engines::{Engine, RankBase, Route};
 use semmoe_tables::RankId;
 use serde_json::{Value, json};
 
 /// A mock: what it tells, and by what it is pinned on each route.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Mock {
     engine: Engine,
     version: &'static str,
@@ -29,6 +29,8 @@ struct Mock {
     field_on: &'static [&'static str],
     /// Ranks in its metrics, and the pins that it takes.
     engines: (u32, u32),
+    /// Ranks in its loads.
+    loads: u32,
     pins: (u32, u32),
 }
 
@@ -45,6 +47,7 @@ const SGLANG_0_5_23: Mock = Mock {
     field: "routed_dp_rank",
     field_on: &[CHAT, COMPLETIONS, RESPONSES, GENERATE],
     engines: (0, 4),
+    loads: 4,
     pins: (0, 4),
 };
 const SGLANG_0_5_10: Mock = Mock {
@@ -63,6 +66,7 @@ const VLLM: Mock = Mock {
     field: "",
     field_on: &[],
     engines: (0, 4),
+    loads: 0,
     pins: (0, 4),
 };
 /// Ranks 4 to 7 behind the Python front end with hybrid load balancing, and behind the Rust front end.
@@ -92,15 +96,17 @@ async fn answer(State(mock): State<Mock>, request: Request) -> Response {
             "/version" if vllm => Json(json!({ "version": mock.version })).into_response(),
             "/v1/models" => Json(json!({ "data": [{ "id": "tiny" }] })).into_response(),
             "/metrics" if vllm => {
-                let line = |rank| format!("vllm:num_requests_running{{engine=\"{rank}\",model_name=\"t\"}} {rank}.0\n");
+                let line = |rank| format!("vllm:prompt_tokens_total{{engine=\"{rank}\",model_name=\"t\"}} 0.0\n");
                 ranks.map(line).collect::<String>().into_response()
             }
             "/v1/loads" if mock.version > "0.5" && !vllm => {
                 let load = |rank| json!({ "dp_rank": rank, "num_running_reqs": rank, "num_waiting_reqs": 1 });
-                Json(json!({ "loads": ranks.rev().map(load).collect::<Vec<Value>>() })).into_response()
+                Json(json!({ "loads": (0..mock.loads).rev().map(load).collect::<Vec<Value>>() })).into_response()
             }
             path if path == mock.info => {
-                Json(json!({ "version": mock.version, "dp_size": mock.engines.1, "model_path": "/m/tiny" }))
+                let ranks = mock.engines.1;
+                let sizes = if mock.version == "0.5.23" { (1, Some(ranks)) } else { (ranks, None) };
+                Json(json!({ "version": mock.version, "dp_size": sizes.0, "attn_dp_size": sizes.1, "model_path": "/m/tiny" }))
                     .into_response()
             }
             _ => StatusCode::NOT_FOUND.into_response(),
@@ -205,29 +211,46 @@ async fn the_rank_base_is_probed_declared_or_unknown() {
     }
 }
 
+/// External load balancing: each URL is one rank.
 #[tokio::test]
-async fn loads_come_by_rank_whatever_the_order() {
-    let client = HttpClient::default();
-    let limits = AnswerLimits::default();
-    for (mock, ranks, expected) in [
-        (SGLANG_0_5_23, 4, Some(vec![1, 2, 3, 4])),
-        (SGLANG_0_5_23, 5, None),
-        (SGLANG_0_4_7, 4, None),
-        (VLLM_LOCAL, 4, Some(vec![4, 5, 6, 7])),
-        (VLLM_LOCAL, 3, None),
-    ] {
-        let base = serve(mock).await;
-        let found = loads::in_flight(&client, mock.engine, &base, ranks, &limits).await.unwrap();
-        assert_eq!(found, expected, "{} {}", mock.engine, mock.version);
-    }
-}
-
-#[tokio::test]
-async fn with_several_urls_the_url_is_the_pin() {
-    let urls = [serve(VLLM).await, serve(VLLM).await];
+async fn with_a_url_for_each_rank_the_url_is_the_pin() {
+    let urls = [serve(Mock { engines: (0, 1), ..VLLM }).await, serve(Mock { engines: (1, 1), ..VLLM }).await];
     let target = Target { engine: Engine::Vllm, urls: &urls, rank_base: None };
     let found = probe(&HttpClient::default(), &target, &AnswerLimits::default()).await.unwrap();
     assert_eq!(found.dp_size, Some(2));
     let answer = send(&urls[1], &found, Route::Chat, 1).await.unwrap();
     assert_eq!(answer, json!({ "ran_on": null, "body": { "model": "tiny" } }));
+}
+
+/// Hybrid load balancing: each URL is a node with several ranks, and pins count from 0 or from the node's first rank.
+#[tokio::test]
+async fn nodes_of_several_ranks_are_pinned_by_url_and_header() {
+    let (client, limits) = (HttpClient::default(), AnswerLimits::default());
+    for second in [VLLM_LOCAL, VLLM_GLOBAL] {
+        let urls = [serve(VLLM).await, serve(second).await];
+        let found =
+            probe(&client, &Target { engine: Engine::Vllm, urls: &urls, rank_base: None }, &limits).await.unwrap();
+        assert_eq!((found.dp_size, found.doubt.clone()), (Some(8), None));
+        for rank in 0..8 {
+            let url = &urls[found.dialect.url_index(RankId::new(rank))];
+            assert_eq!(send(url, &found, Route::Chat, rank).await.unwrap()["ran_on"], rank % 4, "{second:?}");
+        }
+        let urls = [urls[1].clone(), urls[0].clone()];
+        let found =
+            probe(&client, &Target { engine: Engine::Vllm, urls: &urls, rank_base: None }, &limits).await.unwrap();
+        let doubt = found.doubt.unwrap().to_string();
+        assert_eq!(
+            doubt,
+            "URL 0 serves 4 ranks from rank 4, expected 4 from rank 0: list `urls` in the order of their ranks"
+        );
+        assert_eq!(found.dp_size, None);
+    }
+}
+
+#[tokio::test]
+async fn routes_that_disagree_about_ranks_are_doubted() {
+    let base = serve(Mock { loads: 1, ..SGLANG_0_5_23 }).await;
+    let found = probed(Mock { loads: 1, ..SGLANG_0_5_23 }, &base).await;
+    let doubt = "/server_info reports 4 attention-DP ranks, but /v1/loads?include=core 1";
+    assert_eq!((found.dp_size, found.doubt.unwrap().to_string()), (None, doubt.to_owned()));
 }

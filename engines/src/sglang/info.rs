@@ -96,9 +96,12 @@ pub struct ServerInfo {
     /// Version of the engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Attention-DP ranks.
+    /// Data-parallel ranks. SGLang up to 0.5.21 counts attention-DP ranks here; see [`ServerInfo::ranks`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_size: Option<u16>,
+    /// Attention-DP ranks inside each data-parallel one, from SGLang 0.5.22.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attn_dp_size: Option<u16>,
     /// Tensor-parallel ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tp_size: Option<u16>,
@@ -108,6 +111,9 @@ pub struct ServerInfo {
     /// Whether data parallelism is of attention only, inside one engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_dp_attention: Option<bool>,
+    /// How tokens travel to experts of other ranks; `none`: not at all, every rank computes over all tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moe_a2a_backend: Option<String>,
     /// Whether the engine moves experts by itself; then no placement holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_eplb: Option<bool>,
@@ -151,6 +157,20 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
+    /// Ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags report `dp_size: 1` and the
+    /// ranks as `attn_dp_size`, and pins count `dp_size * attn_dp_size` ranks. `None` where it reports neither.
+    pub fn ranks(&self) -> Option<u16> {
+        match (self.attn_dp_size, self.dp_size) {
+            (Some(attention), Some(engines)) => Some(attention.saturating_mul(engines)),
+            (attention, engines) => attention.or(engines),
+        }
+    }
+
+    /// Whether tokens of one rank never travel to the experts of others, so that placing them together saves no bytes.
+    pub fn exchanges_nothing(&self) -> bool {
+        self.moe_a2a_backend.as_deref() == Some("none") && self.ep_size.is_some_and(|ranks| ranks > 1)
+    }
+
     /// The name that clients use: the served name, or else the last part of the path.
     pub fn model_name(&self) -> Option<&str> {
         let path = || self.model_path.as_deref().map(|path| path.trim_end_matches('/'));
@@ -187,6 +207,37 @@ mod tests {
         assert_eq!((sorted[0].num_running_reqs, sorted[1].num_running_reqs), (None, Some(3)));
         assert!(loads.by_rank(3).is_err());
         assert_eq!(loads.by_rank(1).unwrap_err().found, [1, 0]);
+    }
+
+    #[test]
+    fn ranks_by_version() {
+        for (info, ranks) in [
+            (json!({ "version": "0.5.16", "dp_size": 8, "enable_dp_attention": true }), Some(8)),
+            (json!({ "version": "0.5.23", "dp_size": 1, "attn_dp_size": 8 }), Some(8)),
+            (json!({ "version": "0.5.23", "dp_size": 2, "attn_dp_size": 4 }), Some(8)),
+            (json!({ "version": "0.5.23", "dp_size": 4, "attn_dp_size": 1 }), Some(4)),
+            (json!({ "attn_dp_size": 2 }), Some(2)),
+            (json!({ "dp_size": 65535, "attn_dp_size": 65535 }), Some(u16::MAX)),
+            (json!({ "version": "0.5.23" }), None),
+        ] {
+            assert_eq!(serde_json::from_value::<ServerInfo>(info.clone()).unwrap().ranks(), ranks, "{info}");
+        }
+    }
+
+    #[test]
+    fn some_launch_commands_exchange_nothing() {
+        for (info, nothing) in [
+            (json!({ "moe_a2a_backend": "none", "ep_size": 8 }), true),
+            (json!({ "moe_a2a_backend": "deepep", "ep_size": 8 }), false),
+            (json!({ "moe_a2a_backend": "none", "ep_size": 1 }), false),
+            (json!({ "ep_size": 8 }), false),
+        ] {
+            assert_eq!(
+                serde_json::from_value::<ServerInfo>(info.clone()).unwrap().exchanges_nothing(),
+                nothing,
+                "{info}"
+            );
+        }
     }
 
     #[test]

@@ -1,0 +1,254 @@
+//! Whether pins take effect.
+//!
+//! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header, a
+//! typo that vLLM ignores without an error. Only exact evidence counts:
+//!
+//! | evidence | where it comes from |
+//! |---|---|
+//! | [`Evidence::Answer`] | an answer that names its rank: a header ([`echoed_rank`]) or SGLang's `meta_info.dp_rank` |
+//! | [`Evidence::Probe`] | the same, of one-token probes ([`probe`](fn@probe)) |
+//! | [`Evidence::Counter`] | vLLM's counters per engine, which must rise by the probes that were sent, and by nothing else ([`Counters`]) |
+//!
+//! Gauges of running requests are no evidence: they are as old as the engine's last step (SGLang publishes every 15th
+//! decode step), so that short requests come and go between two of them. [`PinWatch`] turns observations into a verdict,
+//! [`Schedule`] says when to probe again.
+
+mod counters;
+mod plan;
+mod probe;
+mod schedule;
+
+use ::http::{HeaderMap, HeaderValue};
+
+use crate::pin;
+
+pub use counters::{Comparison, Counters, Look};
+pub use plan::ProbePlan;
+pub use probe::{Inconclusive, PinTarget, Round, Sighting, probe};
+pub use schedule::Schedule;
+
+/// Contradictions within [`WINDOW`] that make a verdict.
+const IGNORED_AT: u64 = 3;
+/// Observations that contradictions are remembered for.
+const WINDOW: u64 = 256;
+/// Agreements after which pins count as honoured.
+const HONOURED_AFTER: u64 = 4;
+/// Agreements in a row that end the verdict "ignored". Two ranks agree by chance half of the time.
+const RECOVERED_AFTER: u64 = 32;
+
+/// What is known about a backend's pins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pins {
+    /// Not enough evidence.
+    #[default]
+    Unverified,
+    /// Requests run where they are pinned.
+    Honoured,
+    /// Requests run elsewhere.
+    Ignored,
+}
+
+impl Pins {
+    /// For status documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unverified => "unverified",
+            Self::Honoured => "honoured",
+            Self::Ignored => "pin ignored",
+        }
+    }
+}
+
+/// How the rank that ran a request became known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// A client's answer named its rank.
+    Answer,
+    /// A probe's answer named its rank.
+    Probe,
+    /// The engine's counters rose elsewhere than probes were sent.
+    Counter,
+}
+
+impl Evidence {
+    /// For logs and status documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Answer => "answers",
+            Self::Probe => "probes",
+            Self::Counter => "counters",
+        }
+    }
+}
+
+/// Requests that were seen at once: one answer, or one round of probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// How they were seen.
+    pub evidence: Evidence,
+    /// Requests that ran where they were pinned.
+    pub agreed: u64,
+    /// Requests that ran elsewhere.
+    pub contradicted: u64,
+}
+
+impl Observation {
+    /// A client's answer that named its rank.
+    pub fn answer(agrees: bool) -> Self {
+        Self { evidence: Evidence::Answer, agreed: u64::from(agrees), contradicted: u64::from(!agrees) }
+    }
+}
+
+/// Evidence about one backend, and the verdict.
+///
+/// "Ignored" needs three contradictions of one kind of evidence among the last 256 requests seen, from at least two
+/// observations, so that no single event (an engine that was just replaced) makes a verdict.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PinWatch {
+    /// The verdict.
+    pub pins: Pins,
+    /// Requests seen that ran where they were pinned.
+    pub agreed: u64,
+    /// Requests seen that ran elsewhere.
+    pub contradicted: u64,
+    /// The kind of evidence that made the verdict, or that was seen last.
+    pub evidence: Option<Evidence>,
+    /// Agreements since the last contradiction.
+    agreed_in_a_row: u64,
+    /// Recent contradictions, oldest first.
+    contradictions: [Contradictions; 3],
+}
+
+/// The last observations of one kind that contradicted a pin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Contradictions {
+    /// Requests seen in all when each was observed, and how many it contradicted; oldest first, zeros unused.
+    recent: [(u64, u64); 3],
+}
+
+impl Contradictions {
+    fn add(&mut self, seen: u64, contradicted: u64) {
+        self.recent.rotate_left(1);
+        self.recent[2] = (seen, contradicted);
+    }
+
+    fn make_a_verdict(&self, seen: u64) -> bool {
+        let within = |(at, _): &&(u64, u64)| *at > 0 && seen - at < WINDOW;
+        let recent = || self.recent.iter().filter(within);
+        recent().count() >= 2 && recent().map(|(_, count)| count).sum::<u64>() >= IGNORED_AT
+    }
+}
+
+impl PinWatch {
+    /// Adds one observation; returns the verdict if it changed.
+    pub fn observe(&mut self, seen: Observation) -> Option<Pins> {
+        let before = self.pins;
+        self.agreed += seen.agreed;
+        self.contradicted += seen.contradicted;
+        if before != Pins::Ignored || self.evidence.is_none() {
+            self.evidence = Some(seen.evidence);
+        }
+        if seen.contradicted > 0 {
+            self.agreed_in_a_row = 0;
+            let total = self.total();
+            let of_kind = &mut self.contradictions[seen.evidence as usize];
+            of_kind.add(total, seen.contradicted);
+            if of_kind.make_a_verdict(total) {
+                self.pins = Pins::Ignored;
+                self.evidence = Some(seen.evidence);
+            }
+        } else {
+            self.agreed_in_a_row += seen.agreed;
+            let needed = if before == Pins::Ignored { RECOVERED_AFTER } else { HONOURED_AFTER };
+            if self.agreed_in_a_row >= needed {
+                self.pins = Pins::Honoured;
+            }
+            if before == Pins::Ignored && self.pins == Pins::Honoured {
+                self.contradictions = Default::default();
+            }
+        }
+        (self.pins != before).then_some(self.pins)
+    }
+
+    /// Requests seen.
+    pub fn total(&self) -> u64 {
+        self.agreed + self.contradicted
+    }
+
+    /// Whether something contradicted a pin lately, and there is no verdict yet.
+    pub fn is_suspect(&self) -> bool {
+        self.pins != Pins::Ignored && self.contradicted > 0 && self.agreed_in_a_row < WINDOW
+    }
+}
+
+/// The rank that an answer's header names; semmoe's worker sends one.
+pub fn echoed_rank(headers: &HeaderMap) -> Option<u32> {
+    headers.get(pin::HEADER).and_then(|value: &HeaderValue| value.to_str().ok()?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn observe(watch: &mut PinWatch, agreed: u64, contradicted: u64) -> Option<Pins> {
+        watch.observe(Observation { evidence: Evidence::Probe, agreed, contradicted })
+    }
+
+    #[test]
+    fn a_verdict_needs_repeated_contradictions_of_one_kind() {
+        let mut watch = PinWatch::default();
+        assert_eq!(observe(&mut watch, 0, 8), None, "one event is no verdict");
+        assert_eq!(watch.observe(Observation::answer(false)), None);
+        assert_eq!(watch.observe(Observation::answer(false)), None);
+        assert!(watch.is_suspect());
+        assert_eq!(observe(&mut watch, 7, 1), Some(Pins::Ignored));
+        assert_eq!((watch.evidence, watch.agreed, watch.contradicted), (Some(Evidence::Probe), 7, 11));
+        assert_eq!(observe(&mut watch, 31, 0), None);
+        assert_eq!(observe(&mut watch, 1, 0), Some(Pins::Honoured));
+        assert_eq!(observe(&mut watch, 7, 1), None, "what was before a recovery is forgotten");
+    }
+
+    #[test]
+    fn old_contradictions_are_forgotten() {
+        let mut watch = PinWatch::default();
+        for _ in 0..100 {
+            assert_ne!(observe(&mut watch, 0, 1), Some(Pins::Ignored));
+            assert_ne!(observe(&mut watch, WINDOW, 0), Some(Pins::Ignored));
+        }
+        assert_eq!(watch.pins, Pins::Honoured);
+    }
+
+    #[test]
+    fn four_agreements_verify() {
+        let mut watch = PinWatch::default();
+        let changes: Vec<_> = (0..20).filter_map(|_| observe(&mut watch, 1, 0)).collect();
+        assert_eq!((changes, watch.agreed, watch.is_suspect()), (vec![Pins::Honoured], 20, false));
+    }
+
+    #[test]
+    fn ranks_in_headers() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(echoed_rank(&headers), None);
+        headers.insert(pin::HEADER, HeaderValue::from_static("5"));
+        assert_eq!(echoed_rank(&headers), Some(5));
+        headers.insert(pin::HEADER, HeaderValue::from_static("five"));
+        assert_eq!(echoed_rank(&headers), None);
+    }
+
+    proptest! {
+        /// Whatever the ranks: an engine that places at random is found within 100 requests, one that obeys never.
+        #[test]
+        fn random_engines_are_found(ranks in 2u32..64, seed in any::<u64>()) {
+            let (mut ignoring, mut honouring) = (PinWatch::default(), PinWatch::default());
+            let mut random = fastrand::Rng::with_seed(seed);
+            let mut found = false;
+            for _ in 0..100 {
+                let agrees = random.u32(0..ranks) == random.u32(0..ranks);
+                found |= ignoring.observe(Observation::answer(agrees)) == Some(Pins::Ignored);
+                prop_assert_ne!(honouring.observe(Observation::answer(true)), Some(Pins::Ignored));
+            }
+            prop_assert!(found);
+        }
+    }
+}

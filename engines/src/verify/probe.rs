@@ -1,0 +1,231 @@
+//! One round of one-token requests that are pinned to known ranks.
+
+use ::http::Method;
+use bytes::Bytes;
+use semmoe_tables::RankId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::counters::{COUNTED_WITHIN, Look};
+use super::{Comparison, Counters, Evidence, Observation, ProbePlan};
+use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
+use crate::pin::{self, Stripped};
+use crate::{Dialect, Engine, Route, vllm};
+
+/// The engine whose pins are probed.
+#[derive(Clone, Copy, Debug)]
+pub struct PinTarget<'a> {
+    /// The kind of engine.
+    pub engine: Engine,
+    /// One URL, or one for each node of its ranks.
+    pub urls: &'a [BaseUrl],
+    /// How it is pinned.
+    pub dialect: &'a Dialect,
+}
+
+/// Why a round proved nothing.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Inconclusive {
+    /// Neither answers nor counters name ranks.
+    #[error("this engine and version do not report which rank ran a request")]
+    NotReported,
+    /// Totals contain requests of others.
+    #[error("other clients send such requests to the engine, so that its totals prove nothing")]
+    OtherClients,
+    /// Counters did not rise.
+    #[error("the engine's counters did not show all probes within {COUNTED_WITHIN:?}")]
+    NotCounted,
+    /// Counters fell.
+    #[error("the engine restarted meanwhile")]
+    Restarted,
+    /// A probe failed.
+    #[error("a probe failed: {0}")]
+    Failed(#[from] HttpError),
+}
+
+/// What a round showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// For [`PinWatch::observe`](super::PinWatch::observe).
+    pub observation: Observation,
+    /// One sentence: where the probes went, and where they ran.
+    pub detail: String,
+}
+
+/// Sends the probes of `plan`, and finds out where they ran. Each generates one token. `limits.timeout` bounds each request.
+///
+/// # Errors
+/// When the round proves nothing; see [`Inconclusive`].
+pub async fn probe(
+    client: &HttpClient,
+    target: &PinTarget<'_>,
+    plan: &ProbePlan,
+    limits: &AnswerLimits,
+) -> Result<Round, Inconclusive> {
+    let Some(first) = target.urls.first() else { return Err(Inconclusive::NotReported) };
+    let model = vllm::first_model(client, first, limits).await?.map(|model| model.id).unwrap_or_default();
+    let prober = Prober { client, target, model: &model, limits };
+    match target.engine {
+        Engine::Sglang | Engine::Semmoe => prober.by_answers(plan).await,
+        Engine::Vllm => prober.by_counters(plan).await,
+        Engine::Openai => Err(Inconclusive::NotReported),
+    }
+}
+
+struct Prober<'a> {
+    client: &'a HttpClient,
+    target: &'a PinTarget<'a>,
+    model: &'a str,
+    limits: &'a AnswerLimits,
+}
+
+impl Prober<'_> {
+    /// Chats first, as they are pinned as most clients' requests are; `/generate` for versions whose chats name no rank.
+    async fn by_answers(&self, plan: &ProbePlan) -> Result<Round, Inconclusive> {
+        for route in [Route::Chat, Route::Generate] {
+            match self.answers_of(route, plan).await {
+                Err(Inconclusive::NotReported) => {}
+                // A model without a chat template refuses chats.
+                Err(Inconclusive::Failed(HttpError::Status { status: 400..=499, .. })) if route == Route::Chat => {}
+                found => return found,
+            }
+        }
+        Err(Inconclusive::NotReported)
+    }
+
+    async fn answers_of(&self, route: Route, plan: &ProbePlan) -> Result<Round, Inconclusive> {
+        let mut misplaced = None;
+        let mut observation = Observation { evidence: Evidence::Probe, agreed: 0, contradicted: 0 };
+        for rank in plan.ranks() {
+            let answer = self.ask(route, rank).await?;
+            let ran_on = Sighting::read(&answer).ok_or(Inconclusive::NotReported)?.rank;
+            let pinned = self.target.dialect.wire_rank(rank);
+            if ran_on == pinned {
+                observation.agreed += 1;
+            } else {
+                observation.contradicted += 1;
+                misplaced = misplaced.or(Some((pinned, ran_on)));
+            }
+        }
+        let detail = match misplaced {
+            None => format!("{} probes on {route} ran where they were pinned", observation.agreed),
+            Some((pinned, ran_on)) => format!(
+                "{} of {} probes on {route} ran elsewhere; one pinned to rank {pinned} ran on rank {ran_on}",
+                observation.contradicted,
+                plan.probes(),
+            ),
+        };
+        Ok(Round { observation, detail })
+    }
+
+    async fn by_counters(&self, plan: &ProbePlan) -> Result<Round, Inconclusive> {
+        let before = self.counts().await?;
+        let mut counters = Counters::new(before, &plan.per_rank).ok_or(Inconclusive::NotReported)?;
+        for rank in plan.ranks() {
+            self.ask(Route::Completions, rank).await?;
+        }
+        let found = loop {
+            match counters.look(&self.counts().await?) {
+                Look::Again(pause) => tokio::time::sleep(pause).await,
+                Look::Done(found) => break found,
+            }
+        };
+        match found {
+            Comparison::Exact { agreed, contradicted } => {
+                let observation = Observation { evidence: Evidence::Counter, agreed, contradicted };
+                let probes = plan.probes();
+                let detail = format!("of {probes} probes, {contradicted} were counted on other ranks than pinned");
+                Ok(Round { observation, detail })
+            }
+            Comparison::Waiting => Err(Inconclusive::NotCounted),
+            Comparison::OtherClients => Err(Inconclusive::OtherClients),
+            Comparison::Restarted => Err(Inconclusive::Restarted),
+        }
+    }
+
+    /// Requests with a prompt of one token, by rank.
+    async fn counts(&self) -> Result<Vec<u64>, Inconclusive> {
+        let mut all = Vec::new();
+        for url in self.target.urls {
+            let engines = vllm::engines(self.client, url, self.limits).await?;
+            all.extend(engines.probe_counts().ok_or(Inconclusive::NotReported)?);
+        }
+        Ok(all)
+    }
+
+    /// Sends one probe, and returns its answer.
+    async fn ask(&self, route: Route, rank: RankId) -> Result<Bytes, Inconclusive> {
+        let dialect = self.target.dialect;
+        let url = self.target.urls.get(dialect.url_index(rank)).ok_or(Inconclusive::NotReported)?;
+        let body = Bytes::from(probe_body(route, self.model).to_string());
+        let Ok(body) = Stripped::new(&body) else { return Err(Inconclusive::NotReported) };
+        let mut request = request(Method::POST, url, route.path(), Some(Bytes::new()))?;
+        // An engine that reads no pin on this route cannot be probed there.
+        let pinned = pin::apply(dialect, route, rank, request.headers_mut(), &body);
+        *request.body_mut() = pinned.map_err(|_| Inconclusive::NotReported)?.into();
+        Ok(self.client.whole(request, self.limits).await?.1)
+    }
+}
+
+/// A request for one token after a prompt of one token, or the shortest chat; answers name the rank where an engine can.
+fn probe_body(route: Route, model: &str) -> Value {
+    match route {
+        Route::Generate => {
+            json!({ "input_ids": [0], "sampling_params": { "max_new_tokens": 1, "temperature": 0 } })
+        }
+        Route::Chat => json!({
+            "model": model, "messages": [{ "role": "user", "content": "0" }], "max_tokens": 1, "temperature": 0,
+            "return_meta_info": true
+        }),
+        _ => json!({ "model": model, "prompt": [0], "max_tokens": 1, "temperature": 0 }),
+    }
+}
+
+/// The rank that an answer of SGLang's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// As the engine counts.
+    pub rank: u32,
+}
+
+impl Sighting {
+    /// Reads `meta_info.dp_rank` of `/generate`, or `choices[0].meta_info.dp_rank` of a chat.
+    pub fn read(answer: &[u8]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Meta {
+            dp_rank: Option<u32>,
+        }
+        #[derive(Deserialize)]
+        struct Choice {
+            meta_info: Option<Meta>,
+        }
+        #[derive(Deserialize)]
+        struct Answer {
+            meta_info: Option<Meta>,
+            #[serde(default)]
+            choices: Vec<Choice>,
+        }
+        let Answer { meta_info, choices } = serde_json::from_slice(answer).ok()?;
+        let meta = meta_info.or_else(|| choices.into_iter().next()?.meta_info)?;
+        meta.dp_rank.map(|rank| Self { rank })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_name_ranks() {
+        for (answer, rank) in [
+            (r#"{"text":"","meta_info":{"dp_rank":3}}"#, Some(3)),
+            (r#"{"choices":[{"message":{},"meta_info":{"dp_rank":1,"id":"x"}}]}"#, Some(1)),
+            (r#"{"choices":[{"message":{}}]}"#, None),
+            (r#"{"meta_info":{"dp_rank":null}}"#, None),
+            ("[]", None),
+            ("", None),
+        ] {
+            assert_eq!(Sighting::read(answer.as_bytes()).map(|seen| seen.rank), rank, "{answer}");
+        }
+    }
+}

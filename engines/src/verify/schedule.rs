@@ -1,0 +1,94 @@
+//! When a backend's pins are probed again.
+
+use std::time::Duration;
+
+use super::{PinWatch, Pins, ProbePlan};
+
+/// Requests seen without a contradiction after which a backend is trusted, and probed less.
+const TRUSTED_AFTER: u64 = 256;
+/// Pinned requests between two rounds, until then, and while pins count as ignored.
+const WATCHFUL_REQUESTS: u64 = 40;
+/// Pinned requests between two rounds afterwards.
+const TRUSTED_REQUESTS: u64 = 2_000;
+/// Least time between two rounds of a trusted backend, or of one whose pins are ignored.
+const RELAXED_PAUSE: Duration = Duration::from_secs(10);
+/// Pause after a round that proved nothing, twice as long after each further one: its probes may be counted late, and
+/// must not be taken for the next round's.
+const FIRST_PAUSE: Duration = Duration::from_secs(5);
+/// Longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When the next round of probes is due: at once at start and after a contradiction; after 40 pinned requests while the
+/// backend is new or ignores pins; after 2,000 later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Rounds so far.
+    rounds: u64,
+    /// Rounds in a row that proved nothing.
+    inconclusive: u32,
+}
+
+impl Schedule {
+    /// Rounds so far.
+    pub fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// A round ended; `conclusive`: it proved something.
+    pub fn ended(&mut self, conclusive: bool) {
+        self.rounds += 1;
+        self.inconclusive = if conclusive { 0 } else { self.inconclusive.saturating_add(1) };
+    }
+
+    /// Pinned requests to wait for until the next round.
+    pub fn requests(&self, watch: &PinWatch, ranks: u16) -> u64 {
+        if self.inconclusive > 0 {
+            return WATCHFUL_REQUESTS;
+        }
+        let unseen = self.rounds < ProbePlan::rounds_for_all(ranks);
+        match watch.pins {
+            Pins::Ignored => WATCHFUL_REQUESTS,
+            _ if unseen || watch.is_suspect() || watch.pins == Pins::Unverified => 0,
+            _ if watch.total() < TRUSTED_AFTER => WATCHFUL_REQUESTS,
+            _ => TRUSTED_REQUESTS,
+        }
+    }
+
+    /// Time to wait for until the next round, beside the requests.
+    pub fn pause(&self, watch: &PinWatch) -> Duration {
+        if self.inconclusive > 0 {
+            return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(LONGEST_PAUSE);
+        }
+        let relaxed = watch.pins == Pins::Ignored || (watch.total() >= TRUSTED_AFTER && !watch.is_suspect());
+        if relaxed { RELAXED_PAUSE } else { Duration::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Evidence, Observation};
+    use super::*;
+
+    #[test]
+    fn rounds_are_frequent_while_in_doubt_and_rare_in_trust() {
+        let (mut schedule, mut watch) = (Schedule::default(), PinWatch::default());
+        let seen = |agreed, contradicted| Observation { evidence: Evidence::Probe, agreed, contradicted };
+        let due = |schedule: &Schedule, watch: &PinWatch| (schedule.requests(watch, 4), schedule.pause(watch));
+        assert_eq!(due(&schedule, &watch), (0, Duration::ZERO));
+        for _ in 0..2 {
+            watch.observe(seen(8, 0));
+            schedule.ended(true);
+        }
+        assert_eq!(due(&schedule, &watch), (40, Duration::ZERO));
+        watch.observe(seen(7, 1));
+        assert_eq!(due(&schedule, &watch), (0, Duration::ZERO));
+        watch.observe(seen(6, 2));
+        assert_eq!(due(&schedule, &watch), (40, Duration::from_secs(10)), "tried again on a share of requests");
+        watch.observe(seen(300, 0));
+        assert_eq!(due(&schedule, &watch), (2_000, Duration::from_secs(10)));
+        for seconds in [5, 10, 20, 40, 60, 60] {
+            schedule.ended(false);
+            assert_eq!(due(&schedule, &watch), (40, Duration::from_secs(seconds)));
+        }
+    }
+}
