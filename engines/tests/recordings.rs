@@ -19,7 +19,7 @@ use semmoe_engines::pin::{self, Stripped};
 use semmoe_engines::probe::{Target, probe};
 use semmoe_engines::recording::{self, Encoding};
 use semmoe_engines::sse::Events;
-use semmoe_engines::{Carrier, Dialect, Engine, Route, Version, loads, pieces, routed, sglang};
+use semmoe_engines::{Carrier, Dialect, Engine, Route, Version, pieces, routed, sglang, vllm};
 use serde_json::Value;
 
 /// The bundled model: layers, experts per token, experts.
@@ -82,10 +82,12 @@ async fn version_and_ranks_are_probed() {
             }
             let found = found.unwrap();
             assert_eq!((found.version.as_deref(), found.dp_size), (Some(&*recording.version), Some(2)), "{what}");
-            let loads = loads::in_flight(&client, recording.engine, &url, 2, &limits).await.unwrap();
-            // A fresh vLLM has no gauges of requests.
-            let fresh_vllm = recording.engine == Engine::Vllm && !after;
-            assert!(loads == Some(vec![0, 0]) || fresh_vllm && loads.is_none(), "{what}: {loads:?}");
+            assert_eq!(found.doubt, None, "{what}");
+            if recording.engine == Engine::Vllm {
+                let engines = vllm::engines(&client, &url, &limits).await.unwrap();
+                assert_eq!(engines.range().map(|range| (range.first, range.count)), Some((0, 2)), "{what}");
+                assert_eq!(engines.probe_counts().map(|counts| counts.len()), Some(2), "{what}");
+            }
         }
     }
 }
@@ -154,7 +156,7 @@ fn check_experts(what: &str, experts: Option<&str>, rows: usize, engine: Engine)
 #[test]
 fn counts_and_ranks_are_found_in_passing() {
     for recording in Recording::all() {
-        for exchange in recording.exchanges.iter().filter(|exchange| exchange.answer.status == 200) {
+        for exchange in recording.exchanges.iter().filter(|e| e.answer.status == 200 && e.request.method == "POST") {
             let documents = exchange.answer.documents();
             let told = |pointer: &str| documents.iter().rev().find_map(|document| document.pointer(pointer)?.as_u64());
             let counted = told("/usage/prompt_tokens").or_else(|| told("/meta_info/prompt_tokens"));
