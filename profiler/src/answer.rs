@@ -10,6 +10,10 @@ use crate::routes::decode;
 /// Tokens of which so many differ cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;
 
+const NO_PROMPT_IDS: &str = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
+const NO_OUTPUT_IDS: &str = "the ids of the generated tokens are missing from the answer: record with --max-tokens 1, or \
+                             send ids to SGLang's /generate, with --tokenizer and without --openai-routes";
+
 /// A checked request for the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Routed {
@@ -75,7 +79,7 @@ pub(crate) fn tokens(asked: &Input, told: &Told) -> Result<(Vec<u32>, u32), Stri
         },
         // Of one generated token the id is not needed.
         (None, Some(1)) => &[],
-        (None, _) => return Err("the ids of the generated tokens are missing from the answer".into()),
+        (None, _) => return Err(NO_OUTPUT_IDS.into()),
     };
     Ok(([prompt, seen].concat(), prompt_len))
 }
@@ -94,6 +98,6 @@ fn prompt<'a>(asked: &'a Input, told: &'a Told) -> Result<&'a [u32], String> {
             ))
         }
         (_, Some(seen)) => Ok(seen),
-        (_, None) => Err("the prompt's token ids are missing from the answer".into()),
+        (_, None) => Err(NO_PROMPT_IDS.into()),
     }
 }

@@ -127,6 +127,33 @@ async fn every_version_route_and_kind_of_prompt() {
     }
 }
 
+/// SGLang 0.5.16 reports ids on `/generate` and of a chat's prompt, and nowhere else.
+#[tokio::test]
+async fn sglang_0_5_16_records_what_it_reports_ids_of() {
+    let ids = r#"{"input_ids": [7, 8, 9]}"#;
+    let chat = r#"{"messages": [{"role": "user", "content": "what"}]}"#;
+    let text = r#"{"prompt": "hello"}"#;
+    let no_prompt = "the prompt's token ids are missing from the answer: send ids, with --tokenizer";
+    let no_output = "the ids of the generated tokens are missing from the answer: record with --max-tokens 1, or";
+    for (line, prompt, openai_routes, max_tokens, reason) in [
+        (ids, vec![7, 8, 9], false, 5, None),
+        (text, bytes("hello"), false, 5, None),
+        (chat, bytes("what"), false, 1, None),
+        (ids, vec![7, 8, 9], true, 1, None),
+        (text, bytes("hello"), true, 1, Some(no_prompt)),
+        (chat, bytes("what"), false, 5, Some(no_output)),
+        (ids, vec![7, 8, 9], true, 5, Some(no_output)),
+    ] {
+        let bench = Bench::start(Dialect::Sglang0_5_16, model(8)).await;
+        let options = RecordOptions { openai_routes, max_tokens, ..bench.options("p.jsonl", line.as_bytes()) };
+        match (bench.record(options).await, reason) {
+            (Ok(_), None) => bench.check(bench.trace().request(0), &prompt, max_tokens),
+            (Err(error), Some(reason)) => assert!(error.to_string().contains(reason), "{line}: {error}"),
+            (found, _) => panic!("{line} {openai_routes} {max_tokens}: {found:?}"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn lies_are_named_and_left_out_in_every_dialect() {
     let ids: Vec<u32> = (0..12).collect();

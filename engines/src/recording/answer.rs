@@ -66,6 +66,7 @@ struct OpenAi {
 struct Choice {
     finish_reason: Option<Value>,
     routed_experts: Option<String>,
+    #[serde(alias = "response_token_ids")]
     token_ids: Option<Vec<u32>>,
     prompt_token_ids: Option<Vec<u32>>,
     #[serde(alias = "sglext")]
@@ -78,7 +79,23 @@ struct Extension {
     #[serde(alias = "prompt_token_ids")]
     input_ids: Option<Vec<u32>>,
     #[serde(alias = "token_ids")]
-    output_ids: Option<Vec<u32>>,
+    output_ids: Option<OutputIds>,
+}
+
+/// SGLang 0.5.23 has a list for each choice, other builds and semmoe's worker one list.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OutputIds {
+    One(Vec<u32>),
+    PerChoice([Vec<u32>; 1]),
+}
+
+impl Extension {
+    fn output_ids(self) -> Option<Vec<u32>> {
+        self.output_ids.map(|ids| match ids {
+            OutputIds::One(ids) | OutputIds::PerChoice([ids]) => ids,
+        })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -93,19 +110,23 @@ impl OpenAi {
         let Ok([choice]) = <[Choice; 1]>::try_from(self.choices) else {
             return Err(format!("the answer has {choices} choices, expected 1"));
         };
-        let outer = self.sglext.unwrap_or_default();
-        let inner = choice.sgl_ext.unwrap_or_default();
+        let mut outer = self.sglext.unwrap_or_default();
+        let mut inner = choice.sgl_ext.unwrap_or_default();
         let usage = self.usage.as_ref();
         Ok(Told {
-            prompt_ids: self.prompt_token_ids.or(choice.prompt_token_ids).or(outer.input_ids).or(inner.input_ids),
-            output_ids: choice.token_ids.or(outer.output_ids).or(inner.output_ids),
             prompt_tokens: usage.and_then(|usage| usage.prompt_tokens),
             output_tokens: usage.and_then(|usage| usage.completion_tokens),
             aborted: match &choice.finish_reason {
                 Some(Value::String(reason)) if reason == "abort" => Some("no reason given".to_owned()),
                 _ => None,
             },
-            routed_experts: choice.routed_experts.or(outer.routed_experts).or(inner.routed_experts),
+            routed_experts: choice.routed_experts.or(outer.routed_experts.take()).or(inner.routed_experts.take()),
+            prompt_ids: self
+                .prompt_token_ids
+                .or(choice.prompt_token_ids)
+                .or(outer.input_ids.take())
+                .or(inner.input_ids.take()),
+            output_ids: choice.token_ids.or(outer.output_ids()).or(inner.output_ids()),
         })
     }
 }
@@ -137,6 +158,10 @@ mod tests {
                 r#"{"output_ids":[3],"meta_info":{"prompt_token_ids":[1,2],"prompt_tokens":2,"completion_tokens":1,"routed_experts":"AAAA"}}"#.to_owned(),
             ),
             (Route::Chat, format!(r#"{{"choices":[{{"index":0,"message":{{"content":"x"}},"finish_reason":"length"}}],{usage},"sglext":{extension}}}"#)),
+            // SGLang 0.5.23.
+            (Route::Chat, format!(r#"{{"choices":[{{"index":0,"message":{{"content":"x"}},"prompt_token_ids":[1,2]}}],{usage},"sglext":{{"routed_experts":"AAAA","input_ids":[1,2],"output_ids":[[3]]}}}}"#)),
+            (Route::Chat, format!(r#"{{"choices":[{{"index":0,"prompt_token_ids":[1,2],"response_token_ids":[3]}}],{usage},"sglext":{{"routed_experts":"AAAA"}}}}"#)),
+            (Route::Completions, format!(r#"{{"choices":[{{"index":0,"text":"x","token_ids":[3],"prompt_token_ids":[1,2]}}],{usage},"sglext":{{"routed_experts":"AAAA"}}}}"#)),
             (Route::Completions, format!(r#"{{"choices":[{{"index":0,"text":"x","sgl_ext":{extension}}}],{usage}}}"#)),
             (Route::Chat, format!(r#"{{"choices":[{{"token_ids":[3],"routed_experts":"AAAA"}}],"prompt_token_ids":[1,2],{usage}}}"#)),
             (Route::Completions, format!(r#"{{"choices":[{{"token_ids":[3],"routed_experts":"AAAA","prompt_token_ids":[1,2],"logprobs":null}}],{usage}}}"#)),
@@ -152,6 +177,8 @@ mod tests {
             (Route::Chat, r#"{"choices":[{},{}]}"#, "2 choices, expected 1"),
             (Route::Chat, r#"{"error":"x"}"#, "missing field `choices`"),
             (Route::Completions, r#"{"choices":[{"token_ids":[-1]}]}"#, "invalid value"),
+            (Route::Chat, r#"{"choices":[{}],"sglext":{"output_ids":[[1],[2]]}}"#, "OutputIds"),
+            (Route::Chat, r#"{"choices":[{}],"sglext":{"output_ids":[-1]}}"#, "OutputIds"),
             (Route::Generate, "[1, 2", "not what was expected"),
         ] {
             let error = read(route, answer.as_bytes()).unwrap_err();

@@ -94,9 +94,15 @@ fn openai_body(engine: Engine, model: &str, sampling: Sampling) -> Map<String, V
         body.insert("seed".into(), json!(seed));
     }
     let switches: &[&str] = match engine {
-        Engine::Sglang | Engine::Semmoe => {
-            &["return_routed_experts", "return_input_ids_in_sglext", "return_output_ids_in_sglext"]
-        }
+        Engine::Semmoe => &["return_routed_experts", "return_input_ids_in_sglext", "return_output_ids_in_sglext"],
+        // Which of the switches for ids a version has depends on the route; it ignores the others.
+        Engine::Sglang => &[
+            "return_routed_experts",
+            "return_token_ids",
+            "return_prompt_token_ids",
+            "return_input_ids_in_sglext",
+            "return_output_ids_in_sglext",
+        ],
         Engine::Vllm | Engine::Openai => &["return_token_ids"],
     };
     body.extend(switches.iter().map(|switch| ((*switch).to_owned(), json!(true))));

@@ -1,4 +1,4 @@
-//! `cargo run -p semmoe-profiler --example engine_mock -- sglang|sglang-old|vllm PORT MODEL_DIR`
+//! `cargo run -p semmoe-profiler --example engine_mock -- sglang|sglang-0.5.16|sglang-old|vllm PORT MODEL_DIR`
 //!
 //! Serves what SGLang or vLLM would of a model's folder (`config.json`, `tokenizer.json`), with a made-up router and made-up
 //! answers: for trying `profile record` and the guides in `docs/` where there is no GPU.
@@ -18,10 +18,11 @@ use semmoe_text::{ChatTemplate, Tokenizer};
 async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [engine, port, folder] = arguments.as_slice() else {
-        return Err("engine_mock sglang|sglang-old|vllm PORT MODEL_DIR".into());
+        return Err("engine_mock sglang|sglang-0.5.16|sglang-old|vllm PORT MODEL_DIR".into());
     };
     let dialect = match engine.as_str() {
         "sglang" => Dialect::Sglang0_5_23,
+        "sglang-0.5.16" => Dialect::Sglang0_5_16,
         "sglang-old" => Dialect::Sglang0_5_10,
         "vllm" => Dialect::Vllm0_33,
         other => return Err(format!("unknown engine {other:?}").into()),

@@ -22,12 +22,27 @@ use tokio::sync::Notify;
 /// Which engine, and where its version puts things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// `sglext` of the answer, `/server_info`; prompt ids beside `meta_info`.
+    /// `sglext` of the answer, `/server_info`; prompt ids beside `meta_info`. A chat's ids are in `sglext`, the output's as
+    /// a list for each choice; a completion's are in the choice.
     Sglang0_5_23,
+    /// As 0.5.23, but it reports ids in the choice of a chat only, and only those of the prompt.
+    Sglang0_5_16,
     /// `sgl_ext` of the choice, `/get_server_info`; prompt ids inside `meta_info`.
     Sglang0_5_10,
     /// `.npy` in the choice; a chat's prompt ids beside the choices, a completion's in the choice.
     Vllm0_33,
+}
+
+impl Dialect {
+    /// As the engine reports it.
+    pub fn version(self) -> &'static str {
+        match self {
+            Dialect::Sglang0_5_23 => "0.5.23",
+            Dialect::Sglang0_5_16 => "0.5.16",
+            Dialect::Sglang0_5_10 => "0.5.10",
+            Dialect::Vllm0_33 => "0.33.0",
+        }
+    }
 }
 
 /// What is wrong with the answers to prompts that begin with some token.
@@ -74,6 +89,8 @@ pub struct Engine {
     /// What it was started with: whether it gives routed experts, and SGLang's `--init-expert-location`.
     pub gives_routes: bool,
     pub init_expert_location: String,
+    /// Another version to report than the dialect's.
+    pub version: Option<String>,
 }
 
 /// Attention-DP ranks, and what runs on them.
@@ -143,6 +160,7 @@ impl Engine {
             ranks: Ranks::new(1),
             gives_routes: true,
             init_expert_location: "trivial".to_owned(),
+            version: None,
         }
     }
 }
@@ -201,22 +219,22 @@ fn told(engine: &Engine, path: &str) -> Response {
     let name = &engine.model.model;
     match (engine.dialect, path) {
         (_, "/health") => StatusCode::OK.into_response(),
-        (Dialect::Sglang0_5_23, "/server_info") | (Dialect::Sglang0_5_10, "/get_server_info") => Json(json!({
+        (Dialect::Sglang0_5_23 | Dialect::Sglang0_5_16, "/server_info") | (Dialect::Sglang0_5_10, "/get_server_info") => Json(json!({
             "model_path": engine.model_path, "tokenizer_path": engine.model_path, "served_model_name": name, "tp_size": engine.ranks.count,
             "dp_size": engine.ranks.count, "ep_size": engine.ranks.count, "enable_dp_attention": engine.ranks.count > 1,
             "enable_eplb": false, "init_expert_location": engine.init_expert_location,
             "enable_return_routed_experts": engine.gives_routes, "internal_states": [{}],
-            "version": if engine.dialect == Dialect::Sglang0_5_23 { "0.5.23" } else { "0.5.10" },
+            "version": engine.version.as_deref().unwrap_or(engine.dialect.version()),
         }))
         .into_response(),
-        (Dialect::Sglang0_5_23 | Dialect::Sglang0_5_10, "/v1/loads") => Json(json!({
+        (Dialect::Sglang0_5_23 | Dialect::Sglang0_5_16 | Dialect::Sglang0_5_10, "/v1/loads") => Json(json!({
             "timestamp": "2026-01-01T00:00:00", "version": "0.5.23",
             "loads": engine.ranks.loads().iter().zip(0..).map(|(running, rank): (&u64, u16)| {
                 json!({ "dp_rank": rank, "num_running_reqs": running, "num_waiting_reqs": 0 })
             }).collect::<Vec<_>>(),
         }))
         .into_response(),
-        (Dialect::Vllm0_33, "/version") => Json(json!({ "version": "0.33.0" })).into_response(),
+        (Dialect::Vllm0_33, "/version") => Json(json!({ "version": engine.dialect.version() })).into_response(),
         (Dialect::Vllm0_33, "/metrics") => {
             let line = |(running, rank): (&u64, u16)| {
                 format!(
@@ -413,10 +431,11 @@ fn openai(engine: &Engine, body: &Value, chat: bool) -> Response {
                 holder["prompt_token_ids"] = json!(run.seen_prompt());
             }
         }
-        Dialect::Sglang0_5_23 | Dialect::Sglang0_5_10 => {
+        Dialect::Sglang0_5_23 | Dialect::Sglang0_5_16 | Dialect::Sglang0_5_10 => {
             choice["matched_stop"] = Value::Null;
             answer["metadata"] = json!({ "weight_version": "default" });
-            let extension = extension(engine, body, &run);
+            sglang_ids(engine.dialect, body, &run, &mut choice);
+            let extension = extension(engine, body, &run, chat);
             match engine.dialect {
                 _ if extension.is_empty() => {}
                 Dialect::Sglang0_5_10 => choice["sgl_ext"] = extension.into(),
@@ -428,16 +447,32 @@ fn openai(engine: &Engine, body: &Value, chat: bool) -> Response {
     Json(answer).into_response()
 }
 
-fn extension(engine: &Engine, body: &Value, run: &Run) -> Map<String, Value> {
+/// The ids that SGLang puts into a choice. A completion and a chat have different names for those of the output.
+fn sglang_ids(dialect: Dialect, body: &Value, run: &Run, choice: &mut Value) {
+    let all = is_set(body, "return_token_ids") && dialect == Dialect::Sglang0_5_23;
+    let chat = choice.get("message").is_some();
+    let prompt = chat && is_set(body, "return_prompt_token_ids") && dialect != Dialect::Sglang0_5_10;
+    if all || prompt {
+        choice["prompt_token_ids"] = json!(run.seen_prompt());
+    }
+    if all {
+        choice[if chat { "response_token_ids" } else { "token_ids" }] = json!(run.output);
+    }
+}
+
+fn extension(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Map<String, Value> {
     let mut extension = Map::new();
     if is_set(body, "return_routed_experts") {
         extension.insert("routed_experts".into(), json!(run.routes(engine)));
     }
-    if is_set(body, "return_input_ids_in_sglext") {
+    let (newest, oldest) = (engine.dialect == Dialect::Sglang0_5_23, engine.dialect == Dialect::Sglang0_5_10);
+    let has_ids = oldest || (newest && chat);
+    if has_ids && is_set(body, "return_input_ids_in_sglext") {
         extension.insert("input_ids".into(), json!(run.seen_prompt()));
     }
-    if is_set(body, "return_output_ids_in_sglext") {
-        extension.insert("output_ids".into(), json!(run.output));
+    if has_ids && is_set(body, "return_output_ids_in_sglext") {
+        let ids = if newest { json!([run.output]) } else { json!(run.output) };
+        extension.insert("output_ids".into(), ids);
     }
     extension
 }
