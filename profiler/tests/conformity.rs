@@ -46,6 +46,7 @@ async fn start(dialect: Dialect, recording: &Recording) -> BaseUrl {
     engine.ranks = Ranks::new(2);
     engine.gives_routes = recording.gives_routes();
     engine.version = Some(recording.version.clone());
+    engine.context = 2048;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router(Arc::new(engine))).await });

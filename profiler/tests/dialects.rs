@@ -15,7 +15,7 @@ use semmoe_engines::http::BaseUrl;
 use semmoe_profiler::{NoProgress, ProfilerError, PromptFormat, RecordOptions, RecordReport, record};
 use semmoe_tables::{LayerIdx, ModelInfo, Trace, TraceRequest};
 
-const ALL: [Dialect; 3] = [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm0_33];
+const ALL: [Dialect; 3] = [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm];
 
 /// The second layer is dense.
 fn model(num_experts: u16) -> ModelInfo {
@@ -61,7 +61,7 @@ impl Bench {
     /// The model is known from elsewhere, as for an engine on another machine.
     fn options(&self, name: &str, prompts: &[u8]) -> RecordOptions {
         std::fs::write(self.path(name), prompts).unwrap();
-        let kind = if self.engine.dialect == Dialect::Vllm0_33 { Kind::Vllm } else { Kind::Sglang };
+        let kind = if self.engine.dialect == Dialect::Vllm { Kind::Vllm } else { Kind::Sglang };
         let out = self.path("out.trace.safetensors");
         let created = "2026-01-02T03:04:05Z".to_owned();
         RecordOptions {
@@ -158,7 +158,7 @@ async fn sglang_0_5_16_records_what_it_reports_ids_of() {
 async fn lies_are_named_and_left_out_in_every_dialect() {
     let ids: Vec<u32> = (0..12).collect();
     for dialect in ALL {
-        let vllm = dialect == Dialect::Vllm0_33;
+        let vllm = dialect == Dialect::Vllm;
         for (fault, reason) in [
             (
                 Fault::FewerRows,
@@ -261,7 +261,7 @@ async fn the_folder_that_a_local_engine_names_is_read() {
 
 #[tokio::test]
 async fn files_of_every_form_and_what_is_wrong_in_them() {
-    let bench = Bench::start(Dialect::Vllm0_33, model(8)).await;
+    let bench = Bench::start(Dialect::Vllm, model(8)).await;
     let sharegpt = br#"[{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "x"}]},
         {"conversations": [{"from": "dog", "value": "w"}]}, {"conversations": [{"from": "human", "value": "you"}]}]"#;
     let text = b"first\n\nsec\xffond\nthird\n";
@@ -295,7 +295,7 @@ async fn files_of_every_form_and_what_is_wrong_in_them() {
 
 #[tokio::test]
 async fn a_partial_recording_of_something_else_is_not_mixed_in() {
-    let bench = Bench::start(Dialect::Vllm0_33, model(8)).await;
+    let bench = Bench::start(Dialect::Vllm, model(8)).await;
     bench.engine.dies_after.store(3, Ordering::SeqCst);
     let lines = b"{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n";
     let options = RecordOptions { concurrency: 1, ..bench.options("p.jsonl", lines) };
@@ -311,7 +311,7 @@ async fn a_partial_recording_of_something_else_is_not_mixed_in() {
 /// Beginnings are as far apart as the rate says.
 #[tokio::test]
 async fn a_rate_bounds_what_is_begun() {
-    let bench = Bench::start(Dialect::Vllm0_33, model(8)).await;
+    let bench = Bench::start(Dialect::Vllm, model(8)).await;
     let lines: String = (0..6).map(|i| format!("{{\"input_ids\": [{i}]}}\n")).collect();
     let options = RecordOptions { rate: Some(100.0), ..bench.options("p.jsonl", lines.as_bytes()) };
     let report = bench.record(options.clone()).await.unwrap();

@@ -104,8 +104,9 @@ class Gateway:
         for line in self.process.stdout:
             if line.startswith(prefix):
                 return line.removeprefix(prefix).strip()
-        log = (self.folder / "gateway.log").read_text()[-1500:]
-        raise AssertionError(f"the gateway ended with {self.process.wait()}: {log}")
+        log, code = (self.folder / "gateway.log").read_text()[-1500:], self.process.wait()
+        self.process = None
+        raise AssertionError(f"the gateway ended with {code}: {log}")
 
     def until(self, is_so, seconds, otherwise):
         """Gives the seconds that it took."""

@@ -170,7 +170,7 @@ fn new_tables(operator: &mut Operator) {
 #[test]
 fn a_vllm_operator_gets_from_today_to_affinity_and_back() {
     let document = Document::read("vLLM");
-    let mut operator = Operator::new(Dialect::Vllm0_33, PROMPTS);
+    let mut operator = Operator::new(Dialect::Vllm, PROMPTS);
     operator.shell(&document.next("", "sh"));
 
     // 1. By load: the configuration below without what scores.

@@ -24,7 +24,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         "sglang" => Dialect::Sglang0_5_23,
         "sglang-0.5.16" => Dialect::Sglang0_5_16,
         "sglang-old" => Dialect::Sglang0_5_10,
-        "vllm" => Dialect::Vllm0_33,
+        "vllm" => Dialect::Vllm,
         other => return Err(format!("unknown engine {other:?}").into()),
     };
     let folder = Path::new(folder);

@@ -2,6 +2,13 @@
 //! versions, around a made-up router. Tests include this file, and the example beside it serves it for the guides in `docs/`.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "a test double")]
 
+#[path = "about.rs"]
+mod about;
+#[path = "refusal.rs"]
+mod refusal;
+#[path = "stream.rs"]
+mod stream;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,6 +26,9 @@ use semmoe_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
+use about::Served;
+use refusal::Asked;
+
 /// Which engine, and where its version puts things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -30,7 +40,7 @@ pub enum Dialect {
     /// `sgl_ext` of the choice, `/get_server_info`; prompt ids inside `meta_info`.
     Sglang0_5_10,
     /// `.npy` in the choice; a chat's prompt ids beside the choices, a completion's in the choice.
-    Vllm0_33,
+    Vllm,
 }
 
 impl Dialect {
@@ -40,7 +50,7 @@ impl Dialect {
             Dialect::Sglang0_5_23 => "0.5.23",
             Dialect::Sglang0_5_16 => "0.5.16",
             Dialect::Sglang0_5_10 => "0.5.10",
-            Dialect::Vllm0_33 => "0.33.0",
+            Dialect::Vllm => "0.32.0",
         }
     }
 }
@@ -91,6 +101,8 @@ pub struct Engine {
     pub init_expert_location: String,
     /// Another version to report than the dialect's.
     pub version: Option<String>,
+    /// Tokens of a prompt and its answer at most.
+    pub context: u64,
 }
 
 /// Attention-DP ranks, and what runs on them.
@@ -102,6 +114,7 @@ pub struct Ranks {
     /// Ranks that requests ran on, and whether they were pinned to them.
     pub ran: Mutex<Vec<(u16, bool)>>,
     running: Mutex<Vec<u64>>,
+    served: Mutex<Vec<Served>>,
     turn: AtomicU64,
     asked: Notify,
 }
@@ -113,6 +126,7 @@ impl Ranks {
             linger: AtomicBool::new(false),
             ran: Mutex::default(),
             running: Mutex::new(vec![0; usize::from(count)]),
+            served: Mutex::new(vec![Served::default(); usize::from(count)]),
             turn: AtomicU64::new(0),
             asked: Notify::new(),
         }
@@ -124,25 +138,21 @@ impl Ranks {
         self.running.lock().unwrap().clone()
     }
 
-    /// Runs something on the rank of a pin, or on the next one. `None` for a pin to a rank that is not there.
-    async fn run<T>(&self, pin: Option<u64>, work: impl FnOnce(u16) -> T) -> Option<T> {
-        let count = u64::from(self.count);
-        let rank = match pin {
-            Some(pin) if pin >= count => return None,
-            Some(pin) => pin,
-            None => self.turn.fetch_add(1, Ordering::SeqCst) % count,
-        };
-        self.ran.lock().unwrap().push((rank as u16, pin.is_some()));
-        self.running.lock().unwrap()[rank as usize] += 1;
+    /// Runs something on the rank of a pin, or on the next one.
+    async fn run<T>(&self, pin: Option<u16>, work: impl FnOnce(u16) -> T) -> T {
+        let next = || (self.turn.fetch_add(1, Ordering::SeqCst) % u64::from(self.count)) as u16;
+        let rank = pin.unwrap_or_else(next);
+        self.ran.lock().unwrap().push((rank, pin.is_some()));
+        self.running.lock().unwrap()[usize::from(rank)] += 1;
         if self.linger.load(Ordering::SeqCst) {
             // Twice: who asked first must still find it running when it looks at its own count.
             for _ in 0..2 {
                 let _ = tokio::time::timeout(Duration::from_millis(500), self.asked.notified()).await;
             }
         }
-        let done = work(rank as u16);
-        self.running.lock().unwrap()[rank as usize] -= 1;
-        Some(done)
+        let done = work(rank);
+        self.running.lock().unwrap()[usize::from(rank)] -= 1;
+        done
     }
 }
 
@@ -161,7 +171,12 @@ impl Engine {
             gives_routes: true,
             init_expert_location: "trivial".to_owned(),
             version: None,
+            context: 4096,
         }
+    }
+
+    fn version(&self) -> &str {
+        self.version.as_deref().unwrap_or(self.dialect.version())
     }
 }
 
@@ -189,68 +204,38 @@ async fn answer(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let vllm = engine.dialect == Dialect::Vllm0_33;
+    let path = uri.path();
     if method == Method::GET {
-        return told(&engine, uri.path());
+        return about::answer(&engine, path);
     }
     if engine.requests.fetch_add(1, Ordering::SeqCst) >= engine.dies_after.load(Ordering::SeqCst) {
         return (StatusCode::SERVICE_UNAVAILABLE, "no healthy worker").into_response();
     }
-    let body: Value = match serde_json::from_slice(&body) {
+    let has_route = match path {
+        "/v1/completions" | "/v1/chat/completions" => true,
+        "/generate" => engine.dialect != Dialect::Vllm,
+        _ => false,
+    };
+    if !has_route {
+        return about::not_found();
+    }
+    let asked = Asked { engine: &engine, path };
+    let body = match asked.read(&headers, &body) {
         Ok(body) => body,
-        Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
+        Err(refused) => return *refused,
     };
-    let header = headers.get("x-data-parallel-rank").and_then(|pin| pin.to_str().ok()?.parse().ok());
-    let path = uri.path();
-    let ran = match path {
-        "/generate" if !vllm => {
-            engine.ranks.run(body["routed_dp_rank"].as_u64(), |rank| generate(&engine, &body, rank)).await
-        }
-        "/v1/completions" | "/v1/chat/completions" => {
-            engine.ranks.run(header, |_| openai(&engine, &body, path.contains("chat"))).await
-        }
-        _ => return StatusCode::NOT_FOUND.into_response(),
+    let pin = match asked.pin(&headers, &body) {
+        Ok(pin) => pin,
+        Err(refused) => return *refused,
     };
-    ran.unwrap_or_else(|| (StatusCode::BAD_REQUEST, "data_parallel_rank is out of range").into_response())
+    let answer = |rank| if path == "/generate" { generate(&asked, &body, rank) } else { openai(&asked, &body, rank) };
+    engine.ranks.run(pin, |rank| answer(rank).unwrap_or_else(|refused| *refused)).await
 }
 
-/// What the engine tells about itself.
-fn told(engine: &Engine, path: &str) -> Response {
-    let name = &engine.model.model;
-    match (engine.dialect, path) {
-        (_, "/health") => StatusCode::OK.into_response(),
-        (Dialect::Sglang0_5_23 | Dialect::Sglang0_5_16, "/server_info") | (Dialect::Sglang0_5_10, "/get_server_info") => Json(json!({
-            "model_path": engine.model_path, "tokenizer_path": engine.model_path, "served_model_name": name, "tp_size": engine.ranks.count,
-            "dp_size": engine.ranks.count, "ep_size": engine.ranks.count, "enable_dp_attention": engine.ranks.count > 1,
-            "enable_eplb": false, "init_expert_location": engine.init_expert_location,
-            "enable_return_routed_experts": engine.gives_routes, "internal_states": [{}],
-            "version": engine.version.as_deref().unwrap_or(engine.dialect.version()),
-        }))
-        .into_response(),
-        (Dialect::Sglang0_5_23 | Dialect::Sglang0_5_16 | Dialect::Sglang0_5_10, "/v1/loads") => Json(json!({
-            "timestamp": "2026-01-01T00:00:00", "version": "0.5.23",
-            "loads": engine.ranks.loads().iter().zip(0..).map(|(running, rank): (&u64, u16)| {
-                json!({ "dp_rank": rank, "num_running_reqs": running, "num_waiting_reqs": 0 })
-            }).collect::<Vec<_>>(),
-        }))
-        .into_response(),
-        (Dialect::Vllm0_33, "/version") => Json(json!({ "version": engine.dialect.version() })).into_response(),
-        (Dialect::Vllm0_33, "/metrics") => {
-            let line = |(running, rank): (&u64, u16)| {
-                format!(
-                    "vllm:num_requests_running{{engine=\"{rank}\",model_name=\"{name}\"}} {running}.0\n\
-                     vllm:num_requests_waiting{{engine=\"{rank}\",model_name=\"{name}\"}} 0.0\n"
-                )
-            };
-            engine.ranks.loads().iter().zip(0..).map(line).collect::<String>().into_response()
-        }
-        (_, "/v1/models") => Json(json!({ "object": "list", "data": [{
-            "id": name, "object": "model", "created": 1_767_225_600, "owned_by": "mock", "root": engine.model_path,
-            "parent": null, "max_model_len": 4096,
-        }] }))
-        .into_response(),
-        _ => StatusCode::NOT_FOUND.into_response(),
-    }
+/// Server-sent events.
+fn events(documents: &[Value]) -> Response {
+    let text: String = documents.iter().map(|document| format!("data: {document}\n\n")).collect();
+    ([("content-type", "text/event-stream; charset=utf-8")], text + "data: [DONE]\n\n").into_response()
 }
 
 /// A prompt that ran.
@@ -261,7 +246,7 @@ struct Run {
 }
 
 impl Run {
-    fn new(engine: &Engine, prompt: Vec<u32>, max_tokens: u64) -> Result<Self, Box<Response>> {
+    fn new(engine: &Engine, prompt: Vec<u32>, max_tokens: u64, rank: u16) -> Result<Self, Box<Response>> {
         let fault = prompt.first().and_then(|first| engine.faults.lock().unwrap().get(first).copied());
         engine.ran.lock().unwrap().push(prompt.clone());
         let refused = match fault {
@@ -280,6 +265,7 @@ impl Run {
             return Err(Box::new(refused.into_response()));
         }
         let output = generated(&prompt, max_tokens as u32, engine.model.vocab_size);
+        Served::count(&engine.ranks.served, rank, prompt.len(), output.len());
         Ok(Run { prompt, output, fault })
     }
 
@@ -324,7 +310,7 @@ impl Run {
         let shape =
             if self.fault == Some(Fault::WrongShape) { [tokens.len(), k, hidden] } else { [tokens.len(), hidden, k] };
         let mut text = match engine.dialect {
-            Dialect::Vllm0_33 => encode_npy(&shape, &ids, model.num_experts > 256),
+            Dialect::Vllm => encode_npy(&shape, &ids, model.num_experts > 256),
             _ => encode_routed_experts(&ids.iter().map(|&id| i32::from(id)).collect::<Vec<_>>()),
         };
         if self.fault == Some(Fault::Truncated) {
@@ -364,27 +350,36 @@ fn is_set(body: &Value, field: &str) -> bool {
     body[field] == json!(true)
 }
 
-fn generate(engine: &Engine, body: &Value, rank: u16) -> Response {
-    let Some(prompt) = ids(&body["input_ids"]).or_else(|| body["text"].as_str().map(|text| encode(engine, text)))
-    else {
-        return (StatusCode::BAD_REQUEST, "Either text, input_ids or input_embeds should be provided.").into_response();
-    };
+fn generate(asked: &Asked<'_>, body: &Value, rank: u16) -> Result<Response, Box<Response>> {
+    let engine = asked.engine;
+    let prompt = ids(&body["input_ids"]).unwrap_or_else(|| encode(engine, body["text"].as_str().unwrap_or("")));
     let max_tokens = body["sampling_params"]["max_new_tokens"].as_u64().unwrap_or(128);
-    let run = match Run::new(engine, prompt, max_tokens) {
-        Ok(run) => run,
-        Err(refused) => return *refused,
+    let stream = is_set(body, "stream");
+    asked.fits(prompt.len(), max_tokens, stream)?;
+    let run = Run::new(engine, prompt, max_tokens, rank)?;
+    let documents: Vec<Value> = if stream {
+        (1..=run.output.len()).map(|tokens| generate_document(engine, body, &run, rank, tokens)).collect()
+    } else {
+        vec![generate_document(engine, body, &run, rank, run.output.len())]
     };
+    Ok(if stream { events(&documents) } else { Json(documents[0].clone()).into_response() })
+}
+
+/// What `/generate` answers after so many tokens.
+fn generate_document(engine: &Engine, body: &Value, run: &Run, rank: u16, tokens: usize) -> Value {
+    let finished = tokens == run.output.len();
+    let reason = json!({ "type": "length", "length": run.output.len() });
     let mut meta = json!({
-        "id": "0af7651916cd43dd8448eb211c80319c", "finish_reason": { "type": "length", "length": max_tokens },
+        "id": "0af7651916cd43dd8448eb211c80319c", "finish_reason": finished.then_some(reason),
         "prompt_tokens": run.seen_prompt().len(), "weight_version": "default", "total_retractions": 0,
-        "completion_tokens": run.output.len(), "cached_tokens": 0, "cached_tokens_details": null,
+        "completion_tokens": tokens, "cached_tokens": 0, "cached_tokens_details": null,
         "dp_rank": (engine.ranks.count > 1).then_some(rank),
         "e2e_latency": 0.012,
     });
-    if is_set(body, "return_routed_experts") {
+    if finished && is_set(body, "return_routed_experts") {
         meta["routed_experts"] = json!(run.routes(engine));
     }
-    let mut answer = json!({ "text": " ...", "output_ids": run.output });
+    let mut answer = json!({ "text": " ...", "output_ids": run.output[..tokens] });
     if is_set(body, "return_prompt_token_ids") {
         match engine.dialect {
             Dialect::Sglang0_5_10 => meta["prompt_token_ids"] = json!(run.seen_prompt()),
@@ -392,20 +387,26 @@ fn generate(engine: &Engine, body: &Value, rank: u16) -> Response {
         }
     }
     answer["meta_info"] = meta;
-    Json(answer).into_response()
+    answer
 }
 
-fn openai(engine: &Engine, body: &Value, chat: bool) -> Response {
+fn openai(asked: &Asked<'_>, body: &Value, rank: u16) -> Result<Response, Box<Response>> {
+    let (engine, chat) = (asked.engine, asked.path.contains("chat"));
     let prompt = match (chat, &body["prompt"]) {
         (true, _) => chat_ids(engine, &body["messages"]),
         (false, Value::String(text)) => encode(engine, text),
         (false, list) => ids(list).unwrap(),
     };
     let max_tokens = body["max_tokens"].as_u64().or(body["max_completion_tokens"].as_u64()).unwrap_or(16);
-    let run = match Run::new(engine, prompt, max_tokens) {
-        Ok(run) => run,
-        Err(refused) => return *refused,
-    };
+    asked.fits(prompt.len(), max_tokens, is_set(body, "stream"))?;
+    let run = Run::new(engine, prompt, max_tokens, rank)?;
+    if is_set(body, "stream") {
+        return Ok(events(&stream::documents(engine, body, &run, chat)));
+    }
+    Ok(Json(openai_answer(engine, body, &run, chat)).into_response())
+}
+
+fn openai_answer(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Value {
     let mut choice = json!({ "index": 0, "logprobs": null, "finish_reason": "length" });
     match chat {
         true => {
@@ -417,25 +418,23 @@ fn openai(engine: &Engine, body: &Value, chat: bool) -> Response {
     let object = if chat { "chat.completion" } else { "text_completion" };
     let id = if chat { "chatcmpl-0af7651916cd43dd8448eb211c80319c" } else { "cmpl-0af7651916cd43dd8448eb211c80319c" };
     let mut answer = json!({
-        "id": id, "object": object, "created": 1_767_225_600, "model": engine.model.model, "usage": run.usage(),
+        "id": id, "object": object, "created": 1_767_225_600, "model": named(engine, body), "usage": run.usage(),
     });
     match engine.dialect {
-        Dialect::Vllm0_33 => {
+        Dialect::Vllm => {
+            let wanted = is_set(body, "return_token_ids");
             choice["stop_reason"] = Value::Null;
+            // Left out where the server does not return them; null otherwise means that this request has none.
             choice["routed_experts"] = json!(run.routes(engine));
-            answer["service_tier"] = Value::Null;
-            answer["kv_transfer_params"] = Value::Null;
-            if is_set(body, "return_token_ids") {
-                choice["token_ids"] = json!(run.output);
-                let holder = if chat { &mut answer } else { &mut choice };
-                holder["prompt_token_ids"] = json!(run.seen_prompt());
-            }
+            choice["token_ids"] = json!(wanted.then_some(&run.output));
+            let holder = if chat { &mut answer } else { &mut choice };
+            holder["prompt_token_ids"] = json!(wanted.then(|| run.seen_prompt()));
         }
         Dialect::Sglang0_5_23 | Dialect::Sglang0_5_16 | Dialect::Sglang0_5_10 => {
             choice["matched_stop"] = Value::Null;
             answer["metadata"] = json!({ "weight_version": "default" });
-            sglang_ids(engine.dialect, body, &run, &mut choice);
-            let extension = extension(engine, body, &run, chat);
+            sglang_ids(engine.dialect, body, run, &mut choice);
+            let extension = extension(engine, body, run, chat);
             match engine.dialect {
                 _ if extension.is_empty() => {}
                 Dialect::Sglang0_5_10 => choice["sgl_ext"] = extension.into(),
@@ -444,7 +443,15 @@ fn openai(engine: &Engine, body: &Value, chat: bool) -> Response {
         }
     }
     answer["choices"] = json!([choice]);
-    Json(answer).into_response()
+    answer
+}
+
+/// SGLang answers with whatever name it was asked for.
+fn named<'a>(engine: &'a Engine, body: &'a Value) -> &'a str {
+    match engine.dialect {
+        Dialect::Vllm => &engine.model.model,
+        _ => body["model"].as_str().unwrap_or(&engine.model.model),
+    }
 }
 
 /// The ids that SGLang puts into a choice. A completion and a chat have different names for those of the output.

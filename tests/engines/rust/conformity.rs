@@ -237,8 +237,8 @@ fn samples(text: &str) -> BTreeSet<String> {
 /// Of each document (of a stream, of each run of like events): which kinds stand at which path.
 fn shapes(answer: &Answer, paths: &[&str]) -> Vec<BTreeSet<String>> {
     let shape = |document: &Value| {
-        let at = |path: &&str| at(document, path).into_iter().map(move |value| format!("{path}: {}", kind(value)));
-        paths.iter().flat_map(at).collect::<BTreeSet<String>>()
+        let of = |path: &str| at(document, path).into_iter().map(|found| format!("{path}: {}", kind(found))).collect();
+        paths.iter().flat_map(|path| -> Vec<String> { of(path) }).collect::<BTreeSet<String>>()
     };
     let mut shapes: Vec<_> = answer.documents().iter().map(shape).collect();
     shapes.dedup();
@@ -277,7 +277,9 @@ fn compare_values(exchange: &Exchange, mock: &Answer, say: &mut impl FnMut(Strin
     let mocks = mock.documents();
     let (Some(real), Some(mocks)) = (real.last(), mocks.last()) else { return };
     let paths = read_paths(&exchange.request.path);
-    let pinned = exchange.name.contains("pinned to");
+    // Where the engine honoured the pin; on which rank others run is chance.
+    let pin = exchange.name.split_once("pinned to ").and_then(|(_, rank)| rank.split(' ').next()?.parse::<u64>().ok());
+    let pinned = pin.is_some() && real.pointer("/meta_info/dp_rank").and_then(Value::as_u64) == pin;
     let mut values: BTreeMap<&str, (Vec<&Value>, Vec<&Value>)> = BTreeMap::new();
     for path in SAME_VALUES.iter().filter(|path| paths.contains(path)) {
         values.insert(path, (at(mocks, path), at(real, path)));

@@ -1,0 +1,145 @@
+//! Requests that engines refuse, and the shapes of their errors (`profiler/tests/conformity.rs` compares).
+
+use axum::Json;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::{Dialect, Engine};
+
+/// What kind of refusal; the engines name them differently.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The body or a header has another form than the route's.
+    Form,
+    /// The form is right, and it cannot be done.
+    Request,
+    UnknownModel,
+    /// SGLang: a pin in the header that is no number.
+    Header,
+    /// SGLang: ids of a chat that is streamed.
+    Streamed,
+}
+
+/// A request that came in: where, and as which route's shapes are answered.
+pub struct Asked<'a> {
+    pub engine: &'a Engine,
+    pub path: &'a str,
+}
+
+impl Asked<'_> {
+    fn vllm(&self) -> bool {
+        self.engine.dialect == Dialect::Vllm
+    }
+
+    fn refuse(&self, kind: Kind, message: &str) -> Box<Response> {
+        let status = if kind == Kind::UnknownModel { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST };
+        let name = match kind {
+            Kind::Form => "Bad Request",
+            Kind::Request => "BadRequestError",
+            Kind::UnknownModel => "NotFoundError",
+            Kind::Header => "400",
+            Kind::Streamed => "BadRequest",
+        };
+        let error = json!({ "message": message, "type": name, "param": null, "code": status.as_u16() });
+        let body = match (self.vllm(), self.path == "/generate" && kind != Kind::Form) {
+            (true, _) => json!({ "error": error }),
+            (false, true) => json!({ "error": { "message": message } }),
+            (false, false) => {
+                json!({ "object": "error", "message": message, "type": name, "param": null, "code": status.as_u16() })
+            }
+        };
+        Box::new((status, Json(body)).into_response())
+    }
+
+    /// The body as JSON.
+    pub fn read(&self, headers: &HeaderMap, body: &[u8]) -> Result<Value, Box<Response>> {
+        let json = headers.get("content-type").is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
+        if !json {
+            return Err(self.refuse(Kind::Form, "Unsupported Media Type: Only 'application/json' is allowed"));
+        }
+        let body = serde_json::from_slice(body).map_err(|error| self.refuse(Kind::Form, &error.to_string()))?;
+        self.check(&body)?;
+        Ok(body)
+    }
+
+    /// Members that must be there, and their types.
+    fn check(&self, body: &Value) -> Result<(), Box<Response>> {
+        let is_absent = |names: &[&str]| names.iter().all(|name| body[*name].is_null());
+        let not_a_number = |name: &str| !(body[name].is_null() || body[name].is_i64());
+        if let Some(name) = ["max_tokens", "routed_dp_rank", "data_parallel_rank"].into_iter().find(|name| not_a_number(name)) {
+            return Err(self.refuse(Kind::Form, &format!("{name}: Input should be a valid integer")));
+        }
+        match self.path {
+            "/v1/chat/completions" if is_absent(&["messages"]) => return Err(self.refuse(Kind::Form, "messages: Field required")),
+            "/v1/completions" if is_absent(&["prompt"]) => {
+                let kind = if self.vllm() { Kind::Request } else { Kind::Form };
+                return Err(self.refuse(kind, "prompt: Field required"));
+            }
+            "/generate" if is_absent(&["text", "input_ids"]) => {
+                return Err(self.refuse(Kind::Request, "Either text, input_ids or input_embeds should be provided."));
+            }
+            _ => {}
+        }
+        let unknown = |id: &Value| id.as_u64().is_some_and(|id| id >= u64::from(self.engine.model.vocab_size));
+        if let Some(id) = body["prompt"].as_array().and_then(|ids| ids.iter().find(|id| unknown(id))).filter(|_| self.vllm()) {
+            return Err(self.refuse(Kind::Request, &format!("Token id {id} is out of vocabulary")));
+        }
+        // SGLang takes any name.
+        let named = body["model"].as_str().is_none_or(|name| name == self.engine.model.model);
+        if self.vllm() && !named {
+            return Err(self.refuse(Kind::UnknownModel, &format!("The model {} does not exist.", body["model"])));
+        }
+        if self.path == "/v1/chat/completions" && body["stream"] == true && body["return_prompt_token_ids"] == true && !self.vllm() {
+            return Err(self.refuse(Kind::Streamed, "return_prompt_token_ids is not supported with streaming."));
+        }
+        Ok(())
+    }
+
+    /// The rank of a pin, which must be there.
+    pub fn pin(&self, headers: &HeaderMap, body: &Value) -> Result<Option<u16>, Box<Response>> {
+        // On `/generate` SGLang reads the header, and the old field, in 0.5.23 but not in 0.5.16.
+        let only_field = self.path == "/generate" && self.engine.dialect != Dialect::Sglang0_5_23;
+        let header = headers.get("x-data-parallel-rank").filter(|_| !only_field);
+        let header = header.map(|value| value.to_str().unwrap_or(""));
+        let number = header.map(|value| value.parse::<i64>().map_err(|_| value));
+        let pin = match number {
+            // vLLM takes it for none.
+            Some(Err(_)) if self.vllm() => None,
+            Some(Err(found)) => {
+                let message = format!("Invalid X-Data-Parallel-Rank header: must be an integer, got '{found}'");
+                return Err(self.refuse(Kind::Header, &message));
+            }
+            Some(Ok(rank)) => Some(rank),
+            None if self.vllm() => None,
+            None => body["routed_dp_rank"].as_i64().or(body["data_parallel_rank"].as_i64().filter(|_| !only_field)),
+        };
+        let Some(rank) = pin else { return Ok(None) };
+        let count = self.engine.ranks.count;
+        match u16::try_from(rank) {
+            Ok(found) if found < count => Ok(Some(found)),
+            _ if self.vllm() => {
+                Err(self.refuse(Kind::Request, &format!("data_parallel_rank {rank} is out of range [0, {count}).")))
+            }
+            _ => Err(self.refuse(Kind::Request, &format!("routed_dp_rank={rank} out of range [0, {count})"))),
+        }
+    }
+
+    /// Whether the prompt and what is asked for fit.
+    pub fn fits(&self, prompt: usize, max_tokens: u64, stream: bool) -> Result<(), Box<Response>> {
+        let context = self.engine.context;
+        if prompt == 0 {
+            return Err(self.refuse(Kind::Request, "Prompt cannot be empty"));
+        }
+        if prompt as u64 + max_tokens <= context {
+            return Ok(());
+        }
+        let message = format!("The input ({prompt} tokens) is longer than the model's context length ({context} tokens).");
+        // Found out too late for a status.
+        if self.path == "/generate" && stream && prompt as u64 >= context {
+            let error = json!({ "error": { "message": message, "type": "invalid_request_error", "code": 400, "retryable": false } });
+            return Err(Box::new(super::events(&[error])));
+        }
+        Err(self.refuse(Kind::Request, &message))
+    }
+}
