@@ -112,11 +112,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) config: PathBuf,
     /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
-    /// wrong. Engines are not asked.
+    /// wrong. Engines are asked with --probe only.
     ///
     /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check fails.
     #[arg(long)]
     pub(crate) check: bool,
+    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An engine
+    /// that does not answer, does not fit its tables or ignores pins ends with code 1.
+    #[arg(long, requires = "check")]
+    pub(crate) probe: bool,
 }
 
 #[derive(Debug, Args)]

@@ -120,6 +120,11 @@ impl Dialect {
         Self { first_rank, ..self }
     }
 
+    /// The engine that it is of.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
     /// Where the pin of a request on `route` travels.
     ///
     /// # Errors

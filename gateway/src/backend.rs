@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
 use semmoe_engines::tls::ClientTls;
-use semmoe_engines::verify::{PinWatch, Pins};
-use semmoe_engines::{Engine, RankBase};
+use semmoe_engines::{Dialect, Engine, RankBase};
 use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
 
@@ -16,6 +15,7 @@ use crate::credentials::Seen;
 use crate::gate::Gate;
 use crate::live::BackendLive;
 use crate::outgoing::Client;
+use crate::pins::PinRecord;
 use crate::tables::Trouble;
 
 /// Whether a backend gets requests.
@@ -56,18 +56,16 @@ pub(crate) struct Backend {
     pub(crate) configured_ranks: Option<u16>,
     pub(crate) configured_placement: Option<String>,
     configured_rank_base: Option<RankBase>,
-    /// Evidence whether its pins take effect.
-    pins: Mutex<PinWatch>,
-    /// The verdict, for the path of requests.
-    pins_ignored: AtomicBool,
+    /// Whether its pins take effect.
+    pub(crate) pins: PinRecord,
     /// The engine said that it keeps no prefixes, for the path of requests.
     keeps_no_prefixes: AtomicBool,
-    /// Wakes the task that compares loads.
-    loads_wanted: Notify,
     /// What sampled requests show.
     pub(crate) live: BackendLive,
     /// What the last successful probe found.
     probe: Mutex<Option<Arc<Probe>>>,
+    /// Requests were placed on it before.
+    served: AtomicBool,
     /// Why its tables were not changed at the last try.
     tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
@@ -90,12 +88,11 @@ impl Backend {
             configured_ranks: config.ranks,
             configured_placement: config.placement_digest.clone(),
             configured_rank_base: config.rank_base,
-            pins: Mutex::default(),
-            pins_ignored: AtomicBool::new(false),
+            pins: PinRecord::default(),
             keeps_no_prefixes: AtomicBool::new(false),
-            loads_wanted: Notify::new(),
             live: BackendLive::default(),
             probe: Mutex::new(None),
+            served: AtomicBool::new(false),
             tables_trouble: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             gate: Gate::default(),
@@ -108,49 +105,16 @@ impl Backend {
         Target { engine: self.engine, urls: &self.urls, rank_base: self.configured_rank_base }
     }
 
-    /// Where a request to this rank goes.
-    pub(crate) fn url(&self, rank: Option<RankId>) -> Option<&BaseUrl> {
-        let of_rank = rank.and_then(|rank| self.urls.get(usize::from(rank.get())));
+    /// Where a request to this rank goes; without one, to the first URL.
+    pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> Option<&BaseUrl> {
+        let of_rank = rank.and_then(|rank| self.urls.get(dialect.url_index(rank)));
         of_rank.or(self.urls.first())
-    }
-
-    /// Whether its requests run elsewhere than they are pinned.
-    pub(crate) fn ignores_pins(&self) -> bool {
-        self.pins_ignored.load(Ordering::Relaxed)
     }
 
     /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not tell has such a
     /// cache, as it is every engine's default.
     pub(crate) fn keeps_prefixes(&self) -> bool {
-        !self.ignores_pins() && !self.keeps_no_prefixes.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn pins(&self) -> PinWatch {
-        *self.pins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds one observation; returns the verdict if it changed.
-    pub(crate) fn observe_pin(&self, agrees: bool) -> Option<Pins> {
-        let mut watch = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = watch.observe(agrees);
-        self.pins_ignored.store(watch.pins == Pins::Ignored, Ordering::Relaxed);
-        changed
-    }
-
-    /// Another engine may be there now: nothing is known about its pins.
-    pub(crate) fn forget_pins(&self) {
-        *self.pins.lock().unwrap_or_else(PoisonError::into_inner) = PinWatch::default();
-        self.pins_ignored.store(false, Ordering::Relaxed);
-    }
-
-    /// A pinned request went out whose answer will not tell its rank: look at the loads.
-    pub(crate) fn want_loads(&self) {
-        self.loads_wanted.notify_one();
-    }
-
-    /// Returns when somebody wants the loads compared.
-    pub(crate) async fn loads_wanted(&self) {
-        self.loads_wanted.notified().await;
+        !self.pins.are_ignored() && !self.keeps_no_prefixes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn health(&self) -> Health {
@@ -177,11 +141,19 @@ impl Backend {
 
     /// Returns whether anything changed.
     pub(crate) fn set_health(&self, health: Health) -> bool {
+        if health.is_healthy() {
+            self.served.store(true, Ordering::Relaxed);
+        }
         self.health.send_if_modified(|current| {
             let changed = *current != health;
             *current = health;
             changed
         })
+    }
+
+    /// Whether it was ever open for requests.
+    pub(crate) fn served(&self) -> bool {
+        self.served.load(Ordering::Relaxed)
     }
 
     /// A request could not reach it: probe it now.

@@ -2,10 +2,13 @@
 //!
 //! One set of checks for three moments: before serving, when a backend (re)appears, and when tables are loaded.
 
-use semmoe_engines::probe::Probe;
+use semmoe_engines::Dialect;
+use semmoe_engines::probe::{Probe, RankDoubt};
 use semmoe_engines::sglang::{PlacementDifference, ServerInfo};
 use semmoe_tables::{Attention, ModelInfo, Tables};
 use semmoe_text::PromptEncoder;
+
+use crate::backend::Backend;
 
 /// Why tables, model and backend do not belong together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,9 +95,46 @@ pub enum Incompatible {
     /// Nobody knows how the engine counts its ranks.
     #[error("the backend has ranks before those behind its URL and does not tell how pins count them; set `rank_base`")]
     UnknownRankBase,
-    /// Nobody knows how many ranks there are.
-    #[error("the backend does not tell its number of attention-DP ranks; set `ranks`")]
-    UnknownRanks,
+}
+
+/// Why requests to a backend cannot be pinned.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unpinned {
+    /// The engine reports no number of ranks.
+    #[error("the backend does not report its number of attention-DP ranks; set `ranks` if it has several")]
+    Unknown,
+    /// What it reports cannot be right.
+    #[error("{0}")]
+    Doubt(#[from] RankDoubt),
+    /// It served with another number of ranks before.
+    #[error("{0}; load tables for as many ranks")]
+    Changed(#[from] Box<Incompatible>),
+}
+
+impl From<Incompatible> for Unpinned {
+    fn from(refusal: Incompatible) -> Self {
+        Self::Changed(Box::new(refusal))
+    }
+}
+
+/// A backend that fits: what requests are placed and pinned by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Fit {
+    /// Ranks to choose between; where they are unknown, one for each URL.
+    pub(crate) ranks: u16,
+    /// How requests are pinned.
+    pub(crate) dialect: Dialect,
+    /// Why they are not, though there may be several ranks.
+    pub(crate) unpinned: Option<Unpinned>,
+}
+
+impl Fit {
+    /// A backend of whose ranks too little is known: its engine chooses.
+    pub(crate) fn unpinned(probe: &Probe, urls: usize, why: Unpinned) -> Self {
+        let engine = probe.dialect.engine();
+        let dialect = if urls > 1 { Dialect::by_url(engine) } else { Dialect::unpinned(engine) };
+        Self { ranks: u16::try_from(urls).unwrap_or(u16::MAX).max(1), dialect, unpinned: Some(why) }
+    }
 }
 
 /// Tables against the model's tokenizer.
@@ -140,18 +180,22 @@ pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(
     }
 }
 
-/// What a backend tells about itself against tables, tokenizer and configured ranks. Returns its number of ranks.
+/// What a backend reports about itself against tables, tokenizer and configuration.
 pub(crate) fn with_backend(
     probe: &Probe,
     tables: Option<&Tables>,
     tokenizer: Option<&PromptEncoder>,
-    configured: Option<u16>,
-) -> Result<u16, Incompatible> {
+    backend: &Backend,
+    known: Option<u16>,
+) -> Result<Fit, Incompatible> {
     if probe.unknown_rank_base {
         return Err(Incompatible::UnknownRankBase);
     }
+    let configured = backend.configured_ranks.or(known);
     let expected = expected_ranks(tables, configured)?;
-    if let (Some(found), Some(expected)) = (probe.dp_size, expected) {
+    // What the operator says wins over the engine, with a warning, as pins are verified anyway.
+    let must_agree = configured.is_none() || backend.urls.len() > 1;
+    if let (Some(found), Some(expected), true) = (probe.dp_size, expected, must_agree) {
         same_ranks("the backend has", found, expected_name(configured), expected)?;
     }
     if let Some(server) = &probe.server {
@@ -162,7 +206,15 @@ pub(crate) fn with_backend(
             with_server(tables, server)?;
         }
     }
-    probe.dp_size.or(expected).ok_or(Incompatible::UnknownRanks)
+    let (dialect, urls) = (probe.dialect, backend.urls.len());
+    Ok(match (configured.or(probe.dp_size), &probe.doubt) {
+        (_, Some(doubt)) if configured.is_none() || urls > 1 => Fit::unpinned(probe, urls, doubt.clone().into()),
+        (Some(ranks), _) => Fit { ranks, dialect, unpinned: None },
+        (None, _) => match expected {
+            Some(ranks) => Fit { ranks, dialect, unpinned: None },
+            None => Fit::unpinned(probe, urls, Unpinned::Unknown),
+        },
+    })
 }
 
 /// Ranks as far as configuration and tables tell.

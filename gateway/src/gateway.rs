@@ -20,7 +20,7 @@ use crate::reload::{self, ReloadError, Reloaded};
 use crate::server::{ListenerTls, Server, bind, routes};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::summary::Summary;
+use crate::summary::{self, Probed, Summary, Troubles};
 use crate::{credentials, data, live, load, tables, trust};
 
 /// For answers of the admin plane and of the metrics listener that are on their way at the end.
@@ -36,6 +36,27 @@ impl Gateway {
     pub async fn check(config: &Config) -> Result<Summary, StartError> {
         ListenerTls::load(config)?;
         load_all(config.clone()).await.map(|(snapshot, _)| Summary::new(&snapshot))
+    }
+
+    /// The same, and asks every engine what it is and verifies its pins, without serving.
+    ///
+    /// # Errors
+    /// As [`Gateway::check`]; what is wrong with engines is in the answer.
+    pub async fn probe(config: Config) -> Result<Probed, StartError> {
+        ListenerTls::load(&config)?;
+        let (snapshot, metrics) = load_all(config).await?;
+        let core = Core::new(snapshot, metrics, None);
+        let mut troubles = Vec::new();
+        let backends = backends(&core);
+        for (backend, verdict) in probe_all(&core, &backends).await {
+            let cause = match verdict {
+                Verdict::Admitted => core.member(backend).and_then(|member| summary::pin_trouble(&member)),
+                Verdict::Silent(error) => Some(error.to_string()),
+                Verdict::Refused(refusal) => Some(refusal.to_string()),
+            };
+            troubles.extend(cause.map(|cause| format!("backend '{}': {cause}", backend.name)));
+        }
+        Ok(Probed { served: Summary::new(&core.snapshot()), troubles: Troubles(troubles) })
     }
 
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
 use crate::compat::Incompatible;
+use crate::pins;
 use crate::state::Core;
 
 /// What one full probe came to.
@@ -27,7 +28,7 @@ pub(crate) enum Verdict {
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
     let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
-    judge(core, backend, found)
+    admit(core, backend, found).await
 }
 
 /// The same, but only if the backend answers otherwise than before: an engine that was started anew between two probes looks
@@ -35,11 +36,14 @@ pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict 
 pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>) {
     let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
     if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
-        judge(core, backend, found);
+        admit(core, backend, found).await;
     }
 }
 
-fn judge(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {
+async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {
+    if let Ok(probe) = &found {
+        pins::first_look(core, backend, probe).await;
+    }
     let verdict = match found {
         Err(error) => Verdict::Silent(error),
         Ok(probe) => match core.admit(backend, &probe) {

@@ -12,7 +12,7 @@
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
-//! | `pins` | whether pins take effect, by the engine's loads |
+//! | `pins` | whether pins take effect: probes before a backend gets requests, and now and then after |
 //! | `otlp` | spans of requests for an OpenTelemetry collector |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
 //! | `reload` | the next configuration, made beside the running one and swapped in |
@@ -77,5 +77,5 @@ pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;
 pub use gateway::{Gateway, Running};
 pub use reload::{ReloadError, Reloaded};
-pub use summary::Summary;
+pub use summary::{Probed, Summary, Troubles};
 pub use tables::TablesFileError;

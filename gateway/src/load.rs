@@ -200,7 +200,7 @@ fn load_member(
             }
             member
         }
-        None => Member { backend, tables, earlier: Vec::new(), tables_file, ranks, dialect },
+        None => Member { backend, tables, earlier: Vec::new(), tables_file, ranks, dialect, unpinned: None },
     })
 }
 

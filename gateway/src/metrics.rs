@@ -9,6 +9,7 @@
 mod faults;
 mod live;
 mod operation;
+mod pins;
 mod requests;
 mod shadow;
 mod spans;
@@ -30,6 +31,7 @@ use semmoe_text::SegmentCache;
 use faults::FaultMetrics;
 use live::LiveMetrics;
 use operation::OperationMetrics;
+use pins::PinMetrics;
 use requests::RequestMetrics;
 pub(crate) use requests::{NONE, Place};
 use shadow::ShadowMetrics;
@@ -117,8 +119,7 @@ pub(crate) struct Metrics {
     retries: Family<RetryLabels, Counter>,
     prompt_counts: Family<AgreementLabels, Counter>,
     segment_cache: SegmentCacheMetrics,
-    pin_ignored: Family<BackendLabels, Counter>,
-    pins_ignored: Family<BackendLabels, Gauge>,
+    pub(crate) pins: PinMetrics,
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
     pub(crate) faults: FaultMetrics,
@@ -145,8 +146,7 @@ impl Metrics {
             retries: Family::default(),
             prompt_counts: Family::default(),
             segment_cache: SegmentCacheMetrics::default(),
-            pin_ignored: Family::default(),
-            pins_ignored: Family::default(),
+            pins: PinMetrics::default(),
             live: LiveMetrics::default(),
             trust: TrustMetrics::default(),
             faults: FaultMetrics::default(),
@@ -191,16 +191,7 @@ impl Metrics {
         );
         self.segment_cache.register(registry);
         registry.register("backend_healthy", "1 if the backend gets requests", self.backend_healthy.clone());
-        registry.register(
-            "pin_ignored",
-            "Observations of a request on another rank than it was pinned to",
-            self.pin_ignored.clone(),
-        );
-        registry.register(
-            "backend_pins_ignored",
-            "1 if the backend ignores pins, so that requests are routed by load",
-            self.pins_ignored.clone(),
-        );
+        self.pins.register(registry);
         self.live.register(registry);
         self.trust.register(registry);
         self.faults.register(registry);
@@ -271,16 +262,6 @@ impl Metrics {
         self.backend_healthy.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(healthy));
     }
 
-    /// One contradicting observation.
-    pub(crate) fn pin_ignored(&self, backend: &str) {
-        self.pin_ignored.get_or_create(&BackendLabels { backend: backend.to_owned() }).inc();
-    }
-
-    /// The verdict.
-    pub(crate) fn pins_ignored(&self, backend: &str, ignored: bool) {
-        self.pins_ignored.get_or_create(&BackendLabels { backend: backend.to_owned() }).set(i64::from(ignored));
-    }
-
     /// A retry, by what came of it, or one that was not made (`no_...`).
     pub(crate) fn retry(&self, cause: &'static str, outcome: &'static str) {
         self.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
@@ -291,7 +272,7 @@ impl Metrics {
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
         let labels = BackendLabels { backend: backend.to_owned() };
         self.backend_healthy.remove(&labels);
-        self.pins_ignored.remove(&labels);
+        self.pins.forget(&labels);
         self.faults.forget(&labels);
         let ranks = || (0..ranks).map(Some).chain([None]);
         let ended = ranks().all(|rank| self.inflight(backend, rank).get() == 0);

@@ -1,60 +1,193 @@
-//! Compares requests in flight with the engine's loads, for answers that do not tell their rank.
+//! Keeps what is known about a backend's pins up to date.
 //!
-//! A request that was in flight before the engine counted, and still is when its count has arrived, must be in the count
-//! of its rank. Nothing is asked while nothing is pinned; often while the verdict is open, and once in a health interval
-//! when pins are known to be honoured.
+//! A new engine is probed before it gets requests ([`first_look`]), for a few seconds at most; after that as often as
+//! [`Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine whose number of
+//! ranks is unknown is asked again at every health interval.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use semmoe_engines::verify::{Pins, loads_agree};
-use semmoe_engines::{Engine, loads};
+use semmoe_engines::http::AnswerLimits;
+use semmoe_engines::probe::Probe;
+use semmoe_engines::verify::{self, Observation, PinTarget, PinWatch, Pins, ProbePlan, Schedule};
+use semmoe_engines::{Carrier, Dialect, Engine, Route};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
+use crate::health;
 use crate::state::Core;
 
-/// From a request's departure until the engine has it on a rank.
-const SETTLE: Duration = Duration::from_millis(20);
-/// While the verdict is open, comparisons are so much more frequent than health checks.
-const EAGER: u32 = 50;
+/// A new backend gets requests after this time, whether its pins are verified or not.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
+/// A busy engine answers a probe of one token after the prompts before it.
+const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
 
-/// Watches a backend until `stop`.
-pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
-    let compare_for_ever = async {
-        loop {
-            backend.loads_wanted().await;
-            if let Some(agrees) = compare(&core, &backend).await {
-                core.note_pin(&backend, agrees);
+/// What is known about one backend's pins.
+#[derive(Debug, Default)]
+pub(crate) struct PinRecord {
+    state: Mutex<PinState>,
+    /// The verdict, for the path of requests.
+    ignored: AtomicBool,
+    /// Held by a round of probes: two at once would be counted as each other's.
+    round: tokio::sync::Mutex<()>,
+    /// Pinned requests whose answers do not name their rank.
+    pinned: AtomicU64,
+    /// `pinned` at which the next round is due.
+    due_at: AtomicU64,
+    due: Notify,
+}
+
+/// Evidence, verdict and schedule of one backend.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PinState {
+    pub(crate) watch: PinWatch,
+    schedule: Schedule,
+    /// What the last contradiction, or else the last round, showed; or why that round proved nothing.
+    pub(crate) detail: Option<String>,
+}
+
+impl PinRecord {
+    pub(crate) fn state(&self) -> PinState {
+        self.locked(|state| state.clone())
+    }
+
+    /// Whether requests run elsewhere than they are pinned.
+    pub(crate) fn are_ignored(&self) -> bool {
+        self.ignored.load(Ordering::Relaxed)
+    }
+
+    /// Counts a pinned request whose answer will not name its rank.
+    pub(crate) fn count_request(&self) {
+        if self.pinned.fetch_add(1, Ordering::Relaxed) + 1 >= self.due_at.load(Ordering::Relaxed) {
+            self.due.notify_one();
+        }
+    }
+
+    /// Adds one observation; returns the verdict if it changed. `detail` describes the observation.
+    pub(crate) fn observe(&self, seen: Observation, detail: impl FnOnce() -> String) -> Option<Pins> {
+        let changed = self.locked(|state| {
+            if seen.contradicted > 0 || !state.watch.is_suspect() && state.watch.pins != Pins::Ignored {
+                state.detail = Some(detail());
             }
-            let interval = core.config().health.interval;
-            let rest = if backend.pins().pins == Pins::Honoured { interval } else { interval / EAGER };
-            tokio::time::sleep(rest).await;
+            state.watch.observe(seen)
+        });
+        if let Some(pins) = changed {
+            self.ignored.store(pins == Pins::Ignored, Ordering::Relaxed);
         }
-    };
-    // The worker names the rank in every answer, and plain OpenAI servers have no loads.
-    if matches!(backend.engine, Engine::Sglang | Engine::Vllm) && backend.urls.len() == 1 {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = compare_for_ever => {}
+        changed
+    }
+
+    /// Another engine may be there now, about whose pins nothing is known.
+    fn reset(&self) {
+        self.locked(|state| *state = PinState::default());
+        self.ignored.store(false, Ordering::Relaxed);
+        self.due.notify_one();
+    }
+
+    /// Waits until so many requests more were pinned, or another engine came.
+    async fn after_requests(&self, requests: u64) {
+        let due_at = self.pinned.load(Ordering::Relaxed) + requests;
+        if requests > 0 {
+            self.due_at.store(due_at, Ordering::Relaxed);
+            self.due.notified().await;
         }
+        self.due_at.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    fn locked<T>(&self, work: impl FnOnce(&mut PinState) -> T) -> T {
+        work(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// One comparison; `None` when it tells nothing.
-async fn compare(core: &Core, backend: &Arc<Backend>) -> Option<bool> {
-    let snapshot = core.snapshot();
-    let (model, member) = snapshot.position(backend)?;
-    let pool = &snapshot.models[model].pool;
-    let before = pool.turnover(member);
-    tokio::time::sleep(SETTLE).await;
-    let ranks = u16::try_from(before.len()).ok()?;
-    let url = backend.url(None)?;
-    let theirs = loads::in_flight(&backend.client, backend.engine, url, ranks, &core.probe_limits()).await.ok()??;
-    // Some of what ended since may have begun since, so this may be too few, never too many.
-    let stayed = |((in_flight, finished), (_, now)): (&(u64, u64), &(u64, u64))| {
-        in_flight.saturating_sub(now.saturating_sub(*finished))
+/// What can be probed of a backend.
+struct Subject {
+    ranks: u16,
+    dialect: Dialect,
+}
+
+impl Subject {
+    /// `None` where there is nothing to verify: one rank, a URL for each rank, or answers that all name their rank.
+    fn new(engine: Engine, ranks: u16, dialect: Dialect) -> Option<Self> {
+        let pins = matches!(dialect.carrier(Route::Chat), Ok(Carrier::Header | Carrier::Field(_)))
+            || matches!(dialect.carrier(Route::Generate), Ok(Carrier::Header | Carrier::Field(_)));
+        (ranks > 1 && pins && matches!(engine, Engine::Sglang | Engine::Vllm)).then_some(Self { ranks, dialect })
+    }
+}
+
+/// Verifies the pins of an engine that was just probed, before it gets requests.
+pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
+    backend.pins.reset();
+    let ranks = backend.configured_ranks.or(probe.dp_size).unwrap_or(0);
+    let Some(subject) = Subject::new(backend.engine, ranks, probe.dialect) else { return };
+    let rounds = async {
+        while backend.pins.locked(|state| state.schedule.requests(&state.watch, ranks)) == 0 {
+            round(core, backend, &subject).await;
+        }
     };
-    let ours: Vec<u64> = before.iter().zip(&pool.turnover(member)).map(stayed).collect();
-    loads_agree(&ours, &theirs)
+    if tokio::time::timeout(FIRST_LOOK, rounds).await.is_err() {
+        backend.pins.locked(|state| state.schedule.ended(false));
+        tracing::info!(backend = backend.name, "pins are not verified yet: the engine is slow to answer probes");
+    }
+}
+
+/// Watches a backend until `stop`.
+pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
+    stop.run_until_cancelled(keep_verified(&core, &backend)).await;
+}
+
+async fn keep_verified(core: &Core, backend: &Arc<Backend>) {
+    loop {
+        let interval = core.config().health.interval;
+        let member = core.member(backend);
+        if !backend.health().is_healthy() {
+            tokio::time::sleep(interval).await;
+            continue;
+        }
+        if member.as_ref().is_some_and(|member| member.unpinned.is_some()) {
+            tokio::time::sleep(interval).await;
+            health::look_again(core, backend).await;
+            continue;
+        }
+        let subject = member.and_then(|member| Subject::new(backend.engine, member.ranks, member.dialect));
+        let Some(subject) = subject else {
+            backend.pins.after_requests(u64::MAX / 2).await;
+            continue;
+        };
+        let state = backend.pins.state();
+        tokio::time::sleep(state.schedule.pause(&state.watch)).await;
+        backend.pins.after_requests(state.schedule.requests(&state.watch, subject.ranks)).await;
+        round(core, backend, &subject).await;
+    }
+}
+
+/// One round of probes.
+async fn round(core: &Core, backend: &Backend, subject: &Subject) {
+    let _one = backend.pins.round.lock().await;
+    let number = backend.pins.locked(|state| state.schedule.rounds());
+    let plan = ProbePlan::round(number, subject.ranks);
+    let target = PinTarget { engine: backend.engine, urls: &backend.urls, dialect: &subject.dialect };
+    let shown = verify::probe(&backend.client, &target, &plan, &PROBE_LIMITS).await;
+    backend.pins.locked(|state| state.schedule.ended(shown.is_ok()));
+    match shown {
+        Ok(shown) => {
+            core.metrics
+                .pins
+                .round(&backend.name, if shown.observation.contradicted > 0 { "contradicted" } else { "agreed" });
+            core.note_pins(backend, shown.observation, || shown.detail);
+        }
+        Err(reason) => {
+            core.metrics.pins.round(&backend.name, "inconclusive");
+            let reason = reason.to_string();
+            let news = backend.pins.locked(|state| {
+                let news = state.detail.as_ref() != Some(&reason);
+                state.detail = Some(reason.clone());
+                news
+            });
+            if news {
+                tracing::info!(backend = backend.name, reason, "a round of pin probes proved nothing");
+            }
+        }
+    }
 }

@@ -51,8 +51,6 @@ pub(crate) struct Pool {
     sequence: AtomicU64,
     /// The same for requests that only need a backend.
     unranked_sequence: AtomicU64,
-    /// Requests counted out so far, per slot. As what is in flight, it belongs to the rank, whichever pool it is in.
-    finished: Vec<Arc<AtomicU64>>,
 }
 
 /// The same ranks, as they would be if the watched policy placed the requests.
@@ -97,7 +95,6 @@ impl Pool {
             shadow: settings.shadow.then(|| Shadow { router: router(), comparison: Comparison::new(count) }),
             sequence: AtomicU64::new(0),
             unranked_sequence: AtomicU64::new(0),
-            finished: slots.iter().map(|_| Arc::default()).collect(),
             slots,
         }
     }
@@ -120,13 +117,11 @@ impl Pool {
             router: router(self.shadow.as_ref().map_or(&self.router, |shadow| &shadow.router)),
             comparison: Comparison::new(slots.len() as u16),
         });
-        let finished = |from: &Option<u16>| self.finished.get(usize::from((*from)?)).map(Arc::clone);
         Self {
             router: router(&self.router),
             shadow,
             sequence: AtomicU64::new(self.sequence.load(Ordering::Relaxed)),
             unranked_sequence: AtomicU64::new(self.unranked_sequence.load(Ordering::Relaxed)),
-            finished: from.iter().map(|from| finished(from).unwrap_or_default()).collect(),
             slots,
         }
     }
@@ -253,17 +248,6 @@ impl Pool {
     pub(crate) fn prefixes(&self) -> Option<&PrefixTable> {
         self.router.prefixes()
     }
-
-    /// Requests in flight on each rank of a backend, and how many were counted out there so far. A request that ends in
-    /// this moment counts as ended, or in both.
-    pub(crate) fn turnover(&self, backend: usize) -> Vec<(u64, u64)> {
-        let finished: Vec<u64> = self.finished.iter().map(|count| count.load(Ordering::SeqCst)).collect();
-        let slots = self.slots.iter().zip(self.look()).zip(finished);
-        slots
-            .filter(|((slot, _), _)| slot.backend == backend)
-            .map(|((_, load), finished)| (u64::from(load.in_flight_requests), finished))
-            .collect()
-    }
 }
 
 /// All ranks of these members, and which of them get requests.
@@ -318,8 +302,6 @@ mod tests {
         drop(leases);
         assert_eq!(in_flight(&pool), [0, 0, 0]);
         assert!(pool.look().iter().all(|load| load.in_flight_tokens == 0 && load.pending_tokens == 0));
-        let finished: Vec<u64> = pool.turnover(0).iter().map(|(_, finished)| *finished).collect();
-        assert_eq!(finished, [2, 2]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use semmoe_text::{ChatTemplate, PromptEncoder};
 
 use crate::backend::Backend;
 use crate::budget::Budget;
+use crate::compat::{Fit, Unpinned};
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::metrics::Metrics;
@@ -74,6 +75,8 @@ pub(crate) struct Member {
     pub(crate) ranks: u16,
     /// How it is pinned; the newest version's way until a probe tells.
     pub(crate) dialect: Dialect,
+    /// Why it is not pinned, though it may have several ranks.
+    pub(crate) unpinned: Option<Unpinned>,
 }
 
 impl Model {
@@ -84,6 +87,26 @@ impl Model {
 }
 
 impl Member {
+    /// Whether it is placed and pinned by just this.
+    pub(crate) fn fits(&self, fit: &Fit) -> bool {
+        (self.ranks, self.dialect, &self.unpinned) == (fit.ranks, fit.dialect, &fit.unpinned)
+    }
+
+    /// What it is placed and pinned by.
+    pub(crate) fn fit(&self) -> Fit {
+        Fit { ranks: self.ranks, dialect: self.dialect, unpinned: self.unpinned.clone() }
+    }
+
+    /// Takes over what a probe found.
+    pub(crate) fn take(&mut self, fit: Fit) {
+        (self.ranks, self.dialect, self.unpinned) = (fit.ranks, fit.dialect, fit.unpinned);
+    }
+
+    /// Whether a request may run on any of its ranks, whichever was chosen.
+    pub(crate) fn runs_anywhere(&self) -> bool {
+        self.unpinned.is_some() || self.backend.pins.are_ignored()
+    }
+
     /// Takes other tables into use, and keeps those that it has among the earlier ones, of which it keeps `history`.
     pub(crate) fn replace_tables(&mut self, loaded: Arc<LoadedTables>, history: usize) {
         // Tables that are gone back to are earlier ones no more.
@@ -159,19 +182,13 @@ impl Snapshot {
 
     /// The next snapshot, with what a probe found of a backend. With another number of ranks the backend is another engine:
     /// its ranks' accounts start afresh.
-    pub(crate) fn with_backend(
-        &self,
-        (model, member): (usize, usize),
-        ranks: u16,
-        dialect: Dialect,
-        metrics: &Metrics,
-    ) -> Self {
+    pub(crate) fn with_backend(&self, (model, member): (usize, usize), fit: Fit, metrics: &Metrics) -> Self {
         let mut next = self.next();
         let old = &self.models[model];
         let model = Arc::make_mut(&mut next.models[model]);
-        model.members[member].dialect = dialect;
+        let ranks = model.members[member].ranks;
+        model.members[member].take(fit);
         if model.members[member].ranks != ranks {
-            model.members[member].ranks = ranks;
             model.pool = next_pool(old, &self.config, &model.members, &model.plan, &self.config, metrics);
         }
         next
@@ -230,7 +247,10 @@ fn pool_member(member: &Member) -> PoolMember<'_> {
     PoolMember {
         name: &member.backend.name,
         ranks: member.ranks,
-        prices: member.tables.as_ref().map_or(&[], |loaded| loaded.tables.price()),
+        prices: match &member.tables {
+            Some(loaded) if member.unpinned.is_none() => loaded.tables.price(),
+            _ => &[],
+        },
         available: member.backend.takes_requests(),
     }
 }

@@ -7,12 +7,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use http::HeaderMap;
 use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
-use semmoe_engines::verify::Pins;
+use semmoe_engines::sglang::ServerInfo;
+use semmoe_engines::verify::{Evidence, Observation, Pins};
 use semmoe_engines::{Dialect, Route};
 use tokio::sync::Semaphore;
 
 use crate::backend::{Backend, Health};
-use crate::compat::{self, Incompatible};
+use crate::compat::{self, Fit, Incompatible};
 use crate::config::{Access, Config};
 use crate::current::Current;
 use crate::data::{BodyLimits, BodyMemory};
@@ -184,10 +185,17 @@ impl Core {
         let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
         let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
-        let ranks = compat::with_backend(probe, tables, tokenizer, backend.configured_ranks)?;
-        self.welcome(model, member, probe);
-        if member.ranks != ranks || member.dialect != probe.dialect {
-            let next = snapshot.with_backend(at, ranks, probe.dialect, &self.metrics);
+        let fit = compat::with_backend(probe, tables, tokenizer, backend, None);
+        let fit = fit.or_else(|refusal| match refusal {
+            // It served with these tables before: losing affinity is better than losing the backend.
+            Incompatible::Ranks { .. } if member.ranks > 0 && backend.served() => {
+                Ok(Fit::unpinned(probe, backend.urls.len(), refusal.into()))
+            }
+            refusal => Err(refusal),
+        })?;
+        self.welcome(model, member, probe, &fit);
+        if !member.fits(&fit) {
+            let next = snapshot.with_backend(at, fit, &self.metrics);
             self.metrics.generation(next.generation);
             self.current.store(Arc::new(next));
         }
@@ -197,14 +205,13 @@ impl Core {
     }
 
     /// A backend told what it is, and it fits: it is healthy, and nothing is held against it.
-    pub(crate) fn welcome(&self, model: &Model, member: &Member, probe: &Probe) {
+    pub(crate) fn welcome(&self, model: &Model, member: &Member, probe: &Probe, fit: &Fit) {
         let (backend, tables) = (&member.backend, member.tables.as_ref().map(|loaded| loaded.tables.as_ref()));
-        let ranks = probe.dp_size.unwrap_or(member.ranks);
-        // What was there before may have been another engine.
-        backend.forget_pins();
+        let ranks = fit.ranks;
         backend.live.probed(backend.engine, probe);
         self.metrics.live.refused(&backend.name, false);
-        self.metrics.pins_ignored(&backend.name, false);
+        self.metrics.pins.ignored(&backend.name, backend.pins.are_ignored());
+        self.metrics.pins.unpinned(&backend.name, fit.unpinned.is_some());
         tracing::info!(
             model = model.name,
             backend = backend.name,
@@ -213,7 +220,21 @@ impl Core {
             placement_by = compat::placement_source(probe, backend.configured_placement.as_deref(), tables),
             "backend probed"
         );
-        warn_of_routes_without_pins(&backend.name, &probe.dialect, ranks);
+        if let Some(why) = &fit.unpinned {
+            tracing::warn!(backend = backend.name, %why, "requests are not pinned, but routed by load");
+        }
+        if let (Some(found), Some(configured)) = (probe.dp_size, backend.configured_ranks)
+            && found != configured
+        {
+            tracing::warn!(
+                backend = backend.name,
+                found,
+                configured,
+                "the engine reports another number of ranks than `ranks`, which wins"
+            );
+        }
+        warn_of_launch(&backend.name, probe, tables.is_some());
+        warn_of_routes_without_pins(&backend.name, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         // Whoever failed before it went away may have been another process.
         backend.gate.renew();
@@ -235,22 +256,39 @@ impl Core {
         }
     }
 
-    /// Adds what an answer or the loads say about a backend's pins.
-    pub(crate) fn note_pin(&self, backend: &Backend, agrees: bool) {
-        if !agrees {
-            self.metrics.pin_ignored(&backend.name);
-        }
-        let Some(pins) = backend.observe_pin(agrees) else { return };
-        self.metrics.pins_ignored(&backend.name, pins == Pins::Ignored);
-        let name = backend.name.as_str();
+    /// Adds what an answer says about a backend's pins.
+    pub(crate) fn note_pin(&self, backend: &Backend, pinned: u32, ran_on: u32) {
+        let seen = Observation::answer(pinned == ran_on);
+        self.note_pins(backend, seen, || format!("an answer to a request pinned to rank {pinned} named rank {ran_on}"));
+    }
+
+    /// Adds an observation of a backend's pins, which `detail` describes.
+    pub(crate) fn note_pins(&self, backend: &Backend, seen: Observation, detail: impl FnOnce() -> String) {
+        self.metrics.pins.contradicted(&backend.name, seen.contradicted);
+        let Some(pins) = backend.pins.observe(seen, detail) else { return };
+        self.metrics.pins.ignored(&backend.name, pins == Pins::Ignored);
+        let (name, state) = (backend.name.as_str(), backend.pins.state());
+        let (agreed, contradicted) = (state.watch.agreed, state.watch.contradicted);
+        let evidence = state.watch.evidence.map_or("none", Evidence::name);
         if pins == Pins::Ignored {
             tracing::warn!(
                 backend = name,
+                evidence,
+                agreed,
+                contradicted,
+                detail = state.detail.unwrap_or_default(),
                 "pin ignored: requests run on other ranks than they are pinned to, so they are routed by load"
             );
         } else {
-            tracing::info!(backend = name, "pins are honoured");
+            tracing::info!(backend = name, evidence, agreed, "pins are honoured");
         }
+    }
+
+    /// A backend as it is now; `None` once it is gone.
+    pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
+        let snapshot = self.snapshot();
+        let (model, member) = snapshot.position(backend)?;
+        Some(snapshot.models[model].members[member].clone())
     }
 
     /// Closes a backend.
@@ -305,6 +343,18 @@ impl Core {
             member.backend.suspect();
             return Ok(generation);
         }
+    }
+}
+
+/// Locality saves bytes only where tokens travel to the experts that they need.
+fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
+    if has_tables && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
+        tracing::warn!(
+            backend,
+            moe_a2a_backend = "none",
+            "every EP rank of this engine computes over the same gathered tokens, so affinity saves no bytes; start it with \
+             --moe-a2a-backend deepep or another all-to-all backend"
+        );
     }
 }
 

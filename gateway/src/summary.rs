@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use semmoe_engines::sglang::ServerInfo;
+use semmoe_engines::verify::Pins;
 use semmoe_text::Encoder;
 
 use crate::config::Config;
@@ -11,6 +13,46 @@ use crate::snapshot::{Member, Model, Snapshot};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     lines: Vec<String>,
+}
+
+/// What a gateway would serve, with what its engines reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probed {
+    /// What would be served.
+    pub served: Summary,
+    /// What is wrong with engines.
+    pub troubles: Troubles,
+}
+
+/// One sentence for each engine that does not serve as configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Troubles(pub(crate) Vec<String>);
+
+impl Troubles {
+    /// Whether all engines fit.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Troubles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("; "))
+    }
+}
+
+impl std::error::Error for Troubles {}
+
+/// Why requests of a backend that answers would not run where they are sent.
+pub(crate) fn pin_trouble(member: &Member) -> Option<String> {
+    let state = member.backend.pins.state();
+    match &member.unpinned {
+        Some(why) => Some(why.to_string()),
+        None if state.watch.pins == Pins::Ignored => {
+            Some(format!("pins are ignored: {}", state.detail.unwrap_or_default()))
+        }
+        None => None,
+    }
 }
 
 impl fmt::Display for Summary {
@@ -85,6 +127,17 @@ fn backend(member: &Member) -> String {
             start(tables.digest()),
             start(tables.placement_digest())
         ));
+    }
+    if let Some(probe) = backend.last_probe() {
+        let version = probe.version.as_deref().unwrap_or("unknown");
+        let state = backend.pins.state();
+        line.push_str(&format!(", version {version}, pins {}", state.watch.pins.name()));
+        if let Some(detail) = state.detail {
+            line.push_str(&format!(" ({detail})"));
+        }
+        if member.tables.is_some() && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
+            line.push_str("; moe_a2a_backend is none: every EP rank computes over all tokens, so affinity saves no bytes");
+        }
     }
     line
 }

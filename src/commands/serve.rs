@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use semmoe_gateway::{Config, Gateway, LogFormat, Running};
+use semmoe_gateway::{Config, Gateway, LogFormat, Probed, Running};
 
 use super::{announce, print};
 use crate::LogChoice;
@@ -15,8 +15,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
     log.start(config.log().level.into(), config.log().format == LogFormat::Json);
     block_on(async {
         if args.check {
-            let served = Gateway::check(&config).await.map_err(CliError::input)?;
-            return print(&format!("{}: ok\n{served}", args.config.display()));
+            return check(args, config).await;
         }
         // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the process.
         let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
@@ -33,6 +32,18 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
             _ = stops.next() => Err(CliError::Interrupted),
         }
     })
+}
+
+async fn check(args: &ServeArgs, config: Config) -> Result<(), CliError> {
+    let file = args.config.display();
+    if !args.probe {
+        let served = Gateway::check(&config).await.map_err(CliError::input)?;
+        return print(&format!("{file}: ok\n{served}"));
+    }
+    let Probed { served, troubles } = Gateway::probe(config).await.map_err(CliError::input)?;
+    let verdict = if troubles.is_empty() { "ok" } else { "engines do not fit" };
+    print(&format!("{file}: {verdict}\n{served}"))?;
+    if troubles.is_empty() { Ok(()) } else { Err(CliError::failed(troubles)) }
 }
 
 async fn reload_on(hangups: &mut Hangups, running: &Running) -> Infallible {

@@ -6,11 +6,14 @@ use std::time::Instant;
 use axum::Json;
 use axum::extract::{Path, State};
 use schemars::JsonSchema;
+use semmoe_engines::Dialect;
+use semmoe_engines::verify::Evidence;
 use serde::Serialize;
 
 use crate::backend::Health;
 use crate::compat::placement_source;
 use crate::error::RequestError;
+use crate::pins::PinState;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
 
@@ -77,10 +80,16 @@ pub(super) struct Drained {
 
 #[derive(Serialize, JsonSchema)]
 struct Pins {
-    /// `unverified`, `honoured`, `pin ignored` (requests are routed by load), `by url`, or `one rank`.
+    /// `unverified`, `honoured`, `pin ignored` or `not pinned` (requests are routed by load), `by url`, or `one rank`.
     state: &'static str,
+    /// Requests and probes that were seen on the rank that they were pinned to.
     agreed: u64,
+    /// Those that were seen on another rank.
     contradicted: u64,
+    /// What was seen: `answers`, `probes` or `counters`.
+    evidence: Option<&'static str>,
+    /// What the last contradiction, or else the last round of probes, showed; or why nothing is known.
+    detail: Option<String>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -205,11 +214,14 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
 }
 
 fn pins(member: &Member) -> Pins {
-    let watch = member.backend.pins();
+    let PinState { watch, detail, .. } = member.backend.pins.state();
     let state = match member {
+        Member { unpinned: Some(_), .. } => "not pinned",
         Member { ranks: 0 | 1, .. } => "one rank",
-        _ if member.backend.urls.len() > 1 => "by url",
+        _ if member.dialect == Dialect::by_url(member.backend.engine) => "by url",
         _ => watch.pins.name(),
     };
-    Pins { state, agreed: watch.agreed, contradicted: watch.contradicted }
+    let evidence = watch.evidence.map(Evidence::name);
+    let detail = member.unpinned.as_ref().map(ToString::to_string).or(detail);
+    Pins { state, agreed: watch.agreed, contradicted: watch.contradicted, evidence, detail }
 }

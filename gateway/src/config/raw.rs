@@ -169,7 +169,8 @@ pub struct RawBackend {
     #[serde(default)]
     pub url: String,
     /// One URL for each rank: several `openai` servers that are the ranks of one engine, or vLLM with
-    /// `--data-parallel-external-lb`. The backend is healthy when all of them are.
+    /// `--data-parallel-external-lb`. For vLLM with `--data-parallel-hybrid-lb`, one URL for each node, in the order of
+    /// their ranks. The backend is healthy when all of them are.
     #[serde(default)]
     pub urls: Vec<String>,
     /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as their

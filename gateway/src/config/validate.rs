@@ -289,10 +289,13 @@ fn urls(key: &str, engine: Engine, raw: &RawBackend) -> Result<Vec<BaseUrl>> {
 
 fn ranks(key: &str, engine: Engine, ranks: Option<u16>, urls: usize) -> Result<Option<u16>> {
     match (engine, ranks) {
-        (_, Some(ranks)) if urls > 1 && usize::from(ranks) != urls => {
+        (Engine::Vllm, Some(ranks)) if urls > 1 && usize::from(ranks) % urls != 0 => {
+            Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, each for as many ranks")))
+        }
+        (Engine::Openai, Some(ranks)) if urls > 1 && usize::from(ranks) != urls => {
             Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, one for each rank")))
         }
-        _ if urls > 1 => Ok(u16::try_from(urls).ok()),
+        (Engine::Openai, _) if urls > 1 => Ok(u16::try_from(urls).ok()),
         (_, Some(ranks)) if ranks == 0 || ranks > MOST_RANKS => {
             Err(ConfigError::value(key, format!("{ranks}, expected 1 to {MOST_RANKS}")))
         }

@@ -141,18 +141,18 @@ impl Limit {
 /// fallback takes its place by name.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.share.as_deref());
-    if !model.members.iter().any(|member| member.backend.ignores_pins()) {
+    if !model.members.iter().any(Member::runs_anywhere) {
         return (policy, share.map(Cow::Borrowed));
     }
     let mut serving = model.members.iter().filter(|member| member.backend.health().is_healthy());
-    if policy.needs() != Needs::default() && serving.all(|member| member.backend.ignores_pins()) {
+    if policy.needs() != Needs::default() && serving.all(Member::runs_anywhere) {
         return (model.plan.fallback.as_ref(), None);
     }
     let mut share = share.map(<[f64]>::to_vec);
     let mut rest = share.as_deref_mut().unwrap_or_default();
     for member in &model.members {
         let (ranks, others) = rest.split_at_mut(usize::from(member.ranks).min(rest.len()));
-        if member.backend.ignores_pins() && !ranks.is_empty() {
+        if member.runs_anywhere() && !ranks.is_empty() {
             let mean = ranks.iter().sum::<f64>() / ranks.len() as f64;
             ranks.fill(mean);
         }

@@ -136,7 +136,7 @@ async fn attempt(
     let backend = &job.model.members[member].backend;
     let dialect = &job.model.members[member].dialect;
     let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
-    let told = rank.filter(|_| !backend.ignores_pins());
+    let told = rank.filter(|_| !job.model.members[member].runs_anywhere());
     ticket.policy(policy);
     ticket.place(backend, told, lease);
     trace::placed(ticket, &backend.name, told, policy);
@@ -149,11 +149,11 @@ async fn attempt(
         }
         Ok(request)
     };
-    let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, rank));
+    let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, told));
     let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
     if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
-        backend.want_loads();
+        backend.pins.count_request();
     }
     let attempts = tries.tried().len() + 1;
     if attempts == 1 {
@@ -203,7 +203,7 @@ fn echo(
     let expected = expected.filter(|_| response.status().is_success())?;
     match verify::echoed_rank(response.headers()) {
         Some(rank) => {
-            core.note_pin(backend, rank == expected.wire_rank);
+            core.note_pin(backend, expected.wire_rank, rank);
             None
         }
         None => Some(expected).filter(|expected| expected.in_meta),
@@ -231,7 +231,7 @@ fn outbound(
         Some(rank) => pin::apply(dialect, route, rank, &mut headers, body)
             .map_err(|error| RequestError::Field { cause: error.to_string() })?,
     };
-    let Some(url) = backend.url(pinned) else {
+    let Some(url) = backend.url(dialect, pinned) else {
         return Err(RequestError::Field { cause: "the backend has no URL".to_owned() });
     };
     let uri = url.join(&path(route, head)).map_err(|cause| RequestError::Field { cause: cause.to_string() })?;

@@ -210,7 +210,14 @@ fn shares(model: &Model, ids: &[u32]) -> Option<Vec<f64>> {
                 scored.len() - 1
             }
         };
-        all.extend_from_slice(&scored[at].1);
+        let share = &scored[at].1;
+        if share.len() == usize::from(member.ranks) && member.unpinned.is_none() {
+            all.extend_from_slice(share);
+        } else {
+            // Any rank may run it.
+            let mean = share.iter().sum::<f64>() / share.len().max(1) as f64;
+            all.extend(std::iter::repeat_n(mean, usize::from(member.ranks)));
+        }
     }
     Some(all)
 }

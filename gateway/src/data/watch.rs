@@ -59,7 +59,7 @@ impl Watch {
         expected.looks_left -= 1;
         let (wire_rank, done) = (expected.wire_rank, expected.looks_left == 0);
         if let Some(found) = found {
-            core.note_pin(&self.backend, found == wire_rank);
+            core.note_pin(&self.backend, wire_rank, found);
         }
         if done || found.is_some() {
             self.rank = None;

@@ -145,7 +145,7 @@ fn rank(seen: &Seen, told: Option<u32>) -> Result<RankId, &'static str> {
     let rank = match told {
         Some(told) => (0..ranks).map(RankId::new).find(|rank| seen.dialect.wire_rank(*rank) == told),
         None if ranks <= 1 => Some(RankId::new(0)),
-        None => seen.rank.filter(|rank| rank.get() < ranks && !seen.backend.ignores_pins()),
+        None => seen.rank.filter(|rank| rank.get() < ranks && !seen.backend.pins.are_ignored()),
     };
     rank.ok_or("no_rank")
 }

@@ -1,7 +1,6 @@
 //! What a request holds while it runs.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use prometheus_client::metrics::gauge::Gauge;
 use semmoe_routing::Work;
@@ -82,9 +81,6 @@ impl Drop for Lease {
             pool.router.accounts().release(*slot, *work);
             if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
                 shadow.router.accounts().release(ghost.slot, ghost.work);
-            }
-            if let Some(finished) = pool.finished.get(usize::from(*slot)) {
-                finished.fetch_add(1, Ordering::SeqCst);
             }
         }
         self.inflight.dec();

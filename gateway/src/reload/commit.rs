@@ -34,7 +34,7 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
             (Ok(probe), Some((model, member))) => {
                 let (model, member) = (&next.models[model], &next.models[model].members[member]);
                 backend.set_probe(probe.clone());
-                core.welcome(model, member, probe);
+                core.welcome(model, member, probe, &member.fit());
             }
             (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.to_string() }),
             (Ok(_), None) => {}
@@ -91,7 +91,7 @@ fn keep_or_wrap(model: Model, current: &Snapshot) -> Arc<Model> {
         && model.members.iter().zip(&now.members).all(|(next, now)| {
             Arc::ptr_eq(&next.backend, &now.backend)
                 && same(next.tables.as_ref(), now.tables.as_ref())
-                && (next.ranks, next.dialect) == (now.ranks, now.dialect)
+                && next.fits(&now.fit())
                 && next.tables_file == now.tables_file
         });
     let same_rest = Arc::ptr_eq(&model.plan, &now.plan)

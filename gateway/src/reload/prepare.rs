@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::error::StartError;
 use crate::load;
 use crate::outgoing;
+use crate::pins;
 use crate::snapshot::{Member, Model, Snapshot, Text, next_pool};
 use crate::state::Core;
 
@@ -70,6 +71,9 @@ impl Prepared {
             let backend = Arc::clone(&self.models[model].members[member].backend);
             async move {
                 let told = probe(&backend.client, &backend.target(), &limits).await;
+                if let Ok(probe) = &told {
+                    pins::first_look(core, &backend, probe).await;
+                }
                 ((model, member), backend, told)
             }
         };
@@ -79,8 +83,8 @@ impl Prepared {
                 let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
                 let at = &mut model.members[member];
                 let tables = at.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-                match compat::with_backend(probe, tables, tokenizer, backend.configured_ranks) {
-                    Ok(ranks) => (at.ranks, at.dialect) = (ranks, probe.dialect),
+                match compat::with_backend(probe, tables, tokenizer, &backend, None) {
+                    Ok(fit) => at.take(fit),
                     Err(cause) if manner == Manner::Discovery => {
                         self.left_out.push((backend.name.clone(), cause.to_string()));
                         continue;
@@ -160,9 +164,8 @@ fn check_member(
         }
     }
     let Some(probe) = member.backend.last_probe() else { return Ok(()) };
-    let configured = member.backend.configured_ranks;
     let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
-    compat::with_backend(&probe, tables, tokenizer, configured.or(known)).map(|_| ())
+    compat::with_backend(&probe, tables, tokenizer, &member.backend, known).map(|_| ())
 }
 
 /// The same thing, not an equal one.

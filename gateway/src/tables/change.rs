@@ -147,7 +147,7 @@ pub(crate) fn check_fit(snapshot: &Snapshot, at: (usize, usize), fresh: &FreshTa
         // An engine that does not tell its ranks keeps those that it is known by.
         Some(probe) => {
             let known = known.filter(|_| probe.dp_size.is_none());
-            compat::with_backend(&probe, Some(tables), None, configured.or(known)).map(|_| ())
+            compat::with_backend(&probe, Some(tables), None, &member.backend, known).map(|_| ())
         }
         None => compat::expected_ranks(Some(tables), configured.or(known)).map(|_| ()),
     }

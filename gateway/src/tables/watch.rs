@@ -141,7 +141,7 @@ mod tests {
     fn probe(version: &str) -> Arc<Probe> {
         let dialect = semmoe_engines::Dialect::of(semmoe_engines::Engine::Semmoe, None);
         let version = Some(version.to_owned());
-        Arc::new(Probe { server: None, version, dp_size: None, dialect, unknown_rank_base: false })
+        Arc::new(Probe { server: None, version, dp_size: None, doubt: None, dialect, unknown_rank_base: false })
     }
 
     #[test]

@@ -1,0 +1,80 @@
+//! Metrics of pins: whether requests run where they are sent.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::BackendLabels;
+
+#[derive(Default)]
+pub(crate) struct PinMetrics {
+    contradicted: Family<BackendLabels, Counter>,
+    ignored: Family<BackendLabels, Gauge>,
+    unpinned: Family<BackendLabels, Gauge>,
+    rounds: Family<RoundLabels, Counter>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RoundLabels {
+    backend: String,
+    outcome: &'static str,
+}
+
+impl PinMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "pin_ignored",
+            "Requests seen on another rank than they were pinned to",
+            self.contradicted.clone(),
+        );
+        registry.register(
+            "backend_pins_ignored",
+            "1 if the backend ignores pins, so that requests are routed by load",
+            self.ignored.clone(),
+        );
+        registry.register(
+            "backend_unpinned",
+            "1 if the backend's number of ranks is unknown or in doubt, so that requests are routed by load",
+            self.unpinned.clone(),
+        );
+        registry.register(
+            "pin_rounds",
+            "Rounds of pin probes, by outcome: agreed, contradicted, inconclusive",
+            self.rounds.clone(),
+        );
+    }
+
+    /// Requests that ran elsewhere.
+    pub(crate) fn contradicted(&self, backend: &str, requests: u64) {
+        if requests > 0 {
+            self.contradicted.get_or_create(&labels(backend)).inc_by(requests);
+        }
+    }
+
+    /// The verdict.
+    pub(crate) fn ignored(&self, backend: &str, ignored: bool) {
+        self.ignored.get_or_create(&labels(backend)).set(i64::from(ignored));
+    }
+
+    /// Whether too little is known of the backend's ranks to pin requests.
+    pub(crate) fn unpinned(&self, backend: &str, unpinned: bool) {
+        self.unpinned.get_or_create(&labels(backend)).set(i64::from(unpinned));
+    }
+
+    /// A round of probes.
+    pub(crate) fn round(&self, backend: &str, outcome: &'static str) {
+        self.rounds.get_or_create(&RoundLabels { backend: backend.to_owned(), outcome }).inc();
+    }
+
+    /// The backend is gone; its counters stay.
+    pub(super) fn forget(&self, labels: &BackendLabels) {
+        self.ignored.remove(labels);
+        self.unpinned.remove(labels);
+    }
+}
+
+fn labels(backend: &str) -> BackendLabels {
+    BackendLabels { backend: backend.to_owned() }
+}
