@@ -42,9 +42,7 @@ pub fn answer(engine: &Engine, path: &str) -> Response {
         "/metrics" if vllm => {
             ([("content-type", "text/plain; version=1.0.0; charset=utf-8")], metrics(engine)).into_response()
         }
-        "/metrics" => {
-            ([("content-type", "text/plain; version=0.0.4; charset=utf-8")], String::new()).into_response()
-        }
+        "/metrics" => ([("content-type", "text/plain; version=0.0.4; charset=utf-8")], String::new()).into_response(),
         "/v1/models" => Json(models(engine)).into_response(),
         _ => not_found(),
     }

@@ -67,11 +67,15 @@ impl Asked<'_> {
     fn check(&self, body: &Value) -> Result<(), Box<Response>> {
         let is_absent = |names: &[&str]| names.iter().all(|name| body[*name].is_null());
         let not_a_number = |name: &str| !(body[name].is_null() || body[name].is_i64());
-        if let Some(name) = ["max_tokens", "routed_dp_rank", "data_parallel_rank"].into_iter().find(|name| not_a_number(name)) {
+        if let Some(name) =
+            ["max_tokens", "routed_dp_rank", "data_parallel_rank"].into_iter().find(|name| not_a_number(name))
+        {
             return Err(self.refuse(Kind::Form, &format!("{name}: Input should be a valid integer")));
         }
         match self.path {
-            "/v1/chat/completions" if is_absent(&["messages"]) => return Err(self.refuse(Kind::Form, "messages: Field required")),
+            "/v1/chat/completions" if is_absent(&["messages"]) => {
+                return Err(self.refuse(Kind::Form, "messages: Field required"));
+            }
             "/v1/completions" if is_absent(&["prompt"]) => {
                 let kind = if self.vllm() { Kind::Request } else { Kind::Form };
                 return Err(self.refuse(kind, "prompt: Field required"));
@@ -82,7 +86,9 @@ impl Asked<'_> {
             _ => {}
         }
         let unknown = |id: &Value| id.as_u64().is_some_and(|id| id >= u64::from(self.engine.model.vocab_size));
-        if let Some(id) = body["prompt"].as_array().and_then(|ids| ids.iter().find(|id| unknown(id))).filter(|_| self.vllm()) {
+        if let Some(id) =
+            body["prompt"].as_array().and_then(|ids| ids.iter().find(|id| unknown(id))).filter(|_| self.vllm())
+        {
             return Err(self.refuse(Kind::Request, &format!("Token id {id} is out of vocabulary")));
         }
         // SGLang takes any name.
@@ -90,7 +96,11 @@ impl Asked<'_> {
         if self.vllm() && !named {
             return Err(self.refuse(Kind::UnknownModel, &format!("The model {} does not exist.", body["model"])));
         }
-        if self.path == "/v1/chat/completions" && body["stream"] == true && body["return_prompt_token_ids"] == true && !self.vllm() {
+        if self.path == "/v1/chat/completions"
+            && body["stream"] == true
+            && body["return_prompt_token_ids"] == true
+            && !self.vllm()
+        {
             return Err(self.refuse(Kind::Streamed, "return_prompt_token_ids is not supported with streaming."));
         }
         Ok(())
@@ -134,7 +144,8 @@ impl Asked<'_> {
         if prompt as u64 + max_tokens <= context {
             return Ok(());
         }
-        let message = format!("The input ({prompt} tokens) is longer than the model's context length ({context} tokens).");
+        let message =
+            format!("The input ({prompt} tokens) is longer than the model's context length ({context} tokens).");
         // Found out too late for a status.
         if self.path == "/generate" && stream && prompt as u64 >= context {
             let error = json!({ "error": { "message": message, "type": "invalid_request_error", "code": 400, "retryable": false } });

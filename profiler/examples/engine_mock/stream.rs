@@ -17,7 +17,8 @@ pub fn documents(engine: &Engine, body: &Value, run: &Run, chat: bool) -> Vec<Va
     }
     if chat && !vllm {
         // Why it ended stands in an event of its own.
-        let choice = json!({ "index": 0, "delta": {}, "logprobs": null, "finish_reason": "length", "matched_stop": null });
+        let choice =
+            json!({ "index": 0, "delta": {}, "logprobs": null, "finish_reason": "length", "matched_stop": null });
         documents.push(stream.event(json!([choice])));
     }
     let extension = extension(engine, body, run, chat);

@@ -13,7 +13,8 @@ use serde_json::Value;
 use super::recordings::{Answer, Exchange, Recording};
 
 /// What is read of any answer: errors, in the shapes of both engines.
-const ERRORS: &[&str] = &["error", "error.message", "error.type", "error.code", "object", "message", "type", "code", "detail"];
+const ERRORS: &[&str] =
+    &["error", "error.message", "error.type", "error.code", "object", "message", "type", "code", "detail"];
 /// What is read of an answer of chat or completions, and of each event of their streams.
 const OPENAI: &[&str] = &[
     "model",
@@ -207,7 +208,11 @@ fn compare(engine: Engine, exchange: &Exchange, mock: &Answer, say: &mut impl Fn
     let paths = read_paths(&exchange.request.path);
     let (shapes, real_shapes) = (shapes(mock, &paths), shapes(real, &paths));
     if shapes.len() != real_shapes.len() {
-        say(format!("{} kinds of events, the engine's are {}: {shapes:?}, {real_shapes:?}", shapes.len(), real_shapes.len()));
+        say(format!(
+            "{} kinds of events, the engine's are {}: {shapes:?}, {real_shapes:?}",
+            shapes.len(),
+            real_shapes.len()
+        ));
     }
     for (at, (shape, real_shape)) in shapes.iter().zip(&real_shapes).enumerate() {
         compare_sets(&format!("document {at}"), shape, real_shape, say);
