@@ -4,7 +4,7 @@ semmoe uses, and writes requests and answers to recordings/{engine}-{version}.js
 
 What is changed in an answer: paths of this machine become /models/NAME and /engines, and of /metrics and the server's
 information only what semmoe reads is kept (see `cut_metrics` and `cut_info`); of long streams the first and last events."""
-import argparse, datetime, http.client, json, pathlib, re, threading, time
+import argparse, datetime, http.client, json, os, pathlib, re, signal, threading, time
 
 import launch
 
@@ -106,7 +106,7 @@ def cut_info(text):
 def common_before(r):
     """Before the first request that runs the model."""
     r.ask("fresh metrics", "GET", "/metrics", cut=cut_metrics)
-    for name, path in [("health", "/health"), ("models", "/v1/models"), ("version", "/version"), ("model info", "/model_info")]:
+    for name, path in [("health", "/health"), ("ping", "/ping"), ("models", "/v1/models"), ("version", "/version"), ("model info", "/model_info")]:
         r.ask(name, "GET", path)
     for name, path in [("server info", "/server_info"), ("server info, old name", "/get_server_info")]:
         r.ask(name, "GET", path, cut=cut_info)
@@ -261,6 +261,19 @@ def out_of_vocabulary(r):
     r.ask("health after a token out of the vocabulary", "GET", "/health")
 
 
+def dead_core(r):
+    """vLLM: an engine core is killed, and its API servers live on."""
+    os.kill(r.server.children("EngineCore")[-1], signal.SIGKILL)
+    time.sleep(2)
+    few = {"model": launch.NAME, "max_tokens": 4, "temperature": 0}
+    for pin in ["0", "1"]:
+        r.ask(f"dead core, completions, pinned to {pin}", "POST", "/v1/completions", {**few, "prompt": TEXT}, {PIN: pin})
+        r.ask(f"dead core, chat, pinned to {pin}", "POST", "/v1/chat/completions", {**few, "messages": MESSAGES}, {PIN: pin})
+        r.ask(f"dead core, chat stream, pinned to {pin}", "POST", "/v1/chat/completions", {**few, "messages": MESSAGES, "stream": True}, {PIN: pin})
+    for path in ["/health", "/ping", "/v1/models"]:
+        r.ask(f"dead core, {path}", "GET", path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=launch.VERSIONS)
@@ -283,6 +296,8 @@ def main():
         else:
             {"vllm": vllm, "sglang": sglang}[given.engine](recorder)
             out_of_vocabulary(recorder)
+            if given.engine == "vllm":
+                dead_core(recorder)
     head = {
         "engine": given.engine,
         "version": given.version,

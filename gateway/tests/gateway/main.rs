@@ -7,6 +7,7 @@ mod bodies;
 mod breakers;
 mod chaos;
 mod configs;
+mod conformity;
 mod counts;
 mod dialects;
 mod discovery;

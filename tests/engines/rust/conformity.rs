@@ -162,6 +162,25 @@ pub async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[Left
     found
 }
 
+/// What a mock that answers only what a test needs says otherwise than the engine: at paths that it has, other kinds of values, or
+/// other values where those of [`SAME_VALUES`] count. `like` is the recorded exchange.
+pub async fn contradictions(like: &Exchange, mock: &BaseUrl) -> Vec<String> {
+    let answer = ask(&HttpClient::default(), mock, like).await;
+    let mut found = Vec::new();
+    let (mocks, real) = (answer.documents(), like.answer.documents());
+    let (Some(mocks), Some(real)) = (mocks.last(), real.last()) else { return found };
+    for path in read_paths(&like.request.path) {
+        let kinds = |document| at(document, path).into_iter().map(kind).collect::<BTreeSet<String>>();
+        let (mock_kinds, real_kinds) = (kinds(mocks), kinds(real));
+        if !mock_kinds.is_subset(&real_kinds) {
+            found.push(format!("{}: {path} is {mock_kinds:?}, the engine's {real_kinds:?}", like.name));
+        } else if SAME_VALUES.contains(&path) && !mock_kinds.is_empty() && at(mocks, path) != at(real, path) {
+            found.push(format!("{}: {path} is {:?}, the engine's {:?}", like.name, at(mocks, path), at(real, path)));
+        }
+    }
+    found
+}
+
 /// Names in `left_out` that no exchange of any recording has: they are no longer needed.
 pub fn without_exchange(left_out: &[LeftOut]) -> Vec<&'static str> {
     let all = Recording::all();

@@ -63,7 +63,8 @@ pub(crate) struct Mock {
 impl Mock {
     /// An engine with this many attention-DP ranks.
     pub(crate) fn start(ranks: u16) -> Self {
-        Self::with_info(json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": ranks }))
+        // SGLang's own words since 0.5.22.
+        Self::with_info(json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": ranks }))
     }
 
     /// An engine that says this about itself.
