@@ -196,6 +196,10 @@ async fn answer(
     if engine.requests.fetch_add(1, Ordering::SeqCst) >= engine.dies_after.load(Ordering::SeqCst) {
         return (StatusCode::SERVICE_UNAVAILABLE, "no healthy worker").into_response();
     }
+    // Both engines check it on the OpenAI routes alone.
+    if uri.path().starts_with("/v1/") && !is_json(&headers) {
+        return (StatusCode::BAD_REQUEST, "Unsupported Media Type: Only 'application/json' is allowed").into_response();
+    }
     let body: Value = match serde_json::from_slice(&body) {
         Ok(body) => body,
         Err(error) => return (StatusCode::BAD_REQUEST, error.to_string()).into_response(),
@@ -212,6 +216,11 @@ async fn answer(
         _ => return StatusCode::NOT_FOUND.into_response(),
     };
     ran.unwrap_or_else(|| (StatusCode::BAD_REQUEST, "data_parallel_rank is out of range").into_response())
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let media_type = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    media_type.split(';').next().is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case("application/json"))
 }
 
 /// What the engine tells about itself.
