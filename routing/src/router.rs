@@ -66,6 +66,21 @@ impl Router {
         }
     }
 
+    /// A router of the same ranks that decides beside this one, as a shadow does: it knows what this one knows, but counts
+    /// requests for itself. See [`Accounts::fork`].
+    pub fn fork(
+        &self,
+        from: &[Option<u16>],
+        table_prices: &[f32],
+        settings: &Settings,
+        prefix: &PrefixSettings,
+    ) -> Self {
+        Router {
+            accounts: self.accounts.fork(from, table_prices, settings),
+            prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix),
+        }
+    }
+
     /// Loads and prices.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
