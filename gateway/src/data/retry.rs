@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
+use semmoe_engines::failures::Failure;
 use semmoe_engines::http::{AnswerBody, HttpError, RequestBody};
 
 use crate::backend::Backend;
@@ -18,7 +19,7 @@ use crate::state::Core;
 use super::read::Job;
 
 /// While the head of an answer is awaited its backend's health is looked at this often.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What went wrong with one attempt, as far as the next one is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub(crate) enum Cause {
     Slow,
     /// The engine answered with this status.
     Status(u16),
+    /// The engine said that it failed, before it had told the client anything.
+    Engine(Failure),
 }
 
 impl Cause {
@@ -53,7 +56,7 @@ impl Cause {
     fn may_be_retried(self, config: &RetryConfig) -> bool {
         match self {
             Self::Connect => true,
-            Self::Broke | Self::Ill => config.after_send,
+            Self::Broke | Self::Ill | Self::Engine(_) => config.after_send,
             Self::Slow => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
@@ -66,6 +69,7 @@ impl Cause {
             Self::Broke => "broke",
             Self::Ill => "ill",
             Self::Slow => "slow",
+            Self::Engine(failure) => failure.label(),
             Self::Status(429) => "status_429",
             Self::Status(502) => "status_502",
             Self::Status(503) => "status_503",
@@ -132,6 +136,8 @@ pub(crate) struct Wait<'a> {
     pub(crate) member: usize,
     /// To the head of the answer.
     pub(crate) limit: Duration,
+    /// From the head of the answer to its first piece; then the head goes to the client without it.
+    pub(crate) hold: Duration,
     pub(crate) tries: &'a Tries<'a>,
 }
 
@@ -152,11 +158,15 @@ impl Wait<'_> {
                 let (url, waiting_for) = (uri.to_string(), "the head of the answer");
                 return Err(SendError::Http(HttpError::Timeout { url, waiting_for, limit: self.limit }));
             }
-            if let Some(cause) = self.backend.illness()
-                && self.tries.may_move_from(self.member)
-            {
-                return Err(SendError::Ill { cause });
-            }
+            self.check_health()?;
+        }
+    }
+
+    /// The error, where the backend is ill by now and there is another one to ask.
+    pub(super) fn check_health(&self) -> Result<(), SendError> {
+        match self.backend.illness() {
+            Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Ill { cause }),
+            _ => Ok(()),
         }
     }
 }
@@ -292,6 +302,8 @@ mod tests {
             (Cause::Status(503), true, false),
             (Cause::Status(500), false, false),
             (Cause::Status(400), false, false),
+            (Cause::Engine(Failure::Dead), true, false),
+            (Cause::Engine(Failure::Abort), true, false),
         ] {
             let found = (cause.may_be_retried(&usual), cause.may_be_retried(&careful));
             assert_eq!(found, (usually, carefully), "{cause:?}");
