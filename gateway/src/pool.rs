@@ -161,17 +161,19 @@ impl Pool {
             let slot = self.slots.get(usize::from(decision.choice.rank))?;
             Some((shadow, decision, slot))
         });
-        self.router.assign(&decision, prompt.blocks, remember(slot.backend));
-        if let Some((shadow, watched, slot)) = &watched {
-            shadow.router.assign(watched, prompt.blocks, remember(slot.backend));
-            shadow.comparison.add(&decision, watched);
-        }
+        let new_blocks = self.router.assign(&decision, prompt.blocks, remember(slot.backend));
+        let ghost = watched.map(|(shadow, watched, slot)| {
+            let new_blocks = shadow.router.assign(&watched, prompt.blocks, remember(slot.backend));
+            shadow.comparison.add(&decision, &watched);
+            Ghost { slot: watched.choice.rank, work: watched.work, new_blocks }
+        });
         slot.inflight.inc();
         let counted = Counted {
             pool: Arc::clone(self),
             slot: decision.choice.rank,
             work: decision.work,
-            ghost: watched.map(|(_, watched, _)| Ghost { slot: watched.choice.rank, work: watched.work }),
+            new_blocks,
+            ghost,
         };
         let lease = Lease::on_rank(slot, counted);
         Some((lease, decision.choice))

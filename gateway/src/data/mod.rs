@@ -7,6 +7,7 @@
 mod access;
 mod body;
 mod find;
+mod ids;
 mod models;
 mod opening;
 mod place;

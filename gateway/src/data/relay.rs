@@ -122,6 +122,9 @@ pub(crate) async fn relay(
             },
             Err((cause, error)) => (cause, Failed::Error(error)),
         };
+        if tries.is_suspect(member, cause).await {
+            return Err(tries.refuse(cause));
+        }
         match tries.failed(member, cause, failed) {
             Ok(next) => {
                 // It may wait, and is nobody's work meanwhile.
@@ -182,6 +185,9 @@ async fn attempt(
                 watch::note_failure(core, ticket, backend, failure);
             } else if response.status().is_success() {
                 ticket.answered();
+            }
+            if response.status().is_client_error() {
+                ticket.refused(&job.blocks);
             }
             if let Some(rest) = retry::plea(&response) {
                 backend.gate.rest(Instant::now(), rest);

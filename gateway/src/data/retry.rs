@@ -4,12 +4,16 @@
 //! engine may have begun; a client who has got nothing cannot tell, so that is allowed by default (`retry.after_send`). An
 //! engine that says that it cannot serve is believed, and its own answer is relayed where there is nobody else. Who waited
 //! for the whole time limit would wait as long again: that is not retried. No backend is asked twice.
+//!
+//! A request can be what kills engines. One whose engine died while it ran is retried once, as engines die of other things
+//! and take many requests with them; one with which a second engine died goes nowhere else.
 
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use semmoe_engines::failures::Failure;
-use semmoe_engines::http::{AnswerBody, HttpError, RequestBody};
+use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError, RequestBody};
+use semmoe_engines::probe;
 
 use crate::backend::Backend;
 use crate::config::RetryConfig;
@@ -20,6 +24,11 @@ use super::read::Job;
 
 /// While the head of an answer is awaited its backend's health is looked at this often.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Engines that may die while they run one request.
+const MOST_DEATHS: usize = 2;
+/// A server that lives accepts a connection in this time.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What went wrong with one attempt, as far as the next one is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,13 +199,17 @@ pub(crate) struct Tries<'a> {
     core: &'a Core,
     job: &'a Job,
     tried: Vec<usize>,
+    /// Those of them that broke off before they answered.
+    broke: Vec<usize>,
+    /// Engines that said that they are dead.
+    dead: usize,
     /// Why the attempt that runs is made, if it is not the first.
     running: Option<Cause>,
 }
 
 impl<'a> Tries<'a> {
     pub(crate) fn new(core: &'a Core, job: &'a Job) -> Self {
-        Self { core, job, tried: Vec::new(), running: None }
+        Self { core, job, tried: Vec::new(), broke: Vec::new(), dead: 0, running: None }
     }
 
     /// Backends that failed, as indices in the model.
@@ -226,6 +239,40 @@ impl<'a> Tries<'a> {
             return Err(self.last_word(failed, "the retry budget is spent"));
         }
         Ok(Pending { cause, failed })
+    }
+
+    /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them. Those
+    /// that broke off are asked whether they still listen; after a first one nothing is asked.
+    pub(crate) async fn is_suspect(&mut self, member: usize, cause: Cause) -> bool {
+        match cause {
+            Cause::Broke => self.broke.push(member),
+            Cause::Engine(Failure::Dead) => self.dead += 1,
+            _ => return false,
+        }
+        if self.dead + self.broke.len() < MOST_DEATHS {
+            return false;
+        }
+        let gone = self.broke.iter().map(|member| self.is_gone(&self.job.model.members[*member].backend));
+        let gone = futures_util::future::join_all(gone).await.into_iter().filter(|gone| *gone).count();
+        self.dead + gone >= MOST_DEATHS
+    }
+
+    async fn is_gone(&self, backend: &Backend) -> bool {
+        let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..self.core.probe_limits() };
+        let found = probe::alive(&backend.client, &backend.target(), &limits, ALIVE_WITHIN).await;
+        matches!(found, Err(HttpError::Connect { .. } | HttpError::Exchange { .. }))
+    }
+
+    /// The request is not sent anywhere else: engines died with it.
+    pub(crate) fn refuse(&mut self, cause: Cause) -> RequestError {
+        self.count_running("failed");
+        self.core.metrics.retry(cause.label(), "suspect");
+        tracing::warn!(
+            model = self.job.model.name,
+            engines = self.tried.len() + 1,
+            "engines died one after another while they ran one request: it is refused"
+        );
+        RequestError::Suspect { engines: self.tried.len() + 1 }
     }
 
     /// There is no place for another attempt.

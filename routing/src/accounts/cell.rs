@@ -97,6 +97,11 @@ impl Cell {
         }
     }
 
+    /// One of the assigned requests did not run.
+    pub(super) fn take_assigned(&self) {
+        take(&self.assigned_requests, 1);
+    }
+
     pub(super) fn computed(&self, pending: u64) {
         if pending > 0 {
             take(&self.flight.pending, pending);
