@@ -53,7 +53,9 @@ fn sglang_has_a_row_for_every_layer_and_no_other_key() {
         sglang(&replicated(false)).unwrap(),
         "{\"physical_to_logical_map\":[[0,1,2,3,0,1],[0,1,3,0,2,3],[0,1,2,3,0,1],[0,1,2,0,1,3],[0,1,2,3,0,1]]}\n"
     );
-    assert!(sglang_flags(&replicated(false), "x.json", SglangSpelling::default()).contains("--ep-num-redundant-experts 2 "));
+    assert!(
+        sglang_flags(&replicated(false), "x.json", SglangSpelling::default()).contains("--ep-num-redundant-experts 2 ")
+    );
 }
 
 #[test]

@@ -70,7 +70,9 @@ impl Mock {
     /// An engine with this many attention-DP ranks.
     pub(crate) fn start(ranks: u16) -> Self {
         // SGLang's own words since 0.5.22.
-        Self::with_info(json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": ranks }))
+        Self::with_info(
+            json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": ranks }),
+        )
     }
 
     /// An engine that says this about itself.
