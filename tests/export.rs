@@ -36,7 +36,7 @@ fn every_form_is_written_with_its_arguments() {
     let sglang = export("sglang", &[]);
     assert_eq!(json_of(&sglang), json!({ "physical_to_logical_map": rows }));
     let said = String::from_utf8_lossy(&sglang.stderr);
-    let flags = "--tp-size 4 --enable-dp-attention --dp-size 4 --ep-size 4 --ep-num-redundant-experts 0";
+    let flags = "--tp-size 4 --attn-dp-size 4 --ep-size 4 --ep-num-redundant-experts 0";
     assert!(said.contains(flags) && said.contains("--init-expert-location FILE"), "{said}");
 
     let file = text(&folder.path().join("my experts.json"));
@@ -45,6 +45,11 @@ fn every_form_is_written_with_its_arguments() {
     let printed = String::from_utf8_lossy(&written.stdout);
     assert!(printed.contains(&format!("{flags} --init-expert-location '{file}'")), "{printed}");
     assert_eq!(std::fs::read(&file).expect("written"), sglang.stdout, "one text, wherever it goes");
+    let said = String::from_utf8_lossy(&written.stderr);
+    assert!(said.contains("--moe-a2a-backend deepep"), "where locality saves bytes: {said}");
+    let older = export("sglang", &["--sglang-version", "0.5.21", "--out", &file]);
+    let printed = String::from_utf8_lossy(&older.stdout);
+    assert!(printed.contains("--tp-size 4 --dp-size 4 --enable-dp-attention --ep-size 4"), "{printed}");
 
     let eplb = json_of(&export("eplb", &[]));
     assert_eq!(eplb["phy2log"], rows);
@@ -70,6 +75,8 @@ fn what_cannot_be_exported_is_told_and_nothing_is_written() {
     for (more, code, named) in [
         (&["--format", "vllm", "--out", &new][..], 2, "--experimental"),
         (&["--format", "csv", "--out", &new], 2, "csv"),
+        (&["--format", "sglang", "--sglang-version", "newest", "--out", &new], 2, "newest"),
+        (&["--format", "eplb", "--sglang-version", "0.5.21", "--out", &new], 2, "--sglang-version"),
         (&["--format", "sglang", "--out", &tables], 2, "is the input"),
         (&["--format", "sglang", "--out", &link], 2, "is the input"),
         (&["--format", "sglang", "--out", "/nowhere/x.json"], 1, "/nowhere/x.json"),

@@ -79,14 +79,26 @@ pub enum Route {
     Generate,
     /// `/tokenize`
     Tokenize,
+    /// `/v1/messages`: Anthropic's form of a chat
+    Messages,
+    /// `/detokenize`
+    Detokenize,
     /// Another path that a configuration allows; what its bodies mean is the engine's matter.
     Extra,
 }
 
 impl Route {
     /// All that have a path of their own.
-    pub const ALL: [Self; 6] =
-        [Self::Chat, Self::Completions, Self::Responses, Self::Embeddings, Self::Generate, Self::Tokenize];
+    pub const ALL: [Self; 8] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Responses,
+        Self::Embeddings,
+        Self::Generate,
+        Self::Tokenize,
+        Self::Messages,
+        Self::Detokenize,
+    ];
 
     /// The path, the same at the gateway and at the engine; that of an extra route is the request's.
     pub fn path(self) -> &'static str {
@@ -97,6 +109,8 @@ impl Route {
             Self::Embeddings => "/v1/embeddings",
             Self::Generate => "/generate",
             Self::Tokenize => "/tokenize",
+            Self::Messages => "/v1/messages",
+            Self::Detokenize => "/detokenize",
             Self::Extra => "",
         }
     }
@@ -113,7 +127,7 @@ impl Route {
 
     /// Whether the engine runs the model for it, so that it counts as load.
     pub fn runs_model(self) -> bool {
-        !matches!(self, Self::Tokenize)
+        !matches!(self, Self::Tokenize | Self::Detokenize)
     }
 }
 

@@ -1,4 +1,10 @@
 //! What an engine reports about itself: health, version, ranks, and for SGLang's dialect its server information.
+//!
+//! SGLang's `/health` runs the model for one token, so it takes a second on an idle engine and as long as a step of prefill
+//! on a busy one. `/ping` is answered by the HTTP server alone. So [`alive`] asks `/ping` and decides about the process, and
+//! [`health`] decides about the scheduler behind it, with a limit of time to match.
+
+use std::time::Duration;
 
 use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 use crate::sglang::{self, Loads, ServerInfo};
@@ -30,6 +36,43 @@ pub fn health_path(engine: Engine) -> &'static str {
         // The only GET route that every server with the OpenAI routes has.
         Engine::Openai => "/v1/models",
     }
+}
+
+/// Whether the health route of this engine runs the model.
+pub fn health_generates(engine: Engine) -> bool {
+    engine == Engine::Sglang
+}
+
+/// Whether a failed health probe says that the engine cannot recover, so that no second probe is needed. vLLM's API servers
+/// answer 503 only when the engine core is dead.
+pub fn is_dead(engine: Engine, error: &HttpError) -> bool {
+    engine == Engine::Vllm && error.status() == Some(503)
+}
+
+/// Asks every URL whether its HTTP server answers, without running the model. Where the server says no, or has no such
+/// route, its health route decides, which may take as long as `busy`.
+///
+/// # Errors
+/// As [`health`].
+pub async fn alive(
+    client: &HttpClient,
+    target: &Target<'_>,
+    limits: &AnswerLimits,
+    busy: Duration,
+) -> Result<(), HttpError> {
+    if !health_generates(target.engine) {
+        return health(client, target, limits).await;
+    }
+    for url in target.urls {
+        let answer = client.get_text(url, sglang::PING, limits).await;
+        if !answer.as_ref().is_err_and(|error| error.status().is_some()) {
+            answer?;
+            continue;
+        }
+        let patient = AnswerLimits { timeout: busy.max(limits.timeout), ..*limits };
+        client.get_text(url, sglang::HEALTH, &patient).await?;
+    }
+    Ok(())
 }
 
 /// Asks every URL for health alone; any 2xx answer is good. The ranks of an engine move in lockstep, so that one without
@@ -107,7 +150,8 @@ impl Probe {
 /// # Errors
 /// When a URL does not answer, or answers otherwise than such an engine does.
 pub async fn probe(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
-    health(client, target, limits).await?;
+    // SGLang's server information comes from its schedulers, so a hung one fails below.
+    alive(client, target, limits, limits.timeout).await?;
     let Some(first) = target.urls.first() else { return Ok(Probe::of(target.engine, None, None)) };
     match target.engine {
         Engine::Sglang | Engine::Semmoe => probe_sglang(client, first, target, limits).await,

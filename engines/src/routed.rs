@@ -33,7 +33,9 @@ pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
         Route::Chat | Route::Completions => OPENAI,
-        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Extra => return false,
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
+            return false;
+        }
     };
     match engine {
         Engine::Semmoe => true,

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
@@ -73,6 +74,10 @@ pub(crate) struct Backend {
     pub(crate) gate: Gate,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
+    /// Whether bytes of an answer came since the prober looked.
+    heard: AtomicBool,
+    /// When the prober last found that there were some.
+    last_heard: Mutex<Instant>,
 }
 
 impl Backend {
@@ -97,6 +102,8 @@ impl Backend {
             health: watch::Sender::new(Health::Unknown),
             gate: Gate::default(),
             suspicion: Notify::new(),
+            heard: AtomicBool::new(false),
+            last_heard: Mutex::new(Instant::now()),
         }
     }
 
@@ -164,6 +171,22 @@ impl Backend {
     /// Returns when somebody suspects it.
     pub(crate) async fn suspected(&self) {
         self.suspicion.notified().await;
+    }
+
+    /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it is.
+    pub(crate) fn hear(&self) {
+        if !self.heard.load(Ordering::Relaxed) {
+            self.heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// When bytes of a good answer last came, as exactly as this is called.
+    pub(crate) fn last_heard(&self) -> Instant {
+        let mut last = self.last_heard.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.heard.swap(false, Ordering::Relaxed) {
+            *last = Instant::now();
+        }
+        *last
     }
 
     pub(crate) fn tables_trouble(&self) -> Option<Trouble> {

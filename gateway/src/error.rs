@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderValue, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use semmoe_engines::http::HttpError;
 use semmoe_engines::json::ScanError;
 use serde_json::{Value, json};
@@ -139,6 +139,8 @@ pub(crate) enum RequestError {
     QueueTimeout { model: String, seconds: f64 },
     #[error("backend '{backend}' was given up before it answered: {cause}")]
     Ill { backend: String, cause: String },
+    #[error("{engines} engines died one after another while they ran this request, so it is sent to no other")]
+    Suspect { engines: usize },
     #[error("{last} (attempts: {attempts}; {why})")]
     GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
     #[error("{found} headers, more than the limit of {limit}")]
@@ -185,6 +187,8 @@ const SERVER: &str = "server_error";
 /// OpenAI's clients wait and try again.
 const BUSY: &str = "rate_limit_error";
 const UPSTREAM: &str = "upstream_error";
+/// Tells OpenAI's clients whether to send a request again.
+const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 impl RequestError {
     pub(crate) fn unknown_model(name: &str, known: String) -> Self {
@@ -214,6 +218,7 @@ impl RequestError {
             Self::QueueFull { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_full"),
             Self::QueueTimeout { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_timeout"),
             Self::Ill { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
+            Self::Suspect { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "request_suspect"),
             Self::GaveUp { last, .. } => last.row(),
             Self::TooManyHeaders { .. } => Row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers"),
             Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
@@ -256,6 +261,10 @@ impl RequestError {
         match status {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"))
+            }
+            // OpenAI's clients would send it again.
+            _ if matches!(self, Self::Suspect { .. }) => {
+                headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))
             }
             StatusCode::UNAUTHORIZED => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,

@@ -1,12 +1,18 @@
 //! Probing of backends: one task per backend.
 //!
-//! While a backend is healthy only its health route is asked, for server information costs an engine more. When it
-//! comes (back), it is asked for everything, as it may be another engine with another placement by now. Between probes
-//! the task sleeps; a request that could not connect wakes it. Answers 4xx or 5xx to requests evict nobody.
+//! While a backend is healthy it is only asked whether its server answers, for server information costs an engine more.
+//! When it comes (back), it is asked for everything, as it may be another engine with another placement by now. Between
+//! probes the task sleeps; a request that could not connect wakes it.
+//!
+//! A busy engine must not be taken for a dead one. A refused connection closes a backend at once, and answers that say no
+//! close it after `unhealthy_after`; silence closes it only after `busy`, and bytes of any answer to a request end that
+//! silence. SGLang's server answers for itself while its scheduler hangs, so where no answers flow for `busy` its health
+//! route is asked as well, which runs the model and may take as long again.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use semmoe_engines::http::HttpError;
+use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::probe::{self, Probe};
 use tokio_util::sync::CancellationToken;
 
@@ -27,14 +33,14 @@ pub(crate) enum Verdict {
 
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
-    let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
+    let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
     admit(core, backend, found).await
 }
 
 /// The same, but only if the backend answers otherwise than before: an engine that was started anew between two probes looks
 /// healthy all the time, and may run another placement.
 pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>) {
-    let found = probe::probe(&backend.client, &backend.target(), &core.probe_limits()).await;
+    let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
     if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
         admit(core, backend, found).await;
     }
@@ -60,21 +66,33 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
     verdict
 }
 
+/// What the probes of a healthy backend came to since the last good one.
+#[derive(Default)]
+struct Failures {
+    /// Answers that say no, and connections that break.
+    count: u32,
+    /// Since when it accepts probes and answers none.
+    silent_since: Option<Instant>,
+}
+
 /// Watches a backend until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
-    let mut failures = 0;
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = watch_server(&core, &backend) => {}
+        () = watch_scheduler(&core, &backend) => {}
+    }
+}
+
+async fn watch_server(core: &Arc<Core>, backend: &Arc<Backend>) {
+    let mut failures = Failures::default();
     loop {
         tokio::select! {
-            () = stop.cancelled() => return,
             () = tokio::time::sleep(core.config().health.interval) => {}
             () = backend.suspected() => {}
-            () = backend.gate.wait_for_trials() => core.look_at_breaker(&backend),
+            () = backend.gate.wait_for_trials() => core.look_at_breaker(backend),
         }
-        let check = check(&core, &backend, &mut failures);
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = check => {}
-        }
+        check(core, backend, &mut failures).await;
     }
 }
 
@@ -88,21 +106,59 @@ fn note_strays(core: &Core, backend: &Backend) {
     }
 }
 
-async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut u32) {
+async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures) {
     note_strays(core, backend);
     if !backend.health().is_healthy() {
         if matches!(probe_fully(core, backend).await, Verdict::Admitted) {
-            *failures = 0;
+            *failures = Failures::default();
         }
         return;
     }
-    match probe::health(&backend.client, &backend.target(), &core.probe_limits()).await {
-        Ok(()) => *failures = 0,
-        Err(error) => {
-            *failures += 1;
-            // Nobody listens: there is nothing to wait for.
-            if *failures >= core.config().health.unhealthy_after || !error.may_have_been_sent() {
+    backend.last_heard();
+    let (began, rules) = (Instant::now(), core.config().health.clone());
+    let found = probe::alive(&backend.client, &backend.target(), &core.probe_limits(), rules.busy).await;
+    match found {
+        Ok(()) => *failures = Failures::default(),
+        Err(error @ HttpError::Timeout { .. }) => {
+            let since = *failures.silent_since.get_or_insert(began);
+            let heard = backend.last_heard();
+            if heard > since {
+                failures.silent_since = Some(heard);
+            } else if since.elapsed() >= rules.busy {
                 core.dismiss(backend, error.to_string());
+            }
+        }
+        Err(error) => {
+            failures.count += 1;
+            let is_final = !error.may_have_been_sent() || probe::is_dead(backend.engine, &error);
+            if is_final || failures.count >= rules.unhealthy_after {
+                core.dismiss(backend, error.to_string());
+            }
+        }
+    }
+}
+
+/// Watches what is behind a server that answers for itself.
+async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
+    if !probe::health_generates(backend.engine) {
+        return std::future::pending().await;
+    }
+    loop {
+        let rules = core.config().health.clone();
+        tokio::time::sleep(rules.interval).await;
+        if !backend.health().is_healthy() || backend.last_heard().elapsed() < rules.busy {
+            continue;
+        }
+        let began = Instant::now();
+        let limits = AnswerLimits { timeout: rules.busy + rules.timeout, ..core.probe_limits() };
+        match probe::health(&backend.client, &backend.target(), &limits).await {
+            Ok(()) => backend.hear(),
+            // The other task sees a server that is gone.
+            Err(error) if !error.may_have_been_sent() => {}
+            Err(error) => {
+                if backend.last_heard() < began && backend.health().is_healthy() {
+                    core.dismiss(backend, format!("its scheduler does not answer: {error}"));
+                }
             }
         }
     }

@@ -114,7 +114,11 @@ impl Pool {
         let prices = prices(members);
         let router = |old: &Router| old.succeed(from, &prices, settings.routing, settings.prefix);
         let shadow = settings.shadow.then(|| Shadow {
-            router: router(self.shadow.as_ref().map_or(&self.router, |shadow| &shadow.router)),
+            router: match &self.shadow {
+                Some(shadow) => router(&shadow.router),
+                // Requests in flight have no ghost that would ever be counted out of a new shadow.
+                None => self.router.fork(from, &prices, settings.routing, settings.prefix),
+            },
             comparison: Comparison::new(slots.len() as u16),
         });
         Self {
@@ -152,18 +156,15 @@ impl Pool {
             let slot = self.slots.get(usize::from(decision.choice.rank))?;
             Some((shadow, decision, slot))
         });
-        self.router.assign(&decision, prompt.blocks, remember(slot.backend));
-        if let Some((shadow, watched, slot)) = &watched {
-            shadow.router.assign(watched, prompt.blocks, remember(slot.backend));
-            shadow.comparison.add(&decision, watched);
-        }
+        let new_blocks = self.router.assign(&decision, prompt.blocks, remember(slot.backend));
+        let ghost = watched.map(|(shadow, watched, slot)| {
+            let new_blocks = shadow.router.assign(&watched, prompt.blocks, remember(slot.backend));
+            shadow.comparison.add(&decision, &watched);
+            Ghost { slot: watched.choice.rank, work: watched.work, new_blocks }
+        });
         slot.inflight.inc();
-        let counted = Counted {
-            pool: Arc::clone(self),
-            slot: decision.choice.rank,
-            work: decision.work,
-            ghost: watched.map(|(_, watched, _)| Ghost { slot: watched.choice.rank, work: watched.work }),
-        };
+        let counted =
+            Counted { pool: Arc::clone(self), slot: decision.choice.rank, work: decision.work, new_blocks, ghost };
         let lease = Lease::on_rank(slot, counted);
         Some((lease, decision.choice))
     }
@@ -271,6 +272,7 @@ fn prices(members: &[Member<'_>]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn pool(available: bool) -> Arc<Pool> {
         let members = [
@@ -302,6 +304,45 @@ mod tests {
         drop(leases);
         assert_eq!(in_flight(&pool), [0, 0, 0]);
         assert!(pool.look().iter().all(|load| load.in_flight_tokens == 0 && load.pending_tokens == 0));
+    }
+
+    proptest! {
+        /// Policies with and without a shadow follow each other, requests begin and end meanwhile: in the end nothing is
+        /// counted as in flight, on the ranks or on the shadow's.
+        #[test]
+        fn reloads_leave_no_request_behind(
+            begins_shadowed in any::<bool>(), steps in proptest::collection::vec((0u8..4, 0usize..64, any::<bool>()), 0..60),
+        ) {
+            let members = [Member { name: "a", ranks: 3, prices: &[], available: true }];
+            let from: Vec<Option<u16>> = (0..3).map(Some).collect();
+            let (routing, prefix, metrics) = (Settings::default(), PrefixSettings::default(), Metrics::new());
+            let settings = |shadow| PoolSettings { routing: &routing, prefix: &prefix, shadow };
+            let policy = |shadow: bool| semmoe_routing::policy(if shadow { "shadow" } else { "least_load" }).unwrap();
+            let (mut shadowed, mut leases) = (begins_shadowed, Vec::new());
+            let mut pool = Arc::new(Pool::new(&members, &settings(shadowed), &metrics));
+            for (step, pick, flag) in steps {
+                match step {
+                    0 | 1 => {
+                        let prompt = Prompt { tokens: 7, reports: flag, share: Some(&[0.1, 0.2, 0.7]), ..Prompt::default() };
+                        leases.push(pool.choose(policy(shadowed).as_ref(), &prompt, None, |_| true).unwrap().0);
+                    }
+                    2 if !leases.is_empty() => {
+                        let at = pick % leases.len();
+                        if flag { leases[at].computed() } else { drop(leases.swap_remove(at)) }
+                    }
+                    _ => {
+                        shadowed = flag;
+                        pool = Arc::new(pool.succeed(&from, &members, &settings(shadowed), &metrics));
+                    }
+                }
+                prop_assert_eq!(in_flight(&pool).iter().sum::<u32>() as usize, leases.len());
+            }
+            leases.clear();
+            for load in pool.routers().flat_map(|router| router.accounts().counted()) {
+                prop_assert_eq!((load.in_flight_requests, load.in_flight_tokens, load.pending_tokens), (0, 0, 0));
+            }
+            prop_assert!(pool.slots().iter().all(|slot| slot.in_flight() == 0));
+        }
     }
 
     #[test]

@@ -175,6 +175,12 @@ impl Core {
         AnswerLimits { timeout: self.config().health.timeout, max_bytes: PROBE_ANSWER_BYTES }
     }
 
+    /// For routes that wait for the engine's scheduler, which answers between two steps.
+    pub(crate) fn patient_limits(&self) -> AnswerLimits {
+        let health = &self.config().health;
+        AnswerLimits { timeout: health.timeout.max(health.busy), max_bytes: PROBE_ANSWER_BYTES }
+    }
+
     /// Checks what a backend told against what is loaded for it now, takes over its number of ranks, and opens it.
     pub(crate) fn admit(&self, backend: &Arc<Backend>, probe: &Probe) -> Result<(), Incompatible> {
         let changing = self.changing();

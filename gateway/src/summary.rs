@@ -136,7 +136,9 @@ fn backend(member: &Member) -> String {
             line.push_str(&format!(" ({detail})"));
         }
         if member.tables.is_some() && probe.server.as_ref().is_some_and(ServerInfo::exchanges_nothing) {
-            line.push_str("; moe_a2a_backend is none: every EP rank computes over all tokens, so affinity saves no bytes");
+            line.push_str(
+                "; moe_a2a_backend is none: every EP rank computes over all tokens, so affinity saves no bytes",
+            );
         }
     }
     line

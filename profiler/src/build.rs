@@ -23,7 +23,7 @@ use crate::origin::Origin;
 use crate::{BadRecord, ProfilerError, Progress};
 pub use domains::{DomainInput, DomainReport};
 pub(crate) use domains::{by_domain, refuse_domains, weigh};
-use inputs::{Checked, Inputs};
+use inputs::{Checked, Fate, Inputs};
 use slab::{Cells, Counting};
 
 /// What to build, from what, and how.
@@ -43,6 +43,8 @@ pub struct BuildOptions {
     pub weight_by_domain: bool,
     /// Requests that are left out by the hash of their prompt, and the trace to write them to.
     pub hold_out: Option<HoldOut>,
+    /// The trace to write the counted requests to, without router weights: what `solve` may see beside the profile.
+    pub solve_trace: Option<PathBuf>,
     /// The share of requests, 0..1, that may be damaged and are left out; more is an error. A file that is damaged as a whole counts as
     /// many as its size lets expect.
     pub max_bad: f64,
@@ -69,6 +71,7 @@ impl BuildOptions {
             counter_bytes: 512 << 20,
             weight_by_domain: false,
             hold_out: None,
+            solve_trace: None,
             max_bad: 0.01,
         }
     }
@@ -153,7 +156,12 @@ pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildRep
         }
         report.ok_or(ProfilerError::NoInput { what: "trace" })?
     };
-    write_held_out(options, &groups)?;
+    if let Some(HoldOut { share, out }) = &options.hold_out {
+        write_trace(&groups, Fate::HeldOut, &format!("held out {share}"), out)?;
+    }
+    if let Some(out) = &options.solve_trace {
+        write_trace(&groups, Fate::Counted, "counted", out)?;
+    }
     let inputs = groups.iter().map(|group| group.inputs.files.len()).sum();
     Ok(BuildReport { inputs, requests, held_out, bad, ..report })
 }
@@ -242,14 +250,14 @@ fn count(
     })
 }
 
-fn write_held_out(options: &BuildOptions, groups: &[Group]) -> Result<(), ProfilerError> {
-    let Some(HoldOut { share, out }) = &options.hold_out else { return Ok(()) };
+/// Writes the requests of one fate as a trace.
+fn write_trace(groups: &[Group], fate: Fate, source: &str, out: &Path) -> Result<(), ProfilerError> {
     let mut origin = Origin::default();
     groups.iter().for_each(|group| origin.add(&group.inputs.origin.provenance()));
-    origin.add_source(&format!("held out {share}"));
+    origin.add_source(source);
     let Some(model) = groups.first().map(|group| group.inputs.model.clone()) else { return Ok(()) };
     let mut writer = TraceWriter::create(out, model, origin.provenance(), false)?;
-    groups.iter().try_for_each(|group| group.inputs.write_held_out(&mut writer))?;
+    groups.iter().try_for_each(|group| group.inputs.write(fate, &mut writer))?;
     writer.finish()?;
     Ok(())
 }

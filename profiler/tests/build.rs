@@ -193,13 +193,16 @@ fn requests_held_out_are_those_of_split() {
     let all = trace(20, "a", &requests);
     let input = files.write("trace", &all);
     let hold_out = Some(HoldOut { share: 0.3, out: files.path("judge") });
-    let options = BuildOptions { hold_out, ..BuildOptions::new(vec![input], files.path("solve")) };
+    let solve_trace = Some(files.path("counted"));
+    let options = BuildOptions { hold_out, solve_trace, ..BuildOptions::new(vec![input], files.path("solve")) };
     let report = build(&options, &NoProgress).unwrap();
     let (solve, judge) = split(&all, 0.3).unwrap();
     assert_eq!((report.requests, report.held_out), (solve.requests(), judge.requests()));
     let held_out = Trace::open(&files.path("judge")).unwrap();
     assert_eq!(held_out.digest(), judge.digest());
     assert_eq!(held_out.provenance().source, "a; held out 0.3");
+    let counted = Trace::open(&files.path("counted")).unwrap();
+    assert_eq!((counted.digest(), counted.provenance().source.as_str()), (solve.digest(), "a; counted"));
     let mut expected = ProfileBuilder::new(model(20), provenance("a"), Phase::All).unwrap();
     expected.add_trace(&solve).unwrap();
     assert_eq!(report.digest, expected.finish().unwrap().digest());

@@ -201,6 +201,24 @@ impl Accounts {
         true
     }
 
+    /// The request that [`assign`](Self::assign) counted in with this `work` was refused and did not run: takes it out of the
+    /// recent tokens and of what prices remember. It is still in flight until [`release`](Self::release). False if there is
+    /// no such rank. The size of the mean request keeps what it learned.
+    pub fn take_back(&self, rank: u16, work: Work) -> bool {
+        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
+        let tokens = work.tokens.clamp(1, MOST_TOKENS);
+        for (window, recent) in [(&self.memory, &cell.recent), (&self.window, &cell.latest)] {
+            if window.take_back(rank, tokens) {
+                recent.remove(tokens);
+            }
+        }
+        cell.take_assigned();
+        if cell.is_available() {
+            self.add_assigned(cell, -(tokens as f64));
+        }
+        true
+    }
+
     /// Mean tokens assigned to the available ranks.
     fn even_tokens(&self) -> f64 {
         let available = self.cells.iter().filter(|cell| cell.is_available());

@@ -66,6 +66,21 @@ impl Router {
         }
     }
 
+    /// A router of the same ranks that decides beside this one, as a shadow does: it knows what this one knows, but counts
+    /// requests for itself. See [`Accounts::fork`].
+    pub fn fork(
+        &self,
+        from: &[Option<u16>],
+        table_prices: &[f32],
+        settings: &Settings,
+        prefix: &PrefixSettings,
+    ) -> Self {
+        Router {
+            accounts: self.accounts.fork(from, table_prices, settings),
+            prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix),
+        }
+    }
+
     /// Loads and prices.
     pub fn accounts(&self) -> &Accounts {
         &self.accounts
@@ -107,11 +122,19 @@ impl Router {
     }
 
     /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine keeps
-    /// no prefixes.
-    pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) {
+    /// no prefixes. Returns how many of the prompt's blocks the rank is not believed to have held before.
+    pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) -> usize {
         self.accounts.assign(decision.choice.rank, decision.work);
-        if let Some(prefixes) = self.prefixes.as_ref().filter(|_| remember && !blocks.is_empty()) {
-            prefixes.record(decision.choice.rank, blocks);
+        let prefixes = self.prefixes.as_ref().filter(|_| remember && !blocks.is_empty());
+        prefixes.and_then(|prefixes| prefixes.record(decision.choice.rank, blocks)).unwrap_or(0)
+    }
+
+    /// The engine refused a request that [`assign`](Self::assign) counted in with this `work` and found `new` blocks of: the
+    /// rank neither computed nor holds it.
+    pub fn take_back(&self, rank: u16, work: Work, blocks: &[u64], new: usize) {
+        self.accounts.take_back(rank, work);
+        if let Some(prefixes) = self.prefixes.as_ref().filter(|_| new > 0) {
+            prefixes.take_back(rank, blocks, new);
         }
     }
 }

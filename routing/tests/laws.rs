@@ -339,3 +339,38 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// A refused request leaves nothing behind: loads, prices and believed caches are as if it had never come.
+    #[test]
+    fn what_is_taken_back_was_never_there(
+        requests in prop::collection::vec((0u16..3, 1u64..500, 0u64..4, any::<bool>()), 1..60),
+    ) {
+        let (settings, prefix) = (Settings::default(), PrefixSettings { block_tokens: 1, blocks_per_rank: 1024 });
+        let router = || Router::new(3, &[0.0; 3], &settings, &prefix);
+        let (real, clean) = (router(), router());
+        for (rank, tokens, prompt, refused) in requests {
+            let blocks: Vec<u64> = (0..tokens.min(20)).map(|at| 1 + at + 1000 * prompt.min(at)).collect();
+            let work = Work { tokens, pending: 0 };
+            let choice = Choice { rank, expected_share: None, capped: false };
+            let decision = Decision { choice, work, cached: None };
+            let new = real.assign(&decision, &blocks, true);
+            if refused {
+                real.take_back(rank, work, &blocks, new);
+            } else {
+                prop_assert_eq!(clean.assign(&decision, &blocks, true), new);
+            }
+            let _ = (real.accounts().release(rank, work), refused || clean.accounts().release(rank, work));
+            let held = |router: &Router| {
+                let mut cached = [0; 3];
+                router.prefixes().unwrap().cached(&blocks, &mut cached);
+                cached
+            };
+            prop_assert_eq!(held(&real), held(&clean));
+            for (real, clean) in real.accounts().counted().iter().zip(clean.accounts().counted()) {
+                prop_assert_eq!((real.in_flight_tokens, real.assigned_requests), (0, clean.assigned_requests));
+                prop_assert_eq!((real.latest_requests, real.latest_tokens), (clean.latest_requests, clean.latest_tokens));
+            }
+        }
+    }
+}

@@ -14,13 +14,16 @@ has counters for, on all cores. The same traces give the same bytes, in whatever
 
 A request that is damaged is left out, and told with its file; so is a file that is damaged as a whole, which counts as many \
 requests as its size lets expect. Above --max-bad nothing is written. With --hold-out a share of \
-the requests, chosen by the hash of their prompts, is not counted but written as a trace to judge with.
+the requests, chosen by the hash of their prompts, is not counted but written as a trace to judge with; --solve-trace writes \
+the others as a trace for `solve --trace`.
 
 With --weight-by domain each kind of text counts alike, however much of it was recorded: the counts of a domain are multiplied \
 by a small whole number (the report tells which). A domain is a file, by its name up to the first dot, or what NAME=FILE says.
 
 Examples:
   semmoe profile build run.trace.safetensors --out run.profile.safetensors
+  semmoe profile build run.trace.safetensors --out solve.profile.safetensors --hold-out 0.2 \\
+    --hold-out-trace judge.trace.safetensors --solve-trace solve.trace.safetensors
   semmoe profile build --weight-by domain code=a.trace code=b.trace chat=c.trace --out all.profile.safetensors";
 
 /// What `profile merge --help` begins with.
@@ -68,6 +71,9 @@ pub(crate) struct BuildArgs {
     /// The trace to write the held-out requests to, without router weights.
     #[arg(long, value_name = "FILE", requires = "hold_out")]
     pub(crate) hold_out_trace: Option<PathBuf>,
+    /// The trace to write the counted requests to, for `solve --trace`, which must not see those held out.
+    #[arg(long, value_name = "FILE", requires = "hold_out")]
+    pub(crate) solve_trace: Option<PathBuf>,
     /// Share of requests that may be damaged.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) max_bad: f64,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use semmoe_engines::Version;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
@@ -54,9 +55,16 @@ pub(crate) struct ExportArgs {
     /// The file to write [default: standard output].
     #[arg(long, value_name = "FILE")]
     pub(crate) out: Option<PathBuf>,
+    /// The SGLang that will be started, where its arguments are spelled otherwise than by the newest.
+    #[arg(long, value_name = "VERSION", value_parser = engine_version)]
+    pub(crate) sglang_version: Option<Version>,
     /// Allow forms that no released engine reads.
     #[arg(long)]
     pub(crate) experimental: bool,
+}
+
+fn engine_version(text: &str) -> Result<Version, String> {
+    Version::parse(text).ok_or_else(|| format!("{text} is not a version such as 0.5.21"))
 }
 
 /// What `tables permute --help` begins with.

@@ -13,9 +13,12 @@ use crate::progress::{Progress, say};
 
 pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
     check_output(&args.out, &paths(&args.traces))?;
-    if let Some(trace) = &args.hold_out_trace {
+    for trace in args.hold_out_trace.iter().chain(&args.solve_trace) {
         check_output(trace, &paths(&args.traces))?;
         check_apart(trace, &args.out)?;
+    }
+    if let (Some(judge), Some(solve)) = (&args.hold_out_trace, &args.solve_trace) {
+        check_apart(judge, solve)?;
     }
     let hold_out = args.hold_out.zip(args.hold_out_trace).map(|(share, out)| HoldOut { share, out });
     let options = BuildOptions {
@@ -24,6 +27,7 @@ pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
         counter_bytes: u64::from(args.memory) << 20,
         weight_by_domain: args.weight_by == Some(WeightArg::Domain),
         hold_out,
+        solve_trace: args.solve_trace,
         max_bad: args.max_bad,
         ..BuildOptions::new(args.traces, args.out)
     };

@@ -2,13 +2,20 @@
 
 use std::path::Path;
 
-use semmoe_tables::export::{Eplb, sglang, sglang_flags, vllm, vllm_flags, write};
+use semmoe_engines::Version;
+use semmoe_tables::export::{Eplb, SglangSpelling, sglang, sglang_flags, vllm, vllm_flags, write};
 use semmoe_tables::{FormatError, Tables};
 
 use super::{check_output, print};
 use crate::args::{ExportArgs, ExportFormat};
 use crate::error::CliError;
 use crate::progress::say;
+
+/// The first SGLang with `--attn-dp-size`.
+const ATTN_DP_SIZE_SINCE: Version = Version::new(0, 5, 22);
+
+const SGLANG_NOTE: &str = "locality saves bytes with an all-to-all backend only: add --moe-a2a-backend deepep (with none, the \
+                           default, every rank computes over the tokens of all)";
 
 /// Stands for the file in printed arguments while there is none.
 const NO_FILE: &str = "FILE";
@@ -19,17 +26,25 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
             "no release of vLLM reads a placement (pull request 49572 is open), expected --experimental to export it for that",
         ));
     }
+    if args.sglang_version.is_some() && args.format != ExportFormat::Sglang {
+        return Err(CliError::input("--sglang-version goes with --format sglang"));
+    }
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
     let Some(out) = &args.out else {
         let text = text(&tables, args.format).map_err(CliError::input)?;
         print(text.trim_end())?;
-        say_flags(&tables, args.format, NO_FILE);
+        if let Some(command) = command(&tables, args, NO_FILE) {
+            say(&format!("with the above in {NO_FILE}: {command}"));
+        }
+        say_where_it_pays(args.format);
         return Ok(());
     };
     check_output(out, &[&args.tables])?;
     write_to(&tables, args.format, out)?;
-    let engine = flags(&tables, args.format, &out.display().to_string());
-    print(&engine.unwrap_or_else(|| format!("{}: phy2log, log2phy, logcnt", out.display())))
+    let command = command(&tables, args, &out.display().to_string());
+    print(&command.unwrap_or_else(|| format!("{}: phy2log, log2phy, logcnt", out.display())))?;
+    say_where_it_pays(args.format);
+    Ok(())
 }
 
 fn write_to(tables: &Tables, format: ExportFormat, out: &Path) -> Result<(), CliError> {
@@ -48,16 +63,26 @@ fn text(tables: &Tables, format: ExportFormat) -> Result<String, FormatError> {
 }
 
 /// The engine with its arguments; EPLB is a library and has none.
-fn flags(tables: &Tables, format: ExportFormat, file: &str) -> Option<String> {
-    match format {
-        ExportFormat::Sglang => Some(format!("python -m sglang.launch_server {}", sglang_flags(tables, file))),
+fn command(tables: &Tables, args: &ExportArgs, file: &str) -> Option<String> {
+    match args.format {
+        ExportFormat::Sglang => {
+            let flags = sglang_flags(tables, file, spelling(args.sglang_version));
+            Some(format!("python -m sglang.launch_server {flags}"))
+        }
         ExportFormat::Eplb => None,
         ExportFormat::Vllm => Some(format!("vllm serve {}", vllm_flags(tables, file))),
     }
 }
 
-fn say_flags(tables: &Tables, format: ExportFormat, file: &str) {
-    if let Some(flags) = flags(tables, format, file) {
-        say(&format!("with the above in {file}: {flags}"));
+fn spelling(version: Option<Version>) -> SglangSpelling {
+    match version {
+        Some(version) if version < ATTN_DP_SIZE_SINCE => SglangSpelling::EnableDpAttention,
+        _ => SglangSpelling::AttnDpSize,
+    }
+}
+
+fn say_where_it_pays(format: ExportFormat) {
+    if format == ExportFormat::Sglang {
+        say(SGLANG_NOTE);
     }
 }

@@ -6,7 +6,7 @@ mod common;
 use common::{dp_tables, model};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
-use semmoe_tables::export::{Eplb, sglang, sglang_flags, vllm, vllm_flags};
+use semmoe_tables::export::{Eplb, SglangSpelling, sglang, sglang_flags, vllm, vllm_flags};
 use semmoe_tables::*;
 use serde_json::{Value, json};
 
@@ -36,17 +36,26 @@ fn sglang_has_a_row_for_every_layer_and_no_other_key() {
         sglang(&tables()).unwrap(),
         "{\"physical_to_logical_map\":[[0,1,2,3],[1,2,0,3],[0,1,2,3],[0,2,1,3],[0,1,2,3]]}\n"
     );
-    assert_eq!(
-        sglang_flags(&tables(), "a b.json"),
-        "--tp-size 2 --enable-dp-attention --dp-size 2 --ep-size 2 --ep-num-redundant-experts 0 \
-         --init-expert-location 'a b.json' --ep-dispatch-algorithm static"
-    );
+    // SGLang 0.5.17 and later refuse `--ep-dispatch-algorithm static` without an all-to-all backend.
+    for (spelling, attention) in [
+        (SglangSpelling::AttnDpSize, "--attn-dp-size 2"),
+        (SglangSpelling::EnableDpAttention, "--dp-size 2 --enable-dp-attention"),
+    ] {
+        assert_eq!(
+            sglang_flags(&tables(), "a b.json", spelling),
+            format!(
+                "--tp-size 2 {attention} --ep-size 2 --ep-num-redundant-experts 0 --init-expert-location 'a b.json'"
+            )
+        );
+    }
     // Dense rows as SGLang's trivial placement: slot p holds expert p modulo N.
     assert_eq!(
         sglang(&replicated(false)).unwrap(),
         "{\"physical_to_logical_map\":[[0,1,2,3,0,1],[0,1,3,0,2,3],[0,1,2,3,0,1],[0,1,2,0,1,3],[0,1,2,3,0,1]]}\n"
     );
-    assert!(sglang_flags(&replicated(false), "x.json").contains("--ep-num-redundant-experts 2 "));
+    assert!(
+        sglang_flags(&replicated(false), "x.json", SglangSpelling::default()).contains("--ep-num-redundant-experts 2 ")
+    );
 }
 
 #[test]

@@ -12,7 +12,9 @@ pub use generate::{FinishReason, GenerateRequest, GenerateResponse, MetaInfo, Sa
 pub use info::{LoadCoverageError, Loads, RankLoads, ServerInfo};
 pub use location::{PlacementDifference, ShownPlacement};
 
-/// `GET`: 200 when the engine can serve.
+/// `GET`: 200 when the HTTP server is up; the model does not run for it.
+pub const PING: &str = "/ping";
+/// `GET`: 200 when the engine can serve. SGLang itself generates one token for it.
 pub const HEALTH: &str = "/health";
 /// `GET`: the server's arguments and more; see [`ServerInfo`].
 pub const SERVER_INFO: &str = "/server_info";

@@ -1,5 +1,7 @@
 //! `[retry]`, `[breaker]`: what happens when a backend fails a request.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -8,6 +10,8 @@ use crate::breaker::BreakerRules;
 
 /// More attempts than any budget allows for long.
 const MOST_ATTEMPTS: u32 = 16;
+/// Longer than clients wait for a head.
+const MOST_HOLD_SECONDS: f64 = 3600.0;
 /// More than any gateway serves.
 const MOST_PER_SECOND: f64 = 1e6;
 
@@ -27,6 +31,9 @@ pub struct RawRetry {
     /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429 and
     /// 501 to 599.
     pub statuses: Vec<u16>,
+    /// How long the head of an answer waits for the answer's first piece, so that the request can still be sent elsewhere
+    /// where that piece is an error. 0: not at all.
+    pub hold_seconds: f64,
 }
 
 impl Default for RawRetry {
@@ -37,6 +44,7 @@ impl Default for RawRetry {
             budget_per_second: 10.0,
             after_send: true,
             statuses: vec![429, 502, 503, 504],
+            hold_seconds: 5.0,
         }
     }
 }
@@ -47,6 +55,8 @@ pub(crate) struct RetryConfig {
     pub(crate) budget: BudgetRules,
     pub(crate) after_send: bool,
     pub(crate) statuses: Vec<u16>,
+    /// From the head of an answer to its first piece.
+    pub(crate) hold: Duration,
 }
 
 /// How many retries a model's requests pay for.
@@ -81,6 +91,7 @@ pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
         },
         after_send: raw.after_send,
         statuses: raw.statuses,
+        hold: Duration::from_secs_f64(within("hold_seconds", raw.hold_seconds, MOST_HOLD_SECONDS)?),
     })
 }
 

@@ -229,6 +229,7 @@ pub(crate) struct HealthConfig {
     pub(crate) interval: Duration,
     pub(crate) timeout: Duration,
     pub(crate) unhealthy_after: u32,
+    pub(crate) busy: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]

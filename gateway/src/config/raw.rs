@@ -287,11 +287,15 @@ pub struct RawHealth {
     pub timeout_seconds: f64,
     /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them.
     pub unhealthy_after: u32,
+    /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is silent,
+    /// too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be silent before
+    /// its health route, which runs the model, is asked.
+    pub busy_seconds: f64,
 }
 
 impl Default for RawHealth {
     fn default() -> Self {
-        Self { interval_seconds: 5.0, timeout_seconds: 3.0, unhealthy_after: 2 }
+        Self { interval_seconds: 5.0, timeout_seconds: 3.0, unhealthy_after: 2, busy_seconds: 20.0 }
     }
 }
 

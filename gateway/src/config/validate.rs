@@ -351,6 +351,7 @@ fn health(raw: &RawHealth) -> Result<HealthConfig> {
         interval: seconds("health.interval_seconds", raw.interval_seconds)?,
         timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
         unhealthy_after: raw.unhealthy_after,
+        busy: seconds("health.busy_seconds", raw.busy_seconds)?,
     })
 }
 

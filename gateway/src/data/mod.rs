@@ -1,13 +1,15 @@
 //! The data plane: one way for every route.
 //!
 //! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`find`], [`place`]) -> engine and back
-//! ([`relay`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and
-//! counts it, however it ends.
+//! ([`relay`], [`opening`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked at ([`watch`]). A
+//! [`ticket::Ticket`] goes with the request from its first byte to its last and counts it, however it ends.
 
 mod access;
 mod body;
 mod find;
+mod ids;
 mod models;
+mod opening;
 mod place;
 mod read;
 mod relay;

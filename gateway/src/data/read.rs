@@ -21,6 +21,7 @@ use crate::snapshot::{Model, Snapshot};
 use crate::state::Core;
 use crate::trust::Caller;
 
+use super::ids::Lists;
 use super::score::{Effort, Scored, Unscored, Whole, score};
 use super::served;
 
@@ -181,12 +182,16 @@ fn read_now(
     if route == Route::Extra {
         return read_extra(core, snapshot, headers, caller, body).map_err(Unread::Refused);
     }
-    let mut members = Members::default();
+    let (mut members, mut lists) = (Members::default(), Lists::default());
     let whole = Whole::new(route, &snapshot.models, body);
-    let stripped = Stripped::seeing(body, whole.known(), |member| members.see(body, member))?;
+    let stripped = Stripped::seeing(body, whole.known(), |member| {
+        members.see(body, member);
+        lists.see(route, body, member);
+    })?;
     let routing = &snapshot.config.routing;
     let name = named(route, headers, members.model.map(|value| &body[value]))?;
     let model = permitted(core, &snapshot, name.as_deref(), caller)?;
+    lists.check(body, model)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
     let Scored { tokens, counted, share, mut blocks } = match score(model, route, &whole, block_tokens, effort) {

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::Full;
-use semmoe_engines::http::{AnswerBody, RequestBody};
+use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
 use semmoe_engines::{Dialect, Route, pin, verify};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
+use crate::config::RetryConfig;
 use crate::error::RequestError;
 use crate::live::{self, Edit, Sample};
 use crate::otlp::Stage;
@@ -19,6 +20,7 @@ use crate::state::Core;
 use crate::trust::REQUEST_ID;
 
 use super::find::{Found, Patience, find};
+use super::opening::{Opened, Upstream, open};
 use super::place::Placed;
 use super::read::Job;
 use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
@@ -26,7 +28,7 @@ use super::served;
 use super::stream::RelayBody;
 use super::ticket::Ticket;
 use super::trace;
-use super::watch::{Expected, Watch};
+use super::watch::{self, Expected, Watch};
 
 const BACKEND: HeaderName = HeaderName::from_static("x-semmoe-backend");
 const RANK: HeaderName = HeaderName::from_static("x-semmoe-rank");
@@ -50,7 +52,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 
 /// The head of an engine's answer, and where it came from.
 pub(crate) struct Answer {
-    response: Response<AnswerBody>,
+    response: Response<Upstream>,
     /// What is to be seen in its body, and who sends it.
     watch: Watch,
     /// `None` where the engine chose it, or is known to have ignored the pin.
@@ -64,6 +66,14 @@ pub(crate) struct Answer {
     idle_limit: Duration,
     /// Backends that were asked.
     attempts: usize,
+}
+
+impl Answer {
+    /// Why another backend is asked, where it is.
+    fn failed(&self, config: &RetryConfig) -> Option<Cause> {
+        let by_status = || Cause::of_status(self.response.status(), config);
+        self.watch.failure.map(Cause::Engine).or_else(by_status)
+    }
 }
 
 /// What is asked of an engine.
@@ -103,7 +113,7 @@ pub(crate) async fn relay(
         };
         let member = placed.lease.backend;
         let (cause, failed) = match attempt(core, asked, ticket, placed, &tries).await? {
-            Ok(answer) => match Cause::of_status(answer.response.status(), &job.snapshot.config.retry) {
+            Ok(answer) => match answer.failed(&job.snapshot.config.retry) {
                 Some(cause) => (cause, Failed::Answer(answer)),
                 None => {
                     tries.answered();
@@ -112,6 +122,9 @@ pub(crate) async fn relay(
             },
             Err((cause, error)) => (cause, Failed::Error(error)),
         };
+        if tries.is_suspect(member, cause).await {
+            return Err(tries.refuse(cause));
+        }
         match tries.failed(member, cause, failed) {
             Ok(next) => {
                 // It may wait, and is nobody's work meanwhile.
@@ -159,13 +172,22 @@ async fn attempt(
     if attempts == 1 {
         core.metrics.overhead(arrived.elapsed().saturating_sub(waited));
     }
-    let wait = Wait { core, backend, member, limit: config.timeouts.first_byte, tries };
+    let wait = Wait { core, backend, member, limit: config.timeouts.first_byte, hold: config.retry.hold, tries };
     let (answer, sample) = live::send(&wait, request, sample, || write(&job.body)).await?;
-    Ok(match answer {
-        Ok(response) => {
+    let opened = match answer {
+        Ok(response) => open(&wait, response, route, job.streams).await,
+        Err(cause) => Err(cause),
+    };
+    Ok(match opened {
+        Ok(Opened { response, failure }) => {
             trace::answered(ticket, response.status());
-            if response.status().is_success() {
+            if let Some(failure) = failure {
+                watch::note_failure(core, ticket, backend, failure);
+            } else if response.status().is_success() {
                 ticket.answered();
+            }
+            if response.status().is_client_error() {
+                ticket.refused(&job.blocks);
             }
             if let Some(rest) = retry::plea(&response) {
                 backend.gate.rest(Instant::now(), rest);
@@ -175,7 +197,7 @@ async fn attempt(
             }
             let rank = echo(core, backend, &response, expected);
             let counted = job.counted.filter(|_| response.status().is_success());
-            let watch = Watch { backend: Arc::clone(backend), rank, counted };
+            let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
             let idle_limit = config.timeouts.idle;
             let generation = job.generation;
             Ok(Answer { response, watch, rank: told, policy, generation, sample, idle_limit, attempts })
@@ -194,12 +216,7 @@ async fn attempt(
 }
 
 /// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
-fn echo(
-    core: &Core,
-    backend: &Backend,
-    response: &Response<AnswerBody>,
-    expected: Option<Expected>,
-) -> Option<Expected> {
+fn echo(core: &Core, backend: &Backend, response: &Response<Upstream>, expected: Option<Expected>) -> Option<Expected> {
     let expected = expected.filter(|_| response.status().is_success())?;
     match verify::echoed_rank(response.headers()) {
         Some(rank) => {

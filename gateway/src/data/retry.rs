@@ -4,11 +4,16 @@
 //! engine may have begun; a client who has got nothing cannot tell, so that is allowed by default (`retry.after_send`). An
 //! engine that says that it cannot serve is believed, and its own answer is relayed where there is nobody else. Who waited
 //! for the whole time limit would wait as long again: that is not retried. No backend is asked twice.
+//!
+//! A request can be what kills engines. One whose engine died while it ran is retried once, as engines die of other things
+//! and take many requests with them; one with which a second engine died goes nowhere else.
 
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use semmoe_engines::http::{AnswerBody, HttpError, RequestBody};
+use semmoe_engines::failures::Failure;
+use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError, RequestBody};
+use semmoe_engines::probe;
 
 use crate::backend::Backend;
 use crate::config::RetryConfig;
@@ -18,7 +23,12 @@ use crate::state::Core;
 use super::read::Job;
 
 /// While the head of an answer is awaited its backend's health is looked at this often.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Engines that may die while they run one request.
+const MOST_DEATHS: usize = 2;
+/// A server that lives accepts a connection in this time.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// What went wrong with one attempt, as far as the next one is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +43,8 @@ pub(crate) enum Cause {
     Slow,
     /// The engine answered with this status.
     Status(u16),
+    /// The engine said that it failed, before it had told the client anything.
+    Engine(Failure),
 }
 
 impl Cause {
@@ -53,7 +65,7 @@ impl Cause {
     fn may_be_retried(self, config: &RetryConfig) -> bool {
         match self {
             Self::Connect => true,
-            Self::Broke | Self::Ill => config.after_send,
+            Self::Broke | Self::Ill | Self::Engine(_) => config.after_send,
             Self::Slow => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
@@ -66,6 +78,7 @@ impl Cause {
             Self::Broke => "broke",
             Self::Ill => "ill",
             Self::Slow => "slow",
+            Self::Engine(failure) => failure.label(),
             Self::Status(429) => "status_429",
             Self::Status(502) => "status_502",
             Self::Status(503) => "status_503",
@@ -132,6 +145,8 @@ pub(crate) struct Wait<'a> {
     pub(crate) member: usize,
     /// To the head of the answer.
     pub(crate) limit: Duration,
+    /// From the head of the answer to its first piece; then the head goes to the client without it.
+    pub(crate) hold: Duration,
     pub(crate) tries: &'a Tries<'a>,
 }
 
@@ -152,11 +167,15 @@ impl Wait<'_> {
                 let (url, waiting_for) = (uri.to_string(), "the head of the answer");
                 return Err(SendError::Http(HttpError::Timeout { url, waiting_for, limit: self.limit }));
             }
-            if let Some(cause) = self.backend.illness()
-                && self.tries.may_move_from(self.member)
-            {
-                return Err(SendError::Ill { cause });
-            }
+            self.check_health()?;
+        }
+    }
+
+    /// The error, where the backend is ill by now and there is another one to ask.
+    pub(super) fn check_health(&self) -> Result<(), SendError> {
+        match self.backend.illness() {
+            Some(cause) if self.tries.may_move_from(self.member) => Err(SendError::Ill { cause }),
+            _ => Ok(()),
         }
     }
 }
@@ -180,13 +199,17 @@ pub(crate) struct Tries<'a> {
     core: &'a Core,
     job: &'a Job,
     tried: Vec<usize>,
+    /// Those of them that broke off before they answered.
+    broke: Vec<usize>,
+    /// Engines that said that they are dead.
+    dead: usize,
     /// Why the attempt that runs is made, if it is not the first.
     running: Option<Cause>,
 }
 
 impl<'a> Tries<'a> {
     pub(crate) fn new(core: &'a Core, job: &'a Job) -> Self {
-        Self { core, job, tried: Vec::new(), running: None }
+        Self { core, job, tried: Vec::new(), broke: Vec::new(), dead: 0, running: None }
     }
 
     /// Backends that failed, as indices in the model.
@@ -216,6 +239,40 @@ impl<'a> Tries<'a> {
             return Err(self.last_word(failed, "the retry budget is spent"));
         }
         Ok(Pending { cause, failed })
+    }
+
+    /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them. Those
+    /// that broke off are asked whether they still listen; after a first one nothing is asked.
+    pub(crate) async fn is_suspect(&mut self, member: usize, cause: Cause) -> bool {
+        match cause {
+            Cause::Broke => self.broke.push(member),
+            Cause::Engine(Failure::Dead) => self.dead += 1,
+            _ => return false,
+        }
+        if self.dead + self.broke.len() < MOST_DEATHS {
+            return false;
+        }
+        let gone = self.broke.iter().map(|member| self.is_gone(&self.job.model.members[*member].backend));
+        let gone = futures_util::future::join_all(gone).await.into_iter().filter(|gone| *gone).count();
+        self.dead + gone >= MOST_DEATHS
+    }
+
+    async fn is_gone(&self, backend: &Backend) -> bool {
+        let limits = AnswerLimits { timeout: ALIVE_WITHIN, ..self.core.probe_limits() };
+        let found = probe::alive(&backend.client, &backend.target(), &limits, ALIVE_WITHIN).await;
+        matches!(found, Err(HttpError::Connect { .. } | HttpError::Exchange { .. }))
+    }
+
+    /// The request is not sent anywhere else: engines died with it.
+    pub(crate) fn refuse(&mut self, cause: Cause) -> RequestError {
+        self.count_running("failed");
+        self.core.metrics.retry(cause.label(), "suspect");
+        tracing::warn!(
+            model = self.job.model.name,
+            engines = self.tried.len() + 1,
+            "engines died one after another while they ran one request: it is refused"
+        );
+        RequestError::Suspect { engines: self.tried.len() + 1 }
     }
 
     /// There is no place for another attempt.
@@ -292,6 +349,8 @@ mod tests {
             (Cause::Status(503), true, false),
             (Cause::Status(500), false, false),
             (Cause::Status(400), false, false),
+            (Cause::Engine(Failure::Dead), true, false),
+            (Cause::Engine(Failure::Abort), true, false),
         ] {
             let found = (cause.may_be_retried(&usual), cause.may_be_retried(&careful));
             assert_eq!(found, (usually, carefully), "{cause:?}");

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
-use semmoe_engines::http::AnswerBody;
 use semmoe_engines::sse::Events;
 use serde_json::json;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::live::Edit;
 
+use super::opening::Upstream;
 use super::ticket::Ticket;
 use super::watch::Watch;
 
@@ -41,13 +41,11 @@ impl BrokenOff {
 /// Relays an engine's body. Dropping it closes the connection to the engine, so that a client that goes away is seen
 /// there at once; its ticket counts the request out at the last byte, at a failure, or at that drop.
 pub(crate) struct RelayBody {
-    upstream: AnswerBody,
+    upstream: Upstream,
     /// Boundaries, for server-sent events.
     events: Option<Events>,
     /// Cuts out what only a sampled request asked for.
     edit: Option<Edit>,
-    /// What was looked at too early: it comes next.
-    ahead: Option<Result<Frame<Bytes>, hyper::Error>>,
     silence: Silence,
     status: u16,
     watch: Watch,
@@ -59,7 +57,7 @@ pub(crate) struct RelayBody {
 
 impl RelayBody {
     pub(crate) fn new(
-        upstream: AnswerBody,
+        upstream: Upstream,
         events: bool,
         edit: Option<Edit>,
         idle_limit: Duration,
@@ -72,7 +70,6 @@ impl RelayBody {
             events: events
                 .then(|| edit.as_ref().map_or_else(Events::new, |edit| Events::with_limit(edit.limit_bytes()))),
             edit,
-            ahead: None,
             silence: Silence { limit: idle_limit, deadline: None, clock: None },
             status,
             watch,
@@ -87,11 +84,21 @@ impl RelayBody {
     /// A server that knows the length does not ask for more after the last byte, so the end is looked for here.
     fn finish_at_end(&mut self) {
         if self.upstream.is_end_stream() {
-            self.ticket.complete(&self.watch.backend, self.status);
+            self.complete();
         }
     }
 
+    /// The last byte of the backend's answer is out. One that ended in a failure of the engine counts as broken off.
+    fn complete(&mut self) {
+        let code = if self.watch.failure.is_some() { self.status.max(502) } else { self.status };
+        self.ticket.complete(&self.watch.backend, code);
+    }
+
     fn data(&mut self, data: Bytes) -> Bytes {
+        let is_good = (200..300).contains(&self.status);
+        if is_good {
+            self.watch.backend.hear();
+        }
         self.ticket.computed();
         self.ticket.record().sent(data.len());
         self.watch.look(self.ticket.core(), &data);
@@ -99,6 +106,9 @@ impl RelayBody {
             None => data,
             Some(events) => events.push(data),
         };
+        if is_good {
+            self.watch.look_for_failure(&mut self.ticket, &now);
+        }
         let now = match &mut self.edit {
             None => now,
             Some(edit) => edit.push(now, self.events.as_ref().is_none_or(Events::is_at_boundary)),
@@ -109,7 +119,7 @@ impl RelayBody {
 
     fn end(&mut self) -> Bytes {
         self.ended = true;
-        self.ticket.complete(&self.watch.backend, self.status);
+        self.complete();
         let rest = self.events.as_mut().map(Events::rest).unwrap_or_default();
         match &mut self.edit {
             None => rest,
@@ -142,18 +152,11 @@ impl RelayBody {
 }
 
 impl RelayBody {
-    fn poll_upstream(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.ahead.take() {
-            Some(ahead) => Poll::Ready(Some(ahead)),
-            None => Pin::new(&mut self.upstream).poll_frame(cx),
-        }
-    }
-
     /// The next frame; small events that are there together are one, as every frame costs a system call or more.
     fn poll_gathered(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BrokenOff>>> {
         let mut gathered = Gathered::default();
         while !self.ended && gathered.has_room() {
-            let next = match self.poll_upstream(cx) {
+            let next = match self.upstream.poll_frame(cx) {
                 Poll::Pending if !gathered.is_empty() => break,
                 // Asked at the end of a drain, when every connection is polled once more.
                 Poll::Pending if self.ticket.core().is_closing() => {
@@ -170,14 +173,14 @@ impl RelayBody {
                 None => gathered.add(self.end()),
                 Some(Err(error)) if gathered.is_empty() => return Poll::Ready(Some(self.fail(error.to_string()))),
                 Some(Err(error)) => {
-                    self.ahead = Some(Err(error));
+                    self.upstream.put_back(Err(error));
                     break;
                 }
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => gathered.add(self.data(data)),
                     Err(trailers) if gathered.is_empty() => return Poll::Ready(Some(Ok(trailers))),
                     Err(trailers) => {
-                        self.ahead = Some(Ok(trailers));
+                        self.upstream.put_back(Ok(trailers));
                         break;
                     }
                 },

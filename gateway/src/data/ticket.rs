@@ -91,6 +91,13 @@ impl Ticket {
         }
     }
 
+    /// The engine refused the request, whose prompt has these blocks, without running it.
+    pub(crate) fn refused(&self, blocks: &[u64]) {
+        if let Some(lease) = &self.lease {
+            lease.refused(blocks);
+        }
+    }
+
     /// The first piece of the answer is there.
     pub(crate) fn computed(&mut self) {
         if let Some(lease) = &mut self.lease {

@@ -1,14 +1,17 @@
-//! What an answer's pieces are looked at for: the rank that a pin should have led to, and the prompt's length as the
-//! engine counts it.
+//! What an answer's pieces are looked at for: the rank that a pin should have led to, the prompt's length as the engine
+//! counts it, and failures that the engine reports in it.
 
 use std::sync::Arc;
 
+use semmoe_engines::failures::{self, Failure};
 use semmoe_engines::pieces::{prompt_tokens, rank_in_meta};
 use semmoe_engines::{Carrier, Dialect, Route};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
 use crate::state::Core;
+
+use super::ticket::Ticket;
 
 /// Pieces of an answer that are looked at for the rank; it stands in the first one as a rule.
 const LOOKED_AT: u8 = 8;
@@ -41,6 +44,8 @@ pub(crate) struct Watch {
     pub(crate) rank: Option<Expected>,
     /// The prompt's tokens as they were counted here.
     pub(crate) counted: Option<u64>,
+    /// The engine said in this answer that it failed.
+    pub(crate) failure: Option<Failure>,
 }
 
 impl Watch {
@@ -50,6 +55,18 @@ impl Watch {
         if let Some(told) = prompt_tokens(piece) {
             core.note_count(&self.backend, counted, told);
             self.counted = None;
+        }
+    }
+
+    /// Looks for a failure in whole events, or in a piece of a document.
+    pub(crate) fn look_for_failure(&mut self, ticket: &mut Ticket, piece: &[u8]) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.failure = failures::in_piece(piece);
+        if let Some(failure) = self.failure {
+            let core = Arc::clone(ticket.core());
+            note_failure(&core, ticket, &self.backend, failure);
         }
     }
 
@@ -65,4 +82,16 @@ impl Watch {
             self.rank = None;
         }
     }
+}
+
+/// An engine said that it failed this request: that counts against its breaker, and a dead one gets no more requests.
+pub(crate) fn note_failure(core: &Core, ticket: &mut Ticket, backend: &Arc<Backend>, failure: Failure) {
+    core.metrics.faults.engine_failed(&backend.name, failure.label());
+    ticket.failed(backend);
+    if failure == Failure::Dead {
+        core.dismiss(backend, "its answers say that the engine core is dead".to_owned());
+        return;
+    }
+    tracing::warn!(backend = backend.name, failure = failure.label(), "the engine failed a request that it had taken");
+    backend.suspect();
 }

@@ -24,6 +24,13 @@ struct ShedLabels {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FailureLabels {
+    backend: String,
+    /// `engine_dead`, `abort`, `engine_error`.
+    kind: &'static str,
+}
+
 /// What is counted of faults.
 pub(crate) struct FaultMetrics {
     breaker_state: Family<BackendLabels, Gauge>,
@@ -33,6 +40,7 @@ pub(crate) struct FaultMetrics {
     queue_seconds: Family<ModelLabels, Histogram, fn() -> Histogram>,
     shed: Family<ShedLabels, Counter>,
     strays: Family<BackendLabels, Counter>,
+    engine_failures: Family<FailureLabels, Counter>,
 }
 
 impl Default for FaultMetrics {
@@ -46,6 +54,7 @@ impl Default for FaultMetrics {
             queue_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 17))),
             shed: Family::default(),
             strays: Family::default(),
+            engine_failures: Family::default(),
         }
     }
 }
@@ -61,6 +70,11 @@ impl FaultMetrics {
             "stray_answers",
             "Connections closed as the backend sent bytes that belong to no answer",
             self.strays.clone(),
+        );
+        registry.register(
+            "engine_failures",
+            "Answers in which the engine says that it failed, by kind",
+            self.engine_failures.clone(),
         );
         registry.register("backend_draining", "1 while no new requests are placed", self.draining.clone());
     }
@@ -79,6 +93,11 @@ impl FaultMetrics {
     /// Connections that were closed for what a backend sent unasked.
     pub(crate) fn strays(&self, backend: &str, connections: u64) {
         self.strays.get_or_create(&BackendLabels { backend: backend.to_owned() }).inc_by(connections);
+    }
+
+    /// An answer in which the engine said that it failed.
+    pub(crate) fn engine_failed(&self, backend: &str, kind: &'static str) {
+        self.engine_failures.get_or_create(&FailureLabels { backend: backend.to_owned(), kind }).inc();
     }
 
     /// Sets the state; returns that before.

@@ -28,6 +28,8 @@ pub(super) struct Counted {
     pub(super) pool: Arc<Pool>,
     pub(super) slot: u16,
     pub(super) work: Work,
+    /// Blocks of the prompt that the rank is believed to hold only since this request.
+    pub(super) new_blocks: usize,
     /// Where a watched policy would have it.
     pub(super) ghost: Option<Ghost>,
 }
@@ -35,6 +37,7 @@ pub(super) struct Counted {
 pub(super) struct Ghost {
     pub(super) slot: u16,
     pub(super) work: Work,
+    pub(super) new_blocks: usize,
 }
 
 impl Lease {
@@ -66,7 +69,7 @@ impl Lease {
 
     /// The first piece of an answer is there, so the prompt has been computed.
     pub(crate) fn computed(&mut self) {
-        if let Some(Counted { pool, slot, work, ghost }) = &mut self.counted {
+        if let Some(Counted { pool, slot, work, ghost, .. }) = &mut self.counted {
             pool.router.accounts().computed(*slot, work);
             if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_mut()) {
                 shadow.router.accounts().computed(ghost.slot, &mut ghost.work);
@@ -75,9 +78,21 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// The engine refused the request: its rank neither computed nor holds the prompt with these blocks.
+    pub(crate) fn refused(&self, blocks: &[u64]) {
+        if let Some(Counted { pool, slot, work, new_blocks, ghost }) = &self.counted {
+            pool.router.take_back(*slot, *work, blocks, *new_blocks);
+            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
+                shadow.router.take_back(ghost.slot, ghost.work, blocks, ghost.new_blocks);
+            }
+        }
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(Counted { pool, slot, work, ghost }) = &self.counted {
+        if let Some(Counted { pool, slot, work, ghost, .. }) = &self.counted {
             pool.router.accounts().release(*slot, *work);
             if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
                 shadow.router.accounts().release(ghost.slot, ghost.work);

@@ -254,3 +254,54 @@ async fn a_client_that_leaves_in_a_retry_is_counted() {
     };
     tokio::time::timeout(PATIENCE, counted).await.unwrap();
 }
+
+/// A request of which engines die must not go through the whole fleet.
+#[tokio::test]
+async fn a_request_that_two_engines_died_with_is_sent_to_no_third() {
+    let mut mocks = [Mock::start(2), Mock::start(2), Mock::start(2)];
+    let gateway = start(&several(&mocks.each_ref())).await;
+    for mock in &mut mocks {
+        mock.behave("hang");
+    }
+    let client = Client::data(&gateway);
+    let mut call = tokio::spawn(async move { client.post(CHAT, "{}").await });
+    let answer = loop {
+        let [a, b, c] = &mut mocks;
+        let killer = tokio::select! {
+            answer = &mut call => break answer.unwrap(),
+            _ = a.next() => a,
+            _ = b.next() => b,
+            _ = c.next() => c,
+        };
+        killer.kill();
+    };
+    assert_eq!((answer.status, answer.header("x-should-retry")), (502, "false"), "{answer:?}");
+    assert_eq!(answer.json()["error"]["code"], "request_suspect");
+    assert!(mocks.iter_mut().all(|mock| mock.seen.try_recv().is_err()));
+    assert_eq!(retries(&gateway, "broke", "suspect").await, 1.0);
+    settled(&gateway).await;
+}
+
+/// An engine that dies by itself takes many requests with it, and none of them is to blame.
+#[tokio::test]
+async fn requests_of_an_engine_that_dies_under_load_all_go_elsewhere() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    a.behave("hang");
+    b.behave("");
+    let calls: Vec<_> = (0..64)
+        .map(|_| {
+            let client = Client::data(&gateway);
+            tokio::spawn(async move { client.post(CHAT, "{}").await.status })
+        })
+        .collect();
+    for _ in 0..32 {
+        a.next().await;
+    }
+    a.kill();
+    for call in calls {
+        assert_eq!(call.await.unwrap(), 200);
+    }
+    b.next().await;
+    settled(&gateway).await;
+}

@@ -1,4 +1,5 @@
-"""Plug-in of SGLang (entry point `sglang.srt.plugins`): SRS and SAG around LayerCommunicator. Written for SGLang 0.5.16.
+"""Plug-in of SGLang (entry point `sglang.srt.plugins`): SRS and SAG around LayerCommunicator. Written for SGLang 0.5.16; other versions
+are refused. From 0.5.21 on SGLang has no LayerCommunicator: `srt/layers/layer_boundary/` plans the moves between layers in its place.
 
 Where a layer's experts take scattered tokens (an all-to-all backend; `mlp_mode` SCATTERED), SGLang reduce-scatters in the tokens' order
 before the experts and keeps tokens scattered after them. With the plug-in each token goes to the rank of its likeliest group instead, and
@@ -156,12 +157,16 @@ def _evened_in_turn(groups, world):
     return torch.where(placed, groups, free)
 
 
-def self_check(modules, version):
+def check_version(version):
+    """Comes before SGLang's modules are imported, as other versions lack some of them."""
+    if version not in VERSIONS:
+        raise SelfCheckError(f"SGLang is {version}, the plug-in supports {', '.join(VERSIONS)} only")
+
+
+def self_check(modules):
     """What must be true before anything is hooked; `modules` by name.
 
     Raises SelfCheckError with the first thing that is not."""
-    if version not in VERSIONS:
-        raise SelfCheckError(f"SGLang is {version}, the plug-in was written for {', '.join(VERSIONS)}")
     for module, name, expected in HOOKED.values():
         owner, method = name.split(".")
         raw = vars(getattr(modules[module], owner, object)).get(method)
@@ -190,11 +195,13 @@ def activate(group_of=GpuGroup):
         return None
     try:
         import sglang
+
+        check_version(sglang.__version__)
         import sglang.srt.layers.communicator as communicator
         import sglang.srt.model_executor.model_runner as runner
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        self_check({_COMMUNICATOR: communicator, _RUNNER: runner}, sglang.__version__)
+        self_check({_COMMUNICATOR: communicator, _RUNNER: runner})
         check_tables(path)
         plugin = Plugin(path, communicator.ScatterMode, group_of)
     except Exception as error:

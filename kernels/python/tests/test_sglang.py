@@ -314,7 +314,7 @@ def nothing_is_hooked(folder):
     for prepare, environment, message in [
         (stub, {"SEMMOE_SGLANG": "off", "SEMMOE_SGLANG_TABLES": good}, None),
         (stub, {}, "SEMMOE_SGLANG_TABLES is not set"),
-        (lambda: stub("0.5.23"), {"SEMMOE_SGLANG_TABLES": good}, "SGLang is 0.5.23, the plug-in was written for 0.5.16"),
+        (lambda: stub("0.5.23"), {"SEMMOE_SGLANG_TABLES": good}, "SGLang is 0.5.23, the plug-in supports 0.5.16 only"),
         (renamed, {"SEMMOE_SGLANG_TABLES": good}, "prepare_mlp has the parameters ['self', 'hidden_states'], expected"),
         (moved, {"SEMMOE_SGLANG_TABLES": good}, "ModelRunner.init_torch_distributed has the parameters None, expected ['self']"),
         (stub, {"SEMMOE_SGLANG_TABLES": str(folder / "none")}, "none"),
@@ -329,6 +329,12 @@ def nothing_is_hooked(folder):
         assert plug.activate() is None
         assert dict(vars(sys.modules["sglang.srt.layers.communicator"].LayerCommunicator)) == before
         assert messages == [] if message is None else message in messages[-1], messages
+
+    # From 0.5.21 on the module is gone; the message is about the version all the same.
+    os.environ["SEMMOE_SGLANG_TABLES"] = good
+    stub("0.5.23")
+    sys.modules["sglang.srt.layers.communicator"] = None
+    assert plug.activate() is None and "SGLang is 0.5.23, the plug-in supports" in messages[-1], messages
 
 
 def stays_off(folder):

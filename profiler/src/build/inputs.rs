@@ -225,10 +225,10 @@ impl Inputs {
         }
     }
 
-    /// Gives the requests that were held out to a trace, in order.
-    pub(super) fn write_held_out(&self, out: &mut TraceWriter) -> Result<(), ProfilerError> {
+    /// Appends the requests of one fate to a trace, in order.
+    pub(super) fn write(&self, fate: Fate, out: &mut TraceWriter) -> Result<(), ProfilerError> {
         for file in &self.files {
-            for r in (0..file.rows.requests()).filter(|&r| file.fates[r] == Fate::HeldOut) {
+            for r in (0..file.rows.requests()).filter(|&r| file.fates[r] == fate) {
                 let request = file.rows.request(r);
                 let prompt_len = u32::try_from(request.prompt_len()).unwrap_or(u32::MAX);
                 out.push_rows(request.token_ids(), prompt_len, file.rows.experts(r))?;

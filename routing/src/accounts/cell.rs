@@ -50,10 +50,14 @@ fn take(number: &AtomicU64, amount: u64) {
 impl Cell {
     /// The same rank in other accounts: requests in flight are shared, the rest but the windows is copied.
     pub(super) fn heir(&self) -> Self {
+        Self { flight: Arc::clone(&self.flight), ..self.idle_copy() }
+    }
+
+    /// The same rank in accounts that count for themselves: nothing is in flight there, the rest but the windows is copied.
+    pub(super) fn idle_copy(&self) -> Self {
         let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
         let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));
         Self {
-            flight: Arc::clone(&self.flight),
             assigned_requests: copied(&self.assigned_requests),
             assigned_tokens: copied(&self.assigned_tokens),
             away: flag(&self.away),
@@ -91,6 +95,11 @@ impl Cell {
         if pending > 0 {
             self.flight.pending.fetch_add(pending, Relaxed);
         }
+    }
+
+    /// One of the assigned requests did not run.
+    pub(super) fn take_assigned(&self) {
+        take(&self.assigned_requests, 1);
     }
 
     pub(super) fn computed(&self, pending: u64) {

@@ -7,6 +7,9 @@ use super::cell::{get, set};
 /// Longest window: the requests in it are counted with 16 bits.
 pub(crate) const LONGEST: u32 = u16::MAX as u32;
 
+/// Assignments among which one that is taken back is looked for: it was made a moment ago.
+const LOOKED_BACK: u64 = 4096;
+
 /// Tokens and requests share one number, so that they change together: requests are in the low bits.
 const REQUEST_BITS: u32 = 16;
 
@@ -30,6 +33,16 @@ impl Window {
         let at = self.count.fetch_add(1, Relaxed) % self.places.len() as u64;
         let old = self.places[at as usize].swap((u64::from(rank) << 32) | tokens, Relaxed);
         (old != 0).then_some(((old >> 32) as u16, old & 0xffff_ffff))
+    }
+
+    /// Empties the newest place of an assignment like this, if it is among the last [`LOOKED_BACK`]; returns whether.
+    pub(super) fn take_back(&self, rank: u16, tokens: u64) -> bool {
+        let (now, places) = (self.now(), self.places.len() as u64);
+        let sought = (u64::from(rank) << 32) | tokens;
+        (now.saturating_sub(places.min(LOOKED_BACK))..now).rev().any(|at| {
+            let place = &self.places[(at % places) as usize];
+            place.compare_exchange(sought, 0, Relaxed, Relaxed).is_ok()
+        })
     }
 
     /// Those in it, the oldest first: rank and tokens. What is written meanwhile may be missed.

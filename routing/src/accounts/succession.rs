@@ -1,7 +1,8 @@
 //! Accounts of other ranks that go on from accounts in use: a rank joins or leaves, or the settings change.
 //!
-//! Requests in flight are shared between both: whoever holds the old accounts still counts out what it counted in there,
-//! and both see it. Everything else is copied as it is in this moment.
+//! Requests in flight are shared between both: a request that was counted in by the old accounts is counted out there, and
+//! both see it. Everything else is copied as it is in this moment. Accounts that keep books on the same ranks for another
+//! purpose, as a shadow's do, share nothing: no request that is in flight now will ever be counted out there.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -17,9 +18,24 @@ impl Accounts {
     /// Ranks that stay keep what is in flight on them (counted here or there, it is in both), their recent tokens and
     /// requests, what made their prices, and whether they are available and known.
     pub fn succeed(&self, from: &[Option<u16>], table_prices: &[f32], settings: &Settings) -> Accounts {
+        self.next(from, table_prices, settings, Cell::heir)
+    }
+
+    /// As [`succeed`](Self::succeed), but the new accounts count requests for themselves, and begin with none in flight.
+    pub fn fork(&self, from: &[Option<u16>], table_prices: &[f32], settings: &Settings) -> Accounts {
+        self.next(from, table_prices, settings, Cell::idle_copy)
+    }
+
+    fn next(
+        &self,
+        from: &[Option<u16>],
+        table_prices: &[f32],
+        settings: &Settings,
+        stays: fn(&Cell) -> Cell,
+    ) -> Accounts {
         let ranks = u16::try_from(from.len()).unwrap_or(u16::MAX);
         let old = |from: &Option<u16>| self.cells.get(usize::from((*from)?));
-        let cells = from.iter().take(usize::from(ranks)).map(|from| old(from).map_or_else(Cell::newcomer, Cell::heir));
+        let cells = from.iter().take(usize::from(ranks)).map(|from| old(from).map_or_else(Cell::newcomer, stays));
         let next = Accounts {
             cells: cells.collect(),
             memory: Window::new(settings.memory_of(ranks)),

@@ -133,20 +133,37 @@ impl PrefixTable {
         }
     }
 
-    /// Notes that a request with these blocks goes to `rank`. Blocks beyond the rank's room are left out, from the end. False
-    /// if there is no such rank.
-    pub fn record(&self, rank: u16, chain: &[u64]) -> bool {
+    /// Notes that a request with these blocks goes to `rank`. Blocks beyond the rank's room are left out, from the end.
+    /// Returns how many blocks the rank did not hold before; `None` if there is no such rank.
+    pub fn record(&self, rank: u16, chain: &[u64]) -> Option<usize> {
         let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
+        let slot = ranks.get_mut(usize::from(rank))?;
         let lru = slot.get_or_insert_with(|| Lru::new(self.blocks_per_rank));
         let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
+        let mut new = 0;
         // The last block first, so that it is also the first to be forgotten: what remains is still a prefix.
         for &block in kept.iter().rev() {
             if let Touched::New { forgotten } = lru.touch(block) {
+                new += 1;
                 if let Some(forgotten) = forgotten {
                     self.index.remove(forgotten, rank);
                 }
                 self.index.insert(block, rank);
+            }
+        }
+        Some(new)
+    }
+
+    /// The request that [`record`](Self::record) noted did not run after all: forgets the last `new` of its blocks that the
+    /// rank has room for. What they displaced stays forgotten. False if there is no such rank.
+    pub fn take_back(&self, rank: u16, chain: &[u64], new: usize) -> bool {
+        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
+        let Some(lru) = slot else { return true };
+        let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
+        for &block in &kept[kept.len().saturating_sub(new)..] {
+            if lru.remove(block) {
+                self.index.remove(block, rank);
             }
         }
         true

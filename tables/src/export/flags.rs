@@ -6,19 +6,33 @@ use crate::{Attention, Tables};
 /// No run is so long that vLLM's balancer would move experts.
 const VLLM_NEVER_STEPS: u32 = 1_000_000_000;
 
+/// How SGLang spells attention data parallelism.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SglangSpelling {
+    /// `--attn-dp-size N`, since 0.5.22.
+    #[default]
+    AttnDpSize,
+    /// `--dp-size N --enable-dp-attention`: before 0.5.22, and deprecated since.
+    EnableDpAttention,
+}
+
 /// Arguments of `sglang.launch_server` for the file that holds [`super::sglang`]'s text: as many ranks as groups, attention as
-/// the tables were solved for. `static` dispatch takes the replica on the own rank first. `--enable-eplb` must stay off, or
-/// SGLang moves experts away from this placement.
+/// the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this placement.
+///
+/// There is no `--ep-dispatch-algorithm`: with a placement SGLang chooses `static` by itself where an all-to-all backend runs
+/// (a token goes to a replica on its own rank first), and from 0.5.17 refuses it where none does.
 #[must_use]
-pub fn sglang_flags(tables: &Tables, file: &str) -> String {
+pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> String {
     let (ranks, redundant, file) = (tables.groups(), redundant(tables), quoted(file));
-    let attention = match tables.attention() {
-        Attention::Dp => format!(" --enable-dp-attention --dp-size {}", tables.dp_ranks()),
-        Attention::Tp => String::new(),
+    let dp = tables.dp_ranks();
+    let attention = match (tables.attention(), spelling) {
+        (Attention::Dp, SglangSpelling::AttnDpSize) => format!(" --attn-dp-size {dp}"),
+        (Attention::Dp, SglangSpelling::EnableDpAttention) => format!(" --dp-size {dp} --enable-dp-attention"),
+        (Attention::Tp, _) => String::new(),
     };
     format!(
         "--tp-size {ranks}{attention} --ep-size {ranks} --ep-num-redundant-experts {redundant} \
-         --init-expert-location {file} --ep-dispatch-algorithm static"
+         --init-expert-location {file}"
     )
 }
 

@@ -20,7 +20,7 @@ use std::path::Path;
 use serde::Serialize;
 
 pub use eplb::Eplb;
-pub use flags::{sglang_flags, vllm_flags};
+pub use flags::{SglangSpelling, sglang_flags, vllm_flags};
 pub use read::read_sglang;
 
 use crate::container::write_atomically;

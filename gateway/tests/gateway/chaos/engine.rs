@@ -137,7 +137,7 @@ async fn read(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Option<Asked> {
 
 async fn respond(stream: &mut TcpStream, asked: &Asked) -> Option<()> {
     match asked.path.as_str() {
-        "/health" => return whole(stream, "200 OK", b"{}", 2).await,
+        "/health" | "/ping" => return whole(stream, "200 OK", b"{}", 2).await,
         "/server_info" => {
             let info = json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 2 }).to_string();
             return whole(stream, "200 OK", info.as_bytes(), info.len()).await;

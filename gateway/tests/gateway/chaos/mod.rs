@@ -129,7 +129,7 @@ fn configuration(engines: &[Engine], queue: &str) -> String {
     let backends: String = engines.iter().enumerate().map(backend).collect();
     format!(
         "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n\
-         [health]\ninterval_seconds = 0.05\ntimeout_seconds = 0.5\nunhealthy_after = 2\n\
+         [health]\ninterval_seconds = 0.05\ntimeout_seconds = 0.5\nunhealthy_after = 2\nbusy_seconds = 1\n\
          [timeouts]\nidle_seconds = 1\n[retry]\nbudget_per_second = 1000\n\
          [breaker]\nopen_seconds = 0.05\nlongest_seconds = 0.1\n{queue}\
          [[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n{backends}"

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
@@ -43,6 +43,12 @@ struct Shared {
     /// Each event of a stream takes one permit.
     events: Semaphore,
     health: AtomicU16,
+    /// How long the health route takes, which runs the model as SGLang's does.
+    health_millis: AtomicU64,
+    /// The server accepts probes and answers none.
+    mute: AtomicBool,
+    /// It has no `/ping`.
+    no_ping: AtomicBool,
     info: Mutex<Value>,
     /// Every request, probes too, must carry it.
     authorization: Mutex<Option<String>>,
@@ -64,7 +70,9 @@ impl Mock {
     /// An engine with this many attention-DP ranks.
     pub(crate) fn start(ranks: u16) -> Self {
         // SGLang's own words since 0.5.22.
-        Self::with_info(json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": ranks }))
+        Self::with_info(
+            json!({ "model_path": "/models/tiny", "version": "0.5.23", "dp_size": 1, "attn_dp_size": ranks }),
+        )
     }
 
     /// An engine that says this about itself.
@@ -77,6 +85,9 @@ impl Mock {
             gone,
             events: Semaphore::new(0),
             health,
+            health_millis: AtomicU64::new(0),
+            mute: AtomicBool::new(false),
+            no_ping: AtomicBool::new(false),
             info: Mutex::new(info),
             authorization: Mutex::default(),
             behaviour: Mutex::default(),
@@ -118,6 +129,21 @@ impl Mock {
 
     pub(crate) fn set_health(&self, status: u16) {
         self.shared.health.store(status, Ordering::SeqCst);
+    }
+
+    /// As an engine's that is busy for so long with each step.
+    pub(crate) fn set_health_time(&self, time: std::time::Duration) {
+        self.shared.health_millis.store(time.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    /// An engine without the quick route.
+    pub(crate) fn set_no_ping(&self) {
+        self.shared.no_ping.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the server leaves probes without an answer.
+    pub(crate) fn set_mute(&self, mute: bool) {
+        self.shared.mute.store(mute, Ordering::SeqCst);
     }
 
     pub(crate) fn set_info(&self, info: Value) {
@@ -189,7 +215,12 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         return StatusCode::UNAUTHORIZED.into_response();
     }
     match path.as_str() {
-        "/health" | "/v1/models" => {
+        "/ping" if shared.no_ping.load(Ordering::SeqCst) => return StatusCode::NOT_FOUND.into_response(),
+        "/ping" if shared.mute.load(Ordering::SeqCst) => std::future::pending().await,
+        "/health" | "/ping" | "/v1/models" => {
+            if path == "/health" {
+                tokio::time::sleep(std::time::Duration::from_millis(shared.health_millis.load(Ordering::SeqCst))).await;
+            }
             return StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response();
         }
         // What the gateway asks of its own accord is no request; this engine does not tell.
@@ -274,8 +305,38 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
             let events = format!("data: {{\"choices\":[]}}\n\ndata: {usage}\n\ndata: [DONE]\n\n");
             ([("content-type", "text/event-stream")], events).into_response()
         }
+        // As vLLM 0.30 answers when an engine core is dead.
+        ("dead", _) => (StatusCode::INTERNAL_SERVER_ERROR, Json(dead_core())).into_response(),
+        ("dead-stream", _) => event_stream(&format!("data: {}\n\ndata: [DONE]\n\n", dead_core())),
+        ("dead-late", _) => event_stream(&format!("data: {}\n\ndata: {}\n\ndata: [DONE]\n\n", said("a"), dead_core())),
+        // As vLLM ends the generations of an engine that it shuts down.
+        ("abort", _) => Json(aborted("text", json!(""))).into_response(),
+        ("abort-stream", _) => {
+            let role = json!({ "role": "assistant", "content": "" });
+            let first = json!({ "choices": [{ "index": 0, "delta": role, "finish_reason": null }] });
+            let events = format!("data: {first}\n\ndata: {}\n\ndata: [DONE]\n\n", aborted("delta", json!({})));
+            event_stream(&events)
+        }
+        ("abort-late", _) => Json(aborted("text", json!("so far"))).into_response(),
         (code, _) => (status(code), told("the engine's own words")).into_response(),
     }
+}
+
+fn event_stream(events: &str) -> Response {
+    ([("content-type", "text/event-stream")], events.to_owned()).into_response()
+}
+
+fn said(text: &str) -> Value {
+    json!({ "choices": [{ "index": 0, "text": text, "finish_reason": null }] })
+}
+
+fn aborted(member: &str, value: Value) -> Value {
+    json!({ "choices": [{ "index": 0, member: value, "finish_reason": "abort" }] })
+}
+
+fn dead_core() -> Value {
+    let message = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+    json!({ "error": { "message": message, "type": "InternalServerError", "param": null, "code": 500 } })
 }
 
 #[derive(Clone, Copy, PartialEq)]

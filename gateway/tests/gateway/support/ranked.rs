@@ -76,7 +76,7 @@ impl Ranked {
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let vllm = shared.behaviour.info.is_null();
     match request.uri().path() {
-        "/health" => return "".into_response(),
+        "/health" | "/ping" => return "".into_response(),
         "/v1/models" => return Json(json!({ "data": [{ "id": "tiny" }] })).into_response(),
         "/version" if vllm => return Json(json!({ "version": "0.33.0" })).into_response(),
         "/server_info" if !vllm => return Json(shared.behaviour.info.clone()).into_response(),

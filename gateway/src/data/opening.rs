@@ -1,0 +1,166 @@
+//! The first piece of an answer, awaited before its head goes to the client: until then the request can be sent elsewhere.
+//!
+//! An engine whose core died under a living server says so in a 500, in a 200 whose generation was aborted before its first
+//! token, or in the first event of a stream. Servers that send the head of a stream at once do so long before the first
+//! token, which is what clients wait for: holding the head back costs them nothing. Only what comes at once with the first
+//! piece is waited for, and never longer than the limit.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use semmoe_engines::Route;
+use semmoe_engines::failures::{self, Failure};
+use semmoe_engines::http::{AnswerBody, HttpError};
+
+use super::retry::{LOOK_EVERY, SendError, Wait};
+
+/// The first event of a chat names the role, and says nothing; the next one follows in the same step of the engine.
+const SAME_STEP: Duration = Duration::from_millis(5);
+
+type Polled = Result<Frame<Bytes>, hyper::Error>;
+
+/// The body of an engine's answer, of which some may have been read already.
+pub(crate) struct Upstream {
+    body: AnswerBody,
+    /// What comes before the rest of the body, in order.
+    ahead: [Option<Polled>; 2],
+}
+
+impl Upstream {
+    fn of(body: AnswerBody) -> Self {
+        Self { body, ahead: [None, None] }
+    }
+
+    pub(crate) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Polled>> {
+        match self.ahead[0].take() {
+            Some(ahead) => {
+                self.ahead.swap(0, 1);
+                Poll::Ready(Some(ahead))
+            }
+            None => Pin::new(&mut self.body).poll_frame(cx),
+        }
+    }
+
+    /// Puts back what [`poll_frame`](Self::poll_frame) brought last.
+    pub(crate) fn put_back(&mut self, polled: Polled) {
+        self.ahead.swap(0, 1);
+        self.ahead[0] = Some(polled);
+    }
+
+    /// Whether nothing follows, as far as that is known.
+    pub(crate) fn is_end_stream(&self) -> bool {
+        self.ahead[0].is_none() && self.body.is_end_stream()
+    }
+
+    /// Bytes that are still to come.
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        let ahead: u64 = self.ahead_data().map(|data| data.len() as u64).sum();
+        let mut hint = self.body.size_hint();
+        match hint.exact() {
+            Some(rest) => hint.set_exact(rest + ahead),
+            None if ahead > 0 => hint = SizeHint::default(),
+            None => {}
+        }
+        hint
+    }
+
+    fn ahead_data(&self) -> impl Iterator<Item = &Bytes> {
+        self.ahead.iter().flatten().filter_map(|polled| polled.as_ref().ok()?.data_ref())
+    }
+
+    /// Everything that was read and not yet passed on.
+    fn ahead_bytes(&self) -> Bytes {
+        match (&self.ahead[1], self.ahead_data().next()) {
+            (None, Some(only)) => only.clone(),
+            _ => self.ahead_data().flatten().copied().collect(),
+        }
+    }
+}
+
+/// An answer that may begin to go to the client.
+pub(crate) struct Opened {
+    pub(crate) response: Response<Upstream>,
+    /// The engine failed before it had told the client anything.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// Waits for the first piece of an answer and looks at it. `streams`: the client asked for a stream.
+///
+/// # Errors
+/// The body broke off before its first piece, or the backend fell ill while it was awaited.
+pub(crate) async fn open(
+    wait: &Wait<'_>,
+    response: Response<AnswerBody>,
+    route: Route,
+    streams: bool,
+) -> Result<Opened, SendError> {
+    let mut response = response.map(Upstream::of);
+    let status = response.status();
+    let is_error = status == StatusCode::INTERNAL_SERVER_ERROR;
+    let looked_at = (is_error || status == StatusCode::OK) && route.runs_model();
+    if !looked_at || !is_held(response.headers(), streams) || response.body().is_end_stream() {
+        return Ok(Opened { response, failure: None });
+    }
+    let upstream = response.body_mut();
+    first_piece(wait, upstream).await?;
+    let mut ahead = upstream.ahead_bytes();
+    if is_error {
+        return Ok(Opened { response, failure: dead_or_suspect(wait, &ahead) });
+    }
+    if streams && failures::in_piece(&ahead).is_none() && failures::is_empty(&ahead) {
+        second_piece(upstream).await;
+        ahead = upstream.ahead_bytes();
+    }
+    let failure = failures::in_piece(&ahead).filter(|_| failures::is_empty(&ahead));
+    Ok(Opened { response, failure })
+}
+
+/// Streams that the client asked for, and JSON documents, which come in one piece.
+fn is_held(headers: &HeaderMap, streams: bool) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
+    plain && (kind.starts_with(b"application/json") || (streams && kind.starts_with(b"text/event-stream")))
+}
+
+/// What a 500 says: a dead engine is one for every request, another error is about this request. It may still be the first
+/// sign of a dead one, so the prober looks at once.
+fn dead_or_suspect(wait: &Wait<'_>, document: &[u8]) -> Option<Failure> {
+    let failure = failures::in_error(document)?;
+    if failure != Failure::Dead {
+        wait.backend.suspect();
+        return None;
+    }
+    Some(failure)
+}
+
+/// Returns when there is a first piece, at the end of the body, or after the limit.
+async fn first_piece(wait: &Wait<'_>, upstream: &mut Upstream) -> Result<(), SendError> {
+    let mut left = wait.hold;
+    while !left.is_zero() {
+        let look = LOOK_EVERY.min(left);
+        match tokio::time::timeout(look, upstream.body.frame()).await {
+            Ok(Some(Err(error))) => {
+                let (url, cause) = (format!("backend '{}'", wait.backend.name), error.to_string());
+                return Err(SendError::Http(HttpError::Body { url, cause }));
+            }
+            Ok(first) => {
+                upstream.ahead[0] = first;
+                return Ok(());
+            }
+            Err(_) => left = left.saturating_sub(look),
+        }
+        wait.check_health()?;
+    }
+    Ok(())
+}
+
+async fn second_piece(upstream: &mut Upstream) {
+    if let Ok(second) = tokio::time::timeout(SAME_STEP, upstream.body.frame()).await {
+        upstream.ahead[1] = second;
+    }
+}

@@ -1,0 +1,140 @@
+//! Engines that are busy, hung or dead: the first must never be marked down, the others must, in the documented time.
+
+use std::time::{Duration, Instant};
+
+use http::Method;
+use semmoe_gateway::Running;
+
+use crate::support::{Client, Mock, PATIENCE, next_frame, plain_model, settled, several, shown};
+
+const GENERATE: &str = "/generate";
+
+/// A hundredth of the defaults, but for the silence, which is a fortieth.
+async fn start(models: &str) -> Running {
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 0.05\n\
+         timeout_seconds = 0.1\nbusy_seconds = 0.5\n{models}"
+    );
+    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    semmoe_gateway::Gateway::start(config).await.unwrap()
+}
+
+/// Fails as soon as the backend is marked down within this time.
+async fn stays_healthy(gateway: &Running, time: Duration) {
+    let down = gateway.wait_health("pod-a", |health| !health.is_healthy());
+    if let Ok(health) = tokio::time::timeout(time, down).await {
+        panic!("marked down: {health:?}");
+    }
+}
+
+async fn marked_down_within(gateway: &Running, time: Duration) -> String {
+    let down = gateway.wait_health("pod-a", |health| !health.is_healthy());
+    tokio::time::timeout(time, down).await.expect("marked down in time");
+    shown(gateway, "pod-a").await["cause"].as_str().unwrap().to_owned()
+}
+
+/// SGLang's `/health` takes 3 to 17 s under prefill, six times the time of a probe and less than `busy_seconds`.
+#[tokio::test]
+async fn an_engine_that_is_busy_with_long_prompts_is_never_marked_down() {
+    let mut mock = Mock::start(2);
+    mock.set_health_time(Duration::from_millis(450));
+    let gateway = start(&plain_model(&mock, 2)).await;
+    mock.behave("late");
+    let calls: Vec<_> = (0..120)
+        .map(|_| {
+            let client = Client::data(&gateway);
+            tokio::spawn(async move { client.post(GENERATE, "{\"text\":\"long\"}").await.status })
+        })
+        .collect();
+    for _ in 0..120 {
+        mock.next().await;
+    }
+    stays_healthy(&gateway, Duration::from_secs(4)).await;
+    mock.release(120);
+    for call in calls {
+        assert_eq!(call.await.unwrap(), 200);
+    }
+    settled(&gateway).await;
+}
+
+/// The server's own loop is starved, too, so that no probe is answered; but tokens flow.
+#[tokio::test]
+async fn answers_that_flow_are_a_sign_of_life() {
+    let mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    mock.set_mute(true);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(2) {
+        let mut answer = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{}").await;
+        for event in 1..=3 {
+            mock.release(1);
+            assert_eq!(next_frame(&mut answer).await, Some(format!("data: {event}\n\n")));
+            stays_healthy(&gateway, Duration::from_millis(100)).await;
+        }
+    }
+    let cause = marked_down_within(&gateway, Duration::from_secs(3)).await;
+    assert!(cause.contains("did not send"), "{cause}");
+    mock.set_mute(false);
+    let up = gateway.wait_health("pod-a", |health| health.is_healthy());
+    tokio::time::timeout(PATIENCE, up).await.unwrap();
+}
+
+/// Its server answers for itself, and says that the scheduler does not, as SGLang's does after 20 s.
+#[tokio::test]
+async fn a_hung_scheduler_is_found_and_its_requests_are_moved() {
+    let (mut a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&several(&[&a, &b])).await;
+    a.behave("hang");
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let client = Client::data(&gateway);
+            tokio::spawn(async move { client.post(GENERATE, "{\"text\":\"x\"}").await.status })
+        })
+        .collect();
+    a.next().await;
+    a.set_health_time(Duration::from_secs(3600));
+    let cause = marked_down_within(&gateway, Duration::from_secs(3)).await;
+    assert!(cause.starts_with("its scheduler does not answer: "), "{cause}");
+    for call in calls {
+        assert_eq!(call.await.unwrap(), 200);
+    }
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_found_at_once() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    mock.kill();
+    let cause = marked_down_within(&gateway, Duration::from_millis(400)).await;
+    assert!(cause.contains("cannot connect"), "{cause}");
+}
+
+/// Versions and front ends without `/ping` are asked for health, with the patience that it takes.
+#[tokio::test]
+async fn an_engine_without_the_quick_route_is_asked_for_health() {
+    let mock = Mock::start(2);
+    mock.set_no_ping();
+    mock.set_health_time(Duration::from_millis(300));
+    let gateway = start(&plain_model(&mock, 2)).await;
+    stays_healthy(&gateway, Duration::from_secs(1)).await;
+    mock.set_health(503);
+    let cause = marked_down_within(&gateway, Duration::from_secs(3)).await;
+    assert!(cause.contains("/health answered 503"), "{cause}");
+}
+
+/// An API server of vLLM answers 503 when the engine core behind it is dead, and only then.
+#[tokio::test]
+async fn one_503_of_vllm_is_enough() {
+    let mock = Mock::start(2);
+    let models = plain_model(&mock, 2).replace("sglang", "vllm");
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 0.05\n\
+         unhealthy_after = 1000000\n{models}"
+    );
+    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    mock.set_health(503);
+    marked_down_within(&gateway, Duration::from_secs(3)).await;
+}

@@ -1,0 +1,160 @@
+//! Engines that say themselves that they failed: in a 500, by an abort, in a stream.
+
+use http::Method;
+use http_body_util::BodyExt;
+
+use crate::support::{Answer, Client, Mock, PATIENCE, metric, next_frame, settled, several, shown, start};
+
+const COMPLETIONS: &str = "/v1/completions";
+const PLAIN: &str = r#"{"prompt":"x"}"#;
+const STREAM: &str = r#"{"prompt":"x","stream":true}"#;
+
+/// Both backends are vLLM, and the prober is slower than the requests.
+fn two(mocks: &[&Mock]) -> String {
+    several(mocks).replace("sglang", "vllm")
+}
+
+async fn failures(gateway: &semmoe_gateway::Running, kind: &str) -> f64 {
+    metric(gateway, &format!("semmoe_engine_failures_total{{backend=\"pod-a\",kind=\"{kind}\"}}")).await
+}
+
+fn served_by(answer: &Answer) -> (u16, &str) {
+    (answer.status, answer.header("x-semmoe-backend"))
+}
+
+/// Whatever the form in which the engine says it: nobody loses a request, and the breaker and metrics know.
+#[tokio::test]
+async fn a_failure_before_the_first_byte_is_retried() {
+    for (behaviour, body, kind) in [
+        ("dead", PLAIN, "engine_dead"),
+        ("dead", STREAM, "engine_dead"),
+        ("dead-stream", STREAM, "engine_dead"),
+        ("abort", PLAIN, "abort"),
+        ("abort-stream", STREAM, "abort"),
+    ] {
+        let (a, b) = (Mock::start(2), Mock::start(2));
+        let gateway = start(&two(&[&a, &b])).await;
+        a.behave(behaviour);
+        let client = Client::data(&gateway);
+        for _ in 0..4 {
+            assert_eq!(served_by(&client.post(COMPLETIONS, body).await), (200, "pod-b"), "{behaviour} {body}");
+        }
+        assert!(failures(&gateway, kind).await >= 1.0, "{behaviour} {body}");
+        let retried = format!("semmoe_retries_total{{cause=\"{kind}\",outcome=\"answered\"}}");
+        assert!(metric(&gateway, &retried).await >= 1.0, "{behaviour} {body}");
+        settled(&gateway).await;
+    }
+}
+
+/// The server in front of the dead core lives, and its health route need not know yet.
+#[tokio::test]
+async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let slow = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 3600\n";
+    let text = format!("{slow}{}", two(&[&a, &b]));
+    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+    a.behave("dead");
+    let client = Client::data(&gateway);
+    for _ in 0..8 {
+        assert_eq!(served_by(&client.post(COMPLETIONS, PLAIN).await), (200, "pod-b"));
+    }
+    assert_eq!(failures(&gateway, "engine_dead").await, 1.0, "it got one request");
+    let pod = shown(&gateway, "pod-a").await;
+    assert_eq!(pod["cause"], "its answers say that the engine core is dead", "{pod}");
+    b.behave("dead");
+    assert_eq!(client.post(COMPLETIONS, PLAIN).await.status, 500);
+    assert_eq!(Client::admin(&gateway).get("/readyz").await.status, 503);
+    settled(&gateway).await;
+}
+
+/// Bytes went to the client: it is told, the engine's own words are relayed, and it counts as broken off.
+#[tokio::test]
+async fn a_failure_behind_the_first_byte_is_counted() {
+    for (behaviour, body, kind, last) in
+        [("dead-late", STREAM, "engine_dead", "data: [DONE]\n\n"), ("abort-late", PLAIN, "abort", "}]}")]
+    {
+        let (a, b) = (Mock::start(2), Mock::start(2));
+        let gateway = start(&two(&[&a, &b])).await;
+        a.behave(behaviour);
+        let client = Client::data(&gateway);
+        let relayed = async {
+            loop {
+                let answer = client.post(COMPLETIONS, body).await;
+                assert_eq!(answer.status, 200);
+                if answer.header("x-semmoe-backend") == "pod-a" {
+                    return answer;
+                }
+            }
+        };
+        let answer = tokio::time::timeout(PATIENCE, relayed).await.unwrap();
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert!(text.ends_with(last) && text.contains("choices"), "{text}");
+        assert_eq!(failures(&gateway, kind).await, 1.0);
+        settled(&gateway).await;
+        let metrics = Client::admin(&gateway).get("/metrics").await.body;
+        let metrics = String::from_utf8(metrics.to_vec()).unwrap();
+        let counted = |line: &&str| line.contains("requests_total{backend=\"pod-a\"") && line.contains("code=\"502\"");
+        assert_eq!(metrics.lines().filter(counted).count(), 1, "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn aborts_open_the_breaker() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let rules = "[breaker]\nfailures = 2\nopen_seconds = 3600\nlongest_seconds = 3600\n";
+    let gateway = start(&format!("{rules}{}", two(&[&a, &b]))).await;
+    a.behave("abort");
+    let client = Client::data(&gateway);
+    for _ in 0..8 {
+        assert_eq!(served_by(&client.post(COMPLETIONS, PLAIN).await), (200, "pod-b"));
+    }
+    assert_eq!(shown(&gateway, "pod-a").await["breaker"]["state"], "open");
+    assert_eq!(failures(&gateway, "abort").await, 2.0);
+    settled(&gateway).await;
+}
+
+/// Where nobody else can serve, the engine's own words are better than none.
+#[tokio::test]
+async fn the_last_backend_says_it_itself() {
+    let a = Mock::start(2);
+    let gateway = start(&two(&[&a])).await;
+    a.behave("abort");
+    let answer = Client::data(&gateway).post(COMPLETIONS, PLAIN).await;
+    assert_eq!((answer.status, &answer.json()["choices"][0]["finish_reason"]), (200, &"abort".into()));
+    settled(&gateway).await;
+}
+
+/// The head of a stream waits for the first event, but not for ever; one that breaks off before it is sent elsewhere.
+#[tokio::test]
+async fn the_head_of_a_stream_waits_for_its_first_event() {
+    let (mut a, mut b) = (Mock::start(2), Mock::start(2));
+    let gateway = start(&format!("[retry]\nhold_seconds = 0.3\n{}", two(&[&a, &b]))).await;
+    a.behave("stream");
+    b.behave("stream");
+    let client = Client::data(&gateway);
+    let began = std::time::Instant::now();
+    let mut answer = client.open(Method::POST, COMPLETIONS, &[], STREAM).await;
+    assert!(began.elapsed().as_secs_f64() >= 0.3, "{:?}", began.elapsed());
+    let (asked, other) =
+        if answer.headers()["x-semmoe-backend"] == "pod-a" { (&mut a, &mut b) } else { (&mut b, &mut a) };
+    asked.next().await;
+    asked.release(3);
+    assert_eq!(next_frame(&mut answer).await.as_deref(), Some("data: 1\n\n"));
+    drop(answer.into_body().collect().await);
+    other.behave("");
+    let gateway = start(&format!("[retry]\nhold_seconds = 30\n{}", two(&[asked, other]))).await;
+    let client = Client::data(&gateway);
+    let calls: Vec<_> = (0..2)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move { client.post(COMPLETIONS, STREAM).await.status })
+        })
+        .collect();
+    asked.next().await;
+    asked.kill();
+    for call in calls {
+        assert_eq!(call.await.unwrap(), 200);
+    }
+    settled(&gateway).await;
+}
