@@ -1,4 +1,4 @@
-"""Starts and stops real engines on CPU, as ./install put them into a cache directory. Python's standard library only."""
+"""Starts and stops real engines on CPU, as ./install put them into a cache folder. Python's standard library only."""
 import os, pathlib, random, shutil, signal, socket, subprocess, time, urllib.error, urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
