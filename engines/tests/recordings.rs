@@ -123,14 +123,18 @@ fn routed_experts_and_ids_are_read() {
         let answers = recording.exchanges.iter().filter(|exchange| asks_to_record(exchange));
         for exchange in answers.filter(|exchange| !exchange.answer.is_stream()) {
             let what = format!("{} {}: {}", recording.engine, recording.version, exchange.name);
-            let told = recording::read(route(exchange).unwrap(), exchange.answer.body.as_bytes())
+            let route = route(exchange).unwrap();
+            let told = recording::read(route, exchange.answer.body.as_bytes())
                 .unwrap_or_else(|error| panic!("{what}: {error}"));
             let (prompt, output) = (told.prompt_tokens.unwrap() as usize, told.output_tokens.unwrap() as usize);
             assert_eq!((output, told.aborted), (4, None), "{what}");
             check_experts(&what, told.routed_experts.as_deref(), prompt + output - 1, recording.engine);
             if exchange.name.ends_with("everything recorded") {
-                assert_eq!(told.prompt_ids.map(|ids| ids.len()), Some(prompt), "{what}");
-                assert_eq!(told.output_ids.map(|ids| ids.len()), Some(output), "{what}");
+                // SGLang 0.5.16 reports ids on `/generate`, and of a chat's prompt.
+                let older = recording.version == "0.5.16" && route != Route::Generate;
+                let (has_prompt, has_output) = (!older || route == Route::Chat, !older);
+                assert_eq!(told.prompt_ids.map(|ids| ids.len()), has_prompt.then_some(prompt), "{what}");
+                assert_eq!(told.output_ids.map(|ids| ids.len()), has_output.then_some(output), "{what}");
             }
             read += 1;
         }

@@ -31,7 +31,7 @@ const LEFT_OUT: &[LeftOut] = &[
     ("completions, two choices", "recording asks for one choice"),
     ("generate, several prompts", "recording asks for one prompt"),
     ("generate, routed experts from the fifth token", "recording asks for all"),
-    ("generate stream, aborted", "nobody aborts here"),
+    ("generate stream, aborted", "the mock has no /abort_request"),
     ("generate, unknown sampling field", "the mock reads no sampling parameters but the number of tokens"),
     ("chat, wrong method", "clients' mistakes pass through"),
     ("completions, wrong method", "clients' mistakes pass through"),

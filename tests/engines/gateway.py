@@ -152,13 +152,13 @@ class Gateway:
 
 
 class Worker:
-    """semmoe's worker with two ranks: a second backend that costs little."""
+    """semmoe's worker with two ranks: a second backend that costs little. Without tables its experts are in their order."""
 
     def __init__(self, semmoe, folder, tables):
         self.port, meet = launch.free_port(), launch.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        common = ["--model", launch.MODEL, "--world", "2", "--rendezvous", f"127.0.0.1:{meet}", "--tables", tables,
-                  "--listen", f"127.0.0.1:{self.port}", "--exit-on-stdin-eof"]
+        common = ["--model", launch.MODEL, "--world", "2", "--rendezvous", f"127.0.0.1:{meet}",
+                  *(["--tables", tables] if tables else []), "--listen", f"127.0.0.1:{self.port}", "--exit-on-stdin-eof"]
         self.log = open(folder / "worker.log", "ab")
         self.ranks = [
             subprocess.Popen([semmoe, "worker", *common, "--rank", str(rank)], stdin=subprocess.PIPE, stdout=self.log, stderr=self.log)

@@ -1,5 +1,5 @@
-"""Starts and stops real engines on CPU, as ./install put them into a cache directory. Python's standard library only."""
-import os, pathlib, shutil, signal, socket, subprocess, time, urllib.error, urllib.request
+"""Starts and stops real engines on CPU, as ./install put them into a cache folder. Python's standard library only."""
+import os, pathlib, random, shutil, signal, socket, subprocess, time, urllib.error, urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
@@ -44,9 +44,15 @@ def install(engine, version, cache):
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Below the ports that the system hands out by itself: SGLang takes others at some distance from its own."""
+    while True:
+        port = random.randrange(20_000, 31_000)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
 
 
 class Server:

@@ -1,5 +1,4 @@
-//! What the mocks of these tests say is what real engines said (`tests/engines/recordings`). They leave much out; what they say must
-//! not be otherwise.
+//! The mocks of these tests do not contradict real engines (`tests/engines/recordings`). They leave much out.
 
 #[path = "../../../tests/engines/rust/conformity.rs"]
 mod comparison;

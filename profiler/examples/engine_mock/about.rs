@@ -93,8 +93,8 @@ fn models(engine: &Engine) -> Value {
     }] })
 }
 
-/// vLLM's. Counters exist from the start; gauges of requests only for engines that have served, as several API servers write
-/// to files that Prometheus' library adds up.
+/// vLLM's. Counters exist from the start; gauges of requests only for engines that have served, as several API servers
+/// write to files that Prometheus' library adds up.
 fn metrics(engine: &Engine) -> String {
     let name = &engine.model.model;
     let running = engine.ranks.loads();

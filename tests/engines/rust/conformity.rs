@@ -1,5 +1,5 @@
-//! Asks a mock engine what a real one was asked, and compares the answers: status, content type, how streams are framed, and at
-//! every path that semmoe reads which kinds of values stand there. Tests of several crates include this file.
+//! Asks a mock engine what a real one was asked, and compares the answers: status, content type, how streams are
+//! framed, and which kinds of values stand at every path that semmoe reads. Tests of several crates include this file.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "for tests, each of which uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -162,8 +162,8 @@ pub async fn differences(recording: &Recording, mock: &BaseUrl, left_out: &[Left
     found
 }
 
-/// What a mock that answers only what a test needs says otherwise than the engine: at paths that it has, other kinds of values, or
-/// other values where those of [`SAME_VALUES`] count. `like` is the recorded exchange.
+/// What a mock that answers only what a test needs says otherwise than the engine: other kinds of values at the paths
+/// that it has, or other values at [`SAME_VALUES`]. `like` is the recorded exchange.
 pub async fn contradictions(like: &Exchange, mock: &BaseUrl) -> Vec<String> {
     let answer = ask(&HttpClient::default(), mock, like).await;
     let mut found = Vec::new();
