@@ -6,8 +6,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
-use std::time::Duration;
-
 use semmoe_engines::verify::{Comparison, Counters, Evidence, Look, Observation, PinWatch, Pins, ProbePlan, Schedule};
 
 /// Requests wait for the first rounds of a new backend at most so long.
@@ -121,22 +119,27 @@ impl Simulation {
     /// Runs until `limit` client requests were sent, or pins count as ignored; returns how many were sent by then.
     fn run(&mut self, limit: f64) -> Option<f64> {
         while self.requests() < limit {
-            let seen = self.round();
-            self.schedule.ended(seen.is_some());
-            if let Some(seen) = seen {
-                self.watch.observe(seen);
-            }
+            self.step();
             if self.watch.pins == Pins::Ignored {
                 return Some(self.requests());
             }
-            let due = self.requests() + self.schedule.requests(&self.watch, self.setting.ranks) as f64;
-            self.advance(self.schedule.pause(&self.watch).max(Duration::from_micros(1)).as_secs_f64());
-            while self.requests() < due {
-                self.advance(self.setting.step);
-            }
-            self.settle();
         }
         None
+    }
+
+    /// The wait for a round, and the round.
+    fn step(&mut self) {
+        let due = self.requests() + self.schedule.requests(&self.watch, self.setting.ranks) as f64;
+        self.advance(self.schedule.pause(&self.watch).as_secs_f64());
+        while self.requests() < due {
+            self.advance(self.setting.step);
+        }
+        self.settle();
+        let seen = self.round();
+        self.schedule.ended(seen.is_some());
+        if let Some(seen) = seen {
+            self.watch.observe(seen);
+        }
     }
 }
 
@@ -171,11 +174,28 @@ fn honest_engines_are_never_accused() {
 fn engines_that_ignore_pins_are_found() {
     for (ignored, within) in [(1.0, 200.0), (0.5, 400.0), (0.1, 2_000.0)] {
         let mut random = fastrand::Rng::with_seed(2);
-        for seed in 0..300 {
+        for seed in 0..1_000 {
             let mut engine = Simulation::new(Setting { ignored, ..settings(&mut random) }, seed);
             let found = engine.run(within);
             assert!(found.is_some(), "{ignored} ignored, seed {seed}, {:?}: {:?}", engine.setting, engine.watch);
         }
+    }
+}
+
+/// An engine that reads pins again, say after a proxy was mended, is believed again, by a share of the requests.
+#[test]
+fn there_is_a_way_back() {
+    for seed in 0..50 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut engine = Simulation::new(Setting { ignored: 1.0, ..settings(&mut random) }, seed);
+        assert!(engine.run(200.0).is_some());
+        engine.setting.ignored = 0.0;
+        let from = engine.requests();
+        while engine.watch.pins == Pins::Ignored {
+            engine.step();
+            assert!(engine.requests() - from < 5_000.0, "{:?}", engine.watch);
+        }
+        assert_eq!(engine.watch.pins, Pins::Honoured);
     }
 }
 

@@ -68,7 +68,7 @@ impl PinRecord {
     /// Adds one observation; returns the verdict if it changed. `detail` describes the observation.
     pub(crate) fn observe(&self, seen: Observation, detail: impl FnOnce() -> String) -> Option<Pins> {
         let changed = self.locked(|state| {
-            if seen.contradicted > 0 || !state.watch.is_suspect() && state.watch.pins != Pins::Ignored {
+            if seen.contradicted > 0 || state.watch.pins != Pins::Ignored && !state.watch.is_in_doubt() {
                 state.detail = Some(detail());
             }
             state.watch.observe(seen)

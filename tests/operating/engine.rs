@@ -30,7 +30,8 @@ impl Fleet {
     /// Ends what runs and starts an engine with these arguments of its command. `model` is the folder of its checkpoint.
     pub(crate) fn start(&mut self, arguments: &[String], model: &Path) {
         let after = |name: &str| arguments.iter().position(|word| word == name).and_then(|at| arguments.get(at + 1));
-        let ranks = after("--dp-size").or(after("--data-parallel-size")).map(|count| count.parse().expect("a number"));
+        let ranks = ["--attn-dp-size", "--dp-size", "--data-parallel-size"].into_iter().find_map(after);
+        let ranks = ranks.map(|count| count.parse().expect("a number"));
         self.ranks = ranks.unwrap_or(self.ranks);
         let shape = semmoe_profiler::model_config(model).expect("a checkpoint's config.json");
         let named = after("--served-model-name").map_or("Qwen/Qwen3-30B-A3B", String::as_str);

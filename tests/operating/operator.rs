@@ -265,7 +265,9 @@ impl Operator {
         let ask = |number: u64| {
             let prompt = &prompts[number as usize % prompts.len()];
             let body = json!({ "model": "Qwen/Qwen3-30B-A3B", "prompt": prompt, "max_tokens": 4 });
-            let answer = self.send(Method::POST, &self.url("data", "/v1/completions"), &[], body.to_string().into());
+            let headers = [("content-type".to_owned(), "application/json".to_owned())];
+            let answer =
+                self.send(Method::POST, &self.url("data", "/v1/completions"), &headers, body.to_string().into());
             assert_eq!(answer.status, 200, "{answer:?}");
             answer
         };

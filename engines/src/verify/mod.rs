@@ -175,9 +175,13 @@ impl PinWatch {
         self.agreed + self.contradicted
     }
 
-    /// Whether something contradicted a pin lately, and there is no verdict yet.
-    pub fn is_suspect(&self) -> bool {
-        self.pins != Pins::Ignored && self.contradicted > 0 && self.agreed_in_a_row < WINDOW
+    /// Whether the next rounds of probes may change the verdict: something contradicted a pin lately, or pins that count as
+    /// ignored were seen to take effect.
+    pub fn is_in_doubt(&self) -> bool {
+        match self.pins {
+            Pins::Ignored => self.agreed_in_a_row > 0,
+            _ => self.contradicted > 0 && self.agreed_in_a_row < WINDOW,
+        }
     }
 }
 
@@ -201,7 +205,7 @@ mod tests {
         assert_eq!(observe(&mut watch, 0, 8), None, "one event is no verdict");
         assert_eq!(watch.observe(Observation::answer(false)), None);
         assert_eq!(watch.observe(Observation::answer(false)), None);
-        assert!(watch.is_suspect());
+        assert!(watch.is_in_doubt());
         assert_eq!(observe(&mut watch, 7, 1), Some(Pins::Ignored));
         assert_eq!((watch.evidence, watch.agreed, watch.contradicted), (Some(Evidence::Probe), 7, 11));
         assert_eq!(observe(&mut watch, 31, 0), None);
@@ -223,7 +227,7 @@ mod tests {
     fn four_agreements_verify() {
         let mut watch = PinWatch::default();
         let changes: Vec<_> = (0..20).filter_map(|_| observe(&mut watch, 1, 0)).collect();
-        assert_eq!((changes, watch.agreed, watch.is_suspect()), (vec![Pins::Honoured], 20, false));
+        assert_eq!((changes, watch.agreed, watch.is_in_doubt()), (vec![Pins::Honoured], 20, false));
     }
 
     #[test]

@@ -3,12 +3,19 @@
 use semmoe_tables::RankId;
 
 /// Ranks that one round probes at most.
-const RANKS_PER_ROUND: u16 = 8;
+const RANKS_PER_ROUND: u64 = 8;
+/// Probes of a round of few ranks.
+const LEAST_PROBES: u32 = 4;
+
+/// Rounds that go through the larger half of all ranks.
+fn pages(ranks: u16) -> u64 {
+    u64::from(ranks).div_ceil(2).div_ceil(RANKS_PER_ROUND).max(1)
+}
 
 /// One round: how many probes each rank gets.
 ///
-/// Neighbouring ranks get different numbers, so that an engine which swaps or shifts ranks cannot pass: totals per rank
-/// tell where probes ran even where single answers do not.
+/// A round probes ranks whose number has one bit set, or not set, and no others: a probe that strays to the other half shows
+/// in totals per rank, whatever the rest of the round does. Over the bits, any two ranks are told apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbePlan {
     /// Probes for each rank.
@@ -16,21 +23,24 @@ pub struct ProbePlan {
 }
 
 impl ProbePlan {
-    /// The round with this number, for an engine of `ranks` ranks. Up to 8 ranks get 1, 2 or 3 probes each; following rounds
-    /// go through all ranks, and through other numbers.
+    /// The round with this number, for an engine of `ranks` ranks: 4 to 8 probes. Following rounds go through all ranks, then
+    /// through other halves.
     pub fn round(number: u64, ranks: u16) -> Self {
         let mut per_rank = vec![0; usize::from(ranks)];
-        let probed = u64::from(ranks.min(RANKS_PER_ROUND));
-        for at in 0..probed {
-            let rank = (number * probed + at) % u64::from(ranks.max(1));
-            per_rank[rank as usize] = 1 + ((at + number) % 3) as u32;
+        let bits = u64::from(u16::BITS - ranks.saturating_sub(1).leading_zeros()).max(1);
+        let (half, page) = (number % 2, number / 2 % pages(ranks));
+        let bit = number / 2 / pages(ranks) % bits;
+        let halves = (0..ranks).filter(|rank| u64::from(*rank) >> bit & 1 == half);
+        let probed: Vec<u16> = halves.skip((page * RANKS_PER_ROUND) as usize).take(RANKS_PER_ROUND as usize).collect();
+        for rank in &probed {
+            per_rank[usize::from(*rank)] = (LEAST_PROBES / probed.len() as u32).max(1);
         }
         Self { per_rank }
     }
 
     /// Rounds until every rank was probed.
     pub fn rounds_for_all(ranks: u16) -> u64 {
-        u64::from(ranks.div_ceil(RANKS_PER_ROUND)).max(2)
+        2 * pages(ranks)
     }
 
     /// Every probe's rank.
@@ -50,21 +60,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_reach_every_rank_and_neighbours_differ() {
-        for ranks in [1_u16, 2, 3, 4, 7, 8, 9, 16, 64, 129] {
+    fn rounds_reach_every_rank() {
+        for ranks in [1_u16, 2, 3, 4, 7, 8, 9, 16, 17, 64, 129] {
             let mut seen = vec![0; usize::from(ranks)];
             for number in 0..ProbePlan::rounds_for_all(ranks) {
                 let plan = ProbePlan::round(number, ranks);
                 assert_eq!(plan.ranks().count() as u64, plan.probes());
-                assert!((1..=24).contains(&plan.probes()), "{ranks} ranks: {plan:?}");
+                assert!(plan.probes() <= 8, "{ranks} ranks: {plan:?}");
                 for (seen, count) in seen.iter_mut().zip(&plan.per_rank) {
                     *seen += count;
                 }
-                if (2..=8).contains(&ranks) {
-                    assert!(plan.per_rank.windows(2).all(|pair| pair[0] != pair[1]), "{plan:?}");
-                }
             }
             assert!(seen.iter().all(|count| *count > 0), "{ranks} ranks: {seen:?}");
+        }
+    }
+
+    /// An engine that swaps two ranks cannot pass: some round probes one of them alone.
+    #[test]
+    fn any_two_ranks_are_told_apart() {
+        for ranks in [2_u16, 3, 4, 8, 13, 16] {
+            let plans: Vec<_> = (0..8).map(|number| ProbePlan::round(number, ranks)).collect();
+            for (one, other) in (0..usize::from(ranks)).flat_map(|one| (0..one).map(move |other| (one, other))) {
+                let apart = plans.iter().any(|plan| plan.per_rank[one] != plan.per_rank[other]);
+                assert!(apart, "{ranks} ranks: {one} and {other}");
+            }
         }
     }
 }

@@ -47,8 +47,9 @@ impl Schedule {
         }
         let unseen = self.rounds < ProbePlan::rounds_for_all(ranks);
         match watch.pins {
+            _ if watch.is_in_doubt() => 0,
             Pins::Ignored => WATCHFUL_REQUESTS,
-            _ if unseen || watch.is_suspect() || watch.pins == Pins::Unverified => 0,
+            _ if unseen || watch.pins == Pins::Unverified => 0,
             _ if watch.total() < TRUSTED_AFTER => WATCHFUL_REQUESTS,
             _ => TRUSTED_REQUESTS,
         }
@@ -59,8 +60,8 @@ impl Schedule {
         if self.inconclusive > 0 {
             return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(LONGEST_PAUSE);
         }
-        let relaxed = watch.pins == Pins::Ignored || (watch.total() >= TRUSTED_AFTER && !watch.is_suspect());
-        if relaxed { RELAXED_PAUSE } else { Duration::ZERO }
+        let settled = watch.pins == Pins::Ignored || watch.total() >= TRUSTED_AFTER;
+        if settled && !watch.is_in_doubt() { RELAXED_PAUSE } else { Duration::ZERO }
     }
 }
 
@@ -84,6 +85,8 @@ mod tests {
         assert_eq!(due(&schedule, &watch), (0, Duration::ZERO));
         watch.observe(seen(6, 2));
         assert_eq!(due(&schedule, &watch), (40, Duration::from_secs(10)), "tried again on a share of requests");
+        watch.observe(seen(8, 0));
+        assert_eq!(due(&schedule, &watch), (0, Duration::ZERO), "a way back");
         watch.observe(seen(300, 0));
         assert_eq!(due(&schedule, &watch), (2_000, Duration::from_secs(10)));
         for seconds in [5, 10, 20, 40, 60, 60] {

@@ -29,7 +29,7 @@ async fn a_mock_of_sglang_reports_itself_as_sglang_does() {
 async fn a_mock_with_ranks_reports_its_loads_as_sglang_does() {
     let recording = Recording::read("sglang-0.5.23");
     let info = serde_json::from_str(&recording.get("server info").answer.body).unwrap();
-    let behaviour = Behaviour { info, ranks: 2, first: 0, first_in_pins: 0, waits: false };
+    let behaviour = Behaviour { info, ranks: 2, first: 0, first_in_pins: 0 };
     let mock = Ranked::start(behaviour).await;
     let exchanges = ["server info", "fresh loads", "models", "generate, pinned to 0", "generate, pinned to 1"];
     check("sglang-0.5.23", &exchanges, mock.address.into()).await;
@@ -37,7 +37,7 @@ async fn a_mock_with_ranks_reports_its_loads_as_sglang_does() {
 
 #[tokio::test]
 async fn a_mock_with_ranks_refuses_pins_as_vllm_does() {
-    let behaviour = Behaviour { info: serde_json::Value::Null, ranks: 2, first: 0, first_in_pins: 0, waits: false };
+    let behaviour = Behaviour { info: serde_json::Value::Null, ranks: 2, first: 0, first_in_pins: 0 };
     let mock = Ranked::start(behaviour).await;
     check("vllm-0.32.0", &["models", "completions, pin out of range"], mock.address.into()).await;
 }

@@ -9,14 +9,14 @@ const TEXTS: [&str; 4] =
     ["river water boat fish", "king queen castle sword", "bread butter cheese milk", "snow winter ice cold"];
 const COMPLETIONS: &str = "/v1/completions";
 
-fn sglang(fixture: &Fixture, waits: bool) -> Behaviour {
+fn sglang(fixture: &Fixture) -> Behaviour {
     let mut info = fixture.info();
     info["version"] = json!("0.5.23");
-    Behaviour { info, ranks: fixture.ranks.into(), first: 0, first_in_pins: 0, waits }
+    Behaviour { info, ranks: fixture.ranks.into(), first: 0, first_in_pins: 0 }
 }
 
-fn vllm(first: u32, first_in_pins: u32, waits: bool) -> Behaviour {
-    Behaviour { info: Value::Null, ranks: 4, first, first_in_pins, waits }
+fn vllm(first: u32, first_in_pins: u32) -> Behaviour {
+    Behaviour { info: Value::Null, ranks: 4, first, first_in_pins }
 }
 
 /// A gateway with affinity over one backend.
@@ -56,20 +56,23 @@ async fn check_fallback(gateway: &Running, mock: &Ranked, path: &str) {
 #[tokio::test]
 async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     let fixture = Fixture::new(2);
-    let mock = Ranked::start(sglang(&fixture, false)).await;
+    let mock = Ranked::start(sglang(&fixture)).await;
     let gateway = affinity(&fixture, "sglang", &mock).await;
     let body = json!({ "text": TEXTS[1] }).to_string();
+    assert_eq!(pins(&gateway).await["state"], "honoured", "verified before the first request");
     for _ in 0..8 {
-        assert_eq!(pins(&gateway).await["state"], "unverified");
         let answer = Client::data(&gateway).post("/generate", body.clone()).await;
         assert_eq!((answer.header("x-semmoe-policy"), answer.header("x-semmoe-rank")), ("affinity", "1"));
     }
-    assert_eq!(pins(&gateway).await, json!({ "state": "honoured", "agreed": 8, "contradicted": 0 }));
+    let verified = pins(&gateway).await;
+    assert_eq!((&verified["evidence"], &verified["contradicted"]), (&json!("answers"), &json!(0)), "{verified}");
     assert_eq!(mock.ran(), [1; 8]);
 
     mock.ignore_pins(true);
     let sent = until_ignored(&gateway, "/generate").await;
     assert!(sent <= 20, "{sent}");
+    let detail = pins(&gateway).await["detail"].as_str().unwrap().to_owned();
+    assert_eq!(detail, "an answer to a request pinned to rank 0 named rank 1");
     check_fallback(&gateway, &mock, "/generate").await;
 
     mock.ignore_pins(false);
@@ -81,31 +84,44 @@ async fn an_engine_that_ignores_pins_is_found_by_its_answers_and_comes_back() {
     assert_eq!(metric(&gateway, "semmoe_backend_pins_ignored{backend=\"pod-a\"}").await, 0.0);
 }
 
-/// Answers of the OpenAI routes do not tell the rank: the loads do.
+/// Answers of the OpenAI routes name no rank: probes do, for SGLang by their answers and for vLLM by its counters.
 #[tokio::test]
-async fn engines_that_ignore_pins_are_found_by_their_loads() {
+async fn engines_that_ignore_pins_are_found_by_probes_before_the_first_request() {
     let fixture = Fixture::new(4);
-    for (engine, behaviour) in [("sglang", sglang(&fixture, true)), ("vllm", vllm(0, 0, true))] {
+    for (engine, behaviour, evidence) in [("sglang", sglang(&fixture), "probes"), ("vllm", vllm(0, 0), "counters")] {
         let mock = Ranked::start(behaviour).await;
         mock.ignore_pins(true);
         let gateway = affinity(&fixture, engine, &mock).await;
-        until_ignored(&gateway, COMPLETIONS).await;
+        let found = pins(&gateway).await;
+        assert_eq!((&found["state"], &found["evidence"]), (&json!("pin ignored"), &json!(evidence)), "{found}");
         check_fallback(&gateway, &mock, COMPLETIONS).await;
     }
 }
 
+/// One that begins later is found by the rounds that go with its requests.
 #[tokio::test]
-async fn loads_that_agree_keep_the_policy() {
+async fn engines_that_begin_to_ignore_pins_are_found_on_chats_alone() {
     let fixture = Fixture::new(4);
-    let mock = Ranked::start(vllm(0, 0, true)).await;
-    let gateway = affinity(&fixture, "vllm", &mock).await;
-    for text in TEXTS.iter().cycle().take(24) {
-        let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
-        assert_eq!(answer.header("x-semmoe-policy"), "affinity");
+    for (engine, behaviour) in [("sglang", sglang(&fixture)), ("vllm", vllm(0, 0))] {
+        let mock = Ranked::start(behaviour).await;
+        let gateway = affinity(&fixture, engine, &mock).await;
+        for text in TEXTS.iter().cycle().take(24) {
+            let answer = Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": text }).to_string()).await;
+            assert_eq!(answer.header("x-semmoe-policy"), "affinity");
+        }
+        assert_eq!(mock.ran(), [0, 1, 2, 3].repeat(6));
+        let honoured = pins(&gateway).await;
+        assert_eq!((&honoured["state"], &honoured["contradicted"]), (&json!("honoured"), &json!(0)), "{honoured}");
+        mock.ignore_pins(true);
+        for _ in 0..100 {
+            Client::data(&gateway).post(COMPLETIONS, json!({ "prompt": TEXTS[0] }).to_string()).await;
+        }
+        let patience = std::time::Instant::now();
+        while pins(&gateway).await["state"] != "pin ignored" {
+            assert!(patience.elapsed() < crate::support::PATIENCE, "{}", pins(&gateway).await);
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
     }
-    let pins = pins(&gateway).await;
-    assert_eq!(pins["contradicted"], 0, "{pins}");
-    assert_eq!(mock.ran(), [0, 1, 2, 3].repeat(6));
 }
 
 /// A vLLM in front of ranks 4 to 7, by either way of counting: the right rank, and never an error.
@@ -113,7 +129,7 @@ async fn loads_that_agree_keep_the_policy() {
 async fn node_local_and_global_ranks_are_told_apart() {
     let fixture = Fixture::new(4);
     for first_in_pins in [0, 4] {
-        let mock = Ranked::start(vllm(4, first_in_pins, false)).await;
+        let mock = Ranked::start(vllm(4, first_in_pins)).await;
         let gateway = affinity(&fixture, "vllm", &mock).await;
         mock.ran();
         for (text, rank) in TEXTS.iter().zip(0..) {
@@ -131,7 +147,8 @@ async fn node_local_and_global_ranks_are_told_apart() {
 async fn several_urls_are_ranks() {
     let fixture = Fixture::new(2);
     for engine in ["openai", "vllm"] {
-        let mocks = [Ranked::start(vllm(0, 0, false)).await, Ranked::start(vllm(0, 0, false)).await];
+        let rank = |first| Behaviour { ranks: 1, ..vllm(first, 0) };
+        let mocks = [Ranked::start(rank(0)).await, Ranked::start(rank(1)).await];
         let tables = fixture.write("t", &TEXTS[..2], 0);
         let one = format!("url = \"{}\"", mocks[0].url());
         let both = format!("urls = [\"{}\", \"{}\"]", mocks[0].url(), mocks[1].url());
@@ -193,7 +210,7 @@ async fn placements_that_show_or_are_declared_are_compared() {
             "model_path": "/models/x", "version": "0.5.23", "dp_size": 2, "ep_size": 2,
             "enable_eplb": eplb, "init_expert_location": location,
         });
-        let behaviour = Behaviour { info, ..sglang(&fixture, false) };
+        let behaviour = Behaviour { info, ..sglang(&fixture) };
         let mock = Ranked::start(behaviour).await;
         let mut toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"");
         if let Some(declared) = declared {

@@ -1,9 +1,8 @@
-//! A mock engine with ranks: it reads pins as its dialect does, runs each request on a rank, and tells its loads.
+//! A mock engine with ranks: it reads pins as its dialect does, runs each request on a rank, and counts it there.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -11,7 +10,6 @@ use axum::{Json, Router};
 use http::StatusCode;
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
 /// How the engine behaves.
 pub(crate) struct Behaviour {
@@ -22,18 +20,16 @@ pub(crate) struct Behaviour {
     pub(crate) first: u32,
     /// Number of the first rank in pins.
     pub(crate) first_in_pins: u32,
-    /// Answers after the loads were asked for, so that they are asked for in the meantime.
-    pub(crate) waits: bool,
 }
 
 struct Shared {
     behaviour: Behaviour,
     ignores: AtomicBool,
     turn: AtomicU32,
-    /// Rank that each request ran on.
+    /// Rank that each client's request ran on.
     ran: Mutex<Vec<u32>>,
-    running: Mutex<Vec<u64>>,
-    polls: watch::Sender<u64>,
+    /// Probes of pins that ran on each rank.
+    probes: Mutex<Vec<u64>>,
 }
 
 pub(crate) struct Ranked {
@@ -45,14 +41,13 @@ impl Ranked {
     pub(crate) async fn start(behaviour: Behaviour) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let running = Mutex::new(vec![0; behaviour.ranks as usize]);
+        let probes = Mutex::new(vec![0; behaviour.ranks as usize]);
         let shared = Arc::new(Shared {
             behaviour,
             ignores: AtomicBool::new(false),
             turn: AtomicU32::new(0),
             ran: Mutex::default(),
-            running,
-            polls: watch::Sender::new(0),
+            probes,
         });
         let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -100,42 +95,37 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             return (StatusCode::BAD_REQUEST, Json(json!({ "error": { "message": message } }))).into_response();
         }
     };
-    run(&shared, rank).await;
-    let meta = if generate { json!({ "dp_rank": rank + first_in_pins }) } else { Value::Null };
-    Json(json!({ "text": "\"dp_rank\":77,", "meta_info": meta })).into_response()
-}
-
-async fn run(shared: &Shared, rank: u32) {
-    shared.ran.lock().unwrap().push(rank);
-    shared.running.lock().unwrap()[rank as usize] += 1;
-    if shared.behaviour.waits {
-        let mut polls = shared.polls.subscribe();
-        // A request that came after the loads were asked for must not wait for ever.
-        let _ = tokio::time::timeout(Duration::from_secs(1), polls.changed()).await;
-        // The loads should arrive before this answer.
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
+    let probe = body["prompt"] == json!([0]) || body["messages"][0]["content"] == "0";
+    if probe {
+        shared.probes.lock().unwrap()[rank as usize] += 1;
+    } else {
+        shared.ran.lock().unwrap().push(rank);
     }
-    shared.running.lock().unwrap()[rank as usize] -= 1;
+    let meta = json!({ "dp_rank": rank + first_in_pins });
+    if generate {
+        return Json(json!({ "text": "\"dp_rank\":77,", "meta_info": meta })).into_response();
+    }
+    let mut choice = json!({ "text": "\"dp_rank\":77,", "message": { "content": "\"dp_rank\":77," } });
+    if !vllm && body["return_meta_info"] == true {
+        choice["meta_info"] = meta;
+    }
+    Json(json!({ "choices": [choice] })).into_response()
 }
 
+/// As a vLLM with several API servers reports before and after its first requests: gauges of requests are not there.
 fn metrics(shared: &Shared) -> Response {
-    let running = shared.running.lock().unwrap().clone();
-    let line = |(rank, requests): (u32, u64)| {
+    let line = |(rank, probes): (u32, u64)| {
         let engine = rank + shared.behaviour.first;
-        format!("vllm:num_requests_running{{engine=\"{engine}\",model_name=\"tiny\"}} {requests}.0\n")
+        format!(
+            "vllm:prompt_tokens_total{{engine=\"{engine}\",model_name=\"tiny\"}} 0.0\n\
+             vllm:request_prompt_tokens_bucket{{engine=\"{engine}\",le=\"1.0\",model_name=\"tiny\"}} {probes}.0\n"
+        )
     };
-    let text: String = (0..).zip(running).map(line).collect();
-    shared.polls.send_modify(|polls| *polls += 1);
-    text.into_response()
+    (0..).zip(shared.probes.lock().unwrap().clone()).map(line).collect::<String>().into_response()
 }
 
 fn loads(shared: &Shared) -> Response {
-    let running = shared.running.lock().unwrap().clone();
-    let entry =
-        |(rank, requests): (u32, u64)| json!({ "dp_rank": rank, "num_running_reqs": requests, "num_waiting_reqs": 0 });
-    let loads: Vec<Value> = (0..).zip(running).map(entry).collect();
-    shared.polls.send_modify(|polls| *polls += 1);
+    let entry = |rank| json!({ "dp_rank": rank, "num_running_reqs": 0, "num_waiting_reqs": 0 });
+    let loads: Vec<Value> = (0..shared.behaviour.ranks).map(entry).collect();
     Json(json!({ "version": "0.5.23", "loads": loads })).into_response()
 }
