@@ -1,6 +1,6 @@
 //! Where pins travel, per engine, version and route.
 //!
-//! | engine | chat, completions | responses | `/generate` |
+//! | engine | chat, completions | responses, messages | `/generate` |
 //! |---|---|---|---|
 //! | sglang from 0.5.23, semmoe | header | header | field `routed_dp_rank` |
 //! | sglang 0.5.10 to 0.5.22 | header | - | field `routed_dp_rank` |
@@ -103,11 +103,12 @@ impl Dialect {
     pub fn carrier(&self, route: Route) -> Result<Carrier, PinError> {
         let carrier = match route {
             Route::Chat | Route::Completions => self.openai,
-            Route::Responses => self.responses,
+            // Both were read in 0.5.23 and no earlier one.
+            Route::Responses | Route::Messages => self.responses,
             Route::Generate => self.generate,
             // Only one URL for each rank tells embeddings apart.
             Route::Embeddings => self.openai.filter(|carrier| *carrier == Carrier::Url),
-            Route::Tokenize | Route::Extra => None,
+            Route::Tokenize | Route::Detokenize | Route::Extra => None,
         };
         carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
     }
@@ -123,29 +124,29 @@ mod tests {
     use super::*;
     use semmoe_tables::RankId;
 
-    const ROUTES: [Route; 6] = Route::ALL;
+    const ROUTES: [Route; 8] = Route::ALL;
 
     #[test]
     fn carriers_by_version() {
         const H: Option<Carrier> = Some(Carrier::Header);
         const NEW: Option<Carrier> = Some(Carrier::Field("routed_dp_rank"));
         const OLD: Option<Carrier> = Some(Carrier::Field("data_parallel_rank"));
-        // Chat, completions, responses, embeddings, generate, tokenize: the order of `Route::ALL`.
+        // Chat, completions, responses, embeddings, generate, tokenize, messages, detokenize: the order of `Route::ALL`.
         for (engine, version, expected) in [
-            (Engine::Sglang, Some("0.5.23"), [H, H, H, None, NEW, None]),
-            (Engine::Sglang, Some("0.6.0"), [H, H, H, None, NEW, None]),
-            (Engine::Sglang, None, [H, H, H, None, NEW, None]),
-            (Engine::Sglang, Some("0.5.19"), [H, H, None, None, NEW, None]),
-            (Engine::Sglang, Some("0.5.10rc0"), [H, H, None, None, NEW, None]),
-            (Engine::Sglang, Some("0.5.9.post1"), [OLD, OLD, None, None, OLD, None]),
-            (Engine::Sglang, Some("0.5.8"), [OLD, OLD, None, None, OLD, None]),
-            (Engine::Sglang, Some("0.5.7"), [None, None, None, None, OLD, None]),
-            (Engine::Sglang, Some("0.4.7"), [None, None, None, None, OLD, None]),
-            (Engine::Sglang, Some("0.4.6"), [None; 6]),
+            (Engine::Sglang, Some("0.5.23"), [H, H, H, None, NEW, None, H, None]),
+            (Engine::Sglang, Some("0.6.0"), [H, H, H, None, NEW, None, H, None]),
+            (Engine::Sglang, None, [H, H, H, None, NEW, None, H, None]),
+            (Engine::Sglang, Some("0.5.19"), [H, H, None, None, NEW, None, None, None]),
+            (Engine::Sglang, Some("0.5.10rc0"), [H, H, None, None, NEW, None, None, None]),
+            (Engine::Sglang, Some("0.5.9.post1"), [OLD, OLD, None, None, OLD, None, None, None]),
+            (Engine::Sglang, Some("0.5.8"), [OLD, OLD, None, None, OLD, None, None, None]),
+            (Engine::Sglang, Some("0.5.7"), [None, None, None, None, OLD, None, None, None]),
+            (Engine::Sglang, Some("0.4.7"), [None, None, None, None, OLD, None, None, None]),
+            (Engine::Sglang, Some("0.4.6"), [None; 8]),
             // The worker numbers itself.
-            (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None]),
-            (Engine::Vllm, Some("0.33.0"), [H, H, H, None, None, None]),
-            (Engine::Openai, None, [None; 6]),
+            (Engine::Semmoe, Some("0.1.0"), [H, H, H, None, NEW, None, H, None]),
+            (Engine::Vllm, Some("0.33.0"), [H, H, H, None, None, None, H, None]),
+            (Engine::Openai, None, [None; 8]),
         ] {
             let dialect = Dialect::of(engine, version.and_then(Version::parse));
             let found = ROUTES.map(|route| dialect.carrier(route).ok());
@@ -153,7 +154,7 @@ mod tests {
         }
         let url = Some(Carrier::Url);
         let found = ROUTES.map(|route| Dialect::by_url(Engine::Openai).carrier(route).ok());
-        assert_eq!(found, [url, url, url, url, url, None]);
+        assert_eq!(found, [url, url, url, url, url, None, url, None]);
     }
 
     #[test]

@@ -35,13 +35,14 @@ struct Mock {
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
+const MESSAGES: &str = "/v1/messages";
 const GENERATE: &str = "/generate";
 
 const SGLANG_0_5_23: Mock = Mock {
     engine: Engine::Sglang,
     version: "0.5.23",
     info: "/server_info",
-    header_on: &[CHAT, COMPLETIONS, RESPONSES],
+    header_on: &[CHAT, COMPLETIONS, RESPONSES, MESSAGES],
     field: "routed_dp_rank",
     field_on: &[CHAT, COMPLETIONS, RESPONSES, GENERATE],
     engines: (0, 4),
@@ -59,7 +60,7 @@ const VLLM: Mock = Mock {
     engine: Engine::Vllm,
     version: "0.33.0",
     info: "",
-    header_on: &[CHAT, COMPLETIONS, RESPONSES],
+    header_on: &[CHAT, COMPLETIONS, RESPONSES, MESSAGES],
     field: "",
     field_on: &[],
     engines: (0, 4),

@@ -219,7 +219,7 @@ impl Core {
             placement_by = compat::placement_source(probe, backend.configured_placement.as_deref(), tables),
             "backend probed"
         );
-        warn_of_routes_without_pins(&backend.name, &probe.dialect, ranks);
+        warn_of_routes_without_pins(backend, &probe.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         // Whoever failed before it went away may have been another process.
         backend.gate.renew();
@@ -316,12 +316,13 @@ impl Core {
 
 /// An engine of this kind and version may read pins on some routes only: the operator must know which requests run where the
 /// engine likes.
-fn warn_of_routes_without_pins(backend: &str, dialect: &Dialect, ranks: u16) {
+fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
     let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
-    let unpinned: Vec<String> =
-        chosen.into_iter().filter(|route| dialect.carrier(*route).is_err()).map(|route| route.to_string()).collect();
+    let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();
+    let unpinned = chosen.into_iter().filter(|route| has(route) && dialect.carrier(*route).is_err());
+    let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
     if ranks > 1 && !unpinned.is_empty() {
-        let routes = unpinned.join(" ");
+        let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));
         tracing::warn!(
             backend,
             routes,

@@ -3,9 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use proptest::prelude::*;
-use semmoe_routing::{
-    Accounts, Affinity, Choice, NAMES, Policy, RankLoad, Request, RoundRobin, Settings, Work, policy,
-};
+use semmoe_routing::{Accounts, Affinity, Choice, Decision, NAMES, Policy, PrefixSettings, RankLoad, Request, RoundRobin, Router, Settings, Work, policy};
 
 fn work(tokens: u64) -> Work {
     Work { tokens, pending: 0 }
