@@ -1,6 +1,6 @@
 //! One engine behind the gateway: who it is and how it is. Lives as long as the gateway, through every reload.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -74,6 +74,8 @@ pub(crate) struct Backend {
     pub(crate) gate: Gate,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
+    /// The longest prompt and answer together, in tokens, as the engine's list of models says; 0: it does not.
+    max_model_len: AtomicU64,
     /// Whether bytes of an answer came since the prober looked.
     heard: AtomicBool,
     /// When the prober last found that there were some.
@@ -102,6 +104,7 @@ impl Backend {
             health: watch::Sender::new(Health::Unknown),
             gate: Gate::default(),
             suspicion: Notify::new(),
+            max_model_len: AtomicU64::new(0),
             heard: AtomicBool::new(false),
             last_heard: Mutex::new(Instant::now()),
         }
@@ -171,6 +174,15 @@ impl Backend {
     /// Returns when somebody suspects it.
     pub(crate) async fn suspected(&self) {
         self.suspicion.notified().await;
+    }
+
+    /// The longest prompt and answer together, in tokens, where the engine says so.
+    pub(crate) fn max_model_len(&self) -> Option<u64> {
+        Some(self.max_model_len.load(Ordering::Relaxed)).filter(|tokens| *tokens > 0)
+    }
+
+    pub(crate) fn set_max_model_len(&self, tokens: Option<u64>) {
+        self.max_model_len.store(tokens.unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it is.

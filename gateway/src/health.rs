@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::probe::{self, Probe};
+use semmoe_engines::vllm;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
@@ -34,6 +35,12 @@ pub(crate) enum Verdict {
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
     let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
+    if found.is_ok()
+        && let Some(url) = backend.urls.first()
+    {
+        let first = vllm::first_model(&backend.client, url, &core.probe_limits()).await;
+        backend.set_max_model_len(first.ok().flatten().and_then(|model| model.max_model_len));
+    }
     admit(core, backend, found).await
 }
 

@@ -240,7 +240,7 @@ impl Core {
             );
         }
         warn_of_launch(&backend.name, probe, tables.is_some());
-        warn_of_routes_without_pins(&backend.name, &fit.dialect, ranks);
+        warn_of_routes_without_pins(backend, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
         // Whoever failed before it went away may have been another process.
         backend.gate.renew();
@@ -366,12 +366,13 @@ fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
 
 /// An engine of this kind and version may read pins on some routes only: the operator must know which requests run where the
 /// engine likes.
-fn warn_of_routes_without_pins(backend: &str, dialect: &Dialect, ranks: u16) {
+fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
     let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
-    let unpinned: Vec<String> =
-        chosen.into_iter().filter(|route| dialect.carrier(*route).is_err()).map(|route| route.to_string()).collect();
+    let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();
+    let unpinned = chosen.into_iter().filter(|route| has(route) && dialect.carrier(*route).is_err());
+    let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
     if ranks > 1 && !unpinned.is_empty() {
-        let routes = unpinned.join(" ");
+        let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));
         tracing::warn!(
             backend,
             routes,

@@ -4,7 +4,8 @@
 
 use proptest::prelude::*;
 use semmoe_routing::{
-    Accounts, Affinity, Choice, NAMES, Policy, RankLoad, Request, RoundRobin, Settings, Work, policy,
+    Accounts, Affinity, Choice, Decision, NAMES, Policy, PrefixSettings, RankLoad, Request, RoundRobin, Router,
+    Settings, Work, policy,
 };
 
 fn work(tokens: u64) -> Work {

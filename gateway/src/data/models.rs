@@ -70,7 +70,15 @@ fn decoded(id: &str) -> Vec<u8> {
 }
 
 fn entries(model: &Model, created: u64) -> impl Iterator<Item = Value> {
-    let entry = move |id: &str| json!({ "id": id, "object": "model", "created": created, "owned_by": "semmoe" });
+    // A request that fits the smallest can go anywhere.
+    let longest = model.members.iter().filter_map(|member| member.backend.max_model_len()).min();
+    let entry = move |id: &str| {
+        let mut entry = json!({ "id": id, "object": "model", "created": created, "owned_by": "semmoe" });
+        if let Some(tokens) = longest {
+            entry["max_model_len"] = tokens.into();
+        }
+        entry
+    };
     let adapter = move |adapter: &String| {
         let mut entry = entry(&format!("{}:{adapter}", model.name));
         entry["parent"] = Value::from(model.name.as_str());

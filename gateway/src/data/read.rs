@@ -22,7 +22,7 @@ use crate::state::Core;
 use crate::trust::Caller;
 
 use super::ids::Lists;
-use super::score::{Effort, Scored, Unscored, Whole, score};
+use super::score::{Effort, Scored, Unscored, Whole, score, wants_reading};
 use super::served;
 
 /// Names the model where the body cannot.
@@ -205,6 +205,10 @@ fn read_now(
             Scored::unseen(body)
         }
     };
+    if route == Route::Messages && wants_reading(model) {
+        // Engines turn this form into a chat in ways of their own.
+        core.metrics.score_failure("messages");
+    }
     let adapter = name.as_deref().filter(|name| !model.is_named(name));
     if let Some(adapter) = adapter {
         tell_apart(&mut blocks, adapter);

@@ -137,6 +137,11 @@ pub(super) fn score(
     }
 }
 
+/// Whether a policy of the model wants prompts read, and something can read them.
+pub(super) fn wants_reading(model: &Model) -> bool {
+    read_by(model).is_some()
+}
+
 /// What reads a model's prompts, where a policy wants them read.
 fn read_by(model: &Model) -> Option<&Text> {
     let Needs { share, cached, .. } = model.plan.needs();

@@ -69,6 +69,7 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
         (COMPLETIONS, r#"{"prompt":["a",1]}"#),
         (COMPLETIONS, r#"{"prompt":[1,-1]}"#),
         (COMPLETIONS, r#"{"prompt":[99999999999]}"#),
+        (COMPLETIONS, r#"{"prompt":[4294967295,7]}"#),
         ("/generate", r#"{"text":{}}"#),
         ("/generate", r#"{"text":"a","model":7,"input_ids":"b"}"#),
         (COMPLETIONS, r#"{"model":7,"prompt":"a"}"#),
@@ -93,7 +94,6 @@ async fn wrong_prompts_are_refused_and_odd_ones_are_routed_by_load() {
         ),
         (COMPLETIONS, r#"{"prompt_embeds":"AAAA"}"#.to_owned(), Some("other_prompt")),
         ("/generate", r#"{"input_embeds":[[0.5]]}"#.to_owned(), Some("other_prompt")),
-        (COMPLETIONS, r#"{"prompt":[4294967295,7]}"#.to_owned(), None),
         (COMPLETIONS, huge, Some("too_large")),
     ] {
         let before =
@@ -216,4 +216,73 @@ async fn several_models_need_a_name() {
     assert_eq!(answer.status, 200);
     a.next().await;
     assert_eq!(client.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 4);
+}
+
+/// Engines die of ids that their embedding has no row for.
+#[tokio::test]
+async fn ids_outside_the_vocabulary_never_arrive() {
+    let mut mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &[], 0);
+    // Also where no policy reads prompts.
+    let by_load = fixture
+        .affinity(&mock.url(), &tables)
+        .replace("name = \"tiny\"\n", "name = \"tiny\"\npolicy = \"least_load\"\n");
+    for toml in [fixture.affinity(&mock.url(), &tables), by_load] {
+        let gateway = start(&toml).await;
+        let client = Client::data(&gateway);
+        for (path, body, id) in [
+            (COMPLETIONS, r#"{"prompt":[99999999]}"#, "99999999"),
+            (COMPLETIONS, r#"{"prompt":[[1,2],[3,-4]]}"#, "-4"),
+            (COMPLETIONS, r#"{"prompt":[1e8]}"#, "1e8"),
+            ("/generate", r#"{"input_ids":[5,10240]}"#, "10240"),
+            ("/generate", r#"{"input_ids":[[5],["99999999"]]}"#, "99999999"),
+            ("/v1/embeddings", r#"{"input":[1,99999]}"#, "99999"),
+        ] {
+            let answer = client.post(path, body).await;
+            check_error(&answer, 400, "invalid_field", body);
+            let expected = format!("token id {id} is not in the model's vocabulary of 10240 tokens");
+            assert!(answer.message().ends_with(&expected), "{}", answer.message());
+        }
+        assert!(mock.seen.try_recv().is_err(), "nothing of it reached the engine");
+        for (path, body) in [(COMPLETIONS, r#"{"prompt":[0,10239]}"#), ("/generate", r#"{"input_ids":[[1],[10239]]}"#)]
+        {
+            assert_eq!(client.post(path, body).await.status, 200, "{body}");
+            mock.next().await;
+        }
+        settled(&gateway).await;
+    }
+}
+
+/// What the engine refused it neither computed nor holds.
+#[tokio::test]
+async fn refused_prompts_leave_no_load() {
+    let mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    mock.set_info(fixture.info());
+    let tables = fixture.write("t", &["alpha", "beta"], 0);
+    let prefix = "[routing.prefix]\nblock_tokens = 1\n";
+    let gateway = start(&format!("{prefix}{}", fixture.balanced(&mock.url(), &tables))).await;
+    let client = Client::data(&gateway);
+    let ranks = async || {
+        let shown = Client::admin(&gateway).get("/admin/backends").await.json();
+        let rank = |rank: &serde_json::Value| {
+            ["recent_tokens", "price", "in_flight_tokens", "pending_tokens"]
+                .map(|field| rank[field].as_f64().unwrap_or_default())
+        };
+        shown["backends"][0]["ranks"].as_array().unwrap().iter().map(rank).collect::<Vec<_>>()
+    };
+    let before = ranks().await;
+    for status in ["400", "413", "422", "404"] {
+        for prompt in ["alpha beta gamma", "beta beta delta"] {
+            let body = format!("{{\"prompt\":\"{prompt}\",\"stream\":true}}");
+            assert_eq!(client.mock(COMPLETIONS, status, body).await.status.to_string(), status);
+        }
+    }
+    settled(&gateway).await;
+    let after = ranks().await;
+    for (before, after) in before.iter().flatten().zip(after.iter().flatten()) {
+        assert!((before - after).abs() < 1e-6, "{before} {after}");
+    }
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::Method;
 use semmoe_gateway::Config;
 
-use crate::support::{Client, Mock, metric, plain_model, settled, start};
+use crate::support::{Client, Mock, metric, plain_model, settled, several, start};
 
 /// What engines have and clients must not reach.
 const DANGEROUS: [&str; 8] = [
@@ -94,4 +94,31 @@ fn routes_that_are_no_paths_are_refused() {
         let error = Config::from_toml(&text, std::path::Path::new("")).unwrap_err().to_string();
         assert!(error.starts_with(&format!("server.extra_routes[0]: '{path}' is ")), "{error}");
     }
+}
+
+/// Anthropic's form of a chat goes to a rank by load, and texts of ids to any.
+#[tokio::test]
+async fn messages_and_detokenize_are_relayed() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    let answer = client.post("/v1/messages", r#"{"model":"tiny","messages":[],"max_tokens":1}"#).await;
+    assert_eq!((answer.status, answer.header("x-semmoe-rank")), (200, "0"), "{answer:?}");
+    let seen = mock.next().await;
+    assert_eq!((seen.path.as_str(), seen.header_pin()), ("/v1/messages", Some(0)));
+    assert_eq!(client.post("/detokenize", r#"{"tokens":[1]}"#).await.status, 200);
+    let seen = mock.next().await;
+    assert_eq!((seen.path.as_str(), seen.header_pin()), ("/detokenize", None));
+    settled(&gateway).await;
+}
+
+/// A request that fits the engine with the least room can go to any.
+#[tokio::test]
+async fn the_list_of_models_has_the_smallest_context() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    a.set_context(4096);
+    b.set_context(2048);
+    let gateway = start(&several(&[&a, &b])).await;
+    let list = Client::data(&gateway).get("/v1/models").await.json();
+    assert_eq!(list["data"][0]["max_model_len"], 2048, "{list}");
 }

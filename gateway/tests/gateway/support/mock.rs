@@ -47,6 +47,8 @@ struct Shared {
     health_millis: AtomicU64,
     /// The server accepts probes and answers none.
     mute: AtomicBool,
+    /// The longest prompt and answer together; 0: it does not say.
+    context: AtomicU64,
     /// It has no `/ping`.
     no_ping: AtomicBool,
     info: Mutex<Value>,
@@ -87,6 +89,7 @@ impl Mock {
             health,
             health_millis: AtomicU64::new(0),
             mute: AtomicBool::new(false),
+            context: AtomicU64::new(0),
             no_ping: AtomicBool::new(false),
             info: Mutex::new(info),
             authorization: Mutex::default(),
@@ -134,6 +137,11 @@ impl Mock {
     /// As an engine's that is busy for so long with each step.
     pub(crate) fn set_health_time(&self, time: std::time::Duration) {
         self.shared.health_millis.store(time.as_millis() as u64, Ordering::SeqCst);
+    }
+
+    /// Its list of models says this.
+    pub(crate) fn set_context(&self, tokens: u64) {
+        self.shared.context.store(tokens, Ordering::SeqCst);
     }
 
     /// An engine without the quick route.
@@ -215,8 +223,12 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
         return StatusCode::UNAUTHORIZED.into_response();
     }
     match path.as_str() {
+        "/v1/models" if shared.context.load(Ordering::SeqCst) > 0 => {
+            let entry = json!({ "id": "tiny", "max_model_len": shared.context.load(Ordering::SeqCst) });
+            return Json(json!({ "data": [entry] })).into_response();
+        }
         "/ping" if shared.no_ping.load(Ordering::SeqCst) => return StatusCode::NOT_FOUND.into_response(),
-        "/ping" if shared.mute.load(Ordering::SeqCst) => std::future::pending().await,
+        "/ping" | "/health" if shared.mute.load(Ordering::SeqCst) => std::future::pending().await,
         "/health" | "/ping" | "/v1/models" => {
             if path == "/health" {
                 tokio::time::sleep(std::time::Duration::from_millis(shared.health_millis.load(Ordering::SeqCst))).await;
