@@ -356,7 +356,7 @@ async fn the_client_gets_one_clean_end() {
 /// vLLM's flag is the server's: its answers carry routed experts, and clients get them only if they ask.
 #[tokio::test]
 async fn what_vllm_tells_unasked_is_cut() {
-    let mut mock = Mock::start(2);
+    let mock = Mock::start(2);
     let gateway = start(&plain_model(&mock, 2).replace("sglang", "vllm")).await;
     let client = Client::data(&gateway);
     for bytes in [3, 100_000] {
@@ -365,7 +365,6 @@ async fn what_vllm_tells_unasked_is_cut() {
         let choice = answer.json()["choices"][0].clone();
         assert_eq!(choice["text"].as_str().unwrap().len(), bytes);
         assert_eq!((choice.get("routed_experts"), choice.get("token_ids")), (None, Some(&serde_json::Value::Null)));
-        assert!(!mock.next().await.json().as_object().unwrap().contains_key("return_routed_experts"));
     }
     let answer = client.post("/v1/completions", r#"{"prompt":"a","routed_experts_prompt_start":0}"#).await;
     assert_eq!(answer.json()["choices"][0]["routed_experts"], "k05VTVBZ");
