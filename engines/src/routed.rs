@@ -380,7 +380,9 @@ mod tests {
         let rest = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null},{"index":1}],"usage":{"routed_experts":1}}"#;
         assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
         assert!(!tells(rest.as_bytes()));
-        for answer in ["{}", r#"{"choices":[]}"#, r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":null}"#, r#"{"choices":[1]}"#] {
+        for answer in
+            ["{}", r#"{"choices":[]}"#, r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":null}"#, r#"{"choices":[1]}"#]
+        {
             assert_eq!(cut_choices(answer.as_bytes()), Ok(None), "{answer}");
         }
         for answer in ["", "[]", r#"{"choices":[{]}"#, r#"{"choices":["#] {
