@@ -112,6 +112,15 @@ pub enum RankDoubt {
         /// By the loads.
         loads: usize,
     },
+    /// The server information is not of a known form.
+    #[error("the engine's {} is not what any known version answers: {cause}", sglang::SERVER_INFO)]
+    Unreadable {
+        /// Of the JSON parser.
+        cause: String,
+    },
+    /// No ranks at all.
+    #[error("the engine reports 0 attention-DP ranks")]
+    Zero,
     /// URLs of one engine report ranks that do not follow each other.
     #[error(
         "URL {url} serves {} ranks from rank {}, expected {} from rank {}: list `urls` in the order of their ranks",
@@ -175,9 +184,18 @@ async fn probe_sglang(
     target: &Target<'_>,
     limits: &AnswerLimits,
 ) -> Result<Probe, HttpError> {
-    let info = server_info(client, base, limits).await?;
+    let info = match server_info(client, base, limits).await {
+        Ok(info) => info,
+        Err(HttpError::Json { cause, .. }) => {
+            return Ok(Probe::of(target.engine, None, None).doubtful(RankDoubt::Unreadable { cause }));
+        }
+        Err(error) => return Err(error),
+    };
     let ranks = info.ranks();
     let found = Probe { server: Some(info.clone()), ..Probe::of(target.engine, info.version, ranks) };
+    if ranks == Some(0) {
+        return Ok(found.doubtful(RankDoubt::Zero));
+    }
     let Some(info) = ranks.filter(|_| target.urls.len() == 1 && target.engine == Engine::Sglang) else {
         return Ok(by_url(found, target));
     };

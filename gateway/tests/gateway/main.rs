@@ -43,4 +43,5 @@ mod tls;
 mod token;
 mod traces;
 mod trust;
+mod unpinned;
 mod watched;

@@ -1,0 +1,125 @@
+//! Engines of whose ranks too little is known: they serve, routed by load, and are asked again.
+
+use semmoe_gateway::{Gateway, Running};
+use serde_json::{Value, json};
+
+use crate::support::{Behaviour, Client, Fixture, Mock, PATIENCE, Ranked, config, metric, start};
+
+const COMPLETIONS: &str = "/v1/completions";
+const UNPINNED: &str = "semmoe_backend_unpinned{backend=\"pod-a\"}";
+
+async fn pins(gateway: &Running) -> Value {
+    Client::admin(gateway).get("/admin/backends").await.json()["backends"][0]["pins"].clone()
+}
+
+async fn ask(gateway: &Running) -> (u16, String, String) {
+    let answer = Client::data(gateway).post(COMPLETIONS, json!({ "prompt": "river" }).to_string()).await;
+    (answer.status, answer.header("x-semmoe-policy").to_owned(), answer.header("x-semmoe-rank").to_owned())
+}
+
+/// Until the prober has asked again.
+async fn until(gateway: &Running, state: &str) {
+    let began = std::time::Instant::now();
+    while pins(gateway).await["state"] != state {
+        assert!(began.elapsed() < PATIENCE, "{}", pins(gateway).await);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn server_information_of_no_known_form_is_routed_by_load_until_it_has_one() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &["river", "king"], 0);
+    for (info, says) in [
+        (json!({ "version": "9.9.9", "attn_dp_size": "two" }), "is not what any known version answers"),
+        (json!({ "version": "9.9.9", "dp_size": 0 }), "reports 0 attention-DP ranks"),
+    ] {
+        let mock = Mock::with_info(info);
+        let gateway = start(&fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"")).await;
+        let found = pins(&gateway).await;
+        assert_eq!(found["state"], "not pinned", "{found}");
+        assert!(found["detail"].as_str().unwrap().contains(says), "{found}");
+        assert_eq!(ask(&gateway).await, (200, "least_load".to_owned(), String::new()));
+        assert_eq!(metric(&gateway, UNPINNED).await, 1.0);
+        let mut info = fixture.info();
+        info["version"] = json!("0.5.23");
+        mock.set_info(info);
+        until(&gateway, "unverified").await;
+        assert_eq!(metric(&gateway, UNPINNED).await, 0.0);
+        assert_eq!(ask(&gateway).await.1, "affinity");
+    }
+}
+
+/// vLLM without metrics and without `ranks`: it serves as one.
+#[tokio::test]
+async fn an_engine_that_reports_no_ranks_serves_as_one() {
+    let behaviour = Behaviour { info: Value::Null, ranks: 0, first: 0, first_in_pins: 0 };
+    let mock = Ranked::start(behaviour).await;
+    let gateway = start(&format!(
+        "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"pod-a\"\nengine = \"vllm\"\n\
+         url = \"{}\"\n",
+        mock.url()
+    ))
+    .await;
+    let found = pins(&gateway).await;
+    assert_eq!(found["state"], "not pinned", "{found}");
+    assert!(gateway.health("pod-a").unwrap().is_healthy());
+}
+
+/// `ranks` of the configuration wins over what the engine reports.
+#[tokio::test]
+async fn configured_ranks_win() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &["river", "king"], 0);
+    let mut info = fixture.info();
+    info["dp_size"] = json!(1);
+    let mock = Mock::with_info(info);
+    let toml = fixture.affinity(&mock.url(), &tables).replace("tables = ", "ranks = 2\ntables = ");
+    let gateway = Gateway::start(config(&toml)).await.unwrap();
+    assert_eq!(ask(&gateway).await.1, "affinity");
+}
+
+/// An engine that served comes back with another number of ranks: affinity is lost, the backend is not.
+#[tokio::test]
+async fn ranks_that_change_while_serving_cost_affinity_and_no_request() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &["river", "king"], 0);
+    let mock = Mock::with_info(fixture.info());
+    let gateway = start(&fixture.affinity(&mock.url(), &tables)).await;
+    assert_eq!(ask(&gateway).await.1, "affinity");
+    let mut info = fixture.info();
+    info["dp_size"] = json!(4);
+    mock.set_info(info);
+    mock.set_health(503);
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    mock.set_health(200);
+    gateway.wait_ready().await;
+    let found = pins(&gateway).await;
+    assert!(found["detail"].as_str().unwrap().contains("4 attention-DP ranks, but the tables have 2"), "{found}");
+    assert_eq!(ask(&gateway).await, (200, "least_load".to_owned(), String::new()));
+    mock.set_info(fixture.info());
+    until(&gateway, "unverified").await;
+    assert_eq!(ask(&gateway).await.1, "affinity");
+}
+
+#[tokio::test]
+async fn a_check_with_probes_reports_what_does_not_fit() {
+    let fixture = Fixture::new(2);
+    let tables = fixture.write("t", &["river", "king"], 0);
+    let mut info = fixture.info();
+    (info["version"], info["moe_a2a_backend"]) = (json!("0.5.23"), json!("none"));
+    let mock = Ranked::start(Behaviour { info, ranks: 2, first: 0, first_in_pins: 0 }).await;
+    let toml = fixture.affinity(&mock.url(), &tables).replace("\"semmoe\"", "\"sglang\"");
+    let found = Gateway::probe(config(&toml)).await.unwrap();
+    let served = found.served.to_string();
+    assert!(found.troubles.is_empty(), "{}", found.troubles);
+    for says in ["version 0.5.23", "pins honoured", "affinity saves no bytes"] {
+        assert!(served.contains(says), "{says}: {served}");
+    }
+    mock.ignore_pins(true);
+    let found = Gateway::probe(config(&toml)).await.unwrap();
+    assert!(found.troubles.to_string().starts_with("backend 'pod-a': pins are ignored: "), "{}", found.troubles);
+    let gone = fixture.affinity("http://127.0.0.1:9", &tables);
+    let found = Gateway::probe(config(&gone)).await.unwrap();
+    assert!(found.troubles.to_string().contains("cannot connect"), "{}", found.troubles);
+}
