@@ -57,10 +57,11 @@ def conversations(count, most_characters=900):
     return [found[i % len(found)] for i in range(count)]
 
 
-def chats(url, count, tokens=16, streams=8, stream=True, each=None, timeout=300):
-    """Answers to `count` chats, `streams` at a time. `each` is called after every answer with the number done."""
+def chats(url, count, tokens=16, streams=8, stream=True, each=None, timeout=300, fields=()):
+    """Answers to `count` chats, `streams` at a time. `each` is called after every answer with the number done; `fields` go
+    into the bodies."""
     def one(messages):
-        body = {"model": launch.NAME, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream}
+        body = {"model": launch.NAME, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream, **dict(fields)}
         answer = ask(url, "POST", "/v1/chat/completions", body, timeout=timeout)
         with lock:
             done.append(answer)
