@@ -1,5 +1,5 @@
 """A gateway process, clients of it, and semmoe's worker as a second backend. Python's standard library only."""
-import concurrent.futures, http.client, json, pathlib, re, subprocess, threading, time, urllib.parse
+import concurrent.futures, http.client, json, pathlib, re, shutil, subprocess, threading, time, urllib.parse
 
 import launch
 
@@ -158,7 +158,11 @@ class Worker:
     def __init__(self, semmoe, folder, tables):
         self.port, meet = launch.free_port(), launch.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        common = ["--model", launch.MODEL, "--world", "2", "--rendezvous", f"127.0.0.1:{meet}",
+        # It goes by the name of its folder, which must be that of the tables' model.
+        model = folder / launch.NAME
+        if not model.is_dir():
+            shutil.copytree(launch.MODEL, model)
+        common = ["--model", model, "--world", "2", "--rendezvous", f"127.0.0.1:{meet}",
                   *(["--tables", tables] if tables else []), "--listen", f"127.0.0.1:{self.port}", "--exit-on-stdin-eof"]
         self.log = open(folder / "worker.log", "ab")
         self.ranks = [
