@@ -58,6 +58,18 @@ fn every_form_is_written_with_its_arguments() {
     let header = std::fs::read(&tensors).expect("written");
     assert!(String::from_utf8_lossy(&header[8..400]).contains("log2phy"), "a safetensors header");
 
+    let ascend = export("ascend", &[]);
+    assert_eq!(
+        json_of(&ascend)["layer_list"][0]["device_list"][0]["device_expert"],
+        json!(rows[0].as_array().expect("experts")[..8])
+    );
+    assert!(String::from_utf8_lossy(&ascend.stderr).contains(r#"{"expert_map_path":"FILE"}"#), "{}", describe(&ascend));
+    let tensorrt = export("tensorrt-llm", &[]);
+    assert!(
+        String::from_utf8_lossy(&tensorrt.stdout).starts_with("num_slots: 32\ninitial_global_assignments:\n  0: [")
+    );
+    assert!(String::from_utf8_lossy(&tensorrt.stderr).contains("load_balancer"), "{}", describe(&tensorrt));
+
     let vllm = export("vllm", &["--experimental"]);
     assert_eq!(json_of(&vllm), rows);
     assert!(String::from_utf8_lossy(&vllm.stderr).contains("initial_expert_map_path"), "{}", describe(&vllm));

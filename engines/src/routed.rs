@@ -11,9 +11,11 @@
 //! alone. An answer is never written anew: the member is cut out, all other bytes stay. Of `sglext` nothing stays where the
 //! rest of it says nothing, as it is there for the question alone.
 
-use bytes::{Bytes, BytesMut};
-
 use std::ops::Range;
+use std::sync::LazyLock;
+
+use bytes::{Bytes, BytesMut};
+use memchr::memmem::Finder;
 
 use crate::json::{Elements, Member, Members, ScanError, top_level};
 use crate::pin::Stripped;
@@ -93,6 +95,47 @@ pub fn cut(route: Route, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
         cuts.answer(answer, 0..answer.len())?;
     }
     Ok((!cuts.ranges.is_empty()).then(|| cuts.carry_out(answer)))
+}
+
+/// Cuts the routed experts out of the choices of one answer of vLLM, which sends them with every answer that is no stream
+/// when it is started with its flag; `None` where it has none.
+///
+/// # Errors
+/// When the answer is no JSON object.
+pub fn cut_choices(answer: &[u8]) -> Result<Option<Cut>, ScanError> {
+    let (mut cuts, mut choices) = (Cuts::default(), None);
+    for member in Members::new(answer) {
+        let member = member?;
+        if member.is(answer, "choices") && answer[member.value.start] == b'[' {
+            choices = Some(member.value);
+        }
+    }
+    let Some(choices) = choices else { return Ok(None) };
+    for choice in Elements::new(&answer[choices.clone()]) {
+        let choice = choice?;
+        let choice = choice.start + choices.start..choice.end + choices.start;
+        if answer[choice.start] != b'{' {
+            continue;
+        }
+        let mut told = false;
+        cuts.members(answer, choice, |member| {
+            let is_it = member.is(answer, MEMBER);
+            told |= is_it && &answer[member.value.clone()] != b"null";
+            Ok(is_it)
+        })?;
+        cuts.told |= told;
+    }
+    Ok((!cuts.ranges.is_empty()).then(|| cuts.carry_out(answer)))
+}
+
+/// The body field by which a client of vLLM asks for routed experts from a token on.
+pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
+
+static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));
+
+/// Whether a piece of an answer tells routed experts. Text cannot pretend to, as quotes in it are escaped.
+pub fn tells(piece: &[u8]) -> bool {
+    TOLD.find(piece).is_some()
 }
 
 /// Stretches to leave out, ascending.
@@ -325,6 +368,25 @@ mod tests {
         }
         for answer in [r#"{"sglext":null}"#, r#"{"sglext":{}}"#, r#"{"meta_info":{"routed_experts":"x"}}"#] {
             assert_eq!(cut(Route::Completions, answer.as_bytes()), Ok(None), "{answer}");
+        }
+    }
+
+    /// The shape of vLLM 0.30, with two choices.
+    #[test]
+    fn choices_lose_what_the_client_did_not_ask_for() {
+        let answer = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null,"routed_experts":"AA"},{"routed_experts":"AA","index":1}],"usage":{"routed_experts":1}}"#;
+        assert!(tells(answer.as_bytes()));
+        let cut = cut_choices(answer.as_bytes()).unwrap().unwrap();
+        let rest = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null},{"index":1}],"usage":{"routed_experts":1}}"#;
+        assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
+        assert!(!tells(rest.as_bytes()));
+        for answer in
+            ["{}", r#"{"choices":[]}"#, r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":null}"#, r#"{"choices":[1]}"#]
+        {
+            assert_eq!(cut_choices(answer.as_bytes()), Ok(None), "{answer}");
+        }
+        for answer in ["", "[]", r#"{"choices":[{]}"#, r#"{"choices":["#] {
+            assert!(cut_choices(answer.as_bytes()).is_err(), "{answer}");
         }
     }
 

@@ -28,6 +28,8 @@ Experts that the tables replicate fill the extra slots.
 
   sglang  --init-expert-location of an unmodified SGLang; a row for each of the model's layers, dense ones included
   eplb    phy2log, log2phy and logcnt of DeepSeek's EPLB; safetensors when --out ends in .safetensors, else JSON
+  tensorrt-llm  the YAML of moe_config.load_balancer, which moves nothing while it serves
+  ascend  the expert map of vLLM-Ascend
   vllm    the file that an open pull request (49572) reads: no release of vLLM does, hence only with --experimental
 
 Without --out the text goes to standard output and the arguments to standard error. An engine that takes no placement \
@@ -41,6 +43,9 @@ Example:
 pub(crate) enum ExportFormat {
     Sglang,
     Eplb,
+    #[value(name = "tensorrt-llm")]
+    TensorrtLlm,
+    Ascend,
     Vllm,
 }
 

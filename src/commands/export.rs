@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use semmoe_engines::Version;
-use semmoe_tables::export::{Eplb, SglangSpelling, sglang, sglang_flags, vllm, vllm_flags, write};
+use semmoe_tables::export::{
+    Eplb, SglangSpelling, ascend, ascend_flags, sglang, sglang_flags, tensorrt_llm, tensorrt_llm_options, vllm,
+    vllm_flags, write,
+};
 use semmoe_tables::{FormatError, Tables};
 
 use super::{check_output, print};
@@ -58,6 +61,8 @@ fn text(tables: &Tables, format: ExportFormat) -> Result<String, FormatError> {
     match format {
         ExportFormat::Sglang => sglang(tables),
         ExportFormat::Eplb => Ok(Eplb::new(tables)?.to_json()),
+        ExportFormat::TensorrtLlm => tensorrt_llm(tables),
+        ExportFormat::Ascend => ascend(tables),
         ExportFormat::Vllm => vllm(tables),
     }
 }
@@ -70,6 +75,14 @@ fn command(tables: &Tables, args: &ExportArgs, file: &str) -> Option<String> {
             Some(format!("python -m sglang.launch_server {flags}"))
         }
         ExportFormat::Eplb => None,
+        ExportFormat::TensorrtLlm => {
+            let options = tensorrt_llm_options(tables, file);
+            let ranks = tables.groups();
+            Some(format!(
+                "trtllm-serve --tp_size {ranks} --ep_size {ranks} --extra_llm_api_options OPTIONS, which hold {options}"
+            ))
+        }
+        ExportFormat::Ascend => Some(format!("vllm serve {}", ascend_flags(file))),
         ExportFormat::Vllm => Some(format!("vllm serve {}", vllm_flags(tables, file))),
     }
 }

@@ -6,7 +6,10 @@ mod common;
 use common::{dp_tables, model};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
-use semmoe_tables::export::{Eplb, SglangSpelling, sglang, sglang_flags, vllm, vllm_flags};
+use semmoe_tables::export::{
+    Eplb, SglangSpelling, ascend, ascend_flags, sglang, sglang_flags, tensorrt_llm, tensorrt_llm_options, vllm,
+    vllm_flags,
+};
 use semmoe_tables::*;
 use serde_json::{Value, json};
 
@@ -66,6 +69,49 @@ fn vllm_has_the_moe_layers_only() {
 }
 
 #[test]
+fn tensorrt_llm_has_layers_by_their_number_in_the_model() {
+    assert_eq!(
+        tensorrt_llm(&replicated(false)).unwrap(),
+        "num_slots: 6\ninitial_global_assignments:\n  1: [0, 1, 3, 0, 2, 3]\n  3: [0, 1, 2, 0, 1, 3]\n\
+         layer_updates_per_iter: 0\n"
+    );
+    assert_eq!(
+        tensorrt_llm_options(&tables(), "a b.yaml"),
+        r#"{"enable_attention_dp":true,"moe_config":{"backend":"WIDEEP","load_balancer":"a b.yaml"}}"#
+    );
+}
+
+#[test]
+fn ascend_has_layers_by_their_number_among_those_with_experts() {
+    let map: Value = serde_json::from_str(&ascend(&replicated(false)).unwrap()).unwrap();
+    let layer = |id: u16, first: [u16; 3], second: [u16; 3]| {
+        json!({ "layer_id": id, "device_count": 2, "device_list": [
+            { "device_id": 0, "device_expert": first }, { "device_id": 1, "device_expert": second },
+        ] })
+    };
+    let layers = [layer(0, [0, 1, 3], [0, 2, 3]), layer(1, [0, 1, 2], [0, 1, 3])];
+    assert_eq!(map, json!({ "moe_layer_count": 2, "layer_list": layers }));
+    assert_eq!(
+        ascend_flags("m.json"),
+        r#"--enable-expert-parallel --additional-config '{"eplb_config":{"expert_map_path":"m.json"}}'"#
+    );
+}
+
+/// What the readers of these files make of them: experts of all slots, layer by layer.
+fn slots_of_tensorrt_llm(text: &str) -> Vec<i32> {
+    let rows = text.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(": "));
+    rows.flat_map(|(_, row)| serde_json::from_str::<Vec<i32>>(row).unwrap()).collect()
+}
+
+fn slots_of_ascend(text: &str) -> Vec<i32> {
+    let map: Value = serde_json::from_str(text).unwrap();
+    let devices =
+        map["layer_list"].as_array().unwrap().iter().flat_map(|layer| layer["device_list"].as_array().unwrap());
+    let experts = devices.flat_map(|device| device["device_expert"].as_array().unwrap());
+    experts.map(|expert| expert.as_i64().unwrap() as i32).collect()
+}
+
+#[test]
 fn eplb_arrays_as_json_and_as_tensors() {
     let eplb = Eplb::new(&replicated(false)).unwrap();
     let json: Value = serde_json::from_str(&eplb.to_json()).unwrap();
@@ -97,7 +143,13 @@ fn eplb_arrays_as_json_and_as_tensors() {
 fn what_an_engine_cannot_take_is_refused() {
     let padded = replicated(true);
     let eplb = |tables: &Tables| Eplb::new(tables).map(|eplb| eplb.to_json());
-    for (export, reader) in [(sglang as fn(&Tables) -> _, "SGLang"), (vllm, "vLLM"), (eplb, "EPLB")] {
+    for (export, reader) in [
+        (sglang as fn(&Tables) -> _, "SGLang"),
+        (vllm, "vLLM"),
+        (eplb, "EPLB"),
+        (tensorrt_llm, "TensorRT-LLM"),
+        (ascend, "vLLM-Ascend"),
+    ] {
         let error = export(&padded).unwrap_err().to_string();
         assert!(error.contains("layer 0, slot 2") && error.contains("holds -1") && error.contains(reader), "{error}");
     }
@@ -136,6 +188,8 @@ proptest! {
         let tables = dp_tables(&info, groups).replicas(replicas).finish().unwrap();
         let eplb = Eplb::new(&tables).unwrap();
         prop_assert_eq!(eplb.phy2log(), &slots[..]);
+        prop_assert_eq!(slots_of_tensorrt_llm(&tensorrt_llm(&tables).unwrap()), slots.clone());
+        prop_assert_eq!(slots_of_ascend(&ascend(&tables).unwrap()), slots.clone());
         let (n, most) = (usize::from(experts), eplb.most_replicas());
         for (at, physical) in eplb.log2phy().chunks(most).enumerate() {
             let (layer, expert) = (at / n, (at % n) as i32);

@@ -74,7 +74,7 @@ impl Upstream {
     }
 
     /// Everything that was read and not yet passed on.
-    fn ahead_bytes(&self) -> Bytes {
+    pub(crate) fn ahead_bytes(&self) -> Bytes {
         match (&self.ahead[1], self.ahead_data().next()) {
             (None, Some(only)) => only.clone(),
             _ => self.ahead_data().flatten().copied().collect(),

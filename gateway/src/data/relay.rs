@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use http_body_util::Full;
 use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
-use semmoe_engines::{Dialect, Route, pin, verify};
+use semmoe_engines::{Dialect, Engine, Route, json, pin, routed, verify};
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
@@ -62,6 +62,8 @@ pub(crate) struct Answer {
     generation: u64,
     /// The request was sampled.
     sample: Option<Sample>,
+    /// The longest answer that is held back to cut out routed experts that nothing asked for, where it may have some.
+    unasked: Option<(Route, usize)>,
     /// Longest silence between two pieces of its body.
     idle_limit: Duration,
     /// Backends that were asked.
@@ -198,9 +200,11 @@ async fn attempt(
             let rank = echo(core, backend, &response, expected);
             let counted = job.counted.filter(|_| response.status().is_success());
             let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
+            let unasked =
+                unasked_experts(backend, route, job, &response).then_some((route, config.sampling.max_answer_bytes));
             let idle_limit = config.timeouts.idle;
             let generation = job.generation;
-            Ok(Answer { response, watch, rank: told, policy, generation, sample, idle_limit, attempts })
+            Ok(Answer { response, watch, rank: told, policy, generation, sample, unasked, idle_limit, attempts })
         }
         Err(cause) => {
             let (cause, error) = cause.judge(backend);
@@ -213,6 +217,25 @@ async fn attempt(
             Err((cause, error))
         }
     })
+}
+
+/// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started with
+/// its flag, in every answer that is no stream; one answer shows that for the backend.
+fn unasked_experts(backend: &Backend, route: Route, job: &Job, response: &Response<Upstream>) -> bool {
+    if backend.engine != Engine::Vllm || !matches!(route, Route::Chat | Route::Completions) {
+        return false;
+    }
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if !response.status().is_success() || !is_json || response.headers().contains_key(header::CONTENT_ENCODING) {
+        return false;
+    }
+    if !backend.live.tells_unasked() {
+        if !routed::tells(&response.body().ahead_bytes()) {
+            return false;
+        }
+        backend.live.note_unasked();
+    }
+    !matches!(json::top_level(job.body.bytes(), routed::PROMPT_START_FIELD), Ok(Some(_)))
 }
 
 /// Compares the rank that the head of an answer names with the pin; returns what is still to be seen in its body.
@@ -269,7 +292,7 @@ fn path(route: Route, head: &Parts) -> String {
 
 /// The engine's answer with our four headers; the ticket goes with the body.
 pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
-    let Answer { response, watch, rank, policy, generation, sample, idle_limit, attempts } = answer;
+    let Answer { response, watch, rank, policy, generation, sample, unasked, idle_limit, attempts } = answer;
     let (mut head, body) = response.into_parts();
     strip_hop_by_hop(&mut head.headers);
     for name in [BACKEND, RANK, POLICY, GENERATION, ATTEMPTS] {
@@ -289,7 +312,10 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
         head.headers.insert(ATTEMPTS, HeaderValue::from(attempts));
     }
     let events = is_event_stream(&head.headers);
-    let edit = sample.and_then(|sample| Edit::begin(sample, &head, events));
+    let edit = match sample {
+        Some(sample) => Edit::begin(sample, &head, events),
+        None => unasked.filter(|_| !events).map(|(route, limit)| Edit::unasked(route, limit)),
+    };
     if events || edit.is_some() {
         // An error event may make it longer, a cut shorter.
         head.headers.remove(header::CONTENT_LENGTH);

@@ -18,6 +18,8 @@ pub(crate) struct BackendLive {
     can_ask: [AtomicBool; Route::ALL.len()],
     /// The engine refused requests that ask, and took them when they did not.
     refused: AtomicBool,
+    /// Its answers tell routed experts without being asked, as vLLM's do with its flag.
+    tells_unasked: AtomicBool,
     /// Layers of the model, dense ones too, as the engine tells them; 0: it does not.
     hidden_layers: AtomicU16,
     figures: Mutex<Figures>,
@@ -48,6 +50,17 @@ impl BackendLive {
         }
         self.hidden_layers.store(layers, Ordering::Relaxed);
         self.refused.store(false, Ordering::Relaxed);
+        self.tells_unasked.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether its answers tell routed experts without being asked.
+    pub(crate) fn tells_unasked(&self) -> bool {
+        self.tells_unasked.load(Ordering::Relaxed)
+    }
+
+    /// An answer told them, and nothing had asked for them.
+    pub(crate) fn note_unasked(&self) {
+        self.tells_unasked.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn can_ask(&self, route: Route) -> bool {

@@ -20,6 +20,8 @@ pub(super) struct Cutter {
     held: Option<BytesMut>,
     /// The newest event that told the routed experts; each holds all that came before.
     told: Option<Bytes>,
+    /// They stand in the choices, as nobody asked for them.
+    unasked: bool,
     /// Given up: the rest passes.
     over: Option<Outcome>,
 }
@@ -27,7 +29,12 @@ pub(super) struct Cutter {
 impl Cutter {
     /// `events`: the answer is a stream of events.
     pub(super) fn new(route: Route, limit_bytes: usize, events: bool) -> Self {
-        Self { route, limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
+        Self { route, limit_bytes, held: (!events).then(BytesMut::new), told: None, unasked: false, over: None }
+    }
+
+    /// Of a document of vLLM, which tells them without being asked.
+    pub(super) fn unasked(route: Route, limit_bytes: usize) -> Self {
+        Self { unasked: true, ..Self::new(route, limit_bytes, false) }
     }
 
     /// The longest answer or event that is held back.
@@ -71,7 +78,8 @@ impl Cutter {
         };
         held.extend_from_slice(&rest);
         let answer = held.freeze();
-        match routed::cut(self.route, &answer) {
+        let cut = if self.unasked { routed::cut_choices(&answer) } else { routed::cut(self.route, &answer) };
+        match cut {
             Ok(Some(Cut { rest, told: true })) => (rest, Ok(answer)),
             Ok(cut) => (cut.map_or(answer, |cut| cut.rest), Err("missing")),
             Err(_) => (answer, Err("malformed")),

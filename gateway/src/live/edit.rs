@@ -3,13 +3,14 @@
 use bytes::Bytes;
 use http::header;
 use http::response::Parts;
+use semmoe_engines::Route;
 
 use super::Sample;
 use super::cutter::Cutter;
 
 /// Follows one answer.
 pub(crate) struct Edit {
-    /// `None` once the answer was counted.
+    /// `None` once the answer was counted, and where it is only cut.
     sample: Option<Sample>,
     cutter: Cutter,
 }
@@ -27,6 +28,11 @@ impl Edit {
         }
         let cutter = Cutter::new(sample.route()?, sample.limit_bytes(), events);
         Some(Self { sample: Some(sample), cutter })
+    }
+
+    /// For a document with routed experts that neither the client nor the gateway asked for.
+    pub(crate) fn unasked(route: Route, limit_bytes: usize) -> Self {
+        Self { sample: None, cutter: Cutter::unasked(route, limit_bytes) }
     }
 
     /// The longest event that is held back.

@@ -140,7 +140,7 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
         if answer.headers()["x-semmoe-backend"] == "pod-a" { (&mut a, &mut b) } else { (&mut b, &mut a) };
     asked.next().await;
     asked.release(3);
-    assert_eq!(next_frame(&mut answer).await.as_deref(), Some("data: 1\n\n"));
+    assert!(next_frame(&mut answer).await.unwrap().starts_with("data: 1\n\n"));
     drop(answer.into_body().collect().await);
     other.behave("");
     let gateway = start(&format!("[retry]\nhold_seconds = 30\n{}", two(&[asked, other]))).await;

@@ -7,7 +7,7 @@ use semmoe_tables::{LayerIdx, Profile, TokenId};
 use serde_json::{Value, json};
 
 use crate::support::experts::{Experts, completion, document, questions, stream};
-use crate::support::{Client, Fixture, PATIENCE, metric, settled, start};
+use crate::support::{Client, Fixture, Mock, PATIENCE, metric, plain_model, settled, start};
 
 const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
 
@@ -351,4 +351,22 @@ async fn the_client_gets_one_clean_end() {
     let text = answer.into_body().collect().await.unwrap().to_bytes();
     assert_eq!(text, document(3, 0, ""));
     settled(&setup.gateway).await;
+}
+
+/// vLLM's flag is the server's: its answers carry routed experts, and clients get them only if they ask.
+#[tokio::test]
+async fn what_vllm_tells_unasked_is_cut() {
+    let mock = Mock::start(2);
+    let gateway = start(&plain_model(&mock, 2).replace("sglang", "vllm")).await;
+    let client = Client::data(&gateway);
+    for bytes in [3, 100_000] {
+        mock.behave(&format!("experts {bytes}"));
+        let answer = client.post("/v1/completions", r#"{"prompt":"a"}"#).await;
+        let choice = answer.json()["choices"][0].clone();
+        assert_eq!(choice["text"].as_str().unwrap().len(), bytes);
+        assert_eq!((choice.get("routed_experts"), choice.get("token_ids")), (None, Some(&serde_json::Value::Null)));
+    }
+    let answer = client.post("/v1/completions", r#"{"prompt":"a","routed_experts_prompt_start":0}"#).await;
+    assert_eq!(answer.json()["choices"][0]["routed_experts"], "k05VTVBZ");
+    settled(&gateway).await;
 }

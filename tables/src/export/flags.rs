@@ -47,6 +47,26 @@ pub fn vllm_flags(tables: &Tables, file: &str) -> String {
     format!("--enable-expert-parallel --enable-eplb --eplb-config {}", quoted(&config.to_string()))
 }
 
+/// Arguments of `vllm serve` with vLLM-Ascend for the file that holds [`super::ascend`]'s text.
+#[must_use]
+pub fn ascend_flags(file: &str) -> String {
+    let config = serde_json::json!({ "eplb_config": { "expert_map_path": file } });
+    format!("--enable-expert-parallel --additional-config {}", quoted(&config.to_string()))
+}
+
+/// What TensorRT-LLM's `--extra_llm_api_options` must hold, as YAML on one line, for the file that holds
+/// [`super::tensorrt_llm`]'s text.
+#[must_use]
+pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {
+    let dp = tables.attention() == Attention::Dp;
+    // JSON is YAML.
+    serde_json::json!({
+        "enable_attention_dp": dp,
+        "moe_config": { "backend": "WIDEEP", "load_balancer": file },
+    })
+    .to_string()
+}
+
 /// Slots beyond one for each expert.
 fn redundant(tables: &Tables) -> usize {
     // Every expert is in a slot.

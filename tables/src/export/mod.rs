@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`sglang`] | `--init-expert-location` of unmodified SGLang |
 //! | [`Eplb`] | the three arrays of DeepSeek's EPLB |
+//! | [`tensorrt_llm`] | `moe_config.load_balancer` of TensorRT-LLM |
+//! | [`ascend`] | `eplb_config.expert_map_path` of vLLM-Ascend |
 //! | [`vllm`] | `eplb_config.initial_expert_map_path` of vLLM, which no release has yet (pull request 49572) |
 //!
 //! [`read_sglang`] is the way back.
@@ -20,7 +22,7 @@ use std::path::Path;
 use serde::Serialize;
 
 pub use eplb::Eplb;
-pub use flags::{SglangSpelling, sglang_flags, vllm_flags};
+pub use flags::{SglangSpelling, ascend_flags, sglang_flags, tensorrt_llm_options, vllm_flags};
 pub use read::read_sglang;
 
 use crate::container::write_atomically;
@@ -61,6 +63,57 @@ pub fn sglang(tables: &Tables) -> Result<String, FormatError> {
 /// When a slot is padding.
 pub fn vllm(tables: &Tables) -> Result<String, FormatError> {
     Ok(json(&filled_rows(tables, "vLLM")?))
+}
+
+/// YAML with `num_slots` P, `initial_global_assignments`, a list of P experts under the number of each layer with experts
+/// (counted among all of the model's layers), and `layer_updates_per_iter: 0`, so that TensorRT-LLM moves nothing.
+///
+/// # Errors
+/// When a slot is padding.
+pub fn tensorrt_llm(tables: &Tables) -> Result<String, FormatError> {
+    let mut text = format!("num_slots: {}\ninitial_global_assignments:\n", slots_per_layer(tables));
+    for (layer, row) in tables.model().layer_ids.iter().zip(filled_rows(tables, "TensorRT-LLM")?) {
+        let experts: Vec<String> = row.iter().map(i32::to_string).collect();
+        text += &format!("  {layer}: [{}]\n", experts.join(", "));
+    }
+    Ok(text + "layer_updates_per_iter: 0\n")
+}
+
+/// vLLM-Ascend's map.
+#[derive(Serialize)]
+struct ExpertMap {
+    moe_layer_count: usize,
+    layer_list: Vec<MapLayer>,
+}
+
+#[derive(Serialize)]
+struct MapLayer {
+    layer_id: usize,
+    device_count: u16,
+    device_list: Vec<MapDevice>,
+}
+
+#[derive(Serialize)]
+struct MapDevice {
+    device_id: usize,
+    device_expert: Vec<i32>,
+}
+
+/// `{"moe_layer_count", "layer_list": [{"layer_id", "device_count", "device_list": [{"device_id", "device_expert"}]}]}`:
+/// layers are those with experts, numbered from 0, devices are groups.
+///
+/// # Errors
+/// When a slot is padding.
+pub fn ascend(tables: &Tables) -> Result<String, FormatError> {
+    let (groups, rows) = (tables.groups(), filled_rows(tables, "vLLM-Ascend")?);
+    let each = slots_per_layer(tables) / usize::from(groups);
+    let devices = |row: Vec<i32>| {
+        let held = row.chunks_exact(each).enumerate();
+        held.map(|(device_id, experts)| MapDevice { device_id, device_expert: experts.to_vec() }).collect()
+    };
+    let layer = |(layer_id, row)| MapLayer { layer_id, device_count: groups, device_list: devices(row) };
+    let layer_list: Vec<MapLayer> = rows.into_iter().enumerate().map(layer).collect();
+    Ok(json(&ExpertMap { moe_layer_count: layer_list.len(), layer_list }))
 }
 
 /// Writes an exported text to a file (temporary, flushed, renamed).
