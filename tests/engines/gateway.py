@@ -1,5 +1,5 @@
 """A gateway process, clients of it, and semmoe's worker as a second backend. Python's standard library only."""
-import concurrent.futures, http.client, json, pathlib, re, subprocess, threading, time, urllib.parse
+import concurrent.futures, http.client, json, pathlib, re, shutil, subprocess, threading, time, urllib.parse
 
 import launch
 
@@ -57,10 +57,11 @@ def conversations(count, most_characters=900):
     return [found[i % len(found)] for i in range(count)]
 
 
-def chats(url, count, tokens=16, streams=8, stream=True, each=None, timeout=300):
-    """Answers to `count` chats, `streams` at a time. `each` is called after every answer with the number done."""
+def chats(url, count, tokens=16, streams=8, stream=True, each=None, timeout=300, fields=()):
+    """Answers to `count` chats, `streams` at a time. `each` is called after every answer with the number done; `fields` go
+    into the bodies."""
     def one(messages):
-        body = {"model": launch.NAME, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream}
+        body = {"model": launch.NAME, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream, **dict(fields)}
         answer = ask(url, "POST", "/v1/chat/completions", body, timeout=timeout)
         with lock:
             done.append(answer)
@@ -157,7 +158,11 @@ class Worker:
     def __init__(self, semmoe, folder, tables):
         self.port, meet = launch.free_port(), launch.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        common = ["--model", launch.MODEL, "--world", "2", "--rendezvous", f"127.0.0.1:{meet}",
+        # It goes by the name of its folder, which must be that of the tables' model.
+        model = folder / launch.NAME
+        if not model.is_dir():
+            shutil.copytree(launch.MODEL, model)
+        common = ["--model", model, "--world", "2", "--rendezvous", f"127.0.0.1:{meet}",
                   *(["--tables", tables] if tables else []), "--listen", f"127.0.0.1:{self.port}", "--exit-on-stdin-eof"]
         self.log = open(folder / "worker.log", "ab")
         self.ranks = [
