@@ -91,6 +91,8 @@ pub struct Engine {
     pub init_expert_location: String,
     /// Another version to report than the dialect's.
     pub version: Option<String>,
+    /// In every request but the first, the routes of so many of a prompt's first tokens are those of other experts.
+    pub unsteady_tokens: usize,
 }
 
 /// Attention-DP ranks, and what runs on them.
@@ -161,6 +163,7 @@ impl Engine {
             gives_routes: true,
             init_expert_location: "trivial".to_owned(),
             version: None,
+            unsteady_tokens: 0,
         }
     }
 }
@@ -316,10 +319,14 @@ impl Run {
             _ => {}
         }
         let mut ids: Vec<u16> = Vec::new();
-        for token in &tokens {
+        let unsteady = if engine.ran.lock().unwrap().len() > 1 { engine.unsteady_tokens } else { 0 };
+        for (position, token) in tokens.iter().enumerate() {
+            let shift = if position < unsteady { model.top_k } else { 0 };
             for layer in 0..model.num_hidden_layers {
                 match model.layer_ids.contains(&layer) {
-                    true => ids.extend(experts(*token, layer, model)),
+                    true => ids.extend(
+                        experts(*token, layer, model).into_iter().map(|expert| (expert + shift) % model.num_experts),
+                    ),
                     false => ids.extend(std::iter::repeat_n(0, k)),
                 }
             }
