@@ -20,4 +20,4 @@ mod question;
 
 pub use answer::{Told, read};
 pub use encoding::{Encoding, decode_bytes, encode_npy};
-pub use question::{Asked, Question, Sampling, ask};
+pub use question::{Asked, Question, Sampling, ask, uncached};

@@ -1,29 +1,45 @@
-//! Dense layers that a model's configuration does not tell: engines report rows of them as well, without experts.
+//! The prompt that is asked before all others: which layers are dense without the configuration saying so, as engines report rows
+//! of them as well, without experts; and its routes, for the self-check.
 
+use semmoe_engines::recording::Told;
 use semmoe_tables::ModelInfo;
 
-use crate::answer::tokens;
+use crate::answer::{Checker, tokens};
 use crate::drive::Engine;
 use crate::prompts::Prompt;
 use crate::routes::decode;
+use crate::self_check::Alone;
 
-/// The model without the layers whose rows in the answer to one prompt are constant (no expert, or the same one in every slot),
-/// and these layers. As it is where the answer is of no use, or no layer would be left: then the recording tells what is wrong.
-pub(crate) async fn without_dense_layers(engine: &Engine<'_>, prompt: &Prompt) -> (ModelInfo, Vec<u16>) {
-    let dense = match engine.told(prompt).await {
-        Ok(told) => {
-            let rows = tokens(&prompt.input, &told).map(|(ids, _)| ids.len());
-            let routes =
-                rows.and_then(|rows| decode(told.routed_experts.as_deref().unwrap_or_default(), rows, engine.model));
-            routes.ok().filter(|routes| routes.layers == usize::from(engine.model.num_hidden_layers))
-        }
-        Err(_) => None,
+/// What the answer to the first prompt says.
+pub(crate) struct Probed {
+    /// Without the dense layers.
+    pub(crate) model: ModelInfo,
+    pub(crate) dense_layers: Vec<u16>,
+    /// `None` where the answer is of no use: then the recording reports what is wrong.
+    pub(crate) alone: Option<Alone>,
+}
+
+/// Asks one prompt while nothing else of this recording runs. Dense layers are those whose rows are constant (no expert, or the
+/// same one in every slot); none are taken out where no layer would be left.
+pub(crate) async fn probe(engine: &Engine<'_>, prompt: &Prompt) -> Probed {
+    let Ok(told) = engine.told(prompt).await else {
+        return Probed { model: engine.model.clone(), dense_layers: Vec::new(), alone: None };
     };
-    let dense = dense.map(|routes| routes.dense_layers()).unwrap_or_default();
+    let (model, dense_layers) = without_dense_layers(engine.model, prompt, &told);
+    let routed = Checker::new(&model).ok().and_then(|checker| checker.check(&prompt.input, &told).ok());
+    let alone = routed.map(|routed| Alone { key: prompt.key, routed });
+    Probed { model, dense_layers, alone }
+}
+
+fn without_dense_layers(model: &ModelInfo, prompt: &Prompt, told: &Told) -> (ModelInfo, Vec<u16>) {
+    let rows = tokens(&prompt.input, told).map(|(ids, _)| ids.len());
+    let routes = rows.and_then(|rows| decode(told.routed_experts.as_deref().unwrap_or_default(), rows, model));
+    let routes = routes.ok().filter(|routes| routes.layers == usize::from(model.num_hidden_layers));
+    let dense = routes.map(|routes| routes.dense_layers()).unwrap_or_default();
     let is_dense = |layer: &u16| dense.contains(&usize::from(*layer));
-    let (dense, moe): (Vec<u16>, Vec<u16>) = engine.model.layer_ids.iter().partition(|layer| is_dense(layer));
+    let (dense, moe): (Vec<u16>, Vec<u16>) = model.layer_ids.iter().partition(|layer| is_dense(layer));
     match moe.is_empty() {
-        true => (engine.model.clone(), Vec::new()),
-        false => (ModelInfo { layer_ids: moe, ..engine.model.clone() }, dense),
+        true => (model.clone(), Vec::new()),
+        false => (ModelInfo { layer_ids: moe, ..model.clone() }, dense),
     }
 }

@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use semmoe_engines::http::{AnswerLimits, HttpClient, HttpError};
-use semmoe_engines::recording::{Question, Sampling, Told, ask, read};
+use semmoe_engines::recording::{Question, Sampling, Told, ask, read, uncached};
 
 use crate::answer::{Checker, Routed};
 use crate::bad::allowed_bad;
 use crate::journal::Journal;
 use crate::prompts::{Place, Prompt, Prompts};
+use crate::self_check::{Alone, SelfCheck};
 use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 
 /// Routed experts take about 4 kB a token for the largest models: enough for 60,000 tokens.
@@ -37,12 +38,15 @@ pub(crate) struct Driven {
     pub(crate) retries: u64,
     /// Answers that were there from an earlier run.
     pub(crate) resumed: usize,
+    pub(crate) self_check: Option<SelfCheck>,
 }
 
-/// Sends every prompt that has no good answer yet, and writes the checked answers to the journal.
+/// Sends every prompt that has no good answer yet, and writes the checked answers to the journal. The routes of the prompt that
+/// was asked alone are compared as soon as it has its answer.
 pub(crate) async fn drive(
     asked: &Engine<'_>,
     prompts: &Prompts,
+    alone: Option<Alone>,
     journal: &mut Journal,
     progress: &dyn Progress,
 ) -> Result<Driven, ProfilerError> {
@@ -50,9 +54,14 @@ pub(crate) async fn drive(
         prompts.good.iter().enumerate().filter(|(_, prompt)| !journal.contains(prompt.key)).collect();
     let resumed = prompts.good.len() - left.len();
     let checker = Checker::new(asked.model)?;
-    let driven = Driven { bad: prompts.bad.clone(), retries: 0, resumed };
+    let driven = Driven { bad: prompts.bad.clone(), retries: 0, resumed, self_check: None };
     let allowed = allowed_bad(asked.options.max_bad, prompts.len());
     let mut run = Run::new(driven, &asked.options.prompts, prompts, left.len(), progress);
+    if let Some(alone) = &alone
+        && let Some(among) = journal.read(alone.key)?
+    {
+        run.check(alone, &among, asked.model.top_k)?;
+    }
     progress.set_total(prompts.len() as u64);
     progress.advance((resumed + prompts.bad.len()) as u64);
     if run.driven.bad.len() > allowed {
@@ -67,6 +76,11 @@ pub(crate) async fn drive(
     let outcomes = paced.map(|(index, prompt)| asked.outcome(index, prompt, &checker));
     let mut answers = std::pin::pin!(outcomes.buffer_unordered(asked.options.concurrency));
     while let Some(outcome) = answers.next().await {
+        if let (Some(alone), Ok(among)) = (&alone, &outcome.routed)
+            && prompts.good[outcome.index].key == alone.key
+        {
+            run.check(alone, among, asked.model.top_k)?;
+        }
         run.take(outcome, journal)?;
         // At the first answer too many: an engine that is gone would fail all the others as well.
         if run.driven.bad.len() > allowed {
@@ -126,9 +140,10 @@ impl Engine<'_> {
         Outcome { index, retries, routed }
     }
 
-    /// What the engine tells about a prompt, at the first attempt.
+    /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording sees.
     pub(crate) async fn told(&self, prompt: &Prompt) -> Result<Told, String> {
-        self.exchange(&self.question(prompt, 1)).await.map_err(Failed::reason)
+        let question = uncached(self.options.engine, self.question(prompt, 1));
+        self.exchange(&question).await.map_err(Failed::reason)
     }
 
     fn question(&self, prompt: &Prompt, max_tokens: u32) -> Question {
@@ -207,6 +222,15 @@ impl<'a> Run<'a> {
         }
         self.report();
         Ok(())
+    }
+
+    fn check(&mut self, alone: &Alone, among: &Routed, top_k: u16) -> Result<(), ProfilerError> {
+        let check = SelfCheck::of(&alone.routed, among, top_k);
+        self.driven.self_check = check;
+        match check.filter(SelfCheck::is_wrong) {
+            Some(check) => Err(ProfilerError::Unsteady { check }),
+            None => Ok(()),
+        }
     }
 
     fn report(&mut self) {

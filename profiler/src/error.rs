@@ -32,6 +32,25 @@ pub enum ProfilerError {
     /// The engine was started without routed experts.
     #[error("the engine was started without --enable-return-routed-experts")]
     NoRoutedExperts,
+    /// The engine reports slots of its placement in place of experts.
+    #[error(
+        "SGLang {version} with --init-expert-location {location} reports physical slots in place of experts: record without a placement, or from 0.5.10 or later"
+    )]
+    PhysicalIds {
+        /// The engine's version.
+        version: String,
+        /// Its placement, cut to 100 characters.
+        location: String,
+    },
+    /// The routes of one prompt differ with what runs beside it.
+    #[error(
+        "the routes of one prompt depend on what runs beside it: asked alone and among others, {} of its {} activations differ ({:.1}%), more than rounding explains",
+        check.differing, check.activations, 100.0 * check.share()
+    )]
+    Unsteady {
+        /// What was compared.
+        check: crate::SelfCheck,
+    },
     /// The engine does not tell the model's shape, and the caller did not either.
     #[error("the engine does not tell {field}, which a trace needs; give the model's shape")]
     UnknownModel {
@@ -165,7 +184,12 @@ impl ProfilerError {
             Self::Io { action, .. } => *action == "read",
             Self::Format(FormatError::Io { source, .. }) => source.kind() == std::io::ErrorKind::NotFound,
             Self::Format(_) => true,
-            Self::NoRoutedExperts | Self::TooManyBad { .. } | Self::Cancelled { .. } | Self::Http(_) => false,
+            Self::NoRoutedExperts
+            | Self::PhysicalIds { .. }
+            | Self::Unsteady { .. }
+            | Self::TooManyBad { .. }
+            | Self::Cancelled { .. }
+            | Self::Http(_) => false,
         }
     }
 }

@@ -15,6 +15,7 @@
 //! | `build`, `merge` | profiles from traces, and added up: any size, in parallel, the same bytes in any order |
 //! | `origin` | where counts come from |
 //! | `bad` | records that were left out |
+//! | `self_check` | one prompt alone and among others: routes that depend on the batch |
 //! | `shape` | the model's shape from `config.json` |
 //! | `split` | a trace in two parts by request content |
 //! | `summary` | what is in a trace or a profile, in a few lines |
@@ -37,6 +38,7 @@ mod progress;
 mod prompts;
 mod record;
 mod routes;
+mod self_check;
 mod shape;
 pub mod show;
 mod split;
@@ -50,6 +52,7 @@ pub use merge::{MergeOptions, merge};
 pub use progress::{NoProgress, Progress};
 pub use prompts::PromptFormat;
 pub use record::{RecordOptions, RecordReport, record};
+pub use self_check::SelfCheck;
 pub use shape::model_config;
 pub use show::show;
 pub use split::split;

@@ -37,6 +37,15 @@ impl Input {
         }
     }
 
+    /// About how long it is, for comparing prompts of one kind.
+    pub(crate) fn length(&self) -> usize {
+        match self {
+            Input::Text(text) => text.len(),
+            Input::Ids(ids) => ids.len(),
+            Input::Messages { messages, .. } => messages.to_string().len(),
+        }
+    }
+
     /// FNV-1a of 128 bits over the kind and the content.
     fn hash(&self) -> u128 {
         let fold =

@@ -6,20 +6,25 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semmoe_engines::Engine;
 use semmoe_engines::http::{AnswerLimits, BaseUrl, EngineKey, HttpClient};
 use semmoe_engines::sglang::ServerInfo;
-use semmoe_engines::{probe, vllm};
+use semmoe_engines::{Engine, Version, probe, vllm};
 use semmoe_tables::{ModelInfo, Provenance, TraceWriter};
 use serde::Serialize;
 
 use crate::bad::check_share;
-use crate::dense::without_dense_layers;
+use crate::dense::{Probed, probe as probe_alone};
 use crate::drive::{self, Driven, drive};
 use crate::journal::{Journal, Settings, partial_path};
 use crate::prompts::{Encoder, Preparation, PromptFormat, Prompts, read};
+use crate::self_check::SelfCheck;
 use crate::shape::model_config;
 use crate::{BadRecord, ProfilerError, Progress};
+
+/// The first SGLang that reports experts where a placement runs.
+const LOGICAL_IDS_SINCE: Version = Version::new(0, 5, 10);
+/// SGLang's name for experts in their order.
+const TRIVIAL_LOCATION: &str = "trivial";
 
 /// What to record, from where, and how.
 #[derive(Clone, Debug)]
@@ -142,6 +147,9 @@ pub struct RecordReport {
     pub resumed: usize,
     /// Layers that the model's configuration takes for MoE layers and that the engine reports no routes of.
     pub dense_layers: Vec<u16>,
+    /// One prompt asked alone and among others; `None` where no such prompt had two usable answers, and for semmoe's worker,
+    /// whose results do not depend on the batch.
+    pub self_check: Option<SelfCheck>,
     /// Records that were left out.
     pub bad: Vec<BadRecord>,
     /// Attempts that had to be repeated.
@@ -190,7 +198,7 @@ pub async fn record(
         Ok((digest, written, model))
     })
     .await?;
-    let Driven { bad, retries, resumed } = driven;
+    let Driven { bad, retries, resumed, self_check } = driven;
     let bad = bad.into_iter().map(|(_, bad)| bad).collect();
     let Written { requests, tokens, prompt_tokens } = written;
     Ok(RecordReport {
@@ -202,6 +210,7 @@ pub async fn record(
         prompt_tokens,
         resumed,
         dense_layers,
+        self_check,
         bad,
         retries,
         seconds,
@@ -223,16 +232,18 @@ async fn run(options: &RecordOptions, progress: &dyn Progress) -> Result<Run, Pr
     authorize(&client, options, progress)?;
     let server = server(&client, options).await?;
     let told = server.model_info().is_some();
-    let (mut model, prompts) = prepare(options, server).await?;
-    let mut dense_layers = Vec::new();
-    if let (false, Some(first)) = (told, prompts.good.first()) {
-        let engine = drive::Engine { client: &client, options, model: &model };
-        (model, dense_layers) = without_dense_layers(&engine, first).await;
+    let (model, prompts) = prepare(options, server).await?;
+    let mut probed = Probed { model, dense_layers: Vec::new(), alone: None };
+    let first = prompts.good.iter().take(options.concurrency).max_by_key(|prompt| prompt.input.length());
+    if let (false, Some(prompt)) = (told, first) {
+        let engine = drive::Engine { client: &client, options, model: &probed.model };
+        probed = probe_alone(&engine, prompt).await;
     }
+    let Probed { model, dense_layers, alone } = probed;
     let settings = Settings::new(model.clone(), options.engine.to_string(), options.max_tokens, options.temperature);
     let mut journal = Journal::open(&options.out, &settings, options.fresh)?;
     let engine = drive::Engine { client: &client, options, model: &model };
-    let driven = drive(&engine, &prompts, &mut journal, progress).await?;
+    let driven = drive(&engine, &prompts, alone, &mut journal, progress).await?;
     Ok(Run { model, prompts, journal, driven, dense_layers })
 }
 
@@ -292,6 +303,7 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
     if server.enable_return_routed_experts == Some(false) {
         return Err(ProfilerError::NoRoutedExperts);
     }
+    refuse_physical_ids(options.engine, &server)?;
     let mut model = model_of(options, &server)?;
     let options = Arc::new(options.clone());
     blocking(move || {
@@ -310,6 +322,21 @@ async fn prepare(options: &RecordOptions, server: ServerInfo) -> Result<(ModelIn
         Ok((model, prompts))
     })
     .await
+}
+
+/// SGLang 0.5.8 and 0.5.9 record the slots of a placement as if they were experts.
+fn refuse_physical_ids(engine: Engine, server: &ServerInfo) -> Result<(), ProfilerError> {
+    let version = server.version.as_deref().and_then(Version::parse);
+    let placed = server.init_expert_location.as_deref().filter(|location| *location != TRIVIAL_LOCATION);
+    match (version, placed) {
+        (Some(version), Some(location)) if engine == Engine::Sglang && version < LOGICAL_IDS_SINCE => {
+            Err(ProfilerError::PhysicalIds {
+                version: version.to_string(),
+                location: location.chars().take(100).collect(),
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The caller's word and the engine's, which must agree.

@@ -155,6 +155,52 @@ async fn sglang_0_5_16_records_what_it_reports_ids_of() {
 }
 
 #[tokio::test]
+async fn routes_that_depend_on_the_batch_are_reported_or_refused() {
+    let ids: Vec<u32> = (0..100).collect();
+    let lines = format!("{{\"input_ids\": [1, 2]}}\n{{\"input_ids\": {ids:?}}}\n");
+    for dialect in [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm0_33] {
+        for (unsteady_tokens, differing) in [(0, Some(0)), (2, Some(2 * 9)), (5, Some(5 * 9)), (6, None)] {
+            let engine = Engine { unsteady_tokens, ..Engine::new(dialect, model(8), Texts::Bytes) };
+            let bench = Bench::serve(engine).await;
+            match (bench.record(bench.options("p.jsonl", lines.as_bytes())).await, differing) {
+                (Ok(report), Some(differing)) => {
+                    let check = report.self_check.expect("the longest prompt was asked twice");
+                    assert_eq!((check.activations, check.differing), (900, differing));
+                    assert_eq!(check.is_suspicious(), unsteady_tokens > 0);
+                }
+                (Err(error), None) => {
+                    let part = "54 of its 900 activations differ (6.0%), more than rounding explains";
+                    assert!(error.to_string().contains(part), "{error}");
+                }
+                (found, _) => panic!("{dialect:?} {unsteady_tokens}: {found:?}"),
+            }
+        }
+    }
+}
+
+/// SGLang 0.5.8 and 0.5.9 report slots where a placement runs.
+#[tokio::test]
+async fn physical_ids_are_refused() {
+    for (version, location, refused) in [
+        ("0.5.8", "trivial", false),
+        ("0.5.8", "experts.json", true),
+        ("0.5.9.post1", "experts.json", true),
+        ("0.5.10", "experts.json", false),
+    ] {
+        let mut engine = Engine::new(Dialect::Sglang0_5_10, model(8), Texts::Bytes);
+        (engine.version, engine.init_expert_location) = (Some(version.to_owned()), location.to_owned());
+        let bench = Bench::serve(engine).await;
+        let recorded = bench.record(bench.options("p.jsonl", b"{\"input_ids\": [1, 2, 3]}\n")).await;
+        assert_eq!(recorded.is_err(), refused, "{version} {location}");
+        if let Err(error) = recorded {
+            let text = error.to_string();
+            assert!(text.contains("--init-expert-location experts.json reports physical slots"), "{text}");
+            assert!(!error.is_input() && bench.engine.ran.lock().unwrap().is_empty());
+        }
+    }
+}
+
+#[tokio::test]
 async fn lies_are_named_and_left_out_in_every_dialect() {
     let ids: Vec<u32> = (0..12).collect();
     for dialect in ALL {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
-use semmoe_profiler::{BadRecord, ProfilerError, PromptFormat, RecordOptions, RecordReport};
+use semmoe_profiler::{BadRecord, ProfilerError, PromptFormat, RecordOptions, RecordReport, SelfCheck};
 
 use super::{check_apart, check_output, print, print_json};
 use crate::args::{Cli, Command, ProfileCommand, PromptArg, RecordArgs, RecordEngine};
@@ -47,6 +47,7 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
     if !report.dense_layers.is_empty() {
         say(&format!("layers without experts, left out: {:?}", report.dense_layers));
     }
+    say_self_check(report.self_check);
     list_bad(&report.bad);
     if json {
         return print_json(&report);
@@ -55,6 +56,18 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
     match solving {
         Some((tables, groups)) => solve_recorded(&out, &tables, groups, tokenizer.as_deref()),
         None => Ok(()),
+    }
+}
+
+/// Warns where the routes of one prompt depended on what ran beside it.
+fn say_self_check(check: Option<SelfCheck>) {
+    if let Some(check) = check.filter(SelfCheck::is_suspicious) {
+        say(&format!(
+            "warning: asked alone and among others, {} of the {} activations of one prompt differ ({:.1}%): with bf16 that may be rounding",
+            check.differing,
+            check.activations,
+            100.0 * check.share()
+        ));
     }
 }
 

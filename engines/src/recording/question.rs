@@ -58,6 +58,22 @@ pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, samplin
     }
 }
 
+/// The name under which prefixes of [`uncached`] requests are kept.
+const OWN_PREFIXES: &str = "semmoe-self-check";
+
+/// The same request with a prefix cache of its own, so that its routes are computed and not remembered. semmoe's worker has no
+/// such switch, nor a need of it: it computes the same in every batch.
+#[must_use]
+pub fn uncached(engine: Engine, mut question: Question) -> Question {
+    let field = match (engine, question.route) {
+        (Engine::Sglang, Route::Generate) => "extra_key",
+        (Engine::Sglang | Engine::Vllm, _) => "cache_salt",
+        (Engine::Semmoe | Engine::Openai, _) => return question,
+    };
+    question.body[field] = json!(OWN_PREFIXES);
+    question
+}
+
 fn generate(prompt: Asked<'_>, sampling: Sampling) -> Question {
     let mut sampling_params = sglang::SamplingParams::greedy(sampling.max_tokens);
     sampling_params.temperature = sampling.temperature;

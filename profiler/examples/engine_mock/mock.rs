@@ -103,6 +103,8 @@ pub struct Engine {
     pub version: Option<String>,
     /// Tokens of a prompt and its answer at most.
     pub context: u64,
+    /// In every request but the first, the routes of so many of a prompt's first tokens are those of other experts.
+    pub unsteady_tokens: usize,
 }
 
 /// Attention-DP ranks, and what runs on them.
@@ -172,6 +174,7 @@ impl Engine {
             init_expert_location: "trivial".to_owned(),
             version: None,
             context: 4096,
+            unsteady_tokens: 0,
         }
     }
 
@@ -293,10 +296,14 @@ impl Run {
             _ => {}
         }
         let mut ids: Vec<u16> = Vec::new();
-        for token in &tokens {
+        let unsteady = if engine.ran.lock().unwrap().len() > 1 { engine.unsteady_tokens } else { 0 };
+        for (position, token) in tokens.iter().enumerate() {
+            let shift = if position < unsteady { model.top_k } else { 0 };
             for layer in 0..model.num_hidden_layers {
                 match model.layer_ids.contains(&layer) {
-                    true => ids.extend(experts(*token, layer, model)),
+                    true => ids.extend(
+                        experts(*token, layer, model).into_iter().map(|expert| (expert + shift) % model.num_experts),
+                    ),
                     false => ids.extend(std::iter::repeat_n(0, k)),
                 }
             }

@@ -1,0 +1,94 @@
+//! Whether an engine's routes are those of the tokens: one prompt is asked alone before the recording, and its routes must
+//! be those that it has among the others.
+//!
+//! Engines that mix up rows of a batch, or report physical slots in place of experts, fail this at once. Sums in another
+//! order decide near-ties otherwise, so that some difference is normal: with bf16 and 8 experts a token a tenth of the
+//! tokens may swap one expert in a layer, which is about 1% of the activations. From [`WARN`] on the share is reported,
+//! above [`REFUSE`] the recording ends.
+
+use serde::Serialize;
+
+use crate::answer::Routed;
+use crate::prompts::PromptKey;
+
+/// A larger share of activations that differ is worth a warning.
+pub(crate) const WARN: f64 = 0.01;
+/// A larger one is no rounding.
+pub(crate) const REFUSE: f64 = 0.05;
+/// Fewer activations say too little for a refusal.
+const FEWEST: u64 = 200;
+
+/// The answer to a prompt that was asked alone, from no prefix cache.
+#[derive(Clone, Debug)]
+pub(crate) struct Alone {
+    pub(crate) key: PromptKey,
+    pub(crate) routed: Routed,
+}
+
+/// One prompt, asked alone and among others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SelfCheck {
+    /// Activations compared: tokens of the prompt x MoE layers x experts per token.
+    pub activations: u64,
+    /// Of these, experts that were chosen in only one of the two answers.
+    pub differing: u64,
+}
+
+impl SelfCheck {
+    /// Compares the prompts' tokens, whose routes do not depend on what was generated. `None` when the prompts differ.
+    pub(crate) fn of(alone: &Routed, among: &Routed, top_k: u16) -> Option<Self> {
+        let prompt = |routed: &Routed| routed.token_ids.get(..routed.prompt_len as usize).map(<[u32]>::to_vec);
+        let tokens = prompt(alone)?;
+        if tokens.is_empty() || prompt(among)? != tokens {
+            return None;
+        }
+        let row = alone.experts.len() / alone.token_ids.len();
+        let rows = |routed: &'_ Routed| routed.experts[..tokens.len() * row].to_vec();
+        let (a, b) = (rows(alone), rows(among));
+        let k = usize::from(top_k);
+        let missing = |(a, b): (&[u16], &[u16])| a.iter().filter(|expert| !b.contains(expert)).count() as u64;
+        let differing = a.chunks_exact(k).zip(b.chunks_exact(k)).map(missing).sum();
+        Some(SelfCheck { activations: a.len() as u64, differing })
+    }
+
+    /// Of the activations, 0..1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.differing as f64 / self.activations.max(1) as f64
+    }
+
+    /// Whether it is worth a warning.
+    #[must_use]
+    pub fn is_suspicious(&self) -> bool {
+        self.share() >= WARN
+    }
+
+    pub(crate) fn is_wrong(&self) -> bool {
+        self.activations >= FEWEST && self.share() > REFUSE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn routed(tokens: &[u32], prompt_len: u32, experts: &[u16]) -> Routed {
+        Routed { token_ids: tokens.to_vec(), prompt_len, experts: experts.to_vec() }
+    }
+
+    #[test]
+    fn experts_are_compared_as_sets_and_only_those_of_the_prompt() {
+        // Two tokens, two layers, two experts each; then a generated token.
+        let alone = routed(&[5, 6], 2, &[0, 1, 2, 3, 4, 5, 6, 7]);
+        let same = routed(&[5, 6, 9], 2, &[1, 0, 3, 2, 5, 4, 7, 6, 0, 1, 0, 1]);
+        assert_eq!(SelfCheck::of(&alone, &same, 2), Some(SelfCheck { activations: 8, differing: 0 }));
+        let other = routed(&[5, 6], 2, &[1, 0, 3, 4, 5, 4, 0, 1]);
+        let found = SelfCheck::of(&alone, &other, 2).unwrap();
+        assert_eq!((found.activations, found.differing), (8, 3));
+        assert!(found.is_suspicious() && !found.is_wrong(), "too few to refuse");
+        assert!(SelfCheck { activations: 200, differing: 11 }.is_wrong());
+        assert!(!SelfCheck { activations: 200, differing: 10 }.is_wrong());
+        assert_eq!(SelfCheck::of(&alone, &routed(&[5, 7], 2, &[0; 8]), 2), None);
+        assert_eq!(SelfCheck::of(&routed(&[], 0, &[]), &alone, 2), None);
+    }
+}
