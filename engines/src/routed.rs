@@ -35,12 +35,9 @@ pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
         Route::Chat | Route::Completions => OPENAI,
-        Route::Responses
-        | Route::Embeddings
-        | Route::Tokenize
-        | Route::Messages
-        | Route::Detokenize
-        | Route::Extra => return false,
+        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
+            return false;
+        }
     };
     match engine {
         Engine::Semmoe => true,
@@ -383,7 +380,9 @@ mod tests {
         let rest = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null},{"index":1}],"usage":{"routed_experts":1}}"#;
         assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
         assert!(!tells(rest.as_bytes()));
-        for answer in ["{}", r#"{"choices":[]}"#, r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":null}"#, r#"{"choices":[1]}"#] {
+        for answer in
+            ["{}", r#"{"choices":[]}"#, r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":null}"#, r#"{"choices":[1]}"#]
+        {
             assert_eq!(cut_choices(answer.as_bytes()), Ok(None), "{answer}");
         }
         for answer in ["", "[]", r#"{"choices":[{]}"#, r#"{"choices":["#] {

@@ -168,13 +168,8 @@ impl Pool {
             Ghost { slot: watched.choice.rank, work: watched.work, new_blocks }
         });
         slot.inflight.inc();
-        let counted = Counted {
-            pool: Arc::clone(self),
-            slot: decision.choice.rank,
-            work: decision.work,
-            new_blocks,
-            ghost,
-        };
+        let counted =
+            Counted { pool: Arc::clone(self), slot: decision.choice.rank, work: decision.work, new_blocks, ghost };
         let lease = Lease::on_rank(slot, counted);
         Some((lease, decision.choice))
     }

@@ -200,8 +200,8 @@ async fn attempt(
             let rank = echo(core, backend, &response, expected);
             let counted = job.counted.filter(|_| response.status().is_success());
             let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
-            let unasked = unasked_experts(backend, route, job, &response)
-                .then_some((route, config.sampling.max_answer_bytes));
+            let unasked =
+                unasked_experts(backend, route, job, &response).then_some((route, config.sampling.max_answer_bytes));
             let idle_limit = config.timeouts.idle;
             let generation = job.generation;
             Ok(Answer { response, watch, rank: told, policy, generation, sample, unasked, idle_limit, attempts })

@@ -226,7 +226,9 @@ async fn ids_outside_the_vocabulary_never_arrive() {
     mock.set_info(fixture.info());
     let tables = fixture.write("t", &[], 0);
     // Also where no policy reads prompts.
-    let by_load = fixture.affinity(&mock.url(), &tables).replace("name = \"tiny\"\n", "name = \"tiny\"\npolicy = \"least_load\"\n");
+    let by_load = fixture
+        .affinity(&mock.url(), &tables)
+        .replace("name = \"tiny\"\n", "name = \"tiny\"\npolicy = \"least_load\"\n");
     for toml in [fixture.affinity(&mock.url(), &tables), by_load] {
         let gateway = start(&toml).await;
         let client = Client::data(&gateway);
@@ -244,7 +246,8 @@ async fn ids_outside_the_vocabulary_never_arrive() {
             assert!(answer.message().ends_with(&expected), "{}", answer.message());
         }
         assert!(mock.seen.try_recv().is_err(), "nothing of it reached the engine");
-        for (path, body) in [(COMPLETIONS, r#"{"prompt":[0,10239]}"#), ("/generate", r#"{"input_ids":[[1],[10239]]}"#)] {
+        for (path, body) in [(COMPLETIONS, r#"{"prompt":[0,10239]}"#), ("/generate", r#"{"input_ids":[[1],[10239]]}"#)]
+        {
             assert_eq!(client.post(path, body).await.status, 200, "{body}");
             mock.next().await;
         }

@@ -329,7 +329,8 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
         // As vLLM answers when it is started with --enable-return-routed-experts, here with a text of so many bytes.
         ("experts", bytes) => {
             let text = "x".repeat(bytes.parse().unwrap());
-            Json(json!({ "choices": [{ "text": text, "token_ids": null, "routed_experts": "k05VTVBZ" }] })).into_response()
+            Json(json!({ "choices": [{ "text": text, "token_ids": null, "routed_experts": "k05VTVBZ" }] }))
+                .into_response()
         }
         ("abort-late", _) => Json(aborted("text", json!("so far"))).into_response(),
         (code, _) => (status(code), told("the engine's own words")).into_response(),
