@@ -188,15 +188,7 @@ async fn attempt(
             } else if response.status().is_success() {
                 ticket.answered();
             }
-            if response.status().is_client_error() {
-                ticket.refused(&job.blocks);
-            }
-            if let Some(rest) = retry::plea(&response) {
-                backend.gate.rest(Instant::now(), rest);
-            }
-            if retry::is_not_the_engines(&response) {
-                ticket.failed(backend);
-            }
+            note_head(ticket, backend, job, &response);
             let rank = echo(core, backend, &response, expected);
             let counted = job.counted.filter(|_| response.status().is_success());
             let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
@@ -217,6 +209,19 @@ async fn attempt(
             Err((cause, error))
         }
     })
+}
+
+/// What the head of an answer says about the request's load, and about the backend.
+fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &Response<Upstream>) {
+    if response.status().is_client_error() {
+        ticket.refused(&job.blocks);
+    }
+    if let Some(rest) = retry::plea(response) {
+        backend.gate.rest(Instant::now(), rest);
+    }
+    if retry::is_not_the_engines(response) {
+        ticket.failed(backend);
+    }
 }
 
 /// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started with
