@@ -158,7 +158,7 @@ async fn sglang_0_5_16_records_what_it_reports_ids_of() {
 async fn routes_that_depend_on_the_batch_are_reported_or_refused() {
     let ids: Vec<u32> = (0..100).collect();
     let lines = format!("{{\"input_ids\": [1, 2]}}\n{{\"input_ids\": {ids:?}}}\n");
-    for dialect in [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm0_33] {
+    for dialect in [Dialect::Sglang0_5_23, Dialect::Sglang0_5_10, Dialect::Vllm] {
         for (unsteady_tokens, differing) in [(0, Some(0)), (2, Some(2 * 9)), (5, Some(5 * 9)), (6, None)] {
             let engine = Engine { unsteady_tokens, ..Engine::new(dialect, model(8), Texts::Bytes) };
             let bench = Bench::serve(engine).await;
