@@ -17,7 +17,9 @@
 mod answer;
 mod encoding;
 mod question;
+mod routes;
 
 pub use answer::{Told, read};
 pub use encoding::{Encoding, decode_bytes, encode_npy};
 pub use question::{Asked, Question, Sampling, ask, uncached};
+pub use routes::{ToldRoutes, decode};

@@ -1,15 +1,17 @@
-//! Routed experts of requests in flight: who is asked for them and how, and how they are cut out of an answer that a client
-//! did not ask them for.
+//! Routed experts of requests in flight: which engines are asked for them and how, and how they are removed from an answer
+//! whose client did not ask for them.
 //!
 //! | engine | `/generate` | chat, completions |
 //! |---|---|---|
 //! | sglang from 0.5.23, semmoe | field `return_routed_experts`, answered in `meta_info.routed_experts` | the same field, answered in `sglext.routed_experts` |
 //! | sglang 0.5.8 to 0.5.22 | the same | not asked |
+//! | vllm with its server flag | no such route | in every answer that is no stream, in `routed_experts` of each choice; field `return_token_ids` for the token ids |
 //! | all others | not asked | not asked |
 //!
-//! Streams of the OpenAI routes tell them in an event of their own, and older versions in other places: they are left
-//! alone. An answer is never written anew: the member is cut out, all other bytes stay. Of `sglext` nothing stays where the
-//! rest of it says nothing, as it is there for the question alone.
+//! Streams of the OpenAI routes send them in an event of their own, in other places (older versions) or not at all (vLLM):
+//! they are not sampled. An answer is never serialized anew: SGLang's member is cut out, vLLM's values become `null`, as
+//! they are without its flag, and all other bytes stay. `sglext` goes altogether where the rest of it is `null`, as it is
+//! there for the question alone.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -29,8 +31,13 @@ pub const START_FIELD: &str = "routed_experts_start_len";
 const GENERATE: Version = Version::new(0, 5, 8);
 const OPENAI: Version = Version::new(0, 5, 23);
 const MEMBER: &str = "routed_experts";
+/// The body field by which vLLM is asked for token ids.
+const TOKEN_IDS_FIELD: &str = "return_token_ids";
+/// Where vLLM's answers have token ids: the first in choices, the second there (completions) or beside them (chat).
+const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
-/// Whether an engine of this version (`None`: it does not tell) can be asked on this route. It may still refuse.
+/// Whether an engine of this version (`None`: unknown) can be asked on this route. It may still refuse. Whether vLLM has its
+/// server flag is seen in its answers alone.
 pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
@@ -42,13 +49,38 @@ pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     match engine {
         Engine::Semmoe => true,
         Engine::Sglang => version.is_none_or(|version| version >= since),
-        Engine::Vllm | Engine::Openai => false,
+        Engine::Vllm => route != Route::Generate,
+        Engine::Openai => false,
     }
 }
 
-/// The body with the question in it; `None` where the client's own words about routed experts, whatever they say, or
-/// several prompts are in it already, and on the OpenAI routes where a stream or several answers are wanted.
-pub fn ask(route: Route, body: &Stripped) -> Option<Stripped> {
+/// Where an answer has routed experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In `meta_info` of the answer, or of each answer in an array: SGLang's `/generate`.
+    MetaInfo,
+    /// In `sglext` of the answer: SGLang's OpenAI routes.
+    Sglext,
+    /// In each choice: vLLM.
+    Choices {
+        /// The answer has token ids, too, that the client did not ask for.
+        ids: bool,
+    },
+}
+
+/// A request that asks for routed experts.
+#[derive(Debug, Clone)]
+pub struct Asking {
+    /// What is sent in place of the client's body.
+    pub body: Stripped,
+    /// Where the answer has what was asked for.
+    pub place: Place,
+}
+
+/// The body with the question in it; `None` where the client itself says anything about routed experts, or the body has
+/// several prompts, and on the OpenAI routes where a stream or several answers are wanted. vLLM's `echo` means something
+/// else with token ids, so that it is not asked then.
+pub fn ask(engine: Engine, route: Route, body: &Stripped) -> Option<Asking> {
     let bytes = body.bytes();
     let value = |field| top_level(bytes, field).ok().flatten();
     let is_absent = |field| matches!(top_level(bytes, field), Ok(None));
@@ -58,17 +90,23 @@ pub fn ask(route: Route, body: &Stripped) -> Option<Stripped> {
         list.is_none_or(|list| !list.iter().skip(1).any(|byte| matches!(byte, b'[' | b'"')))
     };
     let is_any_of = |field, all: &[&[u8]]| value(field).is_none_or(|value| all.contains(&value));
+    let (no, one): ([&[u8]; 2], [&[u8]; 2]) = ([b"false", b"null"], [b"1", b"null"]);
     let is_alone = match route {
         Route::Generate => is_one("input_ids") && value("text").is_none_or(|text| text.first() != Some(&b'[')),
-        _ => {
-            let one: [&[u8]; 2] = [b"1", b"null"];
-            is_one("prompt")
-                && is_any_of("stream", &[b"false", b"null"])
-                && is_any_of("n", &one)
-                && is_any_of("best_of", &one)
-        }
+        _ => is_one("prompt") && is_any_of("stream", &no) && is_any_of("n", &one) && is_any_of("best_of", &one),
     };
-    (is_absent(FIELD) && is_absent(START_FIELD) && is_alone).then(|| body.with_member(FIELD, "true"))
+    if !is_alone {
+        return None;
+    }
+    if engine == Engine::Vllm {
+        let ids = is_absent(TOKEN_IDS_FIELD);
+        let body = if ids { body.with_member(TOKEN_IDS_FIELD, "true") } else { body.clone() };
+        let may_ask = is_absent(PROMPT_START_FIELD) && is_any_of("echo", &no);
+        return may_ask.then_some(Asking { body, place: Place::Choices { ids } });
+    }
+    let place = if route == Route::Generate { Place::MetaInfo } else { Place::Sglext };
+    let may_ask = is_absent(FIELD) && is_absent(START_FIELD);
+    may_ask.then(|| Asking { body: body.with_member(FIELD, "true"), place })
 }
 
 /// An answer without its routed experts.
@@ -76,56 +114,28 @@ pub fn ask(route: Route, body: &Stripped) -> Option<Stripped> {
 pub struct Cut {
     /// Everything else, byte for byte.
     pub rest: Bytes,
-    /// Whether what was cut out held anything but `null`.
+    /// Whether there were routed experts, not only `null`.
     pub told: bool,
 }
 
-/// Cuts the routed experts out of one JSON answer, an object or (of `/generate` with several prompts) an array of them;
-/// `None` where it has none.
+/// Removes routed experts, and token ids that only the question asked for, from one JSON answer: an object or (of
+/// `/generate` with several prompts) an array of them; `None` where it has none.
 ///
 /// # Errors
 /// When it is neither.
-pub fn cut(route: Route, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
-    let mut cuts = Cuts { holder: if route == Route::Generate { "meta_info" } else { "sglext" }, ..Cuts::default() };
-    if answer.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
-        for element in Elements::new(answer) {
-            cuts.answer(answer, element?)?;
+pub fn cut(place: Place, answer: &[u8]) -> Result<Option<Cut>, ScanError> {
+    let mut cuts = Cuts::default();
+    match place {
+        Place::Choices { ids } => cuts.choices(answer, ids)?,
+        Place::MetaInfo if answer.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') => {
+            for element in Elements::new(answer) {
+                cuts.answer(answer, element?, "meta_info")?;
+            }
         }
-    } else {
-        cuts.answer(answer, 0..answer.len())?;
+        Place::MetaInfo => cuts.answer(answer, 0..answer.len(), "meta_info")?,
+        Place::Sglext => cuts.answer(answer, 0..answer.len(), SGLEXT)?,
     }
-    Ok((!cuts.ranges.is_empty()).then(|| cuts.carry_out(answer)))
-}
-
-/// Cuts the routed experts out of the choices of one answer of vLLM, which sends them with every answer that is no stream
-/// when it is started with its flag; `None` where it has none.
-///
-/// # Errors
-/// When the answer is no JSON object.
-pub fn cut_choices(answer: &[u8]) -> Result<Option<Cut>, ScanError> {
-    let (mut cuts, mut choices) = (Cuts::default(), None);
-    for member in Members::new(answer) {
-        let member = member?;
-        if member.is(answer, "choices") && answer[member.value.start] == b'[' {
-            choices = Some(member.value);
-        }
-    }
-    let Some(choices) = choices else { return Ok(None) };
-    for choice in Elements::new(&answer[choices.clone()]) {
-        let choice = choice?;
-        let choice = choice.start + choices.start..choice.end + choices.start;
-        if answer[choice.start] != b'{' {
-            continue;
-        }
-        let mut told = false;
-        cuts.members(answer, choice, |member| {
-            let is_it = member.is(answer, MEMBER);
-            told |= is_it && &answer[member.value.clone()] != b"null";
-            Ok(is_it)
-        })?;
-        cuts.told |= told;
-    }
-    Ok((!cuts.ranges.is_empty()).then(|| cuts.carry_out(answer)))
+    Ok((!cuts.edits.is_empty()).then(|| cuts.carry_out(answer)))
 }
 
 /// The body field by which a client of vLLM asks for routed experts from a token on.
@@ -138,23 +148,29 @@ pub fn tells(piece: &[u8]) -> bool {
     TOLD.find(piece).is_some()
 }
 
-/// Stretches to leave out, ascending.
+/// The member of SGLang's OpenAI answers for what the standard has no place for.
+const SGLEXT: &str = "sglext";
+
+/// A stretch of an answer, and what stands there instead.
+struct Edit {
+    range: Range<usize>,
+    by: &'static str,
+}
+
+/// What is changed in an answer.
 #[derive(Default)]
 struct Cuts {
-    /// The object that the member is in.
-    holder: &'static str,
-    ranges: Vec<Range<usize>>,
+    edits: Vec<Edit>,
     told: bool,
 }
 
 impl Cuts {
-    /// Adds what is in one answer.
-    fn answer(&mut self, answer: &[u8], within: Range<usize>) -> Result<(), ScanError> {
+    /// Adds what is in one answer of SGLang, in its member `holder`.
+    fn answer(&mut self, answer: &[u8], within: Range<usize>, holder: &str) -> Result<(), ScanError> {
         let mut inner = Vec::new();
-        let (holder, prunes) = (self.holder, self.holder == "sglext");
         self.members(answer, within, |member| {
             let is_holder = member.is(answer, holder) && answer[member.value.start] == b'{';
-            if is_holder && prunes && says_nothing_else(&answer[member.value.clone()])? {
+            if is_holder && holder == SGLEXT && says_nothing_else(&answer[member.value.clone()])? {
                 inner.push((member.value.clone(), true));
                 return Ok(true);
             }
@@ -165,19 +181,62 @@ impl Cuts {
         })?;
         for (value, is_gone) in inner {
             let mut told = false;
-            let before = self.ranges.len();
+            let before = self.edits.len();
             self.members(answer, value, |member| {
                 let is_it = member.is(answer, MEMBER);
                 told |= is_it && &answer[member.value.clone()] != b"null";
                 Ok(is_it)
             })?;
             if is_gone {
-                self.ranges.truncate(before);
+                self.edits.truncate(before);
             }
             self.told |= told;
         }
-        self.ranges.sort_by_key(|range| range.start);
         Ok(())
+    }
+
+    /// Adds what is in one answer of vLLM.
+    fn choices(&mut self, answer: &[u8], ids: bool) -> Result<(), ScanError> {
+        let mut lists = Vec::new();
+        for member in Members::new(answer) {
+            let member = member?;
+            if member.is(answer, "choices") && answer[member.value.start] == b'[' {
+                lists.push(member.value);
+            } else if ids && TOKEN_IDS.iter().any(|name| member.is(answer, name)) {
+                self.null(answer, member.value);
+            }
+        }
+        for list in lists {
+            for choice in Elements::new(&answer[list.clone()]) {
+                let choice = choice?;
+                let choice = choice.start + list.start..choice.end + list.start;
+                if answer[choice.start] == b'{' {
+                    self.choice(answer, choice, ids)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn choice(&mut self, answer: &[u8], within: Range<usize>, ids: bool) -> Result<(), ScanError> {
+        for member in Members::new(&answer[within.clone()]) {
+            let member = shifted(member?, within.start);
+            if member.is(answer, MEMBER) {
+                self.told |= self.null(answer, member.value);
+            } else if ids && TOKEN_IDS.iter().any(|name| member.is(answer, name)) {
+                self.null(answer, member.value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `null` for a value; false where it is that already.
+    fn null(&mut self, answer: &[u8], value: Range<usize>) -> bool {
+        let is_something = &answer[value.clone()] != b"null";
+        if is_something {
+            self.edits.push(Edit { range: value, by: "null" });
+        }
+        is_something
     }
 
     /// Adds the members of an object that `goes` wants out, each run of them with one comma.
@@ -206,21 +265,25 @@ impl Cuts {
     /// A run of members goes with the comma before it, or, being the first, with the one behind it.
     fn close(&mut self, run: Option<Range<usize>>, kept_before: bool, kept_behind: bool) {
         let Some(Range { start, end }) = run else { return };
-        self.ranges.push(if kept_before {
+        let range = if kept_before {
             start - 1..end
         } else if kept_behind {
             start..end + 1
         } else {
             start..end
-        });
+        };
+        self.edits.push(Edit { range, by: "" });
     }
 
-    fn carry_out(self, answer: &[u8]) -> Cut {
-        let left_out: usize = self.ranges.iter().map(Range::len).sum();
-        let mut rest = BytesMut::with_capacity(answer.len().saturating_sub(left_out));
+    fn carry_out(mut self, answer: &[u8]) -> Cut {
+        self.edits.sort_by_key(|edit| edit.range.start);
+        let left_out: usize = self.edits.iter().map(|edit| edit.range.len()).sum();
+        let kept_and_new = answer.len().saturating_sub(left_out) + 4 * self.edits.len();
+        let mut rest = BytesMut::with_capacity(kept_and_new);
         let mut from = 0;
-        for range in &self.ranges {
+        for Edit { range, by } in &self.edits {
             rest.extend_from_slice(&answer[from..range.start]);
+            rest.extend_from_slice(by.as_bytes());
             from = range.end;
         }
         rest.extend_from_slice(&answer[from..]);
@@ -266,7 +329,10 @@ mod tests {
             (Engine::Sglang, Some("0.5.22"), Route::Completions, false),
             (Engine::Semmoe, None, Route::Completions, true),
             (Engine::Sglang, None, Route::Responses, false),
-            (Engine::Vllm, Some("0.33.0"), Route::Generate, false),
+            (Engine::Vllm, Some("0.30.0"), Route::Generate, false),
+            (Engine::Vllm, Some("0.30.0"), Route::Chat, true),
+            (Engine::Vllm, None, Route::Completions, true),
+            (Engine::Vllm, None, Route::Messages, false),
             (Engine::Openai, None, Route::Generate, false),
         ] {
             assert_eq!(can_ask(engine, version.and_then(Version::parse), route), can, "{engine} {version:?} {route}");
@@ -277,7 +343,7 @@ mod tests {
     fn who_asked_already_is_not_asked_for() {
         let asked = |route, body: &'static str| {
             let stripped = Stripped::new(&Bytes::from_static(body.as_bytes())).unwrap();
-            ask(route, &stripped).map(|body| String::from_utf8(body.bytes().to_vec()).unwrap())
+            ask(Engine::Sglang, route, &stripped).map(|asking| String::from_utf8(asking.body.bytes().to_vec()).unwrap())
         };
         for (body, expected) in [
             (r#"{"text":"a"}"#, Some(r#"{"return_routed_experts":true,"text":"a"}"#)),
@@ -310,7 +376,7 @@ mod tests {
     }
 
     fn cut_text(answer: &str) -> Option<(String, bool)> {
-        let cut = cut(Route::Generate, answer.as_bytes()).unwrap()?;
+        let cut = cut(Place::MetaInfo, answer.as_bytes()).unwrap()?;
         Some((String::from_utf8(cut.rest.to_vec()).unwrap(), cut.told))
     }
 
@@ -347,7 +413,7 @@ mod tests {
             assert_eq!(cut_text(answer), None, "{answer}");
         }
         for answer in ["", "x", "{", r#"{"meta_info":{"routed_experts":"x"}"#, "[1]", r#""meta_info""#, "[{},]"] {
-            assert!(cut(Route::Generate, answer.as_bytes()).is_err(), "{answer}");
+            assert!(cut(Place::MetaInfo, answer.as_bytes()).is_err(), "{answer}");
         }
     }
 
@@ -363,30 +429,76 @@ mod tests {
             ),
             (r#"{"id":1,"sglext":{"routed_experts":null},"a":2}"#, r#"{"id":1,"a":2}"#, false),
         ] {
-            let cut = cut(Route::Chat, answer.as_bytes()).unwrap().unwrap();
+            let cut = cut(Place::Sglext, answer.as_bytes()).unwrap().unwrap();
             assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, told), "{answer}");
         }
         for answer in [r#"{"sglext":null}"#, r#"{"sglext":{}}"#, r#"{"meta_info":{"routed_experts":"x"}}"#] {
-            assert_eq!(cut(Route::Completions, answer.as_bytes()), Ok(None), "{answer}");
+            assert_eq!(cut(Place::Sglext, answer.as_bytes()), Ok(None), "{answer}");
+        }
+    }
+
+    #[test]
+    fn vllm_is_asked_for_token_ids() {
+        let asked = |body: &'static str| {
+            let stripped = Stripped::new(&Bytes::from_static(body.as_bytes())).unwrap();
+            let asking = ask(Engine::Vllm, Route::Chat, &stripped)?;
+            Some((String::from_utf8(asking.body.bytes().to_vec()).unwrap(), asking.place))
+        };
+        for (body, sent, ids) in [
+            (r#"{"prompt":"a"}"#, r#"{"return_token_ids":true,"prompt":"a"}"#, true),
+            (r#"{"prompt":[1,2],"echo":false}"#, r#"{"return_token_ids":true,"prompt":[1,2],"echo":false}"#, true),
+            // What the client says about token ids holds, and it gets what it asked for.
+            (r#"{"prompt":"a","return_token_ids":true}"#, r#"{"prompt":"a","return_token_ids":true}"#, false),
+            (r#"{"return_token_ids":null}"#, r#"{"return_token_ids":null}"#, false),
+        ] {
+            assert_eq!(asked(body), Some((sent.to_owned(), Place::Choices { ids })), "{body}");
+        }
+        for body in [
+            r#"{"prompt":"a","routed_experts_prompt_start":0}"#,
+            r#"{"prompt":"a","echo":true}"#,
+            r#"{"prompt":"a","stream":true}"#,
+            r#"{"prompt":"a","n":2}"#,
+            r#"{"prompt":["a"]}"#,
+        ] {
+            assert_eq!(asked(body), None, "{body}");
         }
     }
 
     /// The shape of vLLM 0.30, with two choices.
     #[test]
     fn choices_lose_what_the_client_did_not_ask_for() {
-        let answer = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null,"routed_experts":"AA"},{"routed_experts":"AA","index":1}],"usage":{"routed_experts":1}}"#;
+        let answer = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":[3, 4],"routed_experts":"AA"},{"routed_experts":"AA","prompt_token_ids":[1],"index":1}],"usage":{"routed_experts":1},"prompt_token_ids":[1]}"#;
         assert!(tells(answer.as_bytes()));
-        let cut = cut_choices(answer.as_bytes()).unwrap().unwrap();
-        let rest = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null},{"index":1}],"usage":{"routed_experts":1}}"#;
-        assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
-        assert!(!tells(rest.as_bytes()));
-        for answer in
-            ["{}", r#"{"choices":[]}"#, r#"{"choices":[{"text":"a"}]}"#, r#"{"choices":null}"#, r#"{"choices":[1]}"#]
-        {
-            assert_eq!(cut_choices(answer.as_bytes()), Ok(None), "{answer}");
+        for (ids, rest) in [
+            (
+                true,
+                r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":null,"routed_experts":null},{"routed_experts":null,"prompt_token_ids":null,"index":1}],"usage":{"routed_experts":1},"prompt_token_ids":null}"#,
+            ),
+            (
+                false,
+                r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":[3, 4],"routed_experts":null},{"routed_experts":null,"prompt_token_ids":[1],"index":1}],"usage":{"routed_experts":1},"prompt_token_ids":[1]}"#,
+            ),
+        ] {
+            let cut = cut(Place::Choices { ids }, answer.as_bytes()).unwrap().unwrap();
+            assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
+            assert!(!tells(rest.as_bytes()));
+        }
+        // Without the flag, token ids alone.
+        let answer = br#"{"choices":[{"token_ids":[1],"routed_experts":null}]}"#;
+        let rest = Bytes::from_static(br#"{"choices":[{"token_ids":null,"routed_experts":null}]}"#);
+        assert_eq!(cut(Place::Choices { ids: true }, answer), Ok(Some(Cut { rest, told: false })));
+        for answer in [
+            "{}",
+            r#"{"choices":[]}"#,
+            r#"{"choices":[{"text":"a"}]}"#,
+            r#"{"choices":[{"routed_experts":null,"token_ids":null}],"prompt_token_ids":null}"#,
+            r#"{"choices":null}"#,
+            r#"{"choices":[1]}"#,
+        ] {
+            assert_eq!(cut(Place::Choices { ids: true }, answer.as_bytes()), Ok(None), "{answer}");
         }
         for answer in ["", "[]", r#"{"choices":[{]}"#, r#"{"choices":["#] {
-            assert!(cut_choices(answer.as_bytes()).is_err(), "{answer}");
+            assert!(cut(Place::Choices { ids: true }, answer.as_bytes()).is_err(), "{answer}");
         }
     }
 
@@ -418,7 +530,7 @@ mod tests {
             prop_assume!(answer.get("meta_info").is_none() && meta.get("routed_experts").is_none());
             let (clean, full) = with_experts(&answer, &meta, &experts, at, if pretty { " \n" } else { "" });
             let whole = if batch { format!("[{full}, {full}]") } else { full.clone() };
-            let cut = cut(Route::Generate, whole.as_bytes()).unwrap().unwrap();
+            let cut = cut(Place::MetaInfo, whole.as_bytes()).unwrap().unwrap();
             let rest = std::str::from_utf8(&cut.rest).unwrap();
             let expected: Value = serde_json::from_str(&clean).unwrap();
             let expected = if batch { json!([expected, expected]) } else { expected };
@@ -432,8 +544,9 @@ mod tests {
 
         #[test]
         fn any_bytes_end_without_panic(bytes in "[{}\\[\\],:\" a]{0,12}(\"meta_info\":)?[{}\\[\\],:\" a]{0,12}(\"routed_experts\":)?[{}\\[\\],:\"1 ]{0,12}") {
-            let _ = cut(Route::Generate, bytes.as_bytes());
-            let _ = cut(Route::Chat, bytes.replace("meta_info", "sglext").as_bytes());
+            let _ = cut(Place::MetaInfo, bytes.as_bytes());
+            let _ = cut(Place::Sglext, bytes.replace("meta_info", "sglext").as_bytes());
+            let _ = cut(Place::Choices { ids: true }, bytes.replace("meta_info", "choices").as_bytes());
         }
     }
 }

@@ -18,8 +18,9 @@ use semmoe_engines::metrics::Sample;
 use semmoe_engines::pin::{self, Stripped};
 use semmoe_engines::probe::{Target, probe};
 use semmoe_engines::recording::{self, Encoding};
+use semmoe_engines::routed::{self, Place};
 use semmoe_engines::sse::Events;
-use semmoe_engines::{Carrier, Dialect, Engine, Route, Version, pieces, routed, sglang, vllm};
+use semmoe_engines::{Carrier, Dialect, Engine, Route, Version, pieces, sglang, vllm};
 use serde_json::Value;
 
 /// The bundled model: layers, experts per token, experts.
@@ -182,8 +183,8 @@ fn routed_experts_are_cut_out() {
     for recording in Recording::all().iter().filter(|recording| recording.engine.speaks_sglang()) {
         let answers = recording.exchanges.iter().filter(|e| e.answer.body.contains("\"routed_experts\":\""));
         for exchange in answers.filter(|exchange| !exchange.answer.is_stream()) {
-            let route = route(exchange).unwrap();
-            let cut = routed::cut(route, exchange.answer.body.as_bytes()).unwrap().unwrap();
+            let place = if route(exchange) == Some(Route::Generate) { Place::MetaInfo } else { Place::Sglext };
+            let cut = routed::cut(place, exchange.answer.body.as_bytes()).unwrap().unwrap();
             assert!(cut.told, "{}", exchange.name);
             let rest: Value = serde_json::from_slice(&cut.rest).unwrap();
             let mut expected: Value = serde_json::from_str(&exchange.answer.body).unwrap();
@@ -205,6 +206,34 @@ fn routed_experts_are_cut_out() {
         }
     }
     assert!(cuts >= 8, "{cuts} cuts");
+}
+
+/// What a client of vLLM gets is the same whether its request was sampled or not, with the engine's flag or without.
+#[test]
+fn token_ids_that_a_sample_asked_for_are_cut_out() {
+    let seen = |body: &str, ids| {
+        let cut = routed::cut(Place::Choices { ids }, body.as_bytes()).unwrap();
+        assert_eq!(cut.as_ref().is_some_and(|cut| cut.told), body.contains("\"routed_experts\":\""));
+        let text = cut.map_or(body.to_owned(), |cut| String::from_utf8(cut.rest.to_vec()).unwrap());
+        // The answer's own name and time differ.
+        text.split_once(",\"model\":").unwrap().1.to_owned()
+    };
+    let (mut pairs, mut with_experts) = (0, 0);
+    for recording in Recording::all().iter().filter(|recording| recording.engine == Engine::Vllm) {
+        for asked in recording.exchanges.iter().filter(|exchange| !exchange.answer.is_stream()) {
+            let Some(name) = asked.name.strip_suffix(", everything recorded") else { continue };
+            let plain = recording.exchanges.iter().find(|plain| plain.name == name).unwrap();
+            let (sampled, unsampled) = (seen(&asked.answer.body, true), seen(&plain.answer.body, false));
+            assert_eq!(sampled, unsampled, "{} {name}", recording.version);
+            assert!(
+                unsampled.contains("\"token_ids\":null") && unsampled.contains("\"routed_experts\":null"),
+                "{name}"
+            );
+            pairs += 1;
+            with_experts += usize::from(asked.answer.body.contains("\"routed_experts\":\""));
+        }
+    }
+    assert!(pairs >= 3 && with_experts >= 3, "{pairs} pairs, {with_experts} with routed experts");
 }
 
 /// Whatever the pieces: what is relayed ends where an event ends, and is the stream in the end.

@@ -1,11 +1,10 @@
 //! One answer of an engine, believed only as far as it agrees with what was asked and with the model.
 
-use semmoe_engines::recording::Told;
+use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::{ModelInfo, Provenance, TraceBuilder};
 
 use crate::ProfilerError;
 use crate::prompts::Input;
-use crate::routes::decode;
 
 /// Tokens of which so many differ cannot all have the same experts in every layer.
 const DIFFERENT_TOKENS: usize = 8;

@@ -1,13 +1,12 @@
 //! The prompt that is asked before all others: which layers are dense without the configuration saying so, as engines report rows
 //! of them as well, without experts; and its routes, for the self-check.
 
-use semmoe_engines::recording::Told;
+use semmoe_engines::recording::{Told, decode};
 use semmoe_tables::ModelInfo;
 
 use crate::answer::{Checker, tokens};
 use crate::drive::Engine;
 use crate::prompts::Prompt;
-use crate::routes::decode;
 use crate::self_check::Alone;
 
 /// What the answer to the first prompt says.

@@ -37,7 +37,6 @@ pub mod pickle;
 mod progress;
 mod prompts;
 mod record;
-mod routes;
 mod self_check;
 mod shape;
 pub mod show;

@@ -19,7 +19,9 @@ pub struct Told {
     pub output_tokens: Option<u64>,
     /// Why the engine gave up, where it did.
     pub aborted: Option<String>,
-    /// Base64; see [`super::decode_bytes`].
+    /// The rank that ran it, as the engine counts ranks; only `/generate` has it.
+    pub dp_rank: Option<u32>,
+    /// Base64; see [`super::decode`].
     pub routed_experts: Option<String>,
 }
 
@@ -48,6 +50,7 @@ fn of_generate(answer: GenerateResponse) -> Told {
             Some(FinishReason::Abort { message }) => Some(message.unwrap_or_else(|| "no reason given".to_owned())),
             _ => None,
         },
+        dp_rank: meta.dp_rank,
         routed_experts: meta.routed_experts,
     }
 }
@@ -120,6 +123,7 @@ impl OpenAi {
                 Some(Value::String(reason)) if reason == "abort" => Some("no reason given".to_owned()),
                 _ => None,
             },
+            dp_rank: None,
             routed_experts: choice.routed_experts.or(outer.routed_experts.take()).or(inner.routed_experts.take()),
             prompt_ids: self
                 .prompt_token_ids
@@ -144,6 +148,7 @@ mod tests {
             prompt_tokens: Some(2),
             output_tokens: Some(1),
             aborted: None,
+            dp_rank: None,
             routed_experts: routes,
         };
         let usage = r#""usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3}"#;

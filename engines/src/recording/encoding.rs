@@ -45,6 +45,48 @@ pub fn encode_npy(shape: &[usize], ids: &[u16], wide: bool) -> String {
     STANDARD.encode(bytes)
 }
 
+/// The longest header of an array with three dimensions, with room to spare.
+const MAX_HEADER: usize = 1024;
+
+/// The shape and the values of an array of unsigned bytes or words, as NumPy itself writes it.
+///
+/// # Errors
+/// In one sentence, when it is another kind of array or damaged.
+pub(super) fn read_npy(bytes: &[u8]) -> Result<(Vec<usize>, Vec<i32>), String> {
+    let (descr, shape, data) =
+        npy_parts(bytes).ok_or("routed experts are not an array in C order as NumPy saves it")?;
+    let width = match descr {
+        "|u1" => 1,
+        "<u2" => 2,
+        _ => return Err("routed experts are an array of another type, expected |u1 or <u2".to_owned()),
+    };
+    let expected = shape.iter().fold(width, |bytes: usize, dim| bytes.saturating_mul(*dim));
+    if expected != data.len() {
+        let found = data.len();
+        return Err(format!("routed experts of the shape {shape:?} hold {found} bytes, expected {expected}"));
+    }
+    let ids = match width {
+        1 => data.iter().map(|id| i32::from(*id)).collect(),
+        _ => data.chunks_exact(2).map(|id| i32::from(u16::from_le_bytes([id[0], id[1]]))).collect(),
+    };
+    Ok((shape, ids))
+}
+
+/// Element type, shape and data.
+fn npy_parts(bytes: &[u8]) -> Option<(&str, Vec<usize>, &[u8])> {
+    let (version, rest) = bytes.strip_prefix(NPY_MAGIC)?.split_first_chunk::<2>()?;
+    let (length, rest) = match version[0] {
+        1 => rest.split_first_chunk::<2>().map(|(length, rest)| (u32::from(u16::from_le_bytes(*length)), rest))?,
+        _ => rest.split_first_chunk::<4>().map(|(length, rest)| (u32::from_le_bytes(*length), rest))?,
+    };
+    let length = usize::try_from(length).ok().filter(|length| *length <= MAX_HEADER)?;
+    let (header, data) = rest.split_at_checked(length)?;
+    let header = std::str::from_utf8(header).ok()?;
+    let (descr, rest) = header.strip_prefix("{'descr': '")?.split_once("', 'fortran_order': False, 'shape': (")?;
+    let dims = rest.split_once(')')?.0.split(',').map(str::trim).filter(|dim| !dim.is_empty());
+    Some((descr, dims.map(|dim| dim.parse().ok()).collect::<Option<_>>()?, data))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +100,29 @@ mod tests {
         assert_eq!(decode_bytes(&text), Ok((Encoding::Npy, BY_NUMPY.to_vec())));
         assert_eq!(decode_bytes("AQAAAA=="), Ok((Encoding::Raw, vec![1, 0, 0, 0])));
         assert!(decode_bytes("AQAAAA=").unwrap_err().contains("not base64"));
+        assert_eq!(read_npy(BY_NUMPY), Ok((vec![1, 3, 2], vec![0, 1, 2, 3, 4, 5])));
+    }
+
+    #[test]
+    fn arrays_that_are_refused() {
+        let mut fortran = BY_NUMPY.to_vec();
+        fortran[37..42].copy_from_slice(b"True ");
+        let mut signed = BY_NUMPY.to_vec();
+        signed[21..24].copy_from_slice(b"|i1");
+        let mut long = BY_NUMPY.to_vec();
+        long[9] = 0xff;
+        for (bytes, reason) in [
+            (fortran, "not an array in C order"),
+            (signed, "expected |u1 or <u2"),
+            (long, "not an array"),
+            (BY_NUMPY[..40].to_vec(), "not an array"),
+            (BY_NUMPY[..BY_NUMPY.len() - 1].to_vec(), "the shape [1, 3, 2] hold 5 bytes, expected 6"),
+        ] {
+            let error = read_npy(&bytes).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
+        for end in 0..BY_NUMPY.len() {
+            assert!(read_npy(&BY_NUMPY[..end]).is_err());
+        }
     }
 }

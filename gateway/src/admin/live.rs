@@ -6,7 +6,6 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use schemars::JsonSchema;
-use semmoe_engines::Route;
 use serde::Serialize;
 
 use crate::error::RequestError;
@@ -96,7 +95,7 @@ fn backend(member: &Member, share: f64) -> Backend {
         _ if share <= 0.0 => "off",
         None => "no tables",
         Some(_) if live.has_refused() => "refused",
-        Some(_) if !live.can_ask(Route::Generate) => "cannot be asked",
+        Some(_) if !live.can_be_asked() => "cannot be asked",
         Some(_) => "on",
     };
     Backend {

@@ -63,7 +63,7 @@ pub(crate) struct Answer {
     /// The request was sampled.
     sample: Option<Sample>,
     /// The longest answer that is held back to cut out routed experts that nothing asked for, where it may have some.
-    unasked: Option<(Route, usize)>,
+    unasked: Option<usize>,
     /// Longest silence between two pieces of its body.
     idle_limit: Duration,
     /// Backends that were asked.
@@ -193,7 +193,7 @@ async fn attempt(
             let counted = job.counted.filter(|_| response.status().is_success());
             let watch = Watch { backend: Arc::clone(backend), rank, counted, failure };
             let unasked =
-                unasked_experts(backend, route, job, &response).then_some((route, config.sampling.max_answer_bytes));
+                unasked_experts(core, backend, job, &response, route).then_some(config.sampling.max_answer_bytes);
             let idle_limit = config.timeouts.idle;
             let generation = job.generation;
             Ok(Answer { response, watch, rank: told, policy, generation, sample, unasked, idle_limit, attempts })
@@ -226,7 +226,7 @@ fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &
 
 /// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started with
 /// its flag, in every answer that is no stream; one answer shows that for the backend.
-fn unasked_experts(backend: &Backend, route: Route, job: &Job, response: &Response<Upstream>) -> bool {
+fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Upstream>, route: Route) -> bool {
     if backend.engine != Engine::Vllm || !matches!(route, Route::Chat | Route::Completions) {
         return false;
     }
@@ -238,7 +238,7 @@ fn unasked_experts(backend: &Backend, route: Route, job: &Job, response: &Respon
         if !routed::tells(&response.body().ahead_bytes()) {
             return false;
         }
-        backend.live.note_unasked();
+        live::note_unasked(core, backend);
     }
     !matches!(json::top_level(job.body.bytes(), routed::PROMPT_START_FIELD), Ok(Some(_)))
 }
@@ -319,7 +319,7 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
     let events = is_event_stream(&head.headers);
     let edit = match sample {
         Some(sample) => Edit::begin(sample, &head, events),
-        None => unasked.filter(|_| !events).map(|(route, limit)| Edit::unasked(route, limit)),
+        None => unasked.filter(|_| !events).map(Edit::unasked),
     };
     if events || edit.is_some() {
         // An error event may make it longer, a cut shorter.

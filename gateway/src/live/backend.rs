@@ -16,9 +16,9 @@ pub(crate) struct BackendLive {
     sequence: AtomicU64,
     /// As far as the last probe tells, routed experts can be asked for: on each of [`Route::ALL`].
     can_ask: [AtomicBool; Route::ALL.len()],
-    /// The engine refused requests that ask, and took them when they did not.
+    /// The engine refused requests that ask and took them when they did not, or answered without routed experts.
     refused: AtomicBool,
-    /// Its answers tell routed experts without being asked, as vLLM's do with its flag.
+    /// Its answers have routed experts whoever asks, as vLLM's do with its flag.
     tells_unasked: AtomicBool,
     /// Layers of the model, dense ones too, as the engine tells them; 0: it does not.
     hidden_layers: AtomicU16,
@@ -53,19 +53,28 @@ impl BackendLive {
         self.tells_unasked.store(false, Ordering::Relaxed);
     }
 
-    /// Whether its answers tell routed experts without being asked.
+    /// Whether its answers have routed experts without being asked for them.
     pub(crate) fn tells_unasked(&self) -> bool {
         self.tells_unasked.load(Ordering::Relaxed)
     }
 
-    /// An answer told them, and nothing had asked for them.
-    pub(crate) fn note_unasked(&self) {
-        self.tells_unasked.store(true, Ordering::Relaxed);
+    /// An answer of vLLM had them; true the first time.
+    pub(crate) fn note_unasked(&self) -> bool {
+        let is_first = !self.tells_unasked.swap(true, Ordering::Relaxed);
+        if is_first {
+            self.refused.store(false, Ordering::Relaxed);
+        }
+        is_first
     }
 
     pub(crate) fn can_ask(&self, route: Route) -> bool {
         let at = Route::ALL.into_iter().position(|known| known == route);
         at.and_then(|at| self.can_ask.get(at)).is_some_and(|can_ask| can_ask.load(Ordering::Relaxed))
+    }
+
+    /// Whether there is a route on which routed experts can be asked for.
+    pub(crate) fn can_be_asked(&self) -> bool {
+        self.can_ask.iter().any(|can_ask| can_ask.load(Ordering::Relaxed))
     }
 
     pub(crate) fn hidden_layers(&self) -> u16 {

@@ -1,4 +1,4 @@
-//! An answer on its way: what it tells about routed experts is taken out, all other bytes stay.
+//! An answer on its way: routed experts are removed, all other bytes stay.
 //!
 //! An answer in one piece is held back until it is complete, within a limit; of a stream only the events that carry the
 //! member are rewritten. Where anything is in doubt the bytes are relayed as they came, and the doubt has a name.
@@ -6,35 +6,29 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use semmoe_engines::Route;
-use semmoe_engines::routed::{self, Cut};
+use semmoe_engines::routed::{self, Cut, Place};
+
+use super::sample::MISSING;
 
 /// Why an answer is not looked at.
 pub(super) type Outcome = &'static str;
 
 /// Follows one answer.
 pub(super) struct Cutter {
-    route: Route,
+    place: Place,
     limit_bytes: usize,
     /// What came so far, for an answer in one piece.
     held: Option<BytesMut>,
     /// The newest event that told the routed experts; each holds all that came before.
     told: Option<Bytes>,
-    /// They stand in the choices, as nobody asked for them.
-    unasked: bool,
     /// Given up: the rest passes.
     over: Option<Outcome>,
 }
 
 impl Cutter {
     /// `events`: the answer is a stream of events.
-    pub(super) fn new(route: Route, limit_bytes: usize, events: bool) -> Self {
-        Self { route, limit_bytes, held: (!events).then(BytesMut::new), told: None, unasked: false, over: None }
-    }
-
-    /// Of a document of vLLM, which tells them without being asked.
-    pub(super) fn unasked(route: Route, limit_bytes: usize) -> Self {
-        Self { unasked: true, ..Self::new(route, limit_bytes, false) }
+    pub(super) fn new(place: Place, limit_bytes: usize, events: bool) -> Self {
+        Self { place, limit_bytes, held: (!events).then(BytesMut::new), told: None, over: None }
     }
 
     /// The longest answer or event that is held back.
@@ -73,15 +67,14 @@ impl Cutter {
     pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
         let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {
             let rest = if self.over.is_none() { self.events(rest) } else { rest };
-            let told = self.told.take().ok_or("missing");
+            let told = self.told.take().ok_or(MISSING);
             return (rest, self.over.map_or(told, Err));
         };
         held.extend_from_slice(&rest);
         let answer = held.freeze();
-        let cut = if self.unasked { routed::cut_choices(&answer) } else { routed::cut(self.route, &answer) };
-        match cut {
+        match routed::cut(self.place, &answer) {
             Ok(Some(Cut { rest, told: true })) => (rest, Ok(answer)),
-            Ok(cut) => (cut.map_or(answer, |cut| cut.rest), Err("missing")),
+            Ok(cut) => (cut.map_or(answer, |cut| cut.rest), Err(MISSING)),
             Err(_) => (answer, Err("malformed")),
         }
     }
@@ -90,7 +83,7 @@ impl Cutter {
         let mut edited = BytesMut::new();
         let mut from = 0;
         for json in documents(&piece) {
-            match routed::cut(self.route, &piece[json.clone()]) {
+            match routed::cut(self.place, &piece[json.clone()]) {
                 Ok(None) => {}
                 Ok(Some(cut)) => {
                     edited.extend_from_slice(&piece[from..json.start]);
@@ -138,7 +131,7 @@ mod tests {
 
     /// Everything that is relayed of an answer that comes in these pieces, and why it was not looked at.
     fn relayed(pieces: &[&[u8]], events: bool) -> (String, Option<Outcome>) {
-        let mut cutter = Cutter::new(Route::Generate, LIMIT, events);
+        let mut cutter = Cutter::new(Place::MetaInfo, LIMIT, events);
         let mut splitter = Events::with_limit(cutter.limit_bytes());
         let mut out = Vec::new();
         for piece in pieces {

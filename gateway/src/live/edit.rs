@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::header;
 use http::response::Parts;
-use semmoe_engines::Route;
+use semmoe_engines::routed::Place;
 
 use super::Sample;
 use super::cutter::Cutter;
@@ -26,13 +26,13 @@ impl Edit {
             sample.give_up("encoded");
             return None;
         }
-        let cutter = Cutter::new(sample.route()?, sample.limit_bytes(), events);
+        let cutter = Cutter::new(sample.place(), sample.limit_bytes(), events);
         Some(Self { sample: Some(sample), cutter })
     }
 
-    /// For a document with routed experts that neither the client nor the gateway asked for.
-    pub(crate) fn unasked(route: Route, limit_bytes: usize) -> Self {
-        Self { sample: None, cutter: Cutter::unasked(route, limit_bytes) }
+    /// For a JSON answer of vLLM with routed experts that neither the client nor the gateway asked for.
+    pub(crate) fn unasked(limit_bytes: usize) -> Self {
+        Self { sample: None, cutter: Cutter::new(Place::Choices { ids: false }, limit_bytes, false) }
     }
 
     /// The longest event that is held back.

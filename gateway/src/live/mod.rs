@@ -42,7 +42,7 @@ use traces::Traces;
 
 pub(crate) use backend::{BackendLive, Figures};
 pub(crate) use edit::Edit;
-pub(crate) use sample::{Sample, send};
+pub(crate) use sample::{Sample, note_unasked, send};
 pub(crate) use task::{Task, write_profiles};
 
 /// Answers that wait to be looked at; each may be as long as the configuration allows.

@@ -2,14 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use semmoe_engines::Route;
-use semmoe_engines::sglang::{FinishReason, GenerateResponse, RoutedExpertsError, decode_routes};
+use semmoe_engines::recording;
 use semmoe_tables::{ModelInfo, RankId};
 use semmoe_text::{Limits, Prompt, TextError};
-use serde::Deserialize;
 
 use super::Seen;
 use super::local::Hosted;
+use super::sample::MISSING;
 use crate::data::text_route;
 
 /// What a sample shows.
@@ -32,24 +31,32 @@ pub(super) struct Observed {
 
 /// Reads an answer, or says in one word why it is not believed.
 pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static str> {
-    let told = Told::read(seen.route, answer)?;
+    let told = recording::read(seen.route, answer).map_err(|_| "malformed")?;
+    if told.aborted.is_some() {
+        return Err("aborted");
+    }
+    let experts = told.routed_experts.ok_or(MISSING)?;
+    let prompt_tokens = told.prompt_tokens.ok_or("malformed")?;
     let rank = rank(seen, told.dp_rank)?;
     let model = model(seen);
-    let mut ids = prompt(seen)?;
-    if told.prompt_tokens != ids.len() as u64 {
+    let sent = prompt(seen)?;
+    let mut ids = match told.prompt_ids {
+        Some(ids) => ids,
+        None => encode(seen, sent)?,
+    };
+    if prompt_tokens != ids.len() as u64 {
         return Err("other_prompt");
     }
-    let (prompt, generated) = (ids.len(), usize::try_from(told.generated).map_err(|_| "wrong_rows")?);
+    let (prompt, generated) = (ids.len(), told.output_tokens.unwrap_or(0));
+    let generated = usize::try_from(generated).map_err(|_| "wrong_rows")?;
     // The token that was generated last has been through no layer.
     let rows = prompt.saturating_add(generated).saturating_sub(1);
-    let mut routes = decode_routes(&told.experts, rows, &model).map_err(|error| match error {
-        RoutedExpertsError::Length { .. } => "wrong_rows",
-        _ => "bad_experts",
-    })?;
-    if told.output_ids.len() == generated {
-        ids.extend_from_slice(&told.output_ids);
+    let routes = recording::decode(&experts, rows, &model).map_err(|_| "wrong_rows")?;
+    let mut routes = routes.experts(&model).map_err(|_| "bad_experts")?;
+    if let Some(output_ids) = told.output_ids.filter(|ids| ids.len() == generated) {
+        ids.extend_from_slice(&output_ids);
     }
-    // A stream may tell only its newest ids, the OpenAI routes tell none; then the prompt's tokens are known alone.
+    // A stream may have only its newest ids, and SGLang's OpenAI routes have none: then only the prompt's are known.
     ids.truncate(rows);
     let per_token = model.layers() * usize::from(model.top_k);
     routes.truncate(ids.len() * per_token);
@@ -72,73 +79,6 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     })
 }
 
-/// What an answer says, on any route.
-struct Told {
-    prompt_tokens: u64,
-    generated: u64,
-    /// What was generated, as far as it is told.
-    output_ids: Vec<u32>,
-    dp_rank: Option<u32>,
-    /// Base64.
-    experts: String,
-}
-
-/// An answer of the OpenAI routes.
-#[derive(Deserialize)]
-struct OpenAi {
-    usage: Usage,
-    sglext: Extension,
-    choices: Vec<Choice>,
-}
-
-#[derive(Deserialize)]
-struct Usage {
-    prompt_tokens: u64,
-    completion_tokens: u64,
-}
-
-#[derive(Deserialize)]
-struct Extension {
-    routed_experts: String,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    finish_reason: Option<String>,
-}
-
-impl Told {
-    fn read(route: Route, answer: &[u8]) -> Result<Self, &'static str> {
-        if route != Route::Generate {
-            let answer: OpenAi = serde_json::from_slice(answer).map_err(|_| "malformed")?;
-            if answer.choices.iter().any(|choice| choice.finish_reason.as_deref() == Some("abort")) {
-                return Err("aborted");
-            }
-            let OpenAi { usage: Usage { prompt_tokens, completion_tokens }, sglext, .. } = answer;
-            let experts = sglext.routed_experts;
-            return Ok(Self {
-                prompt_tokens,
-                generated: completion_tokens,
-                output_ids: Vec::new(),
-                dp_rank: None,
-                experts,
-            });
-        }
-        let answer: GenerateResponse = serde_json::from_slice(answer).map_err(|_| "malformed")?;
-        let meta = answer.meta_info;
-        if matches!(meta.finish_reason, Some(FinishReason::Abort { .. })) {
-            return Err("aborted");
-        }
-        Ok(Self {
-            prompt_tokens: meta.prompt_tokens,
-            generated: meta.completion_tokens,
-            output_ids: answer.output_ids,
-            dp_rank: meta.dp_rank,
-            experts: meta.routed_experts.ok_or("missing")?,
-        })
-    }
-}
-
 /// The rank that ran it: as the answer tells, or else the one it was pinned to.
 fn rank(seen: &Seen, told: Option<u32>) -> Result<RankId, &'static str> {
     let ranks = seen.tables.tables.dp_ranks();
@@ -158,13 +98,15 @@ fn model(seen: &Seen) -> ModelInfo {
     model
 }
 
-/// The prompt's ids, made anew from the body that the client sent.
-fn prompt(seen: &Seen) -> Result<Vec<u32>, &'static str> {
+/// The prompt that the client sent. One with images has tokens that no text stands for.
+fn prompt(seen: &Seen) -> Result<Prompt, &'static str> {
     let body = serde_json::from_slice(&seen.body).map_err(|_| "unread")?;
     let prompt = Prompt::from_json(text_route(seen.route).ok_or("unread")?, &body).map_err(|_| "unread")?;
-    if !prompt.is_text_only() {
-        return Err("unread");
-    }
+    if prompt.is_text_only() { Ok(prompt) } else { Err("unread") }
+}
+
+/// A prompt's ids, where the answer does not have them.
+fn encode(seen: &Seen, prompt: Prompt) -> Result<Vec<u32>, &'static str> {
     let mut prompts = match (prompt, seen.model.text.as_deref()) {
         (Prompt::Ids(prompts), _) => prompts,
         (prompt, Some(text)) => {

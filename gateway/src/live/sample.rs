@@ -6,7 +6,7 @@ use http::{Request, Response, StatusCode, header};
 use semmoe_engines::Route;
 use semmoe_engines::http::{AnswerBody, RequestBody};
 use semmoe_engines::pin::Stripped;
-use semmoe_engines::routed;
+use semmoe_engines::routed::{self, Asking, Place};
 use semmoe_tables::RankId;
 
 use super::{Observation, Seen};
@@ -17,13 +17,15 @@ use crate::error::RequestError;
 use crate::snapshot::Model;
 use crate::state::Core;
 
+/// The outcome of an answer without routed experts.
+pub(super) const MISSING: &str = "missing";
+
 /// A request whose engine is asked for routed experts. It is counted exactly once: by what became of it, or as
 /// `unfinished` when it is dropped before.
 pub(crate) struct Sample {
     core: Arc<Core>,
     seen: Option<Seen>,
-    /// The body that asks.
-    body: Stripped,
+    asking: Asking,
     limit_bytes: usize,
 }
 
@@ -44,12 +46,12 @@ impl Sample {
         let tables = at.tables.as_ref()?;
         let live = &at.backend.live;
         let layers_known = tables.tables.model().num_hidden_layers > 0 || live.hidden_layers() > 0;
-        // Their answers do not tell the rank.
+        // The answers of the OpenAI routes do not name the rank.
         let rank_known = route == Route::Generate || at.ranks <= 1 || rank.is_some();
         if !rank_known || !layers_known || !live.can_ask(route) || live.has_refused() || !live.take(share) {
             return None;
         }
-        let asking = routed::ask(route, body)?;
+        let asking = routed::ask(at.backend.engine, route, body)?;
         let seen = Seen {
             backend: Arc::clone(&at.backend),
             model: Arc::clone(model),
@@ -59,16 +61,17 @@ impl Sample {
             rank,
             body: body.bytes().clone(),
         };
-        Some(Self { core: Arc::clone(core), seen: Some(seen), body: asking, limit_bytes: config.max_answer_bytes })
+        Some(Self { core: Arc::clone(core), seen: Some(seen), asking, limit_bytes: config.max_answer_bytes })
     }
 
     /// What is sent in place of the client's body.
     pub(crate) fn body(&self) -> &Stripped {
-        &self.body
+        &self.asking.body
     }
 
-    pub(super) fn route(&self) -> Option<Route> {
-        self.seen.as_ref().map(|seen| seen.route)
+    /// Where the answer has the routed experts.
+    pub(super) fn place(&self) -> Place {
+        self.asking.place
     }
 
     /// The longest answer that is held back.
@@ -78,6 +81,13 @@ impl Sample {
 
     /// The answer is not looked at, and this is why.
     pub(super) fn give_up(mut self, outcome: &'static str) {
+        // vLLM does not refuse the question when it is started without its flag: its answers just lack what was asked for.
+        if outcome == MISSING
+            && matches!(self.asking.place, Place::Choices { .. })
+            && let Some(seen) = self.seen.as_ref().filter(|seen| !seen.backend.live.tells_unasked())
+        {
+            note_refusal(&self.core, &seen.backend, "answers without the routed experts that a request asks for");
+        }
         self.count(outcome);
     }
 
@@ -85,6 +95,9 @@ impl Sample {
     pub(super) fn submit(mut self, answer: bytes::Bytes) {
         let Some(seen) = self.seen.take() else { return };
         let backend = Arc::clone(&seen.backend);
+        if matches!(self.asking.place, Place::Choices { .. }) {
+            note_unasked(&self.core, &backend);
+        }
         if !self.core.live.submit(Observation { seen, answer }) {
             self.core.metrics.live.sampled(&backend.name, "queue_full");
         }
@@ -121,7 +134,7 @@ pub(crate) async fn send(
     let answer = wait.send(plain()?).await;
     let is_refusal = answer.as_ref().is_ok_and(|answer| answer.status().is_success());
     if let Some(seen) = sample.seen.as_ref().filter(|_| is_refusal) {
-        note_refusal(wait.core, &seen.backend);
+        note_refusal(wait.core, &seen.backend, "refuses requests that ask for routed experts");
     }
     // Refused either way, it was the client's fault.
     sample.give_up(if is_refusal { "refused" } else { "failed" });
@@ -133,13 +146,20 @@ fn may_be_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }
 
-fn note_refusal(core: &Core, backend: &Backend) {
+/// An engine does not send routed experts: it is not asked any more until it is probed anew.
+fn note_refusal(core: &Core, backend: &Backend, what: &'static str) {
     if backend.live.refuse() {
         core.metrics.live.refused(&backend.name, true);
         tracing::warn!(
             backend = backend.name,
-            "the engine refuses requests that ask for routed experts, so it is not asked any more: is it started with \
-             --enable-return-routed-experts?"
+            "the engine {what}, so it is not asked any more: is it started with --enable-return-routed-experts?"
         );
+    }
+}
+
+/// An answer of vLLM has routed experts, so it is started with its flag, even if an earlier answer lacked them.
+pub(crate) fn note_unasked(core: &Core, backend: &Backend) {
+    if backend.live.note_unasked() {
+        core.metrics.live.refused(&backend.name, false);
     }
 }

@@ -6,7 +6,9 @@ use semmoe_gateway::Running;
 use semmoe_tables::{LayerIdx, Profile, TokenId};
 use serde_json::{Value, json};
 
-use crate::support::experts::{Experts, completion, document, questions, stream};
+use crate::support::experts::{
+    Experts, GENERATED, completion, document, id_questions, questions, stream, vllm_document,
+};
 use crate::support::{Client, Fixture, Mock, PATIENCE, metric, plain_model, settled, start};
 
 const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
@@ -353,6 +355,131 @@ async fn the_client_gets_one_clean_end() {
     settled(&setup.gateway).await;
 }
 
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// vLLM names its ranks nowhere, so the mock's number of them is configured.
+async fn vllm_setup(flag: bool) -> Setup {
+    let fixture = Fixture::new(2);
+    let engine = Experts::vllm(&fixture, flag).await;
+    let tables = fixture.write("t", &TEXTS, 0);
+    let model = fixture.affinity(&engine.url(), &tables).replace("engine = \"semmoe\"", "engine = \"vllm\"\nranks = 2");
+    let gateway = start(&format!("[sampling]\nshare = 1.0\n{model}")).await;
+    let client = Client::data(&gateway);
+    Setup { engine, gateway, client, fixture }
+}
+
+/// A question for the route, with more members.
+fn vllm_body(path: &str, text: &str, more: &str) -> String {
+    let text = json!(text);
+    match path {
+        CHAT => format!("{{\"messages\":[{{\"role\":\"user\",\"content\":{text}}}]{more}}}"),
+        _ => format!("{{\"prompt\":{text}{more}}}"),
+    }
+}
+
+#[tokio::test]
+async fn vllm_is_asked_for_ids_and_the_client_sees_none_of_it() {
+    let setup = vllm_setup(true).await;
+    let tokens = crate::support::tokenizer().encode(TEXTS[1]).unwrap();
+    for (count, path) in [COMPLETIONS, CHAT].into_iter().enumerate() {
+        let answer = setup.client.mock(path, "local 1", vllm_body(path, TEXTS[1], "")).await;
+        assert_eq!(answer.body, vllm_document(path, tokens.len(), None, None), "{path}");
+        assert!(!answer.header("x-semmoe-rank").is_empty());
+        assert_eq!(id_questions(&setup.engine.bodies()[0]), 1);
+        setup.wait("observed", count as f64 + 1.0).await;
+    }
+    // One expert in four is on the rank that the request was pinned to; on the other one it would be three.
+    assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
+    let remote = setup.metric("semmoe_sampled_activations_total", ",phase=\"prompt\",place=\"remote\"").await;
+    assert_eq!(remote, (2 * tokens.len() * 7 * 3) as f64);
+    let decode = setup.metric("semmoe_sampled_activations_total", ",phase=\"decode\",place=\"local\"").await;
+    assert_eq!(decode, (2 * (GENERATED.len() - 1) * 7) as f64);
+    let live = setup.live().await;
+    assert_eq!((&live["backends"][0]["observed_lar"], &live["backends"][0]["sampling"]), (&json!(0.25), &json!("on")));
+    settled(&setup.gateway).await;
+}
+
+#[tokio::test]
+async fn clients_of_vllm_get_what_they_ask_for() {
+    let setup = vllm_setup(true).await;
+    let tokens = crate::support::tokenizer().encode(TEXTS[0]).unwrap();
+    let mut observed = 0.0;
+    for path in [COMPLETIONS, CHAT] {
+        let answer = setup.client.mock(path, "", vllm_body(path, TEXTS[0], ",\"return_token_ids\":true")).await;
+        assert_eq!(answer.body, vllm_document(path, tokens.len(), Some(&tokens), None), "{path}");
+        observed += 1.0;
+        setup.wait("observed", observed).await;
+        // Then the prompt's ids are computed here.
+        let answer = setup.client.mock(path, "", vllm_body(path, TEXTS[0], ",\"return_token_ids\":false")).await;
+        assert_eq!(answer.body, vllm_document(path, tokens.len(), None, None), "{path}");
+        if path == COMPLETIONS {
+            observed += 1.0;
+            setup.wait("observed", observed).await;
+        }
+    }
+    // The mock applies no chat template.
+    setup.wait("other_prompt", 1.0).await;
+    setup.engine.bodies();
+    let body = vllm_body(CHAT, TEXTS[0], ",\"routed_experts_prompt_start\":0");
+    let answer = setup.client.mock(CHAT, "", body.clone()).await;
+    assert!(answer.json()["choices"][0]["routed_experts"].is_string(), "{answer:?}");
+    let body = vllm_body(CHAT, TEXTS[0], ",\"stream\":true");
+    setup.client.mock(CHAT, "", body).await;
+    let asked: Vec<usize> = setup.engine.bodies().iter().map(|body| id_questions(body)).collect();
+    assert_eq!(asked, [0, 0]);
+}
+
+#[tokio::test]
+async fn what_vllm_gets_wrong_is_not_believed() {
+    let setup = vllm_setup(true).await;
+    let tokens = crate::support::tokenizer().encode(TEXTS[0]).unwrap();
+    for (words, outcome) in [
+        ("", "observed"),
+        ("wrong-rows", "wrong_rows"),
+        ("bad-ids", "bad_experts"),
+        ("missing", "missing"),
+        ("", "observed"),
+    ] {
+        let before = setup.outcome(outcome).await;
+        let answer = setup.client.mock(COMPLETIONS, words, vllm_body(COMPLETIONS, TEXTS[0], "")).await;
+        assert_eq!(answer.body, vllm_document(COMPLETIONS, tokens.len(), None, None), "{words}");
+        setup.wait(outcome, before + 1.0).await;
+    }
+    // Other answers show that it has its flag.
+    assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 0.0);
+}
+
+#[tokio::test]
+async fn a_vllm_without_its_flag_is_asked_once() {
+    let setup = vllm_setup(false).await;
+    let tokens = crate::support::tokenizer().encode(TEXTS[0]).unwrap();
+    for _ in 0..3 {
+        let answer = setup.client.mock(COMPLETIONS, "", vllm_body(COMPLETIONS, TEXTS[0], "")).await;
+        assert_eq!(answer.body, vllm_document(COMPLETIONS, tokens.len(), None, None));
+    }
+    let asked: Vec<usize> = setup.engine.bodies().iter().map(|body| id_questions(body)).collect();
+    assert_eq!(asked, [1, 0, 0]);
+    setup.wait("missing", 1.0).await;
+    assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 1.0);
+    assert_eq!(setup.live().await["backends"][0]["sampling"], "refused");
+    settled(&setup.gateway).await;
+}
+
+/// An engine's first answer may lack them for a reason of its own.
+#[tokio::test]
+async fn a_vllm_is_asked_again_when_its_answers_show_the_flag() {
+    let setup = vllm_setup(true).await;
+    for (words, asked) in [("missing", 1), ("", 0), ("", 1)] {
+        setup.client.mock(COMPLETIONS, words, vllm_body(COMPLETIONS, TEXTS[0], "")).await;
+        assert_eq!(id_questions(&setup.engine.bodies()[0]), asked, "{words}");
+        settled(&setup.gateway).await;
+    }
+    setup.wait("missing", 1.0).await;
+    setup.wait("observed", 1.0).await;
+    assert_eq!(setup.metric("semmoe_sampling_refused", "").await, 0.0);
+}
+
 /// vLLM's flag is the server's: its answers carry routed experts, and clients get them only if they ask.
 #[tokio::test]
 async fn what_vllm_tells_unasked_is_cut() {
@@ -364,7 +491,7 @@ async fn what_vllm_tells_unasked_is_cut() {
         let answer = client.post("/v1/completions", r#"{"prompt":"a"}"#).await;
         let choice = answer.json()["choices"][0].clone();
         assert_eq!(choice["text"].as_str().unwrap().len(), bytes);
-        assert_eq!((choice.get("routed_experts"), choice.get("token_ids")), (None, Some(&serde_json::Value::Null)));
+        assert_eq!((choice.get("routed_experts"), choice.get("token_ids")), (Some(&Value::Null), Some(&Value::Null)));
     }
     let answer = client.post("/v1/completions", r#"{"prompt":"a","routed_experts_prompt_start":0}"#).await;
     assert_eq!(answer.json()["choices"][0]["routed_experts"], "k05VTVBZ");

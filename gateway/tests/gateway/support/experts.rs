@@ -1,4 +1,4 @@
-//! A mock engine that tells routed experts on `/generate`, truly or not.
+//! A mock engine that sends routed experts, right or wrong: as SGLang and semmoe's worker do, or as vLLM does.
 //!
 //! What it does with a request is said by the request's header `x-mock`, a list of words, which the gateway passes on.
 
@@ -12,6 +12,7 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use http::StatusCode;
 use http_body_util::BodyExt;
+use semmoe_engines::recording::encode_npy;
 use semmoe_engines::sglang::encode_routed_experts;
 use semmoe_tables::ModelInfo;
 use semmoe_text::Tokenizer;
@@ -27,6 +28,8 @@ struct Shared {
     ranks: u16,
     tokenizer: Tokenizer,
     bodies: Mutex<Vec<Bytes>>,
+    /// It answers as vLLM does: with routed experts always, or never.
+    vllm: Option<bool>,
 }
 
 pub(crate) struct Experts {
@@ -36,6 +39,15 @@ pub(crate) struct Experts {
 
 impl Experts {
     pub(crate) async fn start(fixture: &super::Fixture) -> Self {
+        Self::start_as(fixture, None).await
+    }
+
+    /// vLLM, with `--enable-return-routed-experts` or without.
+    pub(crate) async fn vllm(fixture: &super::Fixture, flag: bool) -> Self {
+        Self::start_as(fixture, Some(flag)).await
+    }
+
+    async fn start_as(fixture: &super::Fixture, vllm: Option<bool>) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
@@ -44,6 +56,7 @@ impl Experts {
             ranks: fixture.ranks,
             tokenizer: super::tokenizer(),
             bodies: Mutex::default(),
+            vllm,
         });
         let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -67,8 +80,16 @@ impl Experts {
 
 /// How often the body asks for routed experts.
 pub(crate) fn questions(body: &[u8]) -> usize {
-    let needle = b"\"return_routed_experts\"";
-    body.windows(needle.len()).filter(|window| window == needle).count()
+    count(body, b"\"return_routed_experts\"")
+}
+
+/// How often the body asks vLLM for token ids.
+pub(crate) fn id_questions(body: &[u8]) -> usize {
+    count(body, b"\"return_token_ids\"")
+}
+
+fn count(body: &[u8], needle: &[u8]) -> usize {
+    body.windows(needle.len()).filter(|window| *window == needle).count()
 }
 
 /// The answer as a client that did not ask should see it, and with the member `experts` in it.
@@ -88,6 +109,27 @@ pub(crate) fn completion(prompt: usize, sglext: &str) -> String {
     )
 }
 
+/// What vLLM 0.30 answers, with the prompt's ids where they are asked for, and with routed experts.
+pub(crate) fn vllm_document(path: &str, prompt: usize, ids: Option<&[u32]>, experts: Option<&str>) -> String {
+    let (output, ids) = (json!(ids.map(|_| GENERATED)), json!(ids));
+    let (experts, total) = (json!(experts), prompt + GENERATED.len());
+    let is_chat = path.ends_with("chat/completions");
+    let (said, in_choice, beside) = if is_chat {
+        (
+            "\"message\":{\"role\":\"assistant\",\"content\":\"\\\"routed_experts\\\":\\\"a\"}",
+            String::new(),
+            format!(",\"prompt_token_ids\":{ids}"),
+        )
+    } else {
+        ("\"text\":\"\\\"token_ids\\\":[1]\"", format!(",\"prompt_token_ids\":{ids}"), String::new())
+    };
+    format!(
+        "{{\"id\":\"x\",\"model\":\"tiny\",\"choices\":[{{\"index\":0,{said},\"logprobs\":null,\"finish_reason\":\"length\",\
+         \"token_ids\":{output}{in_choice},\"routed_experts\":{experts}}}],\"usage\":{{\"prompt_tokens\":{prompt},\
+         \"total_tokens\":{total},\"completion_tokens\":2}}{beside},\"kv_transfer_params\":null}}"
+    )
+}
+
 /// The stream in the same two forms: the events before the last one carry no experts.
 pub(crate) fn stream(prompt: usize, rank: u64, experts: &str) -> String {
     let last = document(prompt, rank, experts);
@@ -97,6 +139,9 @@ pub(crate) fn stream(prompt: usize, rank: u64, experts: &str) -> String {
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     match request.uri().path() {
         "/health" => return "".into_response(),
+        "/version" if shared.vllm.is_some() => return Json(json!({ "version": "0.30.0" })).into_response(),
+        "/v1/completions" | "/v1/chat/completions" if shared.vllm.is_some() => return vllm(&shared, request).await,
+        _ if shared.vllm.is_some() => return StatusCode::NOT_FOUND.into_response(),
         "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),
         "/generate" | "/v1/completions" => {}
         _ => return StatusCode::NOT_FOUND.into_response(),
@@ -144,8 +189,33 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     ([("content-type", "text/event-stream")], body).into_response()
 }
 
-/// The member with its comma. `local N`: so many of the four experts in each layer are on the rank that ran it.
-fn member(shared: &Shared, words: &str, prompt: usize, rank: u64) -> String {
+async fn vllm(shared: &Shared, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let header = |name| head.headers.get(name).map_or("", |value| value.to_str().unwrap());
+    let words = header("x-mock");
+    let bytes = body.collect().await.unwrap().to_bytes();
+    let body: Value = serde_json::from_slice(&bytes).unwrap();
+    shared.bodies.lock().unwrap().push(bytes);
+    let text = body["prompt"].as_str().or(body["messages"][0]["content"].as_str()).unwrap();
+    let prompt = shared.tokenizer.encode(text).unwrap();
+    let is_stream = body["stream"] == true;
+    let has_experts = shared.vllm == Some(true) && !is_stream && !words.split(' ').any(|word| word == "missing");
+    let rank = header("x-data-parallel-rank").parse().unwrap_or(0);
+    let experts = has_experts.then(|| {
+        let ids: Vec<u16> = routes(shared, words, prompt.len(), rank).iter().map(|id| *id as u16).collect();
+        let (layers, k) = (usize::from(shared.model.num_hidden_layers), usize::from(shared.model.top_k));
+        encode_npy(&[ids.len() / layers / k, layers, k], &ids, false)
+    });
+    let ids = (body["return_token_ids"] == true).then_some(&prompt[..]);
+    let text = vllm_document(head.uri.path(), prompt.len(), ids, experts.as_deref());
+    if is_stream {
+        return ([("content-type", "text/event-stream")], format!("data: {text}\n\ndata: [DONE]\n\n")).into_response();
+    }
+    ([("content-type", "application/json")], text).into_response()
+}
+
+/// Ids of [rows, layers, 4]. `local N`: so many of the four experts in each layer are on the rank that ran it.
+fn routes(shared: &Shared, words: &str, prompt: usize, rank: u64) -> Vec<i32> {
     let says = |word: &str| words.split(' ').any(|found| found == word);
     let rows = prompt + GENERATED.len() - if says("wrong-rows") { 0 } else { 1 };
     let local: i32 = words.split_once("local ").map_or(4, |(_, rest)| rest.split(' ').next().unwrap().parse().unwrap());
@@ -160,6 +230,13 @@ fn member(shared: &Shared, words: &str, prompt: usize, rank: u64) -> String {
     if says("twice") {
         ids[1] = ids[0];
     }
+    ids
+}
+
+/// The member with its comma.
+fn member(shared: &Shared, words: &str, prompt: usize, rank: u64) -> String {
+    let says = |word: &str| words.split(' ').any(|found| found == word);
+    let ids = routes(shared, words, prompt, rank);
     match words {
         _ if says("missing") => String::new(),
         _ if says("null") => ",\"routed_experts\":null".to_owned(),

@@ -1,43 +1,37 @@
 //! Encoded routes of an answer, decoded and checked against the model.
 
-use semmoe_engines::recording::{Encoding, decode_bytes};
 use semmoe_tables::ModelInfo;
 
-use crate::pickle::{Array, Source, read_npy};
+use super::encoding::{Encoding, decode_bytes, read_npy};
 
-/// [rows, layers, k] ids as an engine told them; what is no expert is kept as it was told.
+/// Ids of the shape [rows, layers, k] as the engine sent them, values that are no expert included.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ToldRoutes {
+pub struct ToldRoutes {
     /// Tokens.
-    pub(crate) rows: usize,
+    pub rows: usize,
     /// All layers, or those with experts alone.
-    pub(crate) layers: usize,
+    pub layers: usize,
     /// k.
-    pub(crate) top_k: usize,
+    pub top_k: usize,
     /// In that order.
-    pub(crate) ids: Vec<i32>,
+    pub ids: Vec<i32>,
 }
 
 /// Decodes the routes of `rows` tokens. Allocates no more than the text is long, whatever shape is expected.
 ///
 /// # Errors
 /// In one sentence: no base64, no array of ids, another shape.
-pub(crate) fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ToldRoutes, String> {
+pub fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ToldRoutes, String> {
     let (encoding, bytes) = decode_bytes(text)?;
     let (hidden, moe, k) = (usize::from(model.num_hidden_layers), model.layers(), usize::from(model.top_k));
     if encoding == Encoding::Npy {
-        let array = read_npy(&Source::from_bytes(bytes)).map_err(|error| format!("routed experts: {error}"))?;
-        let shape: Vec<usize> = array.shape().iter().map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX)).collect();
-        let layers = match shape[..] {
-            [found, layers, top_k] if found == rows && top_k == k && (layers == hidden || layers == moe) => layers,
-            _ => {
-                return Err(format!(
-                    "routed experts have the shape {shape:?}, expected [{rows}, {hidden} or {moe}, {k}]"
-                ));
+        let (shape, ids) = read_npy(&bytes)?;
+        return match shape[..] {
+            [found, layers, top_k] if found == rows && top_k == k && (layers == hidden || layers == moe) => {
+                Ok(ToldRoutes { rows, layers, top_k, ids })
             }
+            _ => Err(format!("routed experts have the shape {shape:?}, expected [{rows}, {hidden} or {moe}, {k}]")),
         };
-        let ids = ids_of(&array, [rows, layers, k])?;
-        return Ok(ToldRoutes { rows, layers, top_k: k, ids });
     }
     let expected = hidden.checked_mul(k).and_then(|row| row.checked_mul(rows)).and_then(|n| n.checked_mul(4));
     if expected != Some(bytes.len()) {
@@ -50,23 +44,12 @@ pub(crate) fn decode(text: &str, rows: usize, model: &ModelInfo) -> Result<ToldR
     Ok(ToldRoutes { rows, layers: hidden, top_k: k, ids })
 }
 
-fn ids_of(array: &Array, [rows, layers, k]: [usize; 3]) -> Result<Vec<i32>, String> {
-    let id = |row, layer, slot| {
-        let id = array.int(&[row, layer, slot]).ok_or("routed experts are no whole numbers")?;
-        // What does not fit is no expert either, and is told as such.
-        Ok(i32::try_from(id).unwrap_or(i32::MAX))
-    };
-    let places =
-        (0..rows).flat_map(|row| (0..layers).flat_map(move |layer| (0..k).map(move |slot| (row, layer, slot))));
-    places.map(|(row, layer, slot)| id(row, layer, slot)).collect()
-}
-
 impl ToldRoutes {
     /// Keeps the MoE layers: [rows, L, k].
     ///
     /// # Errors
     /// In one sentence: an id that is no expert, and where.
-    pub(crate) fn experts(&self, model: &ModelInfo) -> Result<Vec<u16>, String> {
+    pub fn experts(&self, model: &ModelInfo) -> Result<Vec<u16>, String> {
         let moe_only = self.layers == model.layers();
         let mut experts = Vec::with_capacity(self.rows * model.layers() * self.top_k);
         for (row, token) in self.ids.chunks_exact((self.layers * self.top_k).max(1)).enumerate() {
@@ -80,8 +63,8 @@ impl ToldRoutes {
         Ok(experts)
     }
 
-    /// Layers (as told) in which no token has experts as a router gives them: all ids -1, or all of a token equal.
-    pub(crate) fn dense_layers(&self) -> Vec<usize> {
+    /// Layers, of those that were sent, in which no token has experts as a router gives them: all ids -1, or all of a token equal.
+    pub fn dense_layers(&self) -> Vec<usize> {
         let is_dense = |layer: &usize| {
             self.rows > 0
                 && self.ids.chunks_exact((self.layers * self.top_k).max(1)).all(|token| {
@@ -93,7 +76,7 @@ impl ToldRoutes {
     }
 
     /// Whether every token has the same experts in every layer, which no router gives.
-    pub(crate) fn all_tokens_alike(&self) -> bool {
+    pub fn all_tokens_alike(&self) -> bool {
         let row = (self.layers * self.top_k).max(1);
         let mut tokens = self.ids.chunks_exact(row);
         let first = tokens.next();
@@ -112,8 +95,8 @@ fn expert(id: i32, row: usize, layer: u16, model: &ModelInfo) -> Result<u16, Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use semmoe_engines::recording::encode_npy;
-    use semmoe_engines::sglang::encode_routed_experts;
+    use crate::recording::encode_npy;
+    use crate::sglang::encode_routed_experts;
 
     fn model() -> ModelInfo {
         ModelInfo {
@@ -160,8 +143,9 @@ mod tests {
             let error = decode(&npy(shape), 2, &model).unwrap_err();
             assert!(error.ends_with("expected [2, 3 or 2, 2]"), "{error}");
         }
-        let cut = &encode_npy(&[2, 3, 2], &[1; 12], false)[..136];
-        assert!(decode(cut, 2, &model).unwrap_err().starts_with("routed experts: "));
+        let cut = &encode_npy(&[2, 3, 2], &[1; 12], false)[..180];
+        let error = decode(cut, 2, &model).unwrap_err();
+        assert_eq!(error, "routed experts of the shape [2, 3, 2] hold 7 bytes, expected 12");
         for (at, id, reason) in [
             (3, -1, "token 0 has no expert in MoE layer 1, expected 2"),
             (8, 8, "token 1 names expert 8 in layer 1, expected ids below 8"),
