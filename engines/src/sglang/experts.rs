@@ -2,7 +2,6 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use semmoe_tables::ModelInfo;
 
 /// Why routed experts are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,16 +33,6 @@ pub enum RoutedExpertsError {
         row: usize,
         /// Experts per layer.
         num_experts: u16,
-    },
-    /// No expert where there must be some.
-    #[error("token {row} has no expert in MoE layer {layer}, expected {top_k}")]
-    None {
-        /// Row it is in.
-        row: usize,
-        /// The model's layer.
-        layer: u16,
-        /// Experts per token and layer.
-        top_k: u16,
     },
 }
 
@@ -97,27 +86,6 @@ pub fn decode_routed_experts(
         ids.push(id);
     }
     Ok(ids)
-}
-
-/// Decodes the routes of `rows` tokens and keeps the MoE layers: [rows, L, k] out of [rows, hidden layers, k]. The model's
-/// number of layers must be known, as dense ones occupy rows too.
-///
-/// # Errors
-/// As [`decode_routed_experts`], and where a token has no expert in a MoE layer.
-pub fn decode_routes(data: &str, rows: usize, model: &ModelInfo) -> Result<Vec<u16>, RoutedExpertsError> {
-    let (hidden, k) = (usize::from(model.num_hidden_layers), usize::from(model.top_k));
-    let ids = decode_routed_experts(data, rows, hidden, k, model.num_experts)?;
-    let mut routes = Vec::with_capacity(rows * model.layers() * k);
-    for (row, token) in ids.chunks_exact((hidden * k).max(1)).enumerate() {
-        for &layer in &model.layer_ids {
-            for id in token.iter().skip(usize::from(layer) * k).take(k) {
-                // Ids are below the number of experts or -1.
-                let id = u16::try_from(*id).map_err(|_| RoutedExpertsError::None { row, layer, top_k: model.top_k })?;
-                routes.push(id);
-            }
-        }
-    }
-    Ok(routes)
 }
 
 /// Bytes that padded base64 of this length stands for.
