@@ -63,7 +63,7 @@ fn by_load(document: &Document, operator: &mut Operator) -> String {
     assert_eq!(asked[0].header("x-semmoe-backend"), "pod-a");
     assert_eq!(asked[0].header("x-semmoe-policy"), "least_load");
     assert!(asked[0].header("x-semmoe-rank").parse::<u16>().is_ok_and(|rank| rank < 8));
-    assert_eq!(asked[1].json()["backends"][0]["pins"]["state"], "unverified");
+    assert_eq!(asked[1].json()["backends"][0]["pins"]["state"], "honoured", "probed before the first request");
     operator.until_pins_are_honoured();
     by_load
 }

@@ -81,6 +81,10 @@ pub(crate) fn baselines(profile: &Profile, setting: &Setting) -> Result<Vec<Plac
     let groups = usize::from(setting.groups);
     let counts = LayerCounts::all(profile);
     let experts = usize::from(profile.model().num_experts);
+    if groups == 0 || !experts.is_multiple_of(groups) {
+        let found = format!("{experts} experts in {groups} groups");
+        return Err(BenchError::Input { found, expected: "expected as many in each, as most baselines need that" });
+    }
     let transitions: Vec<Vec<f64>> =
         (1..counts.len()).map(|next| LayerCounts::transitions(profile, next - 1)).collect();
     let mut rng = fastrand::Rng::with_seed(setting.seed);
