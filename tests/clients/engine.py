@@ -93,6 +93,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
+    # Connections that wait to be accepted: five, the default, are too few for thirty clients at once on a busy machine.
+    request_queue_size = 128
+
     def handle_error(self, request, client_address):
         """The gateway closes its connection when a client leaves: no news, and a trace of it reads like a failure."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
