@@ -143,8 +143,8 @@ pub const PROMPT_START_FIELD: &str = "routed_experts_prompt_start";
 
 static TOLD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"routed_experts\":\""));
 
-/// Whether a piece of an answer tells routed experts. Text cannot pretend to, as quotes in it are escaped.
-pub fn tells(piece: &[u8]) -> bool {
+/// Whether a piece of an answer has routed experts. Text cannot pretend to, as quotes in it are escaped.
+pub fn has_routed_experts(piece: &[u8]) -> bool {
     TOLD.find(piece).is_some()
 }
 
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn choices_lose_what_the_client_did_not_ask_for() {
         let answer = r#"{"id":"a","choices":[{"index":0,"text":"\"routed_experts\":\"","token_ids":[3, 4],"routed_experts":"AA"},{"routed_experts":"AA","prompt_token_ids":[1],"index":1}],"usage":{"routed_experts":1},"prompt_token_ids":[1]}"#;
-        assert!(tells(answer.as_bytes()));
+        assert!(has_routed_experts(answer.as_bytes()));
         for (ids, rest) in [
             (
                 true,
@@ -481,7 +481,7 @@ mod tests {
         ] {
             let cut = cut(Place::Choices { ids }, answer.as_bytes()).unwrap().unwrap();
             assert_eq!((std::str::from_utf8(&cut.rest).unwrap(), cut.told), (rest, true));
-            assert!(!tells(rest.as_bytes()));
+            assert!(!has_routed_experts(rest.as_bytes()));
         }
         // Without the flag, token ids alone.
         let answer = br#"{"choices":[{"token_ids":[1],"routed_experts":null}]}"#;

@@ -5,7 +5,7 @@
 //! while counters, histograms and `vllm:cache_config_info` are there from the start; so any `vllm:*` sample counts.
 //!
 //! A server in front of ranks 4 to 7 takes pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7 (Rust
-//! front end). A pin to the last rank's global number tells which: it is out of range in the first case, and runs one token
+//! front end). A pin to the last rank's global number decides: it is out of range in the first case, and runs one token
 //! in the second. Servers in front of rank 0 count the same either way and are not asked.
 
 use std::collections::BTreeMap;

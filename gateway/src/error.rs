@@ -187,7 +187,7 @@ const SERVER: &str = "server_error";
 /// OpenAI's clients wait and try again.
 const BUSY: &str = "rate_limit_error";
 const UPSTREAM: &str = "upstream_error";
-/// Tells OpenAI's clients whether to send a request again.
+/// OpenAI's clients read here whether to send a request again.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 impl RequestError {

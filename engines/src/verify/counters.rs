@@ -129,7 +129,7 @@ mod tests {
     }
 
     proptest! {
-        /// An honest engine is never contradicted, whatever part of the probes its counters show, and whoever else counts.
+        /// An honest engine is never contradicted, whatever part of the probes its counters show, and whichever other clients count.
         #[test]
         fn honest_counts_never_contradict(
             ranks in proptest::collection::vec((0_u64..100, 0_u32..4, 0_u64..=3, 0_u64..3), 1..9), others in any::<bool>()

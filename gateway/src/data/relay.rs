@@ -235,7 +235,7 @@ fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Respons
         return false;
     }
     if !backend.live.tells_unasked() {
-        if !routed::tells(&response.body().ahead_bytes()) {
+        if !routed::has_routed_experts(&response.body().ahead_bytes()) {
             return false;
         }
         live::note_unasked(core, backend);

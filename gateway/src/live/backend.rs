@@ -18,7 +18,7 @@ pub(crate) struct BackendLive {
     can_ask: [AtomicBool; Route::ALL.len()],
     /// The engine refused requests that ask and took them when they did not, or answered without routed experts.
     refused: AtomicBool,
-    /// Its answers have routed experts whoever asks, as vLLM's do with its flag.
+    /// All of its answers have routed experts, as vLLM's do with its flag.
     tells_unasked: AtomicBool,
     /// Layers of the model, dense ones too, as the engine tells them; 0: it does not.
     hidden_layers: AtomicU16,

@@ -22,7 +22,7 @@ fn served_by(answer: &Answer) -> (u16, &str) {
     (answer.status, answer.header("x-semmoe-backend"))
 }
 
-/// Whatever the form in which the engine says it: nobody loses a request, and the breaker and metrics know.
+/// Whatever form the failure takes, no request is lost, and the breaker and metrics count it.
 #[tokio::test]
 async fn a_failure_before_the_first_byte_is_retried() {
     for (behaviour, body, kind) in [
@@ -68,7 +68,7 @@ async fn a_dead_core_takes_the_backend_out_at_its_first_word() {
     settled(&gateway).await;
 }
 
-/// Bytes went to the client: it is told, the engine's own words are relayed, and it counts as broken off.
+/// Bytes went to the client: the engine's own error is relayed, and the answer counts as broken off.
 #[tokio::test]
 async fn a_failure_behind_the_first_byte_is_counted() {
     for (behaviour, body, kind, last) in
@@ -114,7 +114,7 @@ async fn aborts_open_the_breaker() {
     settled(&gateway).await;
 }
 
-/// Where nobody else can serve, the engine's own words are better than none.
+/// Where no other backend can serve, the engine's own error is relayed.
 #[tokio::test]
 async fn the_last_backend_says_it_itself() {
     let a = Mock::start(2);
