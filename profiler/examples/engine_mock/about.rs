@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Dialect, Engine};
 
-/// What a rank has served. Counters only rise.
+/// Counters of one rank; they only rise.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Served {
     pub requests: u64,
