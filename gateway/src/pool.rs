@@ -223,12 +223,6 @@ impl Pool {
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
     }
 
-    /// Requests placed so far.
-    pub(crate) fn placed(&self) -> u64 {
-        let counts = [&self.sequence, &self.unranked_sequence];
-        counts.into_iter().map(|count| count.load(Ordering::Relaxed)).sum()
-    }
-
     /// Whether a backend other than `except` has a rank that takes requests.
     pub(crate) fn has_other(&self, except: &[usize]) -> bool {
         let loads = self.router.accounts().loads();

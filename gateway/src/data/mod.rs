@@ -130,6 +130,9 @@ async fn exchange(
         let arrived = Instant::now();
         ticket.enter(Stage::Score);
         let job = read::read(core, route, &head.headers, caller.clone(), body.clone(), before.as_ref()).await?;
+        if before.is_none() {
+            job.model.budget.request(arrived);
+        }
         ticket.record().read(&job.model, job.tokens);
         trace::scored(ticket, &job);
         ticket.policy(job.policy.acting_name());
