@@ -165,8 +165,8 @@ impl Wait<'_> {
             }
             left = left.saturating_sub(look);
             if left.is_zero() {
-                let (url, waiting_for) = (uri.to_string(), "the head of the answer");
-                return Err(SendError::Http(HttpError::Timeout { url, waiting_for, limit: self.limit }));
+                let late = HttpError::timeout(&uri, "the head of the answer", self.limit);
+                return Err(SendError::Http(late));
             }
             self.check_health()?;
         }
