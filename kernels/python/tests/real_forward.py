@@ -1,8 +1,8 @@
 """One batch through the stages of a real SGLang (0.5.21 to 0.5.23) on two CPU ranks, first as SGLang is, then with the plug-in.
 
-What is SGLang's own: parallel groups over gloo, stage boundaries with their collectives, norms, the batch, the count of padded tokens and
-how experts of padding are dropped. What is not: attention and experts, which are small matrices here, and the communicator, which is over
-the CPU's shared memory. The all-to-all backend is `deepep`, of which boundaries only take that tokens come scattered."""
+What is SGLang's own: parallel groups over gloo, stage boundaries with their collectives, norms, the batch and its count of padded tokens.
+What is not: attention and experts, which are small matrices here, and the communicator, which is over the CPU's shared memory. The all-to-all
+backend is `deepep`, of which boundaries only take that tokens come scattered."""
 import json
 import os
 import pathlib
@@ -82,10 +82,10 @@ class Layer(torch.nn.Module):
         return end.finish(hidden)
 
     def experts_of(self, hidden, batch):
-        from sglang.srt.layers.moe.topk import _mask_topk_ids_padded_region
-
-        ids = (hidden[:, :1] > 0).int()
-        _mask_topk_ids_padded_region(ids, batch.moe_num_token_non_padded())
+        ids, bound = (hidden[:, :1] > 0).int(), batch.moe_num_token_non_padded()
+        if bound is not None:
+            # As SGLang's top-k, whose kernels need a GPU in 0.5.21 and 0.5.22.
+            ids[torch.arange(len(ids)) >= bound] = -1
         return sum((ids == expert) * (hidden @ weight).tanh() for expert, weight in enumerate(self.experts))
 
 
