@@ -1,8 +1,8 @@
-"""One batch through the stages of a real SGLang (0.5.21 to 0.5.23) on two CPU ranks, first as SGLang is, then with the plug-in.
+"""One batch through Qwen3-MoE of a real SGLang (0.5.21 to 0.5.23) on two CPU ranks, first as SGLang is, then with the plug-in.
 
-What is SGLang's own: parallel groups over gloo, stage boundaries with their collectives, norms, the batch and its count of padded tokens.
-What is not: attention and experts, which are small matrices here, and the communicator, which is over the CPU's shared memory. The all-to-all
-backend is `deepep`, of which boundaries only take that tokens come scattered."""
+What is SGLang's own: parallel groups over gloo, the model with its layers, stage boundaries with their collectives, norms, the batch and its
+count of padded tokens. What is not: attention and experts, which are matrices here, and the communicator, which is over the CPU's shared
+memory. The all-to-all backend is `deepep`, of which boundaries only take that tokens come scattered."""
 import json
 import os
 import pathlib
@@ -18,7 +18,9 @@ from semmoe_kernels.exchange import GroupExchange
 from semmoe_kernels.groups import Groups
 from semmoe_kernels.sglang_shuffle import evened
 
-WORLD, LAYERS, HIDDEN, TOKENS, REAL, VOCABULARY = 2, 4, 64, 24, 17, 50
+WORLD, TOKENS, REAL = 2, 24, 17
+# Of the bundled model, which the first layer of the tables leaves out.
+LAYERS, HIDDEN, VOCABULARY = 7, 256, 10240
 
 
 def tables(path):
@@ -54,87 +56,67 @@ def start_sglang(rank, model, port):
     init_dp_gathered_buffer(Runner.model_config)
 
 
-class Layer(torch.nn.Module):
-    """Attention that leaves a partial sum, and an FFN of two experts, each row by itself."""
+def matrices(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(HIDDEN, HIDDEN, generator=generator) / HIDDEN ** 0.5 for _ in range(count)]
 
-    def __init__(self, index, rank):
-        from sglang.srt.layers.layernorm import RMSNorm
 
+class Attention(torch.nn.Module):
+    """In place of Qwen3MoeAttention: each token sees those before it; what a rank gives is its part of a sum, as of its heads."""
+
+    def __init__(self, layer_id, **_):
         super().__init__()
-        generator = torch.Generator().manual_seed(100 + index)
-        weights = [torch.randn(HIDDEN, HIDDEN, generator=generator) / HIDDEN ** 0.5 for _ in range(WORLD + 2)]
-        self.attention, self.experts, self.seen = weights[rank], weights[WORLD:], None
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(HIDDEN), RMSNorm(HIDDEN)
-        with torch.no_grad():
-            for norm in (self.input_layernorm, self.post_attention_layernorm):
-                norm.weight.copy_(1 + 0.1 * torch.randn(HIDDEN, generator=generator))
-        self.attn_boundary, self.ffn_boundary = stages(index, self.input_layernorm, self.post_attention_layernorm)
+        self.matrix = matrices(layer_id, WORLD)[torch.distributed.get_rank()]
 
-    def forward(self, hidden, batch):
-        hidden = self.attn_boundary.prepare(hidden, batch)
-        # As heads of one rank: every token sees those before it.
-        hidden = (hidden.cumsum(0) / torch.arange(1, len(hidden) + 1)[:, None]) @ self.attention
-        hidden = self.attn_boundary.finish(hidden, batch)
-        hidden = self.ffn_boundary.prepare(hidden, batch)
-        self.seen = hidden.clone()
-        with self.ffn_boundary.exit(batch) as end:
-            hidden = self.experts_of(hidden, batch)
-        return end.finish(hidden)
+    def forward(self, positions, hidden_states, forward_batch):
+        return (hidden_states.cumsum(0) / (positions + 1)[:, None]) @ self.matrix
 
-    def experts_of(self, hidden, batch):
-        ids, bound = (hidden[:, :1] > 0).int(), batch.moe_num_token_non_padded()
+
+class Experts(torch.nn.Module):
+    """In place of Qwen3MoeSparseMoeBlock: two experts, both on every rank, each row by itself."""
+
+    def __init__(self, layer_id, **_):
+        super().__init__()
+        self.matrices, self.seen = matrices(100 + layer_id, 2), None
+
+    def forward(self, hidden_states, forward_batch):
+        self.seen = hidden_states.clone()
+        ids, bound = (hidden_states[:, :1] > 0).int(), forward_batch.moe_num_token_non_padded()
         if bound is not None:
             # As SGLang's top-k, whose kernels need a GPU in 0.5.21 and 0.5.22.
             ids[torch.arange(len(ids)) >= bound] = -1
-        return sum((ids == expert) * (hidden @ weight).tanh() for expert, weight in enumerate(self.experts))
+        return sum((ids == expert) * (hidden_states @ matrix).tanh() for expert, matrix in enumerate(self.matrices))
 
 
-def stages(index, attention_norm, ffn_norm):
-    from sglang.srt.layers.layer_boundary import factories
+def model(config):
+    """Qwen3MoeModel as `model.layers`, with attention and experts from here."""
+    from sglang.srt.models import qwen3_moe
 
-    if hasattr(factories, "append_stages"):
-        return factories.append_stages((factories.declare_attn(), attention_norm), (factories.declare_ffn(sparse=True), ffn_norm))
-    # 0.5.21 has no stack of layers: each names its neighbour.
-    return factories.make_stages(
-        (factories.declare_attn(), attention_norm), (factories.declare_ffn(sparse=True), ffn_norm),
-        previous=factories.declare_ffn(sparse=True) if index else None, terminal=index == LAYERS - 1)
-
-
-def model(rank):
-    from sglang.srt.layers.layer_boundary import factories
-
+    qwen3_moe.Qwen3MoeAttention, qwen3_moe.Qwen3MoeSparseMoeBlock = Attention, Experts
     whole = torch.nn.Module()
-    if hasattr(factories, "layer_stack"):
-        with factories.layer_stack():
-            whole.layers = torch.nn.ModuleList(Layer(index, rank) for index in range(LAYERS))
-    else:
-        whole.layers = torch.nn.ModuleList(Layer(index, rank) for index in range(LAYERS))
+    whole.model = qwen3_moe.Qwen3MoeModel(config)
+    assert len(whole.model.layers) == LAYERS
+    for layer in whole.model.layers:
+        with torch.no_grad():
+            layer.post_attention_layernorm.weight.copy_(torch.linspace(0.9, 1.1, HIDDEN))
     return whole
 
 
 def forward(whole):
-    """All layers and a final norm over one padded batch."""
+    """One padded batch."""
     from sglang.srt.layers.dp_attention import set_dp_buffer_len
-    from sglang.srt.layers.layer_boundary.residual import batch as residual
-    from sglang.srt.layers.layernorm import RMSNorm
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode, compute_local_num_token_non_padded
 
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
     tokens[REAL:] = 0
+    embedded = torch.randn(TOKENS, HIDDEN, generator=generator)
     batch = ForwardBatch(forward_mode=ForwardMode.EXTEND, batch_size=1, input_ids=tokens, req_pool_indices=None, seq_lens=None,
                          out_cache_loc=None, seq_lens_sum=TOKENS)
-    batch.num_token_non_padded = compute_local_num_token_non_padded(torch.tensor(REAL), TOKENS, sharded=True)
-    real = batch.num_token_non_padded
+    batch.num_token_non_padded = real = compute_local_num_token_non_padded(torch.tensor(REAL), TOKENS, sharded=True)
     set_dp_buffer_len(TOKENS, TOKENS, True, [TOKENS])
     with torch.no_grad():
-        residual.start(batch)
-        hidden = torch.randn(VOCABULARY, HIDDEN, generator=generator)[tokens]
-        for layer in whole.layers:
-            hidden = layer(hidden, batch)
-        end = getattr(residual, "final_norm", None) or residual.norm
-        hidden = residual.complete_output(hidden, batch)
-        hidden = end(hidden, batch, RMSNorm(HIDDEN))
+        hidden = whole.model(tokens, torch.arange(TOKENS), batch, input_embeds=embedded)
     assert batch.num_token_non_padded is real, "the count of padded tokens was not put back"
     return tokens, hidden
 
@@ -182,11 +164,13 @@ def gathered(rows):
 def rank_of(rank, memory, folder, model_path, port):
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.plugins.hook_registry import HookRegistry
+    from transformers import AutoConfig
 
     start_sglang(rank, model_path, port)
-    plain = model(rank)
+    config = AutoConfig.from_pretrained(model_path)
+    plain = model(config)
     tokens, expected = forward(plain)
-    rows = [torch.cat(gathered(layer.seen)) for layer in plain.layers]
+    rows = [torch.cat(gathered(layer.mlp.seen)) for layer in plain.model.layers]
 
     os.environ["SEMMOE_SGLANG_TABLES"] = path = f"{folder}/forward.tables.safetensors"
     plugin = plug.activate(group_over(memory))
@@ -195,23 +179,35 @@ def rank_of(rank, memory, folder, model_path, port):
     runner = Runner()
     ModelRunner.init_torch_distributed(runner)
     assert plugin.comm is not None, "the plug-in did not join"
-    runner.model = model(rank)
+    runner.model = model(config)
     plugin.load(lambda runner: None, runner)
     _, found = forward(runner.model)
     torch.testing.assert_close(found[:REAL], expected[:REAL], rtol=1e-4, atol=1e-5)
     moved = 0
     for index, ranks in enumerate(placed(path, tokens), start=1):
         mine = (ranks == rank).nonzero()[:, 0]
-        seen = runner.model.layers[index].seen
+        seen = runner.model.model.layers[index].mlp.seen
         assert len(seen) == TOKENS // WORLD == len(mine), (index, len(seen))
         real = mine < REAL
         torch.testing.assert_close(seen[real], rows[index][mine[real]], rtol=1e-4, atol=1e-5)
         moved += int((ranks[:REAL] != torch.arange(REAL) // (TOKENS // WORLD)).sum())
     # Layer 0 is not in the tables, and stays in the tokens' order.
-    torch.testing.assert_close(runner.model.layers[0].seen, plain.layers[0].seen)
+    torch.testing.assert_close(runner.model.model.layers[0].mlp.seen, plain.model.layers[0].mlp.seen)
     assert moved > 0, "no token was on another rank than without the plug-in"
+    without_all_to_all(plugin, config)
     return {"ranks": WORLD, "layers": LAYERS - 1, "tokens": REAL, "padding": TOKENS - REAL, "moved": moved,
             "largest_difference": float((found[:REAL] - expected[:REAL]).abs().max())}
+
+
+def without_all_to_all(plugin, config):
+    """Layers whose experts see all tokens are left as they are."""
+    from sglang.srt.layers.moe.utils import MoeA2ABackend
+    from sglang.srt.runtime_context import get_flags
+
+    get_flags().moe.a2a_backend = MoeA2ABackend("none")
+    plain = model(config)
+    plugin.find_layers(plain)
+    assert not any(hasattr(layer.post_attention_layernorm, "semmoe_layer") for layer in plain.model.layers)
 
 
 def process(rank, memory, folder, model_path, port):
