@@ -1,17 +1,18 @@
-"""Plug-in of SGLang (entry point `sglang.srt.plugins`): SRS and SAG around the experts. Versions that it was not written for are refused.
+"""Plug-in of SGLang (entry point `sglang.srt.plugins`): SRS and SAG around the experts. Versions that it was not
+written for are refused.
 
-Where a layer's experts take scattered tokens (an all-to-all backend), SGLang reduce-scatters in the tokens' order before the experts and
-keeps tokens scattered after them. With the plug-in each token goes to the rank of its likeliest group instead, and every layer gathers
-again, so that the next can shuffle anew.
+Where a layer's experts take scattered tokens (an all-to-all backend), SGLang reduce-scatters in the tokens' order
+before the experts and keeps tokens scattered after them. With the plug-in each token goes to the rank of its
+likeliest group instead, and every layer gathers again, so that the next can shuffle anew.
 
     SEMMOE_SGLANG=off             nothing is touched
     SEMMOE_SGLANG_TABLES=FILE     tables for attention tp; without it nothing is touched
     SEMMOE_SGLANG_TOKENS=N        the most tokens of one batch that are shuffled; larger ones go plain (default: the chunked prefill)
 
-Routes are not known yet when tokens are shuffled: the groups of the two layers before are those that their tokens were put on. Every rank
-gets as many tokens as it would without the plug-in: shapes are then known on the host, nothing waits for the GPU, and calls can be
-captured in CUDA graphs. Tokens choose in the order of the shares expected on their groups, the greatest first; one whose group is full goes
-to the first one with room."""
+Routes are not known yet when tokens are shuffled: the groups of the two layers before are those that their tokens
+were put on. Every rank gets as many tokens as it would without the plug-in: shapes are then known on the host,
+nothing waits for the GPU, and calls can be captured in CUDA graphs. Tokens choose in the order of the shares expected
+on their groups, the greatest first; one whose group is full goes to the first one with room."""
 import importlib
 import inspect
 import os
@@ -51,8 +52,8 @@ def self_check(hooked):
 
 
 def activate(group_of=GpuGroup):
-    """The entry point: called in every process before SGLang has groups. `group_of(runner, layout)` is called later, on every rank, for how
-    the ranks of the attention-TP group meet."""
+    """The entry point: called in every process before SGLang has groups. `group_of(runner, layout)` is called later,
+    on every rank, for how the ranks of the attention-TP group meet."""
     if os.environ.get("SEMMOE_SGLANG", "on") == "off":
         return None
     path = os.environ.get("SEMMOE_SGLANG_TABLES")

@@ -1,9 +1,10 @@
-"""The hooks of SGLang 0.5.21 to 0.5.23, where `srt/layers/layer_boundary/` binds, when layers are built, how each stage (attention or FFN)
-gets its input and hands on its output.
+"""The hooks of SGLang 0.5.21 to 0.5.23, where `srt/layers/layer_boundary/` binds, when layers are built, how each
+stage (attention or FFN) gets its input and hands on its output.
 
-Where experts take scattered tokens, an FFN's entry is one function (reduce-scatter, residual, norm): SRS takes its place. Its exit would
-leave tokens scattered; FFNs are declared to hand them on in the attention's rows instead, which SGLang does by another function (residual,
-allgather): SAG takes its place. These functions get no layer: after the model is loaded, the norm of each served layer knows it."""
+Where experts take scattered tokens, an FFN's entry is one function (reduce-scatter, residual, norm): SRS takes its
+place. Its exit would leave tokens scattered; FFNs are declared to hand them on in the attention's rows instead, which
+SGLang does by another function (residual, allgather): SAG takes its place. Neither function is given its layer: when
+the model is loaded, the number of each layer that can be shuffled is noted on the norm that its entry is given."""
 import logging
 import re
 from typing import NamedTuple
@@ -70,7 +71,8 @@ class Plugin(Shuffle):
             (run.moe, ["expert_distribution_recorder_mode"])])
 
     def rows(self, original, sparse, next_sparse):
-        """Where an FFN that declares nothing else hands on its output: in the attention's rows, if its input is scattered."""
+        """Where an FFN that declares nothing else hands on its output: in the attention's rows, if its input is
+        scattered."""
         rows = original(sparse, next_sparse)
         if self.comm is None or not sparse or rows is not None:
             return rows
@@ -83,22 +85,22 @@ class Plugin(Shuffle):
         return getattr(contracts, self.names.rows_enum).ATTENTION if scattered else None
 
     def load(self, original, runner):
-        """Tells the norms of the tables' layers which layer they are of."""
+        """Around ModelRunner.load_model, which builds the layers."""
         answer = original(runner)
         if self.comm is not None and not getattr(runner, "is_draft_worker", False):
             self.find_layers(runner.model)
         return answer
 
     def find_layers(self, model):
-        """Finds the tables' layers in the model, by names as `model.layers.5`, and says which cannot be shuffled."""
-        # Another pipeline rank has the layers that are not here.
+        """Finds the tables' layers in the model, by names such as `model.layers.5`, and logs which cannot be shuffled."""
+        # Layers that are missing here are on another pipeline rank.
         served, plain = 0, {}
         for name, module in model.named_modules():
             number = re.search(r"(?:^|\.)layers\.(\d+)$", name)
             stages = [stage for stage in vars(module).values() if type(stage).__name__ == "StageBoundary" and stage.kind.name == "FFN"]
             if not number or int(number[1]) not in self.moe_layer or not stages:
                 continue
-            reason = self._unserved(stages)
+            reason = self._unserved(module, stages)
             if reason is None:
                 stages[0].norm.semmoe_layer = self.moe_layer[int(number[1])]
                 served += 1
@@ -108,10 +110,12 @@ class Plugin(Shuffle):
         logger.log(logging.INFO if served and not plain else logging.WARNING,
                    "semmoe: %d layers of this process are shuffled, %d of the tables' layers are not%s", served, len(plain), first)
 
-    def _unserved(self, stages):
-        """Why a layer's FFN cannot be shuffled, or None. Its exit is what counts: what is scattered must come back there."""
+    def _unserved(self, module, stages):
+        """Why a layer's FFN cannot be shuffled, or None. What its entry scatters must come back by its exit."""
         if len(stages) > 1:
             return f"it has {len(stages)} FFNs"
+        if any(type(part).__name__ == "HashTopK" for part in module.modules()):
+            return "it routes by token ids, which stay in the tokens' order (HashTopK)"
         plan, declaration = stages[0].plan, stages[0].declaration
         if not declaration.sparse:
             return "it is dense"
@@ -150,7 +154,8 @@ class Plugin(Shuffle):
         return self.gather(hidden_states, residual, forward_batch), None
 
     def _scatters(self, call):
-        """Whether the entry moves whole rows to slices, adds plainly, reads by a plain norm, and has no kernel of its own for that."""
+        """Whether the entry moves whole rows to slices, adds plainly, reads by a plain norm, and has no kernel of its
+        own for that."""
         read, update = call["read"], call["update"]
         return (call["scatters_residual"] and getattr(read, self.names.is_plain_norm) and getattr(update, self.names.is_plain_add)
                 and getattr(read, "bind", None) is None and not call.get("read_fusions") and not call.get("read_fusion_indices"))

@@ -1,5 +1,5 @@
-"""How the plug-in for SGLang gets its communicator: when SGLang has made its groups, all ranks of the attention-TP group check that tables,
-model and layout fit, and join, or none does."""
+"""How the plug-in for SGLang gets its communicator: when SGLang has made its groups, all ranks of the attention-TP
+group check that tables, model and layout fit, and join, or none does."""
 import hashlib
 import os
 from dataclasses import dataclass, fields
@@ -50,7 +50,8 @@ class Layout:
 
     @classmethod
     def read(cls, group, sources):
-        """`group` is SGLang's GroupCoordinator of attention TP, `sources` has for each object the fields to read from it."""
+        """`group` is SGLang's GroupCoordinator of attention TP, `sources` has for each object the fields to read from
+        it."""
         found = {name: getattr(source, name) for source, names in sources for name in names}
         missing = {field.name for field in fields(cls)} - found.keys() - {"cpu_group"}
         assert not missing, missing

@@ -1,6 +1,8 @@
-"""What the plug-in does in every SGLang: joins the attention-TP group, and moves a layer's tokens to their ranks and back.
+"""What the plug-in does in every SGLang: joins the attention-TP group, and moves a layer's tokens to their ranks and
+back.
 
-`sglang_communicator.py` and `sglang_boundary.py` hook it into the two ways in which SGLang moves tokens between layers."""
+`sglang_communicator.py` and `sglang_boundary.py` hook it into the two ways in which SGLang moves tokens between
+layers."""
 import logging
 from typing import NamedTuple
 
@@ -15,17 +17,17 @@ logger = logging.getLogger("semmoe_kernels.sglang")
 class Order(NamedTuple):
     """How the tokens of one layer were shuffled."""
 
-    # What the layer's exit is recognised by.
+    # By this object the layer's exit is recognised.
     owner: object
     permutation: torch.Tensor
     offsets: torch.Tensor
-    # The batch's `num_token_non_padded`, which does not hold for shuffled rows.
+    # The batch's `num_token_non_padded`, which is wrong for shuffled rows and is put back afterwards.
     real_tokens: object
 
 
 class Shuffle:
-    """One process. Everything passes through unchanged until `join` has made a communicator of the attention-TP group, which all of its
-    ranks do or none; SGLang builds its layers after that."""
+    """One process. Everything passes through unchanged until `join` has made a communicator of the attention-TP
+    group, which all of its ranks do or none; SGLang builds its layers after that."""
 
     def __init__(self, path, group_of=GpuGroup):
         self.path, self.group_of = path, group_of
@@ -72,16 +74,16 @@ class Shuffle:
         return fits
 
     def scatter(self, layer, hidden_states, residual, norm, batch, owner=None):
-        """SRS with residual and RMSNorm: normed rows and the new residual of this rank's tokens. `gather` must follow; it is recognised
-        by `owner`, by default the new residual."""
+        """SRS with residual and RMSNorm: normed rows and the new residual of this rank's tokens. `gather` must
+        follow; it is recognised by `owner`, by default the new residual."""
         ranks = self._ranks(layer, batch)
         permutation, _, offsets = ops.argsort(ranks.int(), self.comm.world, self.comm.id)
         normed, new_residual = ops.shuffled_reduce_scatter_norm(
             hidden_states, residual, norm.weight.detach(), norm.variance_epsilon, permutation, offsets,
             even_rows(ranks.shape[0], self.comm.world)[self.comm.rank], self.comm.id)
         batch.semmoe_order = Order(new_residual if owner is None else owner, permutation, offsets, batch.num_token_non_padded)
-        # SGLang takes rows from this one on for padding and drops their experts. After a shuffle they may be real tokens, so
-        # that padding is computed too; its rows are ignored later, as ever.
+        # SGLang drops the experts of rows from this count on, as padding. After a shuffle they may be real tokens, so
+        # padding is computed too; nothing reads its rows.
         batch.num_token_non_padded = None
         return normed, new_residual
 
@@ -100,7 +102,8 @@ class Shuffle:
 
 
 def plain_rms_norm(norm):
-    """Whether SRS computes the same as SGLang's norm: other classes, and these options of RMSNorm, compute something else."""
+    """Whether SRS computes the same as SGLang's norm: other classes, and these options of RMSNorm, compute something
+    else."""
     return (type(norm).__name__ == "RMSNorm" and getattr(norm, "variance_size_override", None) is None
             and not getattr(norm, "x_pad_to_multiple", 0))
 
@@ -111,9 +114,10 @@ def even_rows(tokens, world):
 
 
 def evened(groups, shares, world):
-    """[n] int64: each token's group, or, for tokens without one (-1) and for those that come when it is full, the first rank that still
-    has room, so that rank r gets `even_rows(n, world)[r]` tokens. The greatest of `shares` [n] come first, of equals the first token. As
-    Alignment::Even of the crate semmoe-kernels, in that order; waits for nothing."""
+    """[n] int64: each token's group, or, for tokens without one (-1) and for those that come when it is full, the
+    first rank that still has room, so that rank r gets `even_rows(n, world)[r]` tokens. The greatest of `shares` [n]
+    come first, of equals the first token. As Alignment::Even of the crate semmoe-kernels, in that order; waits for
+    nothing."""
     order = shares.argsort(descending=True, stable=True)
     return torch.empty_like(groups).scatter_(0, order, _evened_in_turn(groups[order], world))
 

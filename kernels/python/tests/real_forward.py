@@ -1,8 +1,10 @@
-"""One batch through Qwen3-MoE of a real SGLang (0.5.21 to 0.5.23) on two CPU ranks, first as SGLang is, then with the plug-in.
+"""One batch through Qwen3-MoE of a real SGLang (0.5.21 to 0.5.23) on two CPU ranks, first as SGLang is, then with the
+plug-in.
 
-What is SGLang's own: parallel groups over gloo, the model with its layers, stage boundaries with their collectives, norms, the batch and its
-count of padded tokens. What is not: attention and experts, which are matrices here, and the communicator, which is over the CPU's shared
-memory. The all-to-all backend is `deepep`, of which boundaries only take that tokens come scattered."""
+What is SGLang's own: parallel groups over gloo, the model with its layers, stage boundaries with their collectives,
+norms, the batch and its count of padded tokens. What is not: attention and experts, which are matrices here, and the
+communicator, which is over the CPU's shared memory. The all-to-all backend is `deepep`, of which boundaries only take
+that tokens come scattered."""
 import json
 import os
 import pathlib
@@ -62,7 +64,8 @@ def matrices(seed, count):
 
 
 class Attention(torch.nn.Module):
-    """In place of Qwen3MoeAttention: each token sees those before it; what a rank gives is its part of a sum, as of its heads."""
+    """In place of Qwen3MoeAttention: each token sees those before it; what a rank gives is its part of a sum, as of
+    its heads."""
 
     def __init__(self, layer_id, **_):
         super().__init__()
@@ -131,7 +134,8 @@ class Runner:
 
 
 def group_over(memory):
-    """`group_of` for the plug-in: ranks meet through SGLang's group, and move tokens through the CPU's shared memory."""
+    """`group_of` for the plug-in: ranks meet through SGLang's group, and move tokens through the CPU's shared
+    memory."""
     class Group:
         def __init__(self, runner, layout):
             self.rank, self.exchange = layout.attn_tp_rank, GroupExchange(layout.cpu_group)

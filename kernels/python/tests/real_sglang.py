@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """The plug-in inside a real SGLang: real_sglang.py, run by the interpreter that SGLang is installed for.
 
-Loads the plug-in as SGLang's processes do, by its entry point, and prints one JSON line: SGLang's version, whether the plug-in supports it, the
-functions that are hooked, and what the plug-in logged. With `--forward MODEL` (0.5.21 and later; MODEL is a checkpoint of any small model, of
-which only the configuration is read) two CPU ranks then compute a batch with and without the plug-in: real_forward.py.
+Loads the plug-in as SGLang's processes do, by its entry point, and prints one JSON line: SGLang's version, whether
+the plug-in supports it, the functions that are hooked, and what the plug-in logged. With `--forward MODEL` (0.5.21
+and later; MODEL is assets/tiny-qwen3moe-15m, of which only the configuration is read) two CPU ranks then compute a
+batch with and without the plug-in: real_forward.py.
 
-Exit code 0 where a supported version has every hook applied and computes the same, or where any other version is refused by name and has
-none. Needs no GPU; a supported version needs libsemmoe_kernels.so (SEMMOE_KERNELS_LIBRARY names it)."""
+Exit code 0 where a supported version has every hook applied and computes the same, or where any other version is
+refused by name and has none. Needs no GPU; a supported version needs libsemmoe_kernels.so (SEMMOE_KERNELS_LIBRARY
+names it)."""
 import argparse
 import importlib
 import importlib.metadata

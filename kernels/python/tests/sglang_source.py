@@ -1,5 +1,5 @@
-"""What the plug-in hooks, against SGLang's own sources: the wheel of each version that it was written for, fetched from PyPI and read, not
-run. Without PyPI nothing is compared, and that is said."""
+"""What the plug-in hooks, against SGLang's own sources: the wheel of each version that it was written for, fetched
+from PyPI and read, not run. Without PyPI nothing is compared, and that is said."""
 import ast
 import pathlib
 import subprocess

@@ -1,4 +1,5 @@
-"""The classes and functions of SGLang that the plug-in hooks and reads, of each version that it supports, in `sys.modules`. Ranks are threads.
+"""The classes and functions of SGLang that the plug-in hooks and reads, of each version that it supports, in
+`sys.modules`. Ranks are threads.
 
 What they are called and take is checked against SGLang's sources by sglang_source.py."""
 import enum

@@ -1,6 +1,7 @@
-"""The plug-in against a stub of SGLang's classes, from the entry point on: every rank sees what a plain SGLang would have made, tokens are
-where the tables say, and what does not fit leaves all ranks plain. Ranks are threads over fake GPUs (fake_gpu.py) if the library is that
-of kernels/capi-shim, which runs the CUDA sources; in any case over the CPU's ranks."""
+"""The plug-in against a stub of SGLang's classes, from the entry point on: every rank sees what a plain SGLang would
+have made, tokens are where the tables say, and what does not fit leaves all ranks plain. Ranks are threads over fake
+GPUs (fake_gpu.py) if the library is that of kernels/capi-shim, which runs the CUDA sources; in any case over the
+CPU's ranks."""
 import json
 import logging
 import os
@@ -78,7 +79,8 @@ def rule(folder):
 
 
 def evened():
-    """As many tokens for each rank as parts of the batch have, the greatest share first, of equals one token after another."""
+    """As many tokens for each rank as parts of the batch have, the greatest share first, of equals one token after
+    another."""
     generator = torch.Generator().manual_seed(3)
     for world in (1, 2, 3, 8):
         for n in (1, 7, 8, 40):
@@ -210,7 +212,8 @@ def alone(folder, version):
 
 
 def layers_that_stay_plain(folder):
-    """What the second generation finds in a loaded model: each layer that cannot be shuffled is named with the reason."""
+    """What the second generation finds in a loaded model: each layer that cannot be shuffled is named with the
+    reason."""
     messages = listen()
     for version in plug.sglang_boundary.VERSIONS:
         stub, own = alone(folder, version)
@@ -220,6 +223,9 @@ def layers_that_stay_plain(folder):
 
         def two(layer):
             layer.other = layer.ffn_boundary
+
+        def hashed(layer):
+            layer.topk = type("HashTopK", (torch.nn.Module,), {})()
 
         def set_on(place, name):
             return lambda layer: setattr(getattr(layer.ffn_boundary, place), name, "something")
@@ -239,7 +245,7 @@ def layers_that_stay_plain(folder):
             path_of(layer).output_move = type(move)(move.func.__wrapped__, **move.keywords)
 
         for prepare, message in [
-            (lambda layer: None, None), (dense, "it is dense"), (two, "it has 2 FFNs"),
+            (lambda layer: None, None), (dense, "it is dense"), (hashed, "it routes by token ids"), (two, "it has 2 FFNs"),
             (set_on("declaration", "output_transform"), "output_transform is set"),
             (set_on("declaration", "row_transport"), "row_transport is set"),
             (set_on("plan", "fusions"), "its kernels may leave the experts' sum to the next layer (fusions)"),
