@@ -1,7 +1,7 @@
-"""The plug-in against a stub of SGLang's classes, from the entry point on: every rank sees what a plain SGLang would have made, tokens are
-where the tables say, and what does not fit leaves all ranks plain. Ranks are threads over fake GPUs (fake_gpu.py) if the library is that
-of kernels/capi-shim, which runs the CUDA sources; in any case over the CPU's ranks."""
-import enum
+"""The plug-in against a stub of SGLang's classes, from the entry point on: every rank sees what a plain SGLang would
+have made, tokens are where the tables say, and what does not fit leaves all ranks plain. Ranks are threads over fake
+GPUs (fake_gpu.py) if the library is that of kernels/capi-shim, which runs the CUDA sources; in any case over the
+CPU's ranks."""
 import json
 import logging
 import os
@@ -12,111 +12,17 @@ import threading
 import types
 
 import gloo
+import sglang_stub
 import torch
 from fake_gpu import FakeGpu, on_threads
 from safetensors.torch import save_file
 from semmoe_kernels import Communicator, SharedMemory, comm as comm_module, cuda_communicator, sglang as plug
+from semmoe_kernels import sglang_shuffle as shuffle
 from semmoe_kernels.exchange import StoreExchange
 from semmoe_kernels.groups import Groups
+from sglang_stub import HIDDEN, LAYERS, PLAIN, VOCABULARY, RMSNorm, runner
 
-WORLD, HIDDEN, VOCABULARY, LAYERS = 2, 16, 50, 4
-
-
-class ScatterMode(enum.Enum):
-    SCATTERED, TP_ATTN_FULL, FULL = range(3)
-
-
-class LayerScatterModes:
-    @classmethod
-    def init_new(cls, **kwargs):
-        self = cls()
-        self.layer_input_mode = ScatterMode.TP_ATTN_FULL if kwargs["layer_id"] == 0 else cls._compute_layer_output_mode(kwargs)
-        self.mlp_mode = ScatterMode.SCATTERED
-        self.layer_output_mode = cls._compute_layer_output_mode(kwargs)
-        return self
-
-    @classmethod
-    def _compute_layer_output_mode(cls, context):
-        return ScatterMode.SCATTERED
-
-
-class LayerCommunicator:
-    def __init__(self, layer, norm, world=WORLD):
-        modes = sys.modules["sglang.srt.layers.communicator"].LayerScatterModes
-        self.layer_scatter_modes = modes.init_new(layer_id=layer)
-        self.post_attention_layernorm = norm
-        self._context = types.SimpleNamespace(attn_tp_size=world)
-
-    def prepare_mlp(self, hidden_states, residual, forward_batch, cache=None):
-        return "plain", residual
-
-    def postprocess_layer(self, hidden_states, residual, forward_batch):
-        return "plain", residual
-
-
-class RMSNorm(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight, self.variance_epsilon = torch.nn.Parameter(torch.linspace(0.5, 1.5, HIDDEN)), 1e-6
-
-
-class ModelRunner:
-    """Of one rank; `groups` stands for what SGLang's processes set up."""
-
-    device, gpu_id, is_draft_worker = "cuda", 0, False
-
-    def __init__(self, rank, world=WORLD, **changes):
-        self.ps = types.SimpleNamespace(**{"attn_tp_size": world, "attn_tp_rank": rank, "attn_cp_size": 1, "moe_ep_size": world,
-                                           "moe_ep_rank": rank, **{k: v for k, v in changes.items() if k in PARALLEL}})
-        arguments = {"chunked_prefill_size": 64, "max_prefill_tokens": 128, "speculative_algorithm": None, "enable_two_batch_overlap": False}
-        model = {"hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS + 2, "dtype": torch.float32}
-        self.server_args = types.SimpleNamespace(**{name: changes.get(name, value) for name, value in arguments.items()})
-        self.model_config = types.SimpleNamespace(**{name: changes.get(name, value) for name, value in model.items()})
-
-    def init_torch_distributed(self):
-        self.attention_tp_group = types.SimpleNamespace(rank_in_group=self.ps.attn_tp_rank, world_size=self.ps.attn_tp_size)
-        return "groups"
-
-
-PARALLEL = ("attn_tp_size", "attn_tp_rank", "attn_cp_size", "moe_ep_size", "moe_ep_rank")
-
-
-class HookType(enum.Enum):
-    AROUND = "around"
-
-
-class HookRegistry:
-    """As SGLang's: the hook gets the bare function of a class method."""
-
-    @staticmethod
-    def register(target, hook, hook_type):
-        assert hook_type is HookType.AROUND
-        module, owner, method = target.rsplit(".", 2)
-        owner = getattr(sys.modules[module], owner)
-        raw = vars(owner)[method]
-        function = getattr(raw, "__func__", raw)
-        wrapped = lambda *args, **kwargs: hook(function, *args, **kwargs)
-        setattr(owner, method, classmethod(wrapped) if isinstance(raw, classmethod) else wrapped)
-
-
-def stub(version=plug.VERSIONS[0]):
-    """Fresh classes in `sys.modules`."""
-    fresh = {cls.__name__: type(cls.__name__, (cls,), dict(vars(cls))) for cls in (LayerScatterModes, LayerCommunicator, ModelRunner)}
-    runner = fresh.pop("ModelRunner")
-    modules = {
-        "sglang": {"__version__": version}, "sglang.srt": {}, "sglang.srt.layers": {},
-        "sglang.srt.layers.communicator": {**fresh, "ScatterMode": ScatterMode}, "sglang.srt.plugins": {},
-        "sglang.srt.model_executor": {}, "sglang.srt.model_executor.model_runner": {"ModelRunner": runner},
-        "sglang.srt.plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
-    }
-    for name, content in modules.items():
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__path__ = []
-        vars(module).update(content)
-        if "." in name:
-            parent, _, child = name.rpartition(".")
-            setattr(sys.modules[parent], child, module)
-    return sys.modules["sglang.srt.layers.communicator"]
+WORLD = 2
 
 
 def tables(path, groups=WORLD, attention="tp", seed=0, labels=2):
@@ -173,14 +79,15 @@ def rule(folder):
 
 
 def evened():
-    """As many tokens for each rank as parts of the batch have, the greatest share first, of equals one token after another."""
+    """As many tokens for each rank as parts of the batch have, the greatest share first, of equals one token after
+    another."""
     generator = torch.Generator().manual_seed(3)
     for world in (1, 2, 3, 8):
         for n in (1, 7, 8, 40):
             for skew in (1, 3):
                 groups = torch.randint(-1, max(world // skew, 1), (n,), generator=generator)
                 shares = torch.randint(0, 6, (n,), generator=generator).double() / 8
-                room, expected = plug.even_rows(n, world), [-1] * n
+                room, expected = shuffle.even_rows(n, world), [-1] * n
                 turns = sorted(range(n), key=lambda token: -shares[token])
                 for token in turns:
                     group = int(groups[token])
@@ -190,25 +97,26 @@ def evened():
                     if expected[token] < 0:
                         expected[token] = next(rank for rank in range(world) if room[rank] > 0)
                         room[expected[token]] -= 1
-                assert plug.evened(groups, shares, world).tolist() == expected, (world, groups, shares)
+                assert shuffle.evened(groups, shares, world).tolist() == expected, (world, groups, shares)
 
 
 class PerThread:
-    """In place of Plugin: each thread is a process with a plug-in of its own."""
+    """In place of a Plugin: each thread is a process with a plug-in of its own."""
 
-    def __init__(self, *args):
-        self.args, self.local = args, threading.local()
+    def __init__(self, plugin):
+        self.plugin, self.local = plugin, threading.local()
+
+    def __call__(self, *args):
+        self.args = args
+        return self
 
     def own(self):
         if not hasattr(self.local, "plugin"):
-            self.local.plugin = PLUGIN(*self.args)
+            self.local.plugin = self.plugin(*self.args)
         return self.local.plugin
 
     def __getattr__(self, name):
         return lambda *args, **kwargs: getattr(self.own(), name)(*args, **kwargs)
-
-
-PLUGIN = plug.Plugin
 
 
 def meeting(world, on_gpu):
@@ -216,8 +124,8 @@ def meeting(world, on_gpu):
     store, memory = torch.distributed.HashStore(), SharedMemory(world, 1 << 16)
 
     class Group:
-        def __init__(self, runner):
-            self.rank = runner.ps.attn_tp_rank
+        def __init__(self, runner, layout):
+            self.rank = layout.attn_tp_rank
             self.exchange = StoreExchange(store, self.rank, world, "plugin", timeout_s=60)
 
         def device(self):
@@ -231,49 +139,55 @@ def meeting(world, on_gpu):
     return Group
 
 
-def activated(path, world, on_gpu):
+def activated(path, world, on_gpu, version):
     """A fresh SGLang with the plug-in, as its entry point leaves it."""
-    module = stub()
+    stub, generation = sglang_stub.install(version), plug.generation_of(version)
     os.environ["SEMMOE_SGLANG_TABLES"] = str(path)
-    plug.Plugin = PerThread
+    plugin = generation.Plugin
+    generation.Plugin = PerThread(plugin)
     try:
-        return module, plug.activate(meeting(world, on_gpu))
+        return stub, plug.activate(meeting(world, on_gpu))
     finally:
-        plug.Plugin = PLUGIN
+        generation.Plugin = plugin
 
 
-def runner(rank, world, **changes):
-    return sys.modules["sglang.srt.model_executor.model_runner"].ModelRunner(rank, world, **changes)
+def batch_of(tokens, real=None):
+    return types.SimpleNamespace(input_ids=tokens, num_token_non_padded=real)
 
 
-def shuffled(folder, world, on_gpu):
+def shuffled(folder, world, on_gpu, version):
     """Four layers; the experts add the rank that a token is on, which shows where it was."""
     path = tables(folder / "tables", world, seed=world)
-    module, plugin = activated(path, world, on_gpu)
+    stub, plugin = activated(path, world, on_gpu, version)
     generator = torch.Generator().manual_seed(1)
     n, norm = 23, RMSNorm()
     tokens = torch.randint(0, VOCABULARY, (n,), generator=generator)
     parts = [[torch.randn(n, HIDDEN, generator=generator) for _ in range(world)] for _ in range(LAYERS)]
 
     def one(rank):
-        assert runner(rank, world).init_torch_distributed() == "groups"
-        mine = plugin.own()
-        assert mine.comm is not None and mine.comm.world == world
-        batch, residual, trail = types.SimpleNamespace(input_ids=tokens), torch.ones(n, HIDDEN), []
+        mine, found = runner(rank, world), plugin.own()
+        assert mine.init_torch_distributed() == "groups"
+        assert found.comm is not None and found.comm.world == world
+        layers = stub.layers([*range(1, LAYERS + 1), 9], world, mine)
+        real = torch.tensor(5)
+        batch, residual, trail = batch_of(tokens, real), torch.ones(n, HIDDEN), []
         for layer in range(LAYERS):
-            communicator = module.LayerCommunicator(layer + 1, norm, world)
-            normed, kept = communicator.prepare_mlp(parts[layer][rank], residual, batch)
-            assert len(normed) == len(kept) == plug.even_rows(n, world)[rank]
-            residual, nothing = communicator.postprocess_layer(normed * 2 + rank, kept, batch)
-            assert nothing is None
+            normed, kept = stub.enter(layers[layer + 1], parts[layer][rank], residual, batch)
+            assert len(normed) == len(kept) == shuffle.even_rows(n, world)[rank]
+            # Rows behind the first ones are no padding any more.
+            assert batch.num_token_non_padded is None
+            residual, nothing = stub.leave(layers[layer + 1], normed * 2 + rank, kept, batch)
+            assert nothing is None and batch.num_token_non_padded is real
             trail.append(residual)
         # A layer that the tables do not have is left alone, and so is a batch that is too large.
-        other = module.LayerCommunicator(9, norm, world)
-        assert other.prepare_mlp(residual, residual, batch)[0] == "plain"
-        assert other.postprocess_layer(residual, residual, batch)[0] == "plain"
-        large = types.SimpleNamespace(input_ids=tokens.repeat(3))
-        assert module.LayerCommunicator(1, norm, world).prepare_mlp(residual.repeat(3, 1), residual.repeat(3, 1), large)[0] == "plain"
-        mine.comm.close()
+        assert stub.enter(layers[9], residual, residual, batch)[0] == PLAIN
+        assert stub.leave(layers[9], residual, residual, batch)[0] == PLAIN
+        large = residual.repeat(3, 1)
+        assert stub.enter(layers[1], large, large, batch_of(tokens.repeat(3)))[0] == PLAIN
+        # So is a norm over a part of each row.
+        stub.norm(layers[1]).variance_size_override = HIDDEN // 2
+        assert stub.enter(layers[1], residual, residual, batch)[0] == PLAIN
+        found.comm.close()
         return trail
 
     seen = on_threads(world, one)
@@ -281,12 +195,111 @@ def shuffled(folder, world, on_gpu):
     for layer in range(LAYERS):
         groups, shares = found.likeliest(layer, tokens, before.get(layer - 2), before.get(layer - 1))
         before[layer] = groups
-        ranks = plug.evened(groups, shares, world)
+        ranks = shuffle.evened(groups, shares, world)
         h = sum(parts[layer][1:], parts[layer][0]) + residual
         normed = torch.nn.functional.rms_norm(h, (HIDDEN,), norm.weight, norm.variance_epsilon)
         residual = (normed * 2 + ranks[:, None] + h).detach()
         for rank in range(world):
             torch.testing.assert_close(seen[rank][layer], residual)
+
+
+def alone(folder, version):
+    """The plug-in of one thread of two, with a communicator that is never called."""
+    stub, plugin = activated(tables(folder / "alone"), WORLD, False, version)
+    own = plugin.own()
+    own.use(Groups(folder / "alone"), Communicator(0, SharedMemory(WORLD, 1 << 16), 64, timeout_ms=100))
+    return stub, own
+
+
+def layers_that_stay_plain(folder):
+    """What the second generation finds in a loaded model: each layer that cannot be shuffled is named with the
+    reason."""
+    messages = listen()
+    for version in plug.sglang_boundary.VERSIONS:
+        stub, own = alone(folder, version)
+
+        def dense(layer):
+            layer.ffn_boundary.declaration.sparse = False
+
+        def two(layer):
+            layer.other = layer.ffn_boundary
+
+        def hashed(layer):
+            layer.topk = type("HashTopK", (torch.nn.Module,), {})()
+
+        def set_on(place, name):
+            return lambda layer: setattr(getattr(layer.ffn_boundary, place), name, "something")
+
+        def path_of(layer):
+            return getattr(layer.ffn_boundary.plan, stub.paths)[sglang_stub.Variant.ORDINARY]
+
+        def kept(layer):
+            path_of(layer).output_move = len
+
+        def other_update(layer):
+            flag = next(iter(vars(stub.update)))
+            path_of(layer).output_move.keywords["update"] = types.SimpleNamespace(**{flag: False})
+
+        def unhooked(layer):
+            move = path_of(layer).output_move
+            path_of(layer).output_move = type(move)(move.func.__wrapped__, **move.keywords)
+
+        for prepare, message in [
+            (lambda layer: None, None), (dense, "it is dense"), (hashed, "it routes by token ids"), (two, "it has 2 FFNs"),
+            (set_on("declaration", "output_transform"), "output_transform is set"),
+            (set_on("declaration", "row_transport"), "row_transport is set"),
+            (set_on("plan", "fusions"), "its kernels may leave the experts' sum to the next layer (fusions)"),
+            (kept, "its experts do not take scattered tokens"), (other_update, "its output is not simply added"),
+            (unhooked, f"the hook of {stub.leave_name} was not applied"),
+        ]:
+            model = stub.model([1, 2, 9])
+            prepare(model.layers["2"])
+            own.find_layers(model)
+            served = [number for number in ("1", "2", "9") if hasattr(model.layers[number].ffn_boundary.norm, "semmoe_layer")]
+            assert served == (["1", "2"] if message is None else ["1"]), (version, message, served)
+            if message is None:
+                assert messages[-1] == "semmoe: 2 layers of this process are shuffled, 0 of the tables' layers are not", messages[-1]
+            else:
+                assert f"1 of the tables' layers are not; layer 2: {message}" in messages[-1], messages[-1]
+        # Without an all-to-all backend, or where rows stay scattered for the norms, exits are SGLang's.
+        for module, name, value in [("moe.utils", "is_moe_input_scattered_across_dp_ranks", False), ("layernorm_sp", "layernorm_sp_enabled", True)]:
+            stub, own = alone(folder, version)
+            setattr(sys.modules[f"sglang.srt.layers.{module}"], name, lambda: value)
+            own.find_layers(stub.model([1]))
+            assert "0 layers of this process are shuffled" in messages[-1] and "do not take scattered tokens" in messages[-1], messages[-1]
+
+
+def entries_that_stay_plain(folder):
+    """Where the second generation leaves one call to SGLang, and where it stops rather than mix up tokens."""
+    states, tokens = torch.ones(4, HIDDEN), torch.arange(4)
+    for version in plug.sglang_boundary.VERSIONS:
+        stub, own = alone(folder, version)
+        flag = next(iter(vars(stub.read)))
+        model = stub.model([1])
+        own.find_layers(model)
+        layer = model.layers["1"].ffn_boundary
+        calls = [{"scatters_residual": False}, {"read": types.SimpleNamespace(**{flag: False})},
+                 {"update": types.SimpleNamespace(**{next(iter(vars(stub.update))): False})}]
+        if version != "0.5.21":
+            calls += [{"read_fusions": ("kernel",)}, {"read": types.SimpleNamespace(**{flag: True}, bind=len)}]
+        if version == "0.5.23":
+            calls += [{"read_fusion_indices": (0,)}]
+        for call in calls:
+            assert stub.enter(layer, states, states, batch_of(tokens), **call)[0] == PLAIN, (version, call)
+        for given in [(states[:2], states[:2], batch_of(tokens)), (states, None, batch_of(tokens)), (states, states, batch_of(None)),
+                      (states.half(), states, batch_of(tokens))]:
+            assert stub.enter(layer, *given)[0] == PLAIN
+
+        batch = batch_of(tokens)
+        batch.semmoe_order = shuffle.Order(states, None, None, None)
+        for call, message in [(lambda: stub.leave(layer, states, states.clone(), batch), "another stage's output came before"),
+                              (lambda: stub.enter(layer, states, states, batch), "still shuffled where the next layer begins")]:
+            try:
+                call()
+            except RuntimeError as error:
+                assert message in str(error), error
+            else:
+                raise AssertionError(f"{version}: expected: {message}")
 
 
 def listen():
@@ -298,46 +311,63 @@ def listen():
     return messages
 
 
+def hooked_now(version):
+    """The functions at all places that a version's hooks are for."""
+    found = []
+    for module, name, _ in plug.generation_of(version).hooked(version).values():
+        owner = sys.modules.get(module)
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        found.append(getattr(owner, "__func__", owner))
+    return found
+
+
 def nothing_is_hooked(folder):
     """What is seen before SGLang has groups."""
     messages, good = listen(), str(tables(folder / "good"))
 
-    def renamed():
-        module = stub()
-        module.LayerCommunicator.prepare_mlp = lambda self, hidden_states: None
+    def renamed(version):
+        module, name, _ = next(iter(plug.generation_of(version).hooked(version).values()))
+        owner = sys.modules[module]
+        *owners, last = name.split(".")
+        for part in owners:
+            owner = getattr(owner, part)
+        setattr(owner, last, lambda self, hidden_states: None)
 
-    def moved():
-        stub()
-        del sys.modules["sglang.srt.model_executor.model_runner"].ModelRunner.init_torch_distributed
+    def moved(version):
         sys.modules["sglang.srt.model_executor.model_runner"].ModelRunner = type("ModelRunner", (), {})
 
-    for prepare, environment, message in [
-        (stub, {"SEMMOE_SGLANG": "off", "SEMMOE_SGLANG_TABLES": good}, None),
-        (stub, {}, "SEMMOE_SGLANG_TABLES is not set"),
-        (lambda: stub("0.5.23"), {"SEMMOE_SGLANG_TABLES": good}, "SGLang is 0.5.23, the plug-in supports 0.5.16 only"),
-        (renamed, {"SEMMOE_SGLANG_TABLES": good}, "prepare_mlp has the parameters ['self', 'hidden_states'], expected"),
-        (moved, {"SEMMOE_SGLANG_TABLES": good}, "ModelRunner.init_torch_distributed has the parameters None, expected ['self']"),
-        (stub, {"SEMMOE_SGLANG_TABLES": str(folder / "none")}, "none"),
-        (stub, {"SEMMOE_SGLANG_TABLES": str(tables(folder / "dp", attention="dp"))}, "is for attention dp, expected tp"),
-    ]:
-        for name in ("SEMMOE_SGLANG", "SEMMOE_SGLANG_TABLES"):
-            os.environ.pop(name, None)
-        os.environ.update(environment)
-        prepare()
-        before = dict(vars(sys.modules["sglang.srt.layers.communicator"].LayerCommunicator))
-        messages.clear()
-        assert plug.activate() is None
-        assert dict(vars(sys.modules["sglang.srt.layers.communicator"].LayerCommunicator)) == before
-        assert messages == [] if message is None else message in messages[-1], messages
+    with_tables = {"SEMMOE_SGLANG_TABLES": good}
+    for version in plug.VERSIONS:
+        for prepare, environment, message in [
+            (len, {"SEMMOE_SGLANG": "off", **with_tables}, None),
+            (len, {}, "SEMMOE_SGLANG_TABLES is not set"),
+            (renamed, with_tables, "has the parameters ['self', 'hidden_states'], expected"),
+            (moved, with_tables, "ModelRunner.init_torch_distributed has the parameters None, expected ['self']"),
+            (len, {"SEMMOE_SGLANG_TABLES": str(folder / "none")}, "none"),
+            (len, {"SEMMOE_SGLANG_TABLES": str(tables(folder / "dp", attention="dp"))}, "is for attention dp, expected tp"),
+        ]:
+            for name in ("SEMMOE_SGLANG", "SEMMOE_SGLANG_TABLES"):
+                os.environ.pop(name, None)
+            os.environ.update(environment)
+            sglang_stub.install(version)
+            prepare(version)
+            before = hooked_now(version)
+            messages.clear()
+            assert plug.activate() is None
+            assert hooked_now(version) == before
+            assert messages == [] if message is None else message in messages[-1], messages
 
-    # From 0.5.21 on the module is gone; the message is about the version all the same.
+    # A version that is not supported is refused by name, before modules are missed that it may not have.
     os.environ["SEMMOE_SGLANG_TABLES"] = good
-    stub("0.5.23")
-    sys.modules["sglang.srt.layers.communicator"] = None
-    assert plug.activate() is None and "SGLang is 0.5.23, the plug-in supports" in messages[-1], messages
+    for version in ("0.5.15", "0.5.17", "0.5.20", "0.5.24", "0.6.0"):
+        sglang_stub.install(version)
+        sys.modules["sglang.srt.layers.communicator"] = None
+        assert plug.activate() is None
+        assert f"SGLang is {version}, the plug-in supports 0.5.16, 0.5.21, 0.5.22, 0.5.23 only" in messages[-1], messages
 
 
-def stays_off(folder):
+def stays_off(folder, version):
     """What the ranks find when they join: all of them stay plain, and each says why."""
     messages, path = listen(), tables(folder / "two")
     other = tables(folder / "other", seed=9)
@@ -346,15 +376,18 @@ def stays_off(folder):
         ({"moe_ep_size": 4}, "the number of expert-parallel ranks is 4, expected 2"),
         ({"moe_ep_rank": 5}, "the expert-parallel rank is 5, expected"),
         ({"attn_cp_size": 2}, "the number of context-parallel ranks is 2, expected 1"),
-        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm is EAGLE, expected None"),
-        ({"enable_two_batch_overlap": True}, "enable_two_batch_overlap is True, expected False"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm is EAGLE, expected it to be off"),
+        ({"enable_two_batch_overlap": True}, "enable_two_batch_overlap is True, expected it to be off"),
+        ({"enable_lora": True}, "enable_lora is True, expected it to be off"),
+        ({"enable_return_routed_experts": True}, "enable_return_routed_experts is True, expected it to be off"),
+        ({"expert_distribution_recorder_mode": "per_token"}, "expert_distribution_recorder_mode is per_token"),
         ({"dtype": torch.float64}, "the model's type is torch.float64, expected one of"),
         ({"vocab_size": 99}, "the tables are for a model with vocab_size 50, this one has 99"),
         ("tokens", "SEMMOE_SGLANG_TOKENS is 'many', expected 1 to"),
         ("tables", "has tables"),
-        ("one rank", "rank 1: speculative_algorithm is NGRAM, expected None"),
+        ("one rank", "rank 1: speculative_algorithm is NGRAM, expected it to be off"),
     ]:
-        module, plugin = activated(path, WORLD, False)
+        stub, plugin = activated(path, WORLD, False, version)
         os.environ.pop("SEMMOE_SGLANG_TOKENS", None)
         if changes == "tokens":
             os.environ["SEMMOE_SGLANG_TOKENS"] = "many"
@@ -366,13 +399,13 @@ def stays_off(folder):
             given = changes if isinstance(changes, dict) else {}
             if changes == "one rank" and rank == 1:
                 given = {"speculative_algorithm": "NGRAM"}
-            assert runner(rank, WORLD, **given).init_torch_distributed() == "groups"
+            mine = runner(rank, WORLD, **given)
+            assert mine.init_torch_distributed() == "groups"
             assert plugin.own().comm is None
             states = torch.ones(4, HIDDEN)
-            communicator, batch = module.LayerCommunicator(1, RMSNorm()), types.SimpleNamespace(input_ids=torch.arange(4))
-            assert communicator.layer_scatter_modes.layer_output_mode == ScatterMode.SCATTERED
-            assert communicator.prepare_mlp(states, states, batch)[0] == "plain"
-            assert communicator.postprocess_layer(states, states, batch)[0] == "plain"
+            layer, batch = stub.layers([1], WORLD, mine)[1], batch_of(torch.arange(4))
+            assert stub.enter(layer, states, states, batch)[0] == PLAIN
+            assert stub.leave(layer, states, states, batch)[0] == PLAIN
 
         on_threads(WORLD, one)
         off = [text for text in messages if text.startswith("semmoe: the plug-in stays off: ")]
@@ -383,19 +416,16 @@ def stays_off(folder):
 def default_process(rank, folder):
     """The entry point as SGLang calls it, with a real process group, where there is no GPU."""
     messages = listen()
-    stub()
-    os.environ["SEMMOE_SGLANG_TABLES"] = f"{folder}/default"
-    plugin, mine = plug.activate(), runner(rank, WORLD)
-
-    class Coordinator:
-        cpu_group, rank_in_group, world_size = torch.distributed.group.WORLD, rank, WORLD
-
-    mine.attention_tp_group = Coordinator
-    plugin.join(lambda runner: "groups", mine)
-    assert plugin.comm is None and "stays off: rank 0: PyTorch finds no GPU" in messages[-1], messages
-    mine.device = "xpu"
-    plugin.join(lambda runner: "groups", mine)
-    assert "stays off: rank 0: the device is xpu, expected cuda" in messages[-1], messages
+    for version in ("0.5.16", "0.5.23"):
+        sglang_stub.install(version)
+        os.environ["SEMMOE_SGLANG_TABLES"] = f"{folder}/default"
+        plugin, mine = plug.activate(), runner(rank, WORLD)
+        mine.group.cpu_group = torch.distributed.group.WORLD
+        mine.init_torch_distributed()
+        assert plugin.comm is None and "stays off: rank 0: PyTorch finds no GPU" in messages[-1], messages
+        mine.device = "xpu"
+        mine.init_torch_distributed()
+        assert "stays off: rank 0: the device is xpu, expected cuda" in messages[-1], messages
 
 
 def without_a_gpu(folder):
@@ -411,11 +441,15 @@ if __name__ == "__main__":
         folder = pathlib.Path(folder)
         rule(folder)
         evened()
-        for world in (2, 3):
-            shuffled(folder, world, False)
-            if on_gpu:
-                shuffled(folder, world, True)
-        for test in (nothing_is_hooked, stays_off, without_a_gpu):
+        listen()
+        for version in plug.VERSIONS:
+            for world in (2, 3):
+                shuffled(folder, world, False, version)
+                if on_gpu:
+                    shuffled(folder, world, True, version)
+            stays_off(folder, version)
+            print(f"{version}: ok")
+        for test in (layers_that_stay_plain, entries_that_stay_plain, nothing_is_hooked, without_a_gpu):
             test(folder)
             print(f"{test.__name__}: ok")
         print(f"over fake GPUs: {bool(on_gpu)}")
