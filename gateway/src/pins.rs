@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use semmoe_engines::http::AnswerLimits;
 use semmoe_engines::probe::Probe;
-use semmoe_engines::verify::{self, Observation, PinTarget, PinWatch, Pins, ProbePlan, Schedule};
+use semmoe_engines::verify::{self, Evidence, Observation, PinTarget, PinWatch, Pins, ProbePlan, Schedule};
 use semmoe_engines::{Carrier, Dialect, Engine, Route};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -68,7 +68,10 @@ impl PinRecord {
     /// Adds one observation; returns the verdict if it changed. `detail` describes the observation.
     pub(crate) fn observe(&self, seen: Observation, detail: impl FnOnce() -> String) -> Option<Pins> {
         let changed = self.locked(|state| {
-            if seen.contradicted > 0 || state.watch.pins != Pins::Ignored && !state.watch.is_in_doubt() {
+            let settled = state.watch.pins != Pins::Ignored && !state.watch.is_in_doubt();
+            // Every client's answer comes here: one that agrees is worth no text.
+            let tells_more = seen.evidence != Evidence::Answer || state.detail.is_none();
+            if seen.contradicted > 0 || settled && tells_more {
                 state.detail = Some(detail());
             }
             state.watch.observe(seen)

@@ -60,10 +60,7 @@ impl Router {
         settings: &Settings,
         prefix: &PrefixSettings,
     ) -> Self {
-        Router {
-            accounts: self.accounts.succeed(from, table_prices, settings),
-            prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix),
-        }
+        self.next(self.accounts.succeed(from, table_prices, settings), from, prefix)
     }
 
     /// A router of the same ranks that decides beside this one, as a shadow does: it knows what this one knows, but counts
@@ -75,10 +72,11 @@ impl Router {
         settings: &Settings,
         prefix: &PrefixSettings,
     ) -> Self {
-        Router {
-            accounts: self.accounts.fork(from, table_prices, settings),
-            prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix),
-        }
+        self.next(self.accounts.fork(from, table_prices, settings), from, prefix)
+    }
+
+    fn next(&self, accounts: Accounts, from: &[Option<u16>], prefix: &PrefixSettings) -> Self {
+        Router { accounts, prefixes: PrefixTable::succeed(self.prefixes.as_ref(), from, prefix) }
     }
 
     /// Loads and prices.

@@ -24,8 +24,10 @@ pub(super) struct Live {
 #[derive(Serialize, JsonSchema)]
 struct Backend {
     name: String,
-    /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused` or `on`.
+    /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused`, `none fit` (see `unfit`) or `on`.
     sampling: &'static str,
+    /// Requests that were due and could not be asked: vLLM streams no routed experts, and some ask or decline themselves.
+    unfit: u64,
     /// Of the activations of all samples since the tables were loaded, the local share.
     observed_lar: Option<f64>,
     activations: u64,
@@ -96,11 +98,13 @@ fn backend(member: &Member, share: f64) -> Backend {
         None => "no tables",
         Some(_) if live.has_refused() => "refused",
         Some(_) if !live.can_be_asked() => "cannot be asked",
+        Some(_) if activations == 0 && live.unfit() > 0 => "none fit",
         Some(_) => "on",
     };
     Backend {
         name: member.backend.name.clone(),
         sampling,
+        unfit: live.unfit(),
         observed_lar: (activations > 0).then(|| local as f64 / activations as f64),
         activations,
         compared,

@@ -14,6 +14,8 @@ use crate::config::DriftRules;
 pub(crate) struct BackendLive {
     /// Requests that could have been sampled so far.
     sequence: AtomicU64,
+    /// Of those that were due: some that could not be asked, as streamed ones of vLLM.
+    unfit: AtomicU64,
     /// As far as the last probe tells, routed experts can be asked for: on each of [`Route::ALL`].
     can_ask: [AtomicBool; Route::ALL.len()],
     /// The engine refused requests that ask and took them when they did not, or answered without routed experts.
@@ -93,6 +95,16 @@ impl BackendLive {
     /// Whether the next request is sampled: of n in a row, as even as can be, `share` x n.
     pub(crate) fn take(&self, share: f64) -> bool {
         takes(self.sequence.fetch_add(1, Ordering::Relaxed), share)
+    }
+
+    /// A due request could not be asked.
+    pub(crate) fn note_unfit(&self) {
+        self.unfit.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Due requests that could not be asked.
+    pub(crate) fn unfit(&self) -> u64 {
+        self.unfit.load(Ordering::Relaxed)
     }
 
     pub(crate) fn figures(&self) -> Figures {

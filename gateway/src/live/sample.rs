@@ -51,7 +51,11 @@ impl Sample {
         if !rank_known || !layers_known || !live.can_ask(route) || live.has_refused() || !live.take(share) {
             return None;
         }
-        let asking = routed::ask(at.backend.engine, route, body)?;
+        let Some(asking) = routed::ask(at.backend.engine, route, body) else {
+            live.note_unfit();
+            core.metrics.live.sampled(&at.backend.name, "unfit");
+            return None;
+        };
         let seen = Seen {
             backend: Arc::clone(&at.backend),
             model: Arc::clone(model),

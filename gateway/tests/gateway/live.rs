@@ -428,6 +428,18 @@ async fn clients_of_vllm_get_what_they_ask_for() {
     setup.client.mock(CHAT, "", body).await;
     let asked: Vec<usize> = setup.engine.bodies().iter().map(|body| id_questions(body)).collect();
     assert_eq!(asked, [0, 0]);
+    let live = setup.live().await;
+    assert_eq!((&live["backends"][0]["sampling"], &live["backends"][0]["unfit"]), (&json!("on"), &json!(2)));
+    assert_eq!(setup.outcome("unfit").await, 2.0);
+}
+
+/// Where everything is streamed nothing is sampled, and the admin plane says so.
+#[tokio::test]
+async fn an_operator_sees_that_streams_of_vllm_are_not_sampled() {
+    let setup = vllm_setup(true).await;
+    setup.client.mock(CHAT, "", vllm_body(CHAT, TEXTS[0], ",\"stream\":true")).await;
+    let live = setup.live().await;
+    assert_eq!((&live["backends"][0]["sampling"], &live["backends"][0]["unfit"]), (&json!("none fit"), &json!(1)));
 }
 
 #[tokio::test]
