@@ -292,7 +292,7 @@ fn a_lost_rank_costs_no_request() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), running).await.expect("both ranks have a request");
+        tokio::time::timeout(Duration::from_secs(120), running).await.expect("both ranks have a request");
         signal("-KILL", units[0].pid(1));
         for request in requests {
             let answer = request.await.expect("no panic");

@@ -165,7 +165,7 @@ fn a_killed_rank_is_named_and_nothing_hangs() {
 
 /// Waits until the gateway counts `requests` in flight.
 async fn wait_until_running(client: &HttpClient, admin: &BaseUrl, requests: u64) {
-    for _ in 0..600 {
+    for _ in 0..6000 {
         let metrics = client.get_text(admin, "/metrics", &limits()).await.expect("metrics");
         let running: f64 = metrics
             .lines()

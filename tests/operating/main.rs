@@ -136,8 +136,11 @@ fn by_affinity(document: &Document, operator: &mut Operator, placed: &str) -> St
     assert_eq!((placed_by(&answers, "affinity"), placed_by(&answers, "least_load")), (10, 90));
     let affinity = placed.replace(policies, "policy = \"affinity\"\n") + "[sampling]\nshare = 1.0\n";
     operator.configure(&affinity);
-    assert_eq!(placed_by(&operator.ask(200), "affinity"), 200);
-    let live = operator.until_live(|backend| backend["compared"].as_u64() >= Some(150));
+    assert_eq!(placed_by(&operator.ask_sampled(200), "affinity"), 200);
+    let metrics = operator.metrics();
+    assert!(metrics.contains("semmoe_sampled_requests_total{backend=\"pod-a\",outcome=\"observed\"} 200\n"), "{metrics}");
+    let live = operator.live();
+    assert!(live["compared"].as_u64() >= Some(150), "{live}");
     let (observed, predicted) = (live["mean_observed"].as_f64(), live["mean_predicted"].as_f64());
     let (observed, predicted) = observed.zip(predicted).expect("both");
     assert!(observed > 1.1 * RANDOM && (observed - predicted).abs() < 0.1, "{live}");

@@ -17,6 +17,8 @@ use crate::mock::Dialect;
 use crate::support::{describe, json_of, model_dir, repository, semmoe, signal};
 
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two questions about the same thing: the gateway needs the processor, too.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// What a `curl` got.
 #[derive(Debug)]
@@ -274,6 +276,24 @@ impl Operator {
         (from..from + requests).map(ask).collect()
     }
 
+    /// As [`Self::ask`], in portions small enough for the gateway's queue of samples (16): the next one is sent when every
+    /// request so far has been sampled and counted. However slow the machine is, none is dropped.
+    pub(crate) fn ask_sampled(&mut self, requests: u64) -> Vec<Asked> {
+        const PORTION: u64 = 8;
+        let (before, mut answers) = (self.samples(), Vec::new());
+        while answers.len() as u64 != requests {
+            answers.extend(self.ask(PORTION.min(requests - answers.len() as u64)));
+            let wanted = before + answers.len() as u64;
+            self.until("/metrics", |answer| samples(&answer.body) == wanted);
+        }
+        answers
+    }
+
+    /// Samples of which the gateway knows what became of them.
+    fn samples(&self) -> u64 {
+        samples(&self.metrics())
+    }
+
     /// Waits until the admin plane answers as is wanted.
     fn until(&self, path: &str, wanted: impl Fn(&Asked) -> bool) -> Asked {
         let end = Instant::now() + PATIENCE;
@@ -283,6 +303,7 @@ impl Operator {
                 return answer;
             }
             assert!(Instant::now() < end, "{path}: {answer:?}");
+            std::thread::sleep(BETWEEN_LOOKS);
         }
     }
 
@@ -297,10 +318,9 @@ impl Operator {
         self.engine.linger(false);
     }
 
-    /// Waits until the samples of the backend are as wanted.
-    pub(crate) fn until_live(&self, wanted: impl Fn(&Value) -> bool) -> Value {
-        let answer = self.until("/admin/live", |answer| wanted(&answer.json()["backends"][0]));
-        answer.json()["backends"][0].clone()
+    /// What samples show of the backend.
+    pub(crate) fn live(&self) -> Value {
+        self.admin("/admin/live")["backends"][0].clone()
     }
 
     /// SIGTERM ends the gateway well.
@@ -310,6 +330,12 @@ impl Operator {
         let status = child.wait().expect("a child of ours");
         assert!(status.success(), "{status}");
     }
+}
+
+/// The sum over all outcomes.
+fn samples(metrics: &str) -> u64 {
+    let values = metrics.lines().filter(|line| line.starts_with("semmoe_sampled_requests_total{"));
+    values.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>().expect("a count")).sum()
 }
 
 /// Words as a shell finds them: apart by spaces, whole in quotes.

@@ -264,6 +264,6 @@ fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 }
 
 fn next_event(output: &mpsc::Receiver<String>) -> Value {
-    let line = output.recv_timeout(Duration::from_secs(60)).expect("a rank says that it is ready");
+    let line = output.recv_timeout(READY_TIMEOUT).expect("a rank says that it is ready");
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
