@@ -138,7 +138,10 @@ fn by_affinity(document: &Document, operator: &mut Operator, placed: &str) -> St
     operator.configure(&affinity);
     assert_eq!(placed_by(&operator.ask_sampled(200), "affinity"), 200);
     let metrics = operator.metrics();
-    assert!(metrics.contains("semmoe_sampled_requests_total{backend=\"pod-a\",outcome=\"observed\"} 200\n"), "{metrics}");
+    assert!(
+        metrics.contains("semmoe_sampled_requests_total{backend=\"pod-a\",outcome=\"observed\"} 200\n"),
+        "{metrics}"
+    );
     let live = operator.live();
     assert!(live["compared"].as_u64() >= Some(150), "{live}");
     let (observed, predicted) = (live["mean_observed"].as_f64(), live["mean_predicted"].as_f64());
