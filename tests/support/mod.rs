@@ -220,6 +220,11 @@ impl Ranks {
         self.children[rank].id()
     }
 
+    /// Waits for the end of one rank; its exit code, none if a signal killed it.
+    pub fn wait(&mut self, rank: usize) -> Option<i32> {
+        self.children[rank].wait().expect("a child of ours").code()
+    }
+
     /// Closes their standard input and waits: every rank must leave with exit code 0.
     pub fn stop(mut self) {
         self.stdins.clear();
