@@ -5,6 +5,7 @@ mod allocator;
 mod args;
 mod commands;
 mod error;
+mod logging;
 mod progress;
 mod signals;
 mod stamp;
@@ -15,8 +16,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use tracing_subscriber::filter::LevelFilter;
 
-use args::{Cli, Command, LogLevel};
+use args::{Cli, Command};
 use error::CliError;
+use logging::LogChoice;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -44,39 +46,5 @@ fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
         Command::Evaluate(args) => commands::evaluate::run(&args),
         Command::Tables(command) => commands::tables::run(&command),
         Command::Load(args) => commands::load::run(args),
-    }
-}
-
-/// What the command line says of logging.
-#[derive(Clone, Copy, Debug)]
-struct LogChoice {
-    level: Option<LogLevel>,
-    json: bool,
-}
-
-impl LogChoice {
-    /// Begins to log on standard error; the command line is stronger than what is given here.
-    fn start(self, level: LevelFilter, json: bool) {
-        let logger = tracing_subscriber::fmt()
-            .with_max_level(self.level.map_or(level, LogLevel::filter))
-            .with_writer(std::io::stderr);
-        if json || self.json {
-            logger.json().init();
-        } else {
-            logger.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
-        }
-    }
-}
-
-impl LogLevel {
-    fn filter(self) -> LevelFilter {
-        match self {
-            Self::Off => LevelFilter::OFF,
-            Self::Error => LevelFilter::ERROR,
-            Self::Warn => LevelFilter::WARN,
-            Self::Info => LevelFilter::INFO,
-            Self::Debug => LevelFilter::DEBUG,
-            Self::Trace => LevelFilter::TRACE,
-        }
     }
 }

@@ -1,75 +1,121 @@
-//! The budget of retries: backends that fail get at most a share more requests than clients send.
+//! The budget of retries: however backends fail, they get at most a share more requests than clients send.
 //!
-//! A bucket of tokens, one a retry. Requests fill it by `ratio`, time by `per_second`, and what is not used fades within
-//! about [`WINDOW`]. It is filled when a retry asks, from a count of requests that is kept anyway, so that requests which
-//! succeed pay nothing.
+//! Whenever a retry is granted, the retries of the last [`WINDOW`] number at most `ratio` times its requests, plus `per_second`
+//! times its length. Each request is counted once, where it is read; its retries are not requests. The window is a ring of seconds, so that what
+//! happened before it pays for nothing. (`tower::retry::budget` has the same window, but cannot return a retry that was not
+//! made, nor take other rules after a reload.)
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::config::BudgetRules;
 
-/// Time in which unused tokens fade to a third.
-const WINDOW: Duration = Duration::from_secs(10);
+/// Seconds whose requests pay for retries.
+const SECONDS: usize = 10;
+const WINDOW: Duration = Duration::from_secs(SECONDS as u64);
 
-/// Tokens for the retries of one model.
-#[derive(Debug, Default)]
+/// Requests and retries of one model in the last [`WINDOW`].
+#[derive(Debug)]
 pub(crate) struct Budget {
-    bucket: Mutex<Option<Bucket>>,
+    start: Instant,
+    /// The second since `start` in which `arrived` is counted.
+    second: AtomicU64,
+    /// Requests of that second.
+    arrived: AtomicU64,
+    window: Mutex<Window>,
 }
 
+/// Full seconds, and the retries of the current one; second `s` is at `s % SECONDS`.
+#[derive(Debug, Default)]
+struct Window {
+    /// The latest second that it has.
+    second: u64,
+    requests: [u64; SECONDS],
+    retries: [u64; SECONDS],
+}
+
+/// A retry that was paid for; to be returned if it is not made.
 #[derive(Debug)]
-struct Bucket {
-    tokens: f64,
-    /// Requests so far, when it was last filled.
-    requests: u64,
-    filled: Instant,
+pub(crate) struct Paid {
+    second: u64,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self::new(Instant::now())
+    }
 }
 
 impl Budget {
-    /// Takes one token, if there is one. `requests` counts the model's requests so far; a count that starts again is
-    /// taken for that many new ones.
-    pub(crate) fn take(&self, now: Instant, requests: u64, rules: BudgetRules) -> bool {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = bucket.get_or_insert_with(|| Bucket::first(now, requests, rules));
-        bucket.fill(now, requests, rules);
-        let enough = bucket.tokens >= 1.0;
-        if enough {
-            bucket.tokens -= 1.0;
+    fn new(start: Instant) -> Self {
+        Self { start, second: AtomicU64::new(0), arrived: AtomicU64::new(0), window: Mutex::default() }
+    }
+
+    /// Counts a request, not a retry. Takes no lock but in the first one of each second.
+    pub(crate) fn request(&self, now: Instant) {
+        if self.second_of(now) > self.second.load(Ordering::Relaxed) {
+            self.advance(now, |_| {});
         }
-        enough
+        self.arrived.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Pays for one retry, if the window can.
+    pub(crate) fn take(&self, now: Instant, rules: BudgetRules) -> Option<Paid> {
+        self.advance(now, |window| {
+            let requests: u64 = window.requests.iter().sum();
+            let retries: u64 = window.retries.iter().sum();
+            let allowed = rules.ratio * requests as f64 + rules.per_second * WINDOW.as_secs_f64();
+            ((retries + 1) as f64 <= allowed).then(|| {
+                window.retries[window.index()] += 1;
+                Paid { second: window.second }
+            })
+        })
     }
 
     /// The retry was not made after all.
-    pub(crate) fn give_back(&self) {
-        if let Some(bucket) = self.bucket.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
-            bucket.tokens += 1.0;
+    pub(crate) fn give_back(&self, paid: Paid) {
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        // Older ones left the window, and their payment with them.
+        if paid.second + SECONDS as u64 > window.second {
+            let retries = &mut window.retries[index(paid.second)];
+            *retries = retries.saturating_sub(1);
+        }
+    }
+
+    /// Moves the window to `now`, with all requests that were counted.
+    fn advance<R>(&self, now: Instant, then: impl FnOnce(&mut Window) -> R) -> R {
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = window.index();
+        window.requests[at] += self.arrived.swap(0, Ordering::Relaxed);
+        window.advance(self.second_of(now));
+        self.second.store(window.second, Ordering::Relaxed);
+        then(&mut window)
+    }
+
+    fn second_of(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.start).as_secs()
+    }
+}
+
+impl Window {
+    fn index(&self) -> usize {
+        index(self.second)
+    }
+
+    /// Empties the seconds that are new in the window. One that is over stays over.
+    fn advance(&mut self, second: u64) {
+        let new = second.saturating_sub(self.second).min(SECONDS as u64);
+        self.second = self.second.max(second);
+        for second in self.second + 1 - new..=self.second {
+            self.requests[index(second)] = 0;
+            self.retries[index(second)] = 0;
         }
     }
 }
 
-impl Bucket {
-    /// As if the requests so far came within the last window, which they did as a rule where a backend fails early.
-    fn first(now: Instant, requests: u64, rules: BudgetRules) -> Self {
-        let tokens = rules.per_second * WINDOW.as_secs_f64() + rules.ratio * requests as f64;
-        Self { tokens, requests, filled: now }
-    }
-
-    /// Solves `tokens' = ratio * rate + per_second - tokens / WINDOW` over the time since the last look, in which requests
-    /// came at an even rate.
-    fn fill(&mut self, now: Instant, requests: u64, rules: BudgetRules) {
-        let came = requests.checked_sub(self.requests).unwrap_or(requests) as f64;
-        let seconds = now.saturating_duration_since(self.filled).as_secs_f64();
-        self.requests = requests;
-        self.filled = self.filled.max(now);
-        if seconds <= 0.0 {
-            self.tokens += rules.ratio * came;
-            return;
-        }
-        let window = WINDOW.as_secs_f64();
-        let full = window * (rules.ratio * came / seconds + rules.per_second);
-        self.tokens = full + (self.tokens - full) * (-seconds / window).exp();
-    }
+fn index(second: u64) -> usize {
+    (second % SECONDS as u64) as usize
 }
 
 #[cfg(test)]
@@ -79,45 +125,74 @@ mod tests {
 
     const RULES: BudgetRules = BudgetRules { ratio: 0.2, per_second: 1.0 };
 
-    fn granted(budget: &Budget, now: Instant, requests: u64, wanted: usize) -> usize {
-        (0..wanted).filter(|_| budget.take(now, requests, RULES)).count()
+    fn granted(budget: &Budget, now: Instant, wanted: usize) -> usize {
+        (0..wanted).filter(|_| budget.take(now, RULES).is_some()).count()
+    }
+
+    fn arrive(budget: &Budget, now: Instant, requests: usize) {
+        (0..requests).for_each(|_| budget.request(now));
     }
 
     #[test]
-    fn a_quiet_model_has_the_floor_and_a_busy_one_its_share() {
+    fn the_window_pays_and_nothing_before_it() {
         let start = Instant::now();
-        let budget = Budget::default();
-        assert_eq!(granted(&budget, start, 0, 100), 10, "a floor of 1/s over 10 s");
-        let later = start + Duration::from_secs(100);
-        let share = granted(&budget, later, 100_000, 100_000);
-        // 1000 requests/s: 200 retries/s over 10 s, and the floor.
-        assert!((2005..=2010).contains(&share), "{share}");
-        assert!(!budget.take(later, 100_000, RULES));
-        budget.give_back();
-        assert!(budget.take(later, 100_000, RULES));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let budget = Budget::new(start);
+        assert_eq!(granted(&budget, start, 100), 10, "1/s over 10 s");
+        arrive(&budget, at(3), 1000);
+        assert_eq!(granted(&budget, at(4), 1000), 200, "a fifth of them; the floor is spent");
+        assert_eq!(granted(&budget, at(9), 1000), 0);
+        assert_eq!(granted(&budget, at(10), 1000), 10, "the first second has left the window");
+        assert_eq!(granted(&budget, at(14), 1000), 0, "requests left it with the retries that they paid for");
+        arrive(&budget, at(20), 20_000);
+        assert_eq!(granted(&budget, at(3_600), 100), 10, "requests of an hour ago pay for nothing");
+    }
+
+    #[test]
+    fn a_retry_that_is_not_made_costs_nothing() {
+        let start = Instant::now();
+        let budget = Budget::new(start);
+        let first = budget.take(start, RULES).unwrap();
+        assert_eq!(granted(&budget, start, 100), 9);
+        budget.give_back(first);
+        let late = budget.take(start, RULES).unwrap();
+        assert!(budget.take(start, RULES).is_none());
+        let later = start + Duration::from_secs(25);
+        assert_eq!(granted(&budget, later, 100), 10);
+        budget.give_back(late);
+        assert!(budget.take(later, RULES).is_none(), "its second has left the window");
     }
 
     #[test]
     fn nothing_is_granted_without_rules() {
         let none = BudgetRules { ratio: 0.0, per_second: 0.0 };
-        let (budget, start) = (Budget::default(), Instant::now());
+        let start = Instant::now();
+        let budget = Budget::new(start);
         for second in 0..100 {
-            assert!(!budget.take(start + Duration::from_secs(second), second * 1000, none));
+            arrive(&budget, start + Duration::from_secs(second), 1000);
+            assert!(budget.take(start + Duration::from_secs(second), none).is_none());
         }
     }
 
     proptest! {
-        /// Whatever comes when: never more retries than the share of the requests and the floor pay for.
+        /// Whatever comes when: a retry is granted only where the requests and the seconds of its window pay for it.
         #[test]
-        fn retries_are_paid_for(steps in proptest::collection::vec((0u64..5000, 0u64..200, 0usize..50), 1..60)) {
-            let (budget, start) = (Budget::default(), Instant::now());
-            let (mut now, mut requests, mut retries) = (start, 0u64, 0usize);
-            for (millis, came, wanted) in steps {
-                now += Duration::from_millis(millis);
-                requests += came;
-                retries += granted(&budget, now, requests, wanted);
-                let seconds = (now - start).as_secs_f64() + WINDOW.as_secs_f64();
-                prop_assert!(retries as f64 <= 0.2 * requests as f64 + seconds + 1e-6);
+        fn retries_are_paid_for(steps in proptest::collection::vec((0u64..5000, 0usize..200, 0usize..50), 1..60)) {
+            let start = Instant::now();
+            let (budget, mut millis) = (Budget::new(start), 0);
+            let mut seen: Vec<(u64, usize, usize)> = Vec::new();
+            for (pause, came, wanted) in steps {
+                millis += pause;
+                let now = start + Duration::from_millis(millis);
+                arrive(&budget, now, came);
+                let (second, retries) = (millis / 1000, granted(&budget, now, wanted));
+                seen.push((second, came, retries));
+                seen.retain(|(seen, ..)| seen + SECONDS as u64 > second);
+                let requests: usize = seen.iter().map(|(_, came, _)| came).sum();
+                let made: usize = seen.iter().map(|(.., retries)| retries).sum();
+                prop_assert!(retries == 0 || made as f64 <= 0.2 * requests as f64 + 10.0 + 1e-6);
+                // None that is paid for is refused.
+                prop_assert!(retries == wanted || (made + 1) as f64 > 0.2 * requests as f64 + 10.0 - 1e-6);
             }
         }
     }

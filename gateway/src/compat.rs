@@ -9,6 +9,7 @@ use semmoe_tables::{Attention, ModelInfo, Tables};
 use semmoe_text::PromptEncoder;
 
 use crate::backend::Backend;
+use crate::snapshot::Member;
 
 /// Why tables, model and backend do not belong together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +89,16 @@ pub enum Incompatible {
         found: u16,
         /// The backend's.
         expected: u16,
+    },
+    /// More ranks than the configuration allows.
+    #[error("{ranks} attention-DP ranks, where {others} of other backends leave room for {room} (limits.ranks)")]
+    TooManyRanks {
+        /// The backend's.
+        ranks: u16,
+        /// Those of the model's other backends.
+        others: usize,
+        /// What is left of the limit.
+        room: usize,
     },
     /// The engine moves experts by itself.
     #[error("the backend has EPLB on (enable_eplb), so its experts would move away from the tables' placement")]
@@ -215,6 +226,17 @@ pub(crate) fn with_backend(
             None => Fit::unpinned(probe, urls, Unpinned::Unknown),
         },
     })
+}
+
+/// A backend's ranks beside those of the `others` of its model, against `limits.ranks`.
+pub(crate) fn within_limit<'a>(
+    ranks: u16,
+    others: impl IntoIterator<Item = &'a Member>,
+    limit: u16,
+) -> Result<(), Incompatible> {
+    let others: usize = others.into_iter().map(|member| usize::from(member.ranks)).sum();
+    let room = usize::from(limit).saturating_sub(others);
+    if usize::from(ranks) > room { Err(Incompatible::TooManyRanks { ranks, others, room }) } else { Ok(()) }
 }
 
 /// Ranks as far as configuration and tables tell.

@@ -125,14 +125,16 @@ pub(crate) enum RequestError {
     PinRange { pin: u16, model: String },
     #[error("no backend of model '{model}' can serve: {causes}")]
     NoBackend { model: String, causes: String },
-    #[error("backend '{backend}' could not be reached: {cause}")]
+    #[error("backend '{backend}' could not be reached: {}", cause.reason())]
     Unreachable { backend: String, cause: HttpError },
-    #[error("backend '{backend}' broke off: {cause}")]
+    #[error("backend '{backend}' broke off: {}", cause.reason())]
     Broken { backend: String, cause: HttpError },
-    #[error("backend '{backend}' did not answer in time: {cause}")]
+    #[error("backend '{backend}' did not answer in time: {}", cause.reason())]
     Slow { backend: String, cause: HttpError },
     #[error("the gateway shuts down")]
     Closing,
+    #[error("no model has a backend that can serve")]
+    NotReady,
     #[error("model '{model}' is busy: {waiting} requests wait already")]
     QueueFull { model: String, waiting: usize },
     #[error("model '{model}' is busy: there was no room on a rank within {seconds} s")]
@@ -215,6 +217,7 @@ impl RequestError {
             Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
             Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
             Self::Closing => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down"),
+            Self::NotReady => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "not_ready"),
             Self::QueueFull { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_full"),
             Self::QueueTimeout { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_timeout"),
             Self::Ill { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_given_up"),
@@ -275,8 +278,23 @@ impl RequestError {
     /// The document that OpenAI's clients expect.
     pub(crate) fn body(&self) -> Value {
         let Row(_, kind, code) = self.row();
-        json!({ "error": { "message": self.to_string(), "type": kind, "param": null, "code": code } })
+        let message = printable(&self.to_string());
+        json!({ "error": { "message": message, "type": kind, "param": null, "code": code } })
     }
+}
+
+/// With control characters escaped, C1 included: a message may repeat what a client or an engine sent, and is read on
+/// terminals.
+pub(crate) fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            printable.extend(character.escape_unicode());
+        } else {
+            printable.push(character);
+        }
+    }
+    printable
 }
 
 impl IntoResponse for RequestError {

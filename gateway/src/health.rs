@@ -44,13 +44,16 @@ pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict 
     admit(core, backend, found).await
 }
 
-/// The same, but only if the backend answers otherwise than before: an engine that was started anew between two probes looks
-/// healthy all the time, and may run another placement.
-pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>) {
-    let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
+/// Asks a backend for everything, and judges it again if it answers otherwise than before: an engine that was restarted
+/// between two probes looks healthy all the time, and may run another placement. Returns whether it answered within `limits`.
+pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
+    let found = probe::probe(&backend.client, &backend.target(), limits).await;
+    let answered = found.is_ok();
     if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
+        tracing::info!(backend = backend.name, "the backend reports something else than before");
         admit(core, backend, found).await;
     }
+    answered
 }
 
 async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpError>) -> Verdict {
@@ -65,12 +68,18 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
         },
     };
     let cause = match &verdict {
-        Verdict::Silent(error) => error.to_string(),
+        Verdict::Silent(error) => reason(backend, error),
         Verdict::Refused(refusal) => refusal.to_string(),
         Verdict::Admitted => return verdict,
     };
     core.dismiss(backend, cause);
     verdict
+}
+
+/// Why a backend is unhealthy, as clients may read it; the log has the address.
+fn reason(backend: &Backend, error: &HttpError) -> String {
+    tracing::debug!(backend = backend.name, %error, "a probe failed");
+    error.reason()
 }
 
 /// What the probes of a healthy backend came to since the last good one.
@@ -80,6 +89,28 @@ struct Failures {
     count: u32,
     /// Since when it accepts probes and answers none.
     silent_since: Option<Instant>,
+}
+
+/// When a healthy backend is asked again who it is.
+struct Identity {
+    /// When it last answered that.
+    known_at: Instant,
+    /// It may have been restarted since.
+    in_doubt: bool,
+}
+
+impl Identity {
+    fn known() -> Self {
+        Self { known_at: Instant::now(), in_doubt: false }
+    }
+
+    /// An engine that is too busy to answer is asked again at the next probe.
+    async fn verify(&mut self, core: &Core, backend: &Arc<Backend>) {
+        self.in_doubt |= backend.client.take_broken() || self.known_at.elapsed() >= core.config().health.identity;
+        if self.in_doubt && look_again(core, backend, &core.probe_limits()).await {
+            *self = Self::known();
+        }
+    }
 }
 
 /// Watches a backend until `stop`.
@@ -92,14 +123,14 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
 }
 
 async fn watch_server(core: &Arc<Core>, backend: &Arc<Backend>) {
-    let mut failures = Failures::default();
+    let (mut failures, mut identity) = (Failures::default(), Identity::known());
     loop {
         tokio::select! {
             () = tokio::time::sleep(core.config().health.interval) => {}
             () = backend.suspected() => {}
             () = backend.gate.wait_for_trials() => core.look_at_breaker(backend),
         }
-        check(core, backend, &mut failures).await;
+        check(core, backend, &mut failures, &mut identity).await;
     }
 }
 
@@ -113,11 +144,12 @@ fn note_strays(core: &Core, backend: &Backend) {
     }
 }
 
-async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures) {
+async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, identity: &mut Identity) {
     note_strays(core, backend);
     if !backend.health().is_healthy() {
         if matches!(probe_fully(core, backend).await, Verdict::Admitted) {
-            *failures = Failures::default();
+            (*failures, *identity) = (Failures::default(), Identity::known());
+            backend.client.take_broken();
         }
         return;
     }
@@ -125,21 +157,24 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures) {
     let (began, rules) = (Instant::now(), core.config().health.clone());
     let found = probe::alive(&backend.client, &backend.target(), &core.probe_limits(), rules.busy).await;
     match found {
-        Ok(()) => *failures = Failures::default(),
+        Ok(()) => {
+            *failures = Failures::default();
+            identity.verify(core, backend).await;
+        }
         Err(error @ HttpError::Timeout { .. }) => {
             let since = *failures.silent_since.get_or_insert(began);
             let heard = backend.last_heard();
             if heard > since {
                 failures.silent_since = Some(heard);
             } else if since.elapsed() >= rules.busy {
-                core.dismiss(backend, error.to_string());
+                core.dismiss(backend, reason(backend, &error));
             }
         }
         Err(error) => {
             failures.count += 1;
             let is_final = !error.may_have_been_sent() || probe::is_dead(backend.engine, &error);
             if is_final || failures.count >= rules.unhealthy_after {
-                core.dismiss(backend, error.to_string());
+                core.dismiss(backend, reason(backend, &error));
             }
         }
     }
@@ -164,7 +199,7 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
             Err(error) if !error.may_have_been_sent() => {}
             Err(error) => {
                 if backend.last_heard() < began && backend.health().is_healthy() {
-                    core.dismiss(backend, format!("its scheduler does not answer: {error}"));
+                    core.dismiss(backend, format!("its scheduler does not answer: {}", error.reason()));
                 }
             }
         }

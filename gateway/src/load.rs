@@ -72,6 +72,10 @@ pub(crate) fn model(
             _ => load_member(backend, all, text.as_deref(), &members, known)?,
         });
     }
+    for (at, member) in members.iter().enumerate() {
+        compat::within_limit(member.ranks, &members[..at], all.limits.ranks)
+            .map_err(|source| StartError::Incompatible { backend: member.backend.name.clone(), source })?;
+    }
     let pool = match old {
         Some(old) => next_pool(old.model, old.config, &members, &plan, all, metrics),
         None => new_pool(&members, &plan, all, metrics),

@@ -16,6 +16,7 @@ mod spans;
 mod tables;
 mod trust;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -274,7 +275,15 @@ impl Metrics {
         self.backend_healthy.remove(&labels);
         self.pins.forget(&labels);
         self.faults.forget(&labels);
-        let ranks = || (0..ranks).map(Some).chain([None]);
+        self.forget_inflight(backend, || (0..ranks).map(Some).chain([None]))
+    }
+
+    /// A backend has these ranks no more. Returns whether their requests have ended; until then they are counted on.
+    pub(crate) fn forget_ranks(&self, backend: &str, ranks: Range<u16>) -> bool {
+        self.forget_inflight(backend, || ranks.clone().map(Some))
+    }
+
+    fn forget_inflight<R: Iterator<Item = Option<u16>>>(&self, backend: &str, ranks: impl Fn() -> R) -> bool {
         let ended = ranks().all(|rank| self.inflight(backend, rank).get() == 0);
         for rank in ranks().filter(|_| ended) {
             self.inflight.remove(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) });

@@ -120,6 +120,9 @@ impl Subject {
 pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
     backend.pins.reset();
     let ranks = backend.configured_ranks.or(probe.dp_size).unwrap_or(0);
+    if ranks > core.config().limits.ranks {
+        return;
+    }
     let Some(subject) = Subject::new(backend.engine, ranks, probe.dialect) else { return };
     let rounds = async {
         while backend.pins.locked(|state| state.schedule.requests(&state.watch, ranks)) == 0 {
@@ -147,7 +150,7 @@ async fn keep_verified(core: &Core, backend: &Arc<Backend>) {
         }
         if member.as_ref().is_some_and(|member| member.unpinned.is_some()) {
             tokio::time::sleep(interval).await;
-            health::look_again(core, backend).await;
+            health::look_again(core, backend, &core.patient_limits()).await;
             continue;
         }
         let subject = member.and_then(|member| Subject::new(backend.engine, member.ranks, member.dialect));

@@ -44,6 +44,7 @@ impl Slot {
 
 /// All slots of one model.
 pub(crate) struct Pool {
+    /// In the order of their backends; at most 65,535 ([`Limits::ranks`](crate::config::Limits::ranks)).
     slots: Vec<Slot>,
     router: Router,
     shadow: Option<Shadow>,
@@ -80,23 +81,21 @@ pub(crate) struct PoolSettings<'a> {
 
 impl Pool {
     pub(crate) fn new(members: &[Member<'_>], settings: &PoolSettings<'_>, metrics: &Metrics) -> Self {
-        let (slots, available) = slots(members, metrics);
+        let slots = slots(members, metrics);
         let count = slots.len() as u16;
         let prices = prices(members);
-        let router = || {
-            let router = Router::new(count, &prices, settings.routing, settings.prefix);
-            for (slot, available) in (0..count).zip(&available) {
-                router.accounts().set_available(slot, *available);
-            }
-            router
-        };
-        Self {
+        let router = || Router::new(count, &prices, settings.routing, settings.prefix);
+        let pool = Self {
             router: router(),
             shadow: settings.shadow.then(|| Shadow { router: router(), comparison: Comparison::new(count) }),
             sequence: AtomicU64::new(0),
             unranked_sequence: AtomicU64::new(0),
             slots,
+        };
+        for (backend, member) in members.iter().enumerate() {
+            pool.set_available(backend, member.available);
         }
+        pool
     }
 
     /// A pool of other slots that goes on from this one, in which slot `s` was `from[s]`; one with `None` is new. What is in
@@ -109,7 +108,7 @@ impl Pool {
         settings: &PoolSettings<'_>,
         metrics: &Metrics,
     ) -> Self {
-        let (slots, _) = slots(members, metrics);
+        let slots = slots(members, metrics);
         let from = &from[..slots.len().min(from.len())];
         let prices = prices(members);
         let router = |old: &Router| old.succeed(from, &prices, settings.routing, settings.prefix);
@@ -205,14 +204,14 @@ impl Pool {
     /// Opens or closes all ranks of a backend. A closed one may be another process when it returns: its caches are
     /// forgotten.
     pub(crate) fn set_available(&self, backend: usize, available: bool) {
+        let first = self.slots.partition_point(|slot| slot.backend < backend);
+        let end = self.slots.partition_point(|slot| slot.backend <= backend);
         for router in self.routers() {
-            for (slot, index) in self.slots.iter().zip(0..) {
-                if slot.backend == backend {
-                    router.accounts().set_available(index, available);
-                    if let Some(prefixes) = router.prefixes().filter(|_| !available) {
-                        prefixes.forget(index);
-                    }
-                }
+            router.accounts().set_all_available(first..end, available);
+            if let Some(prefixes) = router.prefixes().filter(|_| !available) {
+                (first as u16..end as u16).for_each(|slot| {
+                    prefixes.forget(slot);
+                });
             }
         }
     }
@@ -221,12 +220,6 @@ impl Pool {
     pub(crate) fn reset_prices(&self, members: &[Member<'_>]) {
         let prices = prices(members);
         self.routers().for_each(|router| router.accounts().reset_prices(&prices));
-    }
-
-    /// Requests placed so far.
-    pub(crate) fn placed(&self) -> u64 {
-        let counts = [&self.sequence, &self.unranked_sequence];
-        counts.into_iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
     /// Whether a backend other than `except` has a rank that takes requests.
@@ -251,15 +244,14 @@ impl Pool {
     }
 }
 
-/// All ranks of these members, and which of them get requests.
-fn slots(members: &[Member<'_>], metrics: &Metrics) -> (Vec<Slot>, Vec<bool>) {
+/// All ranks of these members.
+fn slots(members: &[Member<'_>], metrics: &Metrics) -> Vec<Slot> {
     let of = |(backend, member): (usize, &Member<'_>)| {
         let slot =
             |rank| Slot { backend, rank: RankId::new(rank), inflight: metrics.inflight(member.name, Some(rank)) };
-        (0..member.ranks).map(|rank| (slot(rank), member.available)).collect::<Vec<_>>()
+        (0..member.ranks).map(slot).collect::<Vec<_>>()
     };
-    // The configuration bounds ranks per backend; more than 65535 in one model are cut off here.
-    members.iter().enumerate().flat_map(of).take(usize::from(u16::MAX)).unzip()
+    members.iter().enumerate().flat_map(of).collect()
 }
 
 fn prices(members: &[Member<'_>]) -> Vec<f32> {

@@ -39,7 +39,7 @@ pub(crate) struct Core {
     pub(crate) live: Live,
     pub(crate) reloads: Reloads,
     pub(crate) watchers: Watchers,
-    /// Backends that are gone and may have requests in flight, with their ranks.
+    /// Backends that are gone or have fewer ranks, with the ranks that they had: requests may still be in flight there.
     retired: Mutex<Vec<(String, u16)>>,
     /// Backends that are drained, also when they come back.
     pub(crate) drains: Drains,
@@ -150,8 +150,13 @@ impl Core {
             tracing::warn!(backend, "it is not there for too long: that it is drained is forgotten");
         }
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that came back is nobody to forget.
-        retired.retain(|(name, ranks)| snapshot.find(name).is_none() && !self.metrics.forget_backend(name, *ranks));
+        retired.retain(|(name, ranks)| match snapshot.find(name) {
+            None => !self.metrics.forget_backend(name, *ranks),
+            Some((model, member)) => {
+                let stay = snapshot.models[model].members[member].ranks;
+                !self.metrics.forget_ranks(name, stay..*ranks)
+            }
+        });
     }
 
     pub(crate) fn drain(&self) {
@@ -199,14 +204,21 @@ impl Core {
             }
             refusal => Err(refusal),
         })?;
+        let others = model.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, backend));
+        compat::within_limit(fit.ranks, others, snapshot.config.limits.ranks)?;
         self.welcome(model, member, probe, &fit);
         if !member.fits(&fit) {
+            if fit.ranks < member.ranks {
+                let vanished = (backend.name.clone(), member.ranks);
+                self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(vanished);
+            }
             let next = snapshot.with_backend(at, fit, &self.metrics);
             self.metrics.generation(next.generation);
             self.current.store(Arc::new(next));
         }
         self.refresh(backend);
         drop(changing);
+        self.sweep();
         Ok(())
     }
 

@@ -102,7 +102,7 @@ async fn logs_hold_no_prompt_and_no_secret() {
     let log = Log::listen();
     let fixture = Fixture::new(2);
     let tables = fixture.write("t", &[], 0);
-    let mock = Mock::with_info(fixture.info());
+    let mut mock = Mock::with_info(fixture.info());
     mock.require("Bearer MARKER-key-of-the-engine");
     let file = fixture.folder.path().join("engine.key");
     std::fs::write(&file, "MARKER-key-of-the-engine").unwrap();
@@ -119,6 +119,25 @@ async fn logs_hold_no_prompt_and_no_secret() {
         let client = Client::with(&ClientSettings { http2, ..ClientSettings::default() }, &url);
         everything(&client, &mock).await;
     }
+    // Engines that fail while they have the query.
+    let client = Client::data(&gateway);
+    let key = ("authorization", "Bearer MARKER-key-of-a-client");
+    for behaviour in ["hang", "die-json"] {
+        let path = format!("{CHAT}?secret=MARKER");
+        let headers = [key, ("x-mock", behaviour)];
+        let answer = client.call(Method::POST, &path, &headers, BODIES[0].1);
+        let answer = tokio::time::timeout(std::time::Duration::from_secs(1), answer);
+        let dying = async {
+            mock.next().await;
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            mock.kill();
+        };
+        let _ = tokio::join!(answer, dying);
+        mock.listen();
+        gateway.wait_ready().await;
+    }
+    mock.kill();
+    client.call(Method::POST, &format!("{CHAT}?secret=MARKER"), &[key], BODIES[0].1).await;
     settled(&gateway).await;
     gateway.shutdown(support::PATIENCE).await;
     drop(mock);
@@ -143,5 +162,6 @@ async fn logs_hold_no_prompt_and_no_secret() {
         assert!(event["prompt_tokens"].as_u64() > Some(3) && event["bytes"].as_u64() > Some(10), "{event}");
         assert!(event["ms"].as_f64() > Some(0.0) && event["rank"].is_string(), "{event}");
     }
+    assert!(access.iter().any(|event| event["status"] == 502 || event["status"] == 503), "no engine failed");
     assert!(access.iter().any(|event| event["status"] == 401 && event["key"] == "none"));
 }

@@ -4,6 +4,7 @@ mod cell;
 mod recent;
 mod succession;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::policy::RankLoad;
@@ -146,21 +147,33 @@ impl Accounts {
     /// that it had: it is neither flooded nor spared for what happened while it was away. What is in flight on it is not
     /// known until it [`answered`](Self::answered). False if there is no such rank.
     pub fn set_available(&self, rank: u16, available: bool) -> bool {
-        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
-        if available == cell.is_available() {
+        self.set_all_available(usize::from(rank)..usize::from(rank) + 1, available)
+    }
+
+    /// [`set_available`](Self::set_available) for several ranks, as those of one engine, in one pass. False, and nothing
+    /// changed, if there is no such rank among them.
+    pub fn set_all_available(&self, ranks: Range<usize>, available: bool) -> bool {
+        let Some(cells) = self.cells.get(ranks) else { return false };
+        let mut changed = cells.iter().filter(|cell| cell.is_available() != available).peekable();
+        if changed.peek().is_none() {
             return true;
         }
         let even = self.even_tokens();
         if !available {
-            cell.leave(even);
+            changed.for_each(|cell| cell.leave(even));
             return true;
         }
         let loads: Vec<RankLoad> = self.loads().into_iter().filter(|load| load.available).collect();
-        let ranks = loads.len().max(1) as f64;
-        let mean = |value: fn(&RankLoad) -> f64| loads.iter().map(value).sum::<f64>() / ranks;
-        cell.recent.come_back(&self.memory, (mean(|load| load.recent_tokens), mean(|load| load.recent_requests)));
-        cell.latest.come_back(&self.window, (mean(|load| load.latest_tokens), mean(|load| load.latest_requests)));
-        cell.come_back(even, loads.iter().map(|load| load.assigned_requests).min());
+        let others = loads.len().max(1) as f64;
+        let mean = |value: fn(&RankLoad) -> f64| loads.iter().map(value).sum::<f64>() / others;
+        let recent = (mean(|load| load.recent_tokens), mean(|load| load.recent_requests));
+        let latest = (mean(|load| load.latest_tokens), mean(|load| load.latest_requests));
+        let fewest = loads.iter().map(|load| load.assigned_requests).min();
+        for cell in changed {
+            cell.recent.come_back(&self.memory, recent);
+            cell.latest.come_back(&self.window, latest);
+            cell.come_back(even, fewest);
+        }
         true
     }
 

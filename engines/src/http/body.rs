@@ -65,7 +65,11 @@ impl AnswerBody {
         let polled = Pin::new(&mut self.incoming).poll_frame(cx);
         match &polled {
             Poll::Pending => {}
-            Poll::Ready(Some(Err(_))) => self.lent = None,
+            Poll::Ready(Some(Err(_))) => {
+                if let Some(lent) = self.lent.take() {
+                    lent.home.note_broken();
+                }
+            }
             // A reader that knows the length does not ask for more after the last byte.
             Poll::Ready(Some(Ok(_))) if !self.incoming.is_end_stream() => {}
             Poll::Ready(_) => self.give_back(cx),

@@ -43,7 +43,7 @@ async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, String> {
     let port = origin.authority.port_u16().unwrap_or(if origin.secure { HTTPS_PORT } else { HTTP_PORT });
     let resolved = timeout(limit, lookup_host((host, port))).await;
     let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| error.to_string())?.collect();
-    let mut cause = format!("'{host}' has no address");
+    let mut cause = "its name has no address".to_owned();
     for (tried, address) in (0u32..).zip(&addresses) {
         let left = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_sub(tried).max(1);
         match timeout(limit.saturating_sub(begin.elapsed()) / left, TcpStream::connect(address)).await {

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use ::http::Uri;
+
 use super::UrlError;
 
-/// A failed exchange with an engine. Every variant names the URL.
+/// A failed exchange with an engine. Every variant names the URL, without a query, as that is a client's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
     /// The address itself cannot be used.
@@ -97,9 +99,45 @@ impl HttpError {
         }
     }
 
+    /// The same with paths in place of URLs: for clients, who must not learn where engines are.
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Url { .. } => "its address cannot be used".to_owned(),
+            Self::Encode { cause, .. } => format!("cannot encode the request: {cause}"),
+            Self::Connect { cause, .. } => format!("cannot connect: {cause}"),
+            Self::Exchange { cause, .. } => format!("the connection broke before it answered: {cause}"),
+            Self::Timeout { url, waiting_for, limit } => {
+                format!("{} did not send {waiting_for} within {limit:?}", path(url))
+            }
+            Self::Body { cause, .. } => format!("its answer broke off: {cause}"),
+            Self::TooLarge { url, limit_bytes } => {
+                format!("the answer of {} is longer than the limit of {limit_bytes} bytes", path(url))
+            }
+            Self::Status { url, status, excerpt } => format!("{} answered {status}: {excerpt}", path(url)),
+            Self::Json { url, cause } => format!("the answer of {} is not what was expected: {cause}", path(url)),
+        }
+    }
+
+    /// No answer to a request to `uri` within `limit`.
+    pub fn timeout(uri: &Uri, waiting_for: &'static str, limit: Duration) -> Self {
+        Self::Timeout { url: without_query(uri), waiting_for, limit }
+    }
+
     pub(super) fn exchange(url: String, error: &hyper::Error) -> Self {
         Self::Exchange { url, cause: causes(error) }
     }
+}
+
+/// Scheme, address and path. A query is a client's, and may hold anything.
+pub(super) fn without_query(uri: &Uri) -> String {
+    let scheme = uri.scheme_str().map_or_else(String::new, |scheme| format!("{scheme}://"));
+    format!("{scheme}{}{}", uri.authority().map_or("", |authority| authority.as_str()), uri.path())
+}
+
+/// What follows the address in a URL.
+fn path(url: &str) -> &str {
+    let after_scheme = url.split_once("://").map_or(url, |(_, rest)| rest);
+    after_scheme.find('/').map_or("/", |at| &after_scheme[at..])
 }
 
 /// An error with all its sources, outermost first, each message once.

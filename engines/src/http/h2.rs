@@ -16,7 +16,7 @@ use tower::Service;
 
 use super::connect::open;
 use super::connection::Stream;
-use super::error::causes;
+use super::error::{causes, without_query};
 use super::pool::Origin;
 use super::{AnswerBody, ClientSettings, HttpError, RequestBody};
 use crate::tls::ClientTls;
@@ -53,7 +53,7 @@ impl Http2 {
         match self.client.request(request).await {
             Ok(answer) => Ok(answer.map(AnswerBody::shared)),
             Err(error) => {
-                let url = uri.to_string();
+                let url = without_query(&uri);
                 // The outermost message only says which step failed, and the variant says that already.
                 let cause = error.source().map_or_else(|| error.to_string(), causes);
                 let connecting = error.is_connect();

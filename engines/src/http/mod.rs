@@ -143,6 +143,12 @@ impl HttpClient {
         self.pool.take_strays()
     }
 
+    /// Whether the engine closed connections since the last call, as one does that is restarted. This client closes idle
+    /// connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Connections over HTTP/2 are not counted.
+    pub fn take_broken(&self) -> bool {
+        self.pool.take_broken() > 0
+    }
+
     /// Sends one request and returns as soon as the head of the answer is there; the body streams.
     ///
     /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
@@ -161,19 +167,26 @@ impl HttpClient {
                 if connection.is_stray() {
                     self.pool.note_stray();
                 }
+                self.pool.note_broken();
                 continue;
             }
             match connection.send(request).await {
                 Ok(answer) => return Ok(self.answered(answer, connection, address.origin).await),
                 Err(Failed { unsent: Some(unsent), .. }) => request = unsent,
-                Err(Failed { error, unsent: None }) => return Err(HttpError::exchange(address.url(), &error)),
+                Err(Failed { error, unsent: None }) => {
+                    self.pool.note_broken();
+                    return Err(HttpError::exchange(address.url(), &error));
+                }
             }
         }
         let connected = connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout).await;
         let mut connection = connected.map_err(|cause| HttpError::Connect { url: address.url(), cause })?;
         match connection.send(request).await {
             Ok(answer) => Ok(self.answered(answer, connection, address.origin).await),
-            Err(Failed { error, .. }) => Err(HttpError::exchange(address.url(), &error)),
+            Err(Failed { error, .. }) => {
+                self.pool.note_broken();
+                Err(HttpError::exchange(address.url(), &error))
+            }
         }
     }
 
@@ -203,7 +216,7 @@ impl HttpClient {
         let uri = request.uri().clone();
         match tokio::time::timeout(limit, self.send(request)).await {
             Ok(answer) => answer,
-            Err(_) => Err(HttpError::Timeout { url: uri.to_string(), waiting_for: "the head of the answer", limit }),
+            Err(_) => Err(HttpError::timeout(&uri, "the head of the answer", limit)),
         }
     }
 
@@ -255,7 +268,7 @@ impl HttpClient {
         request: Request<RequestBody>,
         limits: &AnswerLimits,
     ) -> Result<(String, Bytes), HttpError> {
-        let url = request.uri().to_string();
+        let url = error::without_query(request.uri());
         let read = async {
             let response = self.send(request).await?;
             let status = response.status();
@@ -290,7 +303,7 @@ impl Address {
                 (Some(origin), host)
             })
         else {
-            let cause = UrlError::Syntax { url: path.to_string(), cause: "no host".to_owned() };
+            let cause = UrlError::Syntax { url: path.path().to_owned(), cause: "no host".to_owned() };
             return Err(HttpError::Url { cause });
         };
         request.headers_mut().entry(header::HOST).or_insert(host);
@@ -299,7 +312,7 @@ impl Address {
     }
 
     fn url(&self) -> String {
-        format!("{}://{}{}", self.origin.scheme(), self.origin.authority, self.path)
+        format!("{}://{}{}", self.origin.scheme(), self.origin.authority, self.path.path())
     }
 }
 

@@ -48,6 +48,8 @@ pub(super) struct Pool {
     sweeping: AtomicBool,
     /// Connections closed for what the engine sent unasked.
     strays: AtomicU64,
+    /// Connections that the engine closed while they were kept or used.
+    broken: AtomicU64,
 }
 
 thread_local! {
@@ -77,6 +79,7 @@ impl Pool {
             keep,
             sweeping: AtomicBool::new(false),
             strays: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
         }
     }
 
@@ -88,6 +91,16 @@ impl Pool {
     /// How many were, since this was asked last.
     pub(super) fn take_strays(&self) -> u64 {
         self.strays.swap(0, Ordering::Relaxed)
+    }
+
+    /// The engine closed a connection that was kept or in use.
+    pub(super) fn note_broken(&self) {
+        self.broken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many it closed since the last call.
+    pub(super) fn take_broken(&self) -> u64 {
+        self.broken.swap(0, Ordering::Relaxed)
     }
 
     /// The connection to `origin` that was used last, as the engine will keep that one longest.

@@ -130,7 +130,7 @@ pub(super) async fn undrain(
     // It may have been started anew in the meantime, with another placement.
     let backend = core.snapshot().members().map(|(_, member)| Arc::clone(&member.backend)).find(|it| it.name == name);
     if let Some(backend) = backend {
-        crate::health::look_again(&core, &backend).await;
+        crate::health::look_again(&core, &backend, &core.patient_limits()).await;
     }
     set_draining(&core, name, false)
 }

@@ -21,7 +21,7 @@ const MOST_PER_SECOND: f64 = 1e6;
 pub struct RawRetry {
     /// Backends that a request is sent to at most. 1: no retries.
     pub attempts: u32,
-    /// Retries may add this share to a model's requests of about the last 10 s...
+    /// Retries may add this share to a model's requests of the last 10 s...
     pub budget_ratio: f64,
     /// ...and so many each second in addition, so that a quiet model can retry, too.
     pub budget_per_second: f64,

@@ -211,6 +211,8 @@ pub(crate) struct Limits {
     pub(crate) connections_per_address: Option<usize>,
     pub(crate) handshakes: usize,
     pub(crate) streams: u32,
+    /// Of one model.
+    pub(crate) ranks: u16,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -230,6 +232,7 @@ pub(crate) struct HealthConfig {
     pub(crate) timeout: Duration,
     pub(crate) unhealthy_after: u32,
     pub(crate) busy: Duration,
+    pub(crate) identity: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]

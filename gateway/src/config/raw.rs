@@ -225,6 +225,8 @@ pub struct RawLimits {
     pub handshakes: usize,
     /// Requests at a time on one HTTP/2 connection.
     pub streams: u32,
+    /// Attention-DP ranks of one model, over all its backends. A backend that reports more than fit gets no requests.
+    pub ranks: u16,
 }
 
 impl Default for RawLimits {
@@ -239,6 +241,7 @@ impl Default for RawLimits {
             connections_per_address: None,
             handshakes: 128,
             streams: 128,
+            ranks: 1024,
         }
     }
 }
@@ -291,11 +294,20 @@ pub struct RawHealth {
     /// too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be silent before
     /// its health route, which runs the model, is asked.
     pub busy_seconds: f64,
+    /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its place. It is
+    /// also asked after it closed a connection that was in use or kept for reuse.
+    pub identity_seconds: f64,
 }
 
 impl Default for RawHealth {
     fn default() -> Self {
-        Self { interval_seconds: 5.0, timeout_seconds: 3.0, unhealthy_after: 2, busy_seconds: 20.0 }
+        Self {
+            interval_seconds: 5.0,
+            timeout_seconds: 3.0,
+            unhealthy_after: 2,
+            busy_seconds: 20.0,
+            identity_seconds: 30.0,
+        }
     }
 }
 

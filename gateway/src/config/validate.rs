@@ -13,8 +13,6 @@ use super::{
     RawModel, RawRouting, RawServer, RawTimeouts, RoutingConfig, ServerConfig, Timeouts,
 };
 
-/// More ranks than any deployment has; bounds what a configuration can make the gateway allocate.
-const MOST_RANKS: u16 = 4096;
 /// A day: longer waits are mistakes, and far longer ones overflow timers.
 pub(super) const LONGEST_SECONDS: f64 = 86_400.0;
 
@@ -30,12 +28,14 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
     let models: Vec<ModelConfig> = models
         .map(|(index, raw)| model(&format!("models[{index}]"), raw, base, &routing, &mut names))
         .collect::<Result<_>>()?;
+    let limits = limits(&raw.limits)?;
+    bound_ranks(&models, &limits)?;
     Ok(Config {
         source: super::Source::default(),
         server: server(raw.server, base)?,
         auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,
-        limits: limits(&raw.limits)?,
+        limits,
         timeouts: timeouts(&raw.timeouts)?,
         health: health(&raw.health)?,
         retry: super::faults::retry(raw.retry)?,
@@ -93,6 +93,18 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
     })
 }
 
+/// The ranks that a configuration names must fit in `limits.ranks`; those that backends report are compared later.
+fn bound_ranks(models: &[ModelConfig], limits: &Limits) -> Result<()> {
+    for (index, model) in models.iter().enumerate() {
+        let ranks: usize = model.backends.iter().map(|it| it.ranks.map_or(it.urls.len(), usize::from)).sum();
+        if ranks > usize::from(limits.ranks) {
+            let cause = format!("{ranks} ranks, but limits.ranks is {}", limits.ranks);
+            return Err(ConfigError::value(format!("models[{index}].backends"), cause));
+        }
+    }
+    Ok(())
+}
+
 /// Paths that mean themselves wherever they are read, and that are not the gateway's own.
 fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
     for (at, path) in routes.iter().enumerate() {
@@ -103,7 +115,10 @@ fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
         if !path.starts_with('/') || path.len() > 256 || !path.bytes().all(plain) || path[1..].split('/').any(odd) {
             return wrong("is not a plain path like /v1/score");
         }
-        if path == "/v1/models" || semmoe_engines::Route::ALL.iter().any(|route| route.path() == path) {
+        if path == "/v1/models"
+            || path == crate::data::HEALTH
+            || semmoe_engines::Route::ALL.iter().any(|route| route.path() == path)
+        {
             return wrong("is a route of the gateway already");
         }
         if routes[..at].contains(path) {
@@ -273,9 +288,6 @@ fn urls(key: &str, engine: Engine, raw: &RawBackend) -> Result<Vec<BaseUrl>> {
         let cause = format!("one {engine} engine has all of its ranks behind one URL; set `url`, or several backends");
         return Err(ConfigError::value(key, cause));
     }
-    if raw.urls.len() > usize::from(MOST_RANKS) {
-        return Err(ConfigError::value(key, format!("{} URLs, expected at most {MOST_RANKS}", raw.urls.len())));
-    }
     let mut urls: Vec<BaseUrl> = Vec::new();
     for (at, url) in raw.urls.iter().enumerate() {
         let url = parse(format!("{key}[{at}]"), url)?;
@@ -296,9 +308,7 @@ fn ranks(key: &str, engine: Engine, ranks: Option<u16>, urls: usize) -> Result<O
             Err(ConfigError::value(key, format!("{ranks}, but there are {urls} URLs, one for each rank")))
         }
         (Engine::Openai, _) if urls > 1 => Ok(u16::try_from(urls).ok()),
-        (_, Some(ranks)) if ranks == 0 || ranks > MOST_RANKS => {
-            Err(ConfigError::value(key, format!("{ranks}, expected 1 to {MOST_RANKS}")))
-        }
+        (_, Some(0)) => Err(ConfigError::value(key, "0, expected at least 1")),
         (Engine::Openai, Some(ranks)) if ranks != 1 => {
             Err(ConfigError::value(key, format!("{ranks}, but an openai engine is one rank for each URL")))
         }
@@ -328,6 +338,7 @@ fn limits(raw: &RawLimits) -> Result<Limits> {
             .transpose()?,
         handshakes: check("handshakes", raw.handshakes, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
         streams: check("streams", raw.streams as usize, 1).map(|_| raw.streams)?,
+        ranks: check("ranks", raw.ranks.into(), 1).map(|_| raw.ranks)?,
     })
 }
 
@@ -352,6 +363,7 @@ fn health(raw: &RawHealth) -> Result<HealthConfig> {
         timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
         unhealthy_after: raw.unhealthy_after,
         busy: seconds("health.busy_seconds", raw.busy_seconds)?,
+        identity: seconds("health.identity_seconds", raw.identity_seconds)?,
     })
 }
 

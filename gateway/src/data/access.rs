@@ -13,12 +13,42 @@ use crate::metrics::Place;
 use crate::snapshot::Model;
 use crate::trust::{Caller, RequestId};
 
+/// Paths of SGLang, vLLM and OpenAI that reach no engine: asked for by probes and by tools that are set up for an engine.
+const ENGINE_PATHS: [&str; 24] = [
+    "/",
+    "/health",
+    "/ping",
+    "/version",
+    "/metrics",
+    "/load",
+    "/v1/loads",
+    "/get_load",
+    "/health_generate",
+    "/server_info",
+    "/get_server_info",
+    "/model_info",
+    "/get_model_info",
+    "/v1/score",
+    "/v1/rerank",
+    "/rerank",
+    "/classify",
+    "/pooling",
+    "/encode",
+    "/invocations",
+    "/flush_cache",
+    "/v1/audio/transcriptions",
+    "/v1/images/generations",
+    "/v1/batches",
+];
+
 /// What is known of a request besides the labels of its metrics.
 pub(crate) struct Record {
     pub(crate) id: RequestId,
     pub(crate) caller: Caller,
-    /// `None` for paths that are none of the gateway's: they may hold anything.
+    /// `None` for paths that are none of the gateway's.
     pub(crate) route: Option<Route>,
+    /// The path, where it is none of those but one that engines have.
+    refused_path: Option<&'static str>,
     model: Option<Arc<Model>>,
     prompt_tokens: u64,
     bytes: u64,
@@ -35,7 +65,13 @@ pub(super) struct Ending<'a> {
 
 impl Record {
     pub(crate) fn new(id: RequestId, route: Option<Route>) -> Self {
-        Self { id, caller: Caller::default(), route, model: None, prompt_tokens: 0, bytes: 0 }
+        Self { id, caller: Caller::default(), route, refused_path: None, model: None, prompt_tokens: 0, bytes: 0 }
+    }
+
+    /// Of a request to a path that is none of the gateway's. Any path may hold a secret, so only known ones are logged.
+    pub(super) fn refused(id: RequestId, path: &str) -> Self {
+        let refused_path = ENGINE_PATHS.into_iter().find(|known| *known == path);
+        Self { refused_path, ..Self::new(id, None) }
     }
 
     /// The request was read; tokens are estimated where the prompt was not tokenized.
@@ -58,7 +94,7 @@ impl Record {
             target: "semmoe::access",
             id = self.id.as_str(),
             key = self.caller.name().unwrap_or("none"),
-            route = self.route.map_or("none", Route::name),
+            route = self.route.map(Route::name).or(self.refused_path).unwrap_or("none"),
             model = self.model.as_ref().map_or("none", |model| model.name.as_str()),
             backend,
             rank = place.label(),

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
-use http::{HeaderValue, Method, Request, Response, Version, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -39,8 +39,9 @@ use crate::error::RequestError;
 use crate::metrics::{NONE, Place};
 use crate::otlp::Stage;
 use crate::server::Serves;
+use crate::snapshot::Model;
 use crate::state::Core;
-use crate::trust::RequestId;
+use crate::trust::{REQUEST_ID, RequestId};
 use access::{Ending, Record};
 use stream::RelayBody;
 use ticket::Ticket;
@@ -48,6 +49,9 @@ use ticket::Ticket;
 pub(crate) use body::{BodyLimits, BodyMemory};
 pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
+
+/// As the engines have it.
+pub(crate) const HEALTH: &str = "/health";
 
 /// The data plane as a service.
 pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
@@ -61,7 +65,8 @@ async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Respon
     let id = RequestId::of(request.headers_mut());
     if request.version() == Version::HTTP_2 && request.headers().len() > core.most_headers() {
         let (found, limit) = (request.headers().len(), core.most_headers());
-        return Ok(refuse(&core, &id, &RequestError::TooManyHeaders { found, limit }).map(Answered::Here));
+        let refused = RequestError::TooManyHeaders { found, limit };
+        return Ok(refuse(&core, &id, request.uri().path(), &refused).map(Answered::Here));
     }
     let path = request.uri().path();
     let own = if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
@@ -71,6 +76,8 @@ async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Respon
         wrong_method(&request, "POST", &id)
     } else if core.passes(path) {
         return Ok(engine_route(core, Route::Extra, request, id).await);
+    } else if path == HEALTH {
+        health(&core, &request, &id)
     } else if path != models::LIST && models::entry_of(path).is_none() {
         no_route(&core, request, &id).await
     } else if [Method::GET, Method::HEAD].contains(request.method()) {
@@ -130,6 +137,9 @@ async fn exchange(
         let arrived = Instant::now();
         ticket.enter(Stage::Score);
         let job = read::read(core, route, &head.headers, caller.clone(), body.clone(), before.as_ref()).await?;
+        if before.is_none() {
+            job.model.budget.request(arrived);
+        }
         ticket.record().read(&job.model, job.tokens);
         trace::scored(ticket, &job);
         ticket.policy(job.policy.acting_name());
@@ -146,20 +156,38 @@ fn tell_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> O
         None => Ok(models::list(core, &caller)),
         Some(model) => models::entry(core, &caller, model),
     });
-    told.map_or_else(|error| refuse(core, id, &error), IntoResponse::into_response)
+    told.map_or_else(|error| refuse(core, id, models::LIST, &error), IntoResponse::into_response)
+}
+
+/// Whether requests can be served, for load balancers and clients that are made for an engine. Needs no key, says no more
+/// than engines do, and is logged only where it fails.
+fn health(core: &Core, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
+    if ![Method::GET, Method::HEAD].contains(request.method()) {
+        return wrong_method(request, models::METHODS, id);
+    }
+    let serves = |model: &Arc<Model>| model.members.iter().any(|member| member.backend.takes_requests());
+    if core.is_draining() {
+        refuse(core, id, HEALTH, &RequestError::Closing)
+    } else if core.snapshot().models.iter().any(serves) {
+        let mut ready = StatusCode::OK.into_response();
+        ready.headers_mut().insert(REQUEST_ID, id.header().clone());
+        ready
+    } else {
+        refuse(core, id, HEALTH, &RequestError::NotReady)
+    }
 }
 
 async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     body::discard(request.into_body()).await;
-    refuse(core, id, &RequestError::NoRoute { method, path })
+    refuse(core, id, &path, &RequestError::NoRoute { method, path: path.clone() })
 }
 
-/// Answers what reached no route; its path stands in no log, as it may hold anything.
-fn refuse(core: &Core, id: &RequestId, error: &RequestError) -> OwnResponse {
+/// Answers what reaches no engine.
+fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnResponse {
     let status = error.status().as_u16();
     let ending = Ending { backend: NONE, place: Place::Nowhere, policy: NONE, status, took: Duration::ZERO };
-    Record::new(id.clone(), None).log(core.access(), &ending);
+    Record::refused(id.clone(), path).log(core.access(), &ending);
     error.respond(id)
 }
 

@@ -279,7 +279,8 @@ fn outbound(
     let Some(url) = backend.url(dialect, pinned) else {
         return Err(RequestError::Field { cause: "the backend has no URL".to_owned() });
     };
-    let uri = url.join(&path(route, head)).map_err(|cause| RequestError::Field { cause: cause.to_string() })?;
+    let uri = url.join(&path(route, head));
+    let uri = uri.map_err(|_| RequestError::Field { cause: "the query cannot be sent to an engine".to_owned() })?;
     let mut request = Request::new(Full::new(body));
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = uri;

@@ -16,6 +16,7 @@ use semmoe_engines::http::{AnswerBody, AnswerLimits, HttpError, RequestBody};
 use semmoe_engines::probe;
 
 use crate::backend::Backend;
+use crate::budget::Paid;
 use crate::config::RetryConfig;
 use crate::error::RequestError;
 use crate::state::Core;
@@ -164,8 +165,8 @@ impl Wait<'_> {
             }
             left = left.saturating_sub(look);
             if left.is_zero() {
-                let (url, waiting_for) = (uri.to_string(), "the head of the answer");
-                return Err(SendError::Http(HttpError::Timeout { url, waiting_for, limit: self.limit }));
+                let late = HttpError::timeout(&uri, "the head of the answer", self.limit);
+                return Err(SendError::Http(late));
             }
             self.check_health()?;
         }
@@ -191,6 +192,7 @@ pub(crate) enum Failed<A> {
 pub(crate) struct Pending<A> {
     cause: Cause,
     failed: Failed<A>,
+    paid: Paid,
 }
 
 /// The attempts of one request. Every retry is counted once: by what came of it, or as unfinished when this is dropped
@@ -234,11 +236,11 @@ impl<'a> Tries<'a> {
             self.core.metrics.retry(cause.label(), "no_attempts");
             return Err(self.last_word(failed, "no attempts are left"));
         }
-        if !self.job.model.budget.take(Instant::now(), self.job.model.pool.placed(), config.budget) {
+        let Some(paid) = self.job.model.budget.take(Instant::now(), config.budget) else {
             self.core.metrics.retry(cause.label(), "no_budget");
             return Err(self.last_word(failed, "the retry budget is spent"));
-        }
-        Ok(Pending { cause, failed })
+        };
+        Ok(Pending { cause, failed, paid })
     }
 
     /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them. Those
@@ -276,8 +278,8 @@ impl<'a> Tries<'a> {
     }
 
     /// There is no place for another attempt.
-    pub(crate) fn nowhere<A>(&self, Pending { cause, failed }: Pending<A>) -> Result<A, RequestError> {
-        self.job.model.budget.give_back();
+    pub(crate) fn nowhere<A>(&self, Pending { cause, failed, paid }: Pending<A>) -> Result<A, RequestError> {
+        self.job.model.budget.give_back(paid);
         self.core.metrics.retry(cause.label(), "no_backend");
         self.last_word(failed, "no other backend can serve")
     }

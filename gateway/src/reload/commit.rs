@@ -36,7 +36,7 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
                 backend.set_probe(probe.clone());
                 core.welcome(model, member, probe, &member.fit());
             }
-            (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.to_string() }),
+            (Err(error), _) => core.note_health(backend, Health::Unhealthy { cause: error.reason() }),
             (Ok(_), None) => {}
         }
     }

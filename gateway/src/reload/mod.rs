@@ -13,12 +13,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::config::{Config, ConfigError};
 use crate::discovery::Key;
 use crate::error::StartError;
+use crate::health;
 use crate::load;
 use crate::state::Core;
 
@@ -152,8 +154,19 @@ async fn read_and_apply(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
         Ok((config, needs_restart))
     })
     .await?;
-    let (reloaded, _) = apply(core, Arc::new(config), Manner::Reload).await?;
+    let config = Arc::new(config);
+    ask_again(core, &config).await?;
+    let (reloaded, _) = apply(core, config, Manner::Reload).await?;
     Ok(Reloaded { needs_restart, ..reloaded })
+}
+
+/// Asks the backends that get other tables what they run now: they may have been restarted with the placement of those.
+async fn ask_again(core: &Arc<Core>, config: &Arc<Config>) -> Result<(), ReloadError> {
+    let (base, config) = (core.snapshot(), Arc::clone(config));
+    let backends = blocking(move || Ok(prepare::with_other_tables(&base, &config))).await?;
+    let limits = core.patient_limits();
+    join_all(backends.iter().map(|backend| health::look_again(core, backend, &limits))).await;
+    Ok(())
 }
 
 /// Makes the backends of sources those at these addresses, as far as they answer and fit. Returns also which were left out, and

@@ -9,12 +9,13 @@ use semmoe_engines::probe::{Probe, probe};
 
 use crate::backend::Backend;
 use crate::compat;
-use crate::config::Config;
+use crate::config::{BackendConfig, Config};
 use crate::error::StartError;
 use crate::load;
 use crate::outgoing;
 use crate::pins;
 use crate::snapshot::{Member, Model, Snapshot, Text, next_pool};
+use crate::stamp::FileState;
 use crate::state::Core;
 
 use super::Manner;
@@ -81,10 +82,12 @@ impl Prepared {
             let model = &mut self.models[model];
             if let Ok(probe) = &told {
                 let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
-                let at = &mut model.members[member];
-                let tables = at.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-                match compat::with_backend(probe, tables, tokenizer, &backend, None) {
-                    Ok(fit) => at.take(fit),
+                let tables = model.members[member].tables.as_ref().map(|loaded| loaded.tables.as_ref());
+                let limit = self.config.limits.ranks;
+                let fit = compat::with_backend(probe, tables, tokenizer, &backend, None);
+                let others = model.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, &backend));
+                match fit.and_then(|fit| compat::within_limit(fit.ranks, others, limit).map(|()| fit)) {
+                    Ok(fit) => model.members[member].take(fit),
                     Err(cause) if manner == Manner::Discovery => {
                         self.left_out.push((backend.name.clone(), cause.to_string()));
                         continue;
@@ -132,6 +135,18 @@ impl Prepared {
         });
         members.filter(|(_, backend)| self.base.position(backend).is_none()).map(|(at, _)| at)
     }
+}
+
+/// Backends that stay and get other tables. Blocking: it looks at the files.
+pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Backend>> {
+    let wanted = |member: &Member| {
+        let same = |wanted: &&BackendConfig| member.backend.config.is_same_engine(wanted);
+        config.models.iter().flat_map(|model| &model.backends).find(same)
+    };
+    let changes = |member: &Member| {
+        wanted(member).is_some_and(|wanted| wanted.tables.as_deref().map(FileState::of) != member.tables_file)
+    };
+    base.members().filter(|(_, member)| changes(member)).map(|(_, member)| Arc::clone(&member.backend)).collect()
 }
 
 /// What changed about a model that goes on, against what stays.

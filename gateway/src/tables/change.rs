@@ -57,7 +57,7 @@ pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) ->
     let (name, by) = (backend.clone(), source.name());
     // Compared is with what it runs now.
     if let Some(backend) = find(core, &backend) {
-        health::look_again(core, &backend).await;
+        health::look_again(core, &backend, &core.patient_limits()).await;
     }
     let done = match permit(&core.tables.loads).await {
         Err(busy) => Err(busy),

@@ -73,7 +73,9 @@ async fn answers_that_flow_are_a_sign_of_life() {
         let mut answer = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{}").await;
         for event in 1..=3 {
             mock.release(1);
-            assert_eq!(next_frame(&mut answer).await, Some(format!("data: {event}\n\n")));
+            let frame = next_frame(&mut answer).await.unwrap();
+            // On a busy machine the end comes in the same frame as the last event.
+            assert!(frame.starts_with(&format!("data: {event}\n\n")), "{frame}");
             stays_healthy(&gateway, Duration::from_millis(100)).await;
         }
     }

@@ -3,7 +3,7 @@
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Answer, Client, Mock, PATIENCE, metric, next_frame, settled, several, shown, start};
+use crate::support::{Answer, Client, Mock, PATIENCE, metric, next_frame, plain_model, settled, several, shown, start};
 
 const COMPLETIONS: &str = "/v1/completions";
 const PLAIN: &str = r#"{"prompt":"x"}"#;
@@ -157,4 +157,31 @@ async fn the_head_of_a_stream_waits_for_its_first_event() {
         assert_eq!(call.await.unwrap(), 200);
     }
     settled(&gateway).await;
+}
+
+/// Where engines are, and what was asked of them, is no client's business: not of one that fails, nor of any other.
+#[tokio::test]
+async fn clients_learn_neither_the_address_of_an_engine_nor_a_query() {
+    let mut mock = Mock::start(2);
+    let gateway = start(&format!("[timeouts]\nfirst_byte_seconds = 0.3\n{}", plain_model(&mock, 2))).await;
+    let (client, address) = (Client::data(&gateway), mock.address.to_string());
+    let path = format!("{COMPLETIONS}?secret=query%C2%9B");
+    let check = |answer: &Answer, status: u16| {
+        assert_eq!(answer.status, status, "{answer:?}");
+        let text = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert!(!text.contains(&address) && !text.contains("secret") && !text.contains("http://"), "{text}");
+        assert!(!answer.message().contains(char::is_control), "{text}");
+    };
+    check(&client.mock(&path, "hang", "{}").await, 504);
+    mock.next().await;
+    let (answer, ()) = tokio::join!(client.mock(&path, "hang", "{}"), async {
+        mock.next().await;
+        mock.kill();
+    });
+    check(&answer, 502);
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    check(&client.mock(&path, "", "{}").await, 503);
+    let answer = client.post(COMPLETIONS, "{\"model\":\"\\u009b2Jx\\n\"}").await;
+    check(&answer, 404);
+    assert!(answer.message().contains("\\u{9b}2Jx\\u{a}"), "{}", answer.message());
 }

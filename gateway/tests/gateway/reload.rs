@@ -7,7 +7,8 @@ use semmoe_tables::{Placement, Provenance, TablesBuilder};
 use serde_json::json;
 
 use crate::support::TEXTS;
-use crate::support::{Answer, Client, Fixture, Mock, metric, reloadable};
+use crate::support::files::reload;
+use crate::support::{Answer, Client, Fixture, Mock, PATIENCE, metric, reloadable};
 
 async fn gateway(mock: &Mock, fixture: &Fixture) -> Running {
     reloadable(mock, fixture, "").await
@@ -205,4 +206,59 @@ async fn a_quick_restart_with_a_new_placement_is_seen() {
     let undrain = Client::admin(&gateway).post("/admin/backends/pod-a/undrain", "").await;
     assert_eq!(undrain.status, 200);
     gateway.wait_health("pod-a", told).await.unwrap();
+}
+
+/// Drained, restarted with another E before a probe fails, the configuration changed: the reload compares the tables with
+/// what runs now, and the backend serves again when it is undrained.
+#[tokio::test]
+async fn a_reload_asks_a_restarted_backend_what_it_runs() {
+    let mock = Mock::start(2);
+    let fixture = Fixture::new(2);
+    let gateway = reloadable(&mock, &fixture, "identity_seconds = 3600").await;
+    let admin = Client::admin(&gateway);
+    assert_eq!(admin.post("/admin/backends/pod-a/drain", "").await.status, 200);
+    let next = other(&fixture, 2, true, |_| ());
+    mock.set_info(info_of(&fixture, &next));
+    std::fs::write(fixture.folder.path().join("next"), next).unwrap();
+    let file = fixture.folder.path().join("semmoe.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace("/first\"", "/next\"")).unwrap();
+    let answer = reload(&gateway).await;
+    assert_eq!((answer.status, &answer.json()["tables_loaded"]), (200, &json!(["pod-a"])), "{answer:?}");
+    assert_eq!(admin.post("/admin/backends/pod-a/undrain", "").await.status, 200);
+    gateway.wait_ready().await;
+    assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
+}
+
+/// What a backend says about itself that runs the placement of these tables.
+fn info_of(fixture: &Fixture, tables: &[u8]) -> serde_json::Value {
+    let tables = semmoe_tables::Tables::from_bytes(tables.to_vec()).unwrap();
+    let mut info = fixture.info();
+    info["placement_digest"] = json!(tables.placement_digest());
+    info
+}
+
+/// Nothing else asks it: no probe failed, and no tables change.
+#[tokio::test]
+async fn another_placement_is_found_now_and_then_and_after_a_broken_connection() {
+    for (health, restarts) in [("identity_seconds = 0.05", false), ("identity_seconds = 3600", true)] {
+        let mut mock = Mock::start(2);
+        let fixture = Fixture::new(2);
+        mock.set_info(fixture.info());
+        let tables = fixture.write("first", &TEXTS, 0);
+        // Too seldom to see the moment in which the engine is away.
+        let server = "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\ninterval_seconds = 1";
+        let text = format!("{server}\n{health}\n{}", fixture.affinity(&mock.url(), &tables));
+        let config = semmoe_gateway::Config::from_toml(&text, fixture.folder.path()).unwrap();
+        let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
+        gateway.wait_ready().await;
+        mock.set_info(info_of(&fixture, &other(&fixture, 2, true, |_| ())));
+        if restarts {
+            mock.kill();
+            mock.listen();
+        }
+        let refused = |health: &semmoe_gateway::Health| format!("{health:?}").contains("runs placement");
+        let found = tokio::time::timeout(PATIENCE, gateway.wait_health("pod-a", refused)).await;
+        found.unwrap_or_else(|_| panic!("not found: {health}")).unwrap();
+    }
 }

@@ -3,7 +3,7 @@
 use http::Method;
 use http_body_util::BodyExt;
 
-use crate::support::{Answer, Client, Mock, PATIENCE, metric, next_frame, settled, several, start};
+use crate::support::{Answer, Client, Mock, PATIENCE, metric, metrics, next_frame, settled, several, start};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -253,6 +253,44 @@ async fn a_client_that_leaves_in_a_retry_is_counted() {
         }
     };
     tokio::time::timeout(PATIENCE, counted).await.unwrap();
+}
+
+/// However all backends fail, retries stay within their budget: good requests pay for some, failing ones and retries do not
+/// pay twice.
+#[tokio::test]
+async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
+    const FAILING: usize = 1000;
+    for (status, backends, good, at_once) in [
+        ("504", 2, 0, 1),
+        ("504", 3, 0, 16),
+        ("503", 3, 0, 1),
+        ("overloaded", 2, 0, 16),
+        ("overloaded", 3, 2_000, 16),
+        ("504", 2, 20_000, 16),
+    ] {
+        let mocks: Vec<Mock> = (0..backends).map(|_| Mock::start(2)).collect();
+        let mocks: Vec<&Mock> = mocks.iter().collect();
+        let began = std::time::Instant::now();
+        // Only the budget bounds retries: no breaker opens.
+        let gateway = start(&format!("[breaker]\nfailures = 0\n{}", several(&mocks))).await;
+        let client = Client::data(&gateway);
+        client.post_many(CHAT, good, 16).await;
+        mocks.iter().for_each(|mock| mock.behave(status));
+        client.post_many(CHAT, FAILING, at_once).await;
+        let page = metrics(&gateway).await;
+        let made: f64 = page
+            .lines()
+            .filter(|line| line.starts_with("semmoe_retries_total"))
+            .filter(|line| ["answered", "failed", "unfinished"].iter().any(|outcome| line.contains(outcome)))
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+            .sum();
+        // The window of ten seconds, and those that passed since it began.
+        let seconds = 10.0 + began.elapsed().as_secs_f64();
+        let most = 0.2 * (good + FAILING) as f64 + 10.0 * seconds;
+        assert!(made <= most, "{status}, {backends} backends, {good} good, {at_once} at once: {made} of {most}");
+        assert!(made > 0.0);
+        settled(&gateway).await;
+    }
 }
 
 /// A request of which engines die must not go through the whole fleet.

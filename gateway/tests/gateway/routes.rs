@@ -3,18 +3,18 @@
 use bytes::Bytes;
 use http::Method;
 use semmoe_gateway::Config;
+use serde_json::json;
 
 use crate::support::{Client, Mock, metric, plain_model, settled, several, start};
 
 /// What engines have and clients must not reach.
-const DANGEROUS: [&str; 8] = [
+const DANGEROUS: [&str; 7] = [
     "/flush_cache",
     "/update_weights_from_disk",
     "/v1/load_lora_adapter",
     "/start_profile",
     "/server_info",
     "/metrics",
-    "/health",
     "/sleep",
 ];
 
@@ -121,4 +121,24 @@ async fn the_list_of_models_has_the_smallest_context() {
     let gateway = start(&several(&[&a, &b])).await;
     let list = Client::data(&gateway).get("/v1/models").await.json();
     assert_eq!(list["data"][0]["max_model_len"], 2048, "{list}");
+}
+
+/// As load balancers, probes and clients of engines ask: without a key, and with no word of why.
+#[tokio::test]
+async fn health_says_whether_anything_can_be_served() {
+    let mut mock = Mock::start(1);
+    let keys = format!("[auth]\nkeys = [{{ name = \"a\", sha256 = \"{}\" }}]\n", "0".repeat(64));
+    let gateway = start(&format!("{keys}{}", plain_model(&mock, 1))).await;
+    let client = Client::data(&gateway);
+    for method in [Method::GET, Method::HEAD] {
+        let answer = client.call(method, "/health", &[], "").await;
+        assert_eq!((answer.status, answer.body.len()), (200, 0), "{answer:?}");
+    }
+    let answer = client.post("/health", "").await;
+    assert_eq!((answer.status, answer.header("allow")), (405, "GET,HEAD"));
+    mock.kill();
+    gateway.wait_health("pod-a", |health| !health.is_healthy()).await.unwrap();
+    let answer = client.get("/health").await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("not_ready")));
+    assert_eq!(answer.message(), "no model has a backend that can serve");
 }

@@ -3,7 +3,10 @@
 use semmoe_gateway::{Gateway, Running};
 use serde_json::{Value, json};
 
-use crate::support::{Behaviour, Client, Fixture, Mock, PATIENCE, Ranked, config, metric, start};
+use crate::support::{
+    Behaviour, Client, Fixture, Mock, PATIENCE, Ranked, config, metric, metrics, plain_model, settled, start,
+    until_shown,
+};
 
 const COMPLETIONS: &str = "/v1/completions";
 const UNPINNED: &str = "semmoe_backend_unpinned{backend=\"pod-a\"}";
@@ -122,4 +125,52 @@ async fn a_check_with_probes_reports_what_does_not_fit() {
     let gone = fixture.affinity("http://127.0.0.1:9", &tables);
     let found = Gateway::probe(config(&gone)).await.unwrap();
     assert!(found.troubles.to_string().contains("cannot connect"), "{}", found.troubles);
+}
+
+/// An engine that reports more ranks than `limits.ranks` allows is refused, and holds up no other model.
+#[tokio::test]
+async fn an_engine_with_too_many_ranks_is_refused() {
+    let (liar, honest) = (Mock::start(65_535), Mock::start(2));
+    let model = |name: &str, mock: &Mock| {
+        format!(
+            "[[models]]\nname = \"{name}\"\npolicy = \"least_load\"\n[[models.backends]]\nname = \"of-{name}\"\n\
+             engine = \"sglang\"\nurl = \"{}\"\n",
+            mock.url()
+        )
+    };
+    let text = format!("identity_seconds = 0.05\n{}{}", model("liar", &liar), model("tiny", &honest));
+    let refused = Gateway::start(config(&text)).await.err().map(|error| error.to_string());
+    assert!(refused.as_ref().is_some_and(|refused| refused.starts_with("backend 'of-liar': 65535")), "{refused:?}");
+    // It may also lie later.
+    liar.set_info(json!({ "version": "0.5.23", "dp_size": 2 }));
+    let gateway = start(&text).await;
+    liar.set_info(json!({ "version": "0.5.23", "dp_size": 65_535 }));
+    let cause =
+        |health: &semmoe_gateway::Health| format!("{health:?}").contains("65535 attention-DP ranks, where 0 of");
+    gateway.wait_health("of-liar", cause).await.unwrap();
+    let client = Client::data(&gateway);
+    assert_eq!(client.post(COMPLETIONS, r#"{"model":"tiny"}"#).await.status, 200);
+    let answer = client.post(COMPLETIONS, r#"{"model":"liar"}"#).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.message().ends_with("leave room for 1024 (limits.ranks)"), "{}", answer.message());
+    // As many as are allowed are served.
+    liar.set_info(json!({ "version": "0.5.23", "dp_size": 1024 }));
+    gateway.wait_health("of-liar", semmoe_gateway::Health::is_healthy).await.unwrap();
+    assert_eq!(client.post(COMPLETIONS, r#"{"model":"liar"}"#).await.status, 200);
+}
+
+/// Ranks that are gone leave the metrics with their last request.
+#[tokio::test]
+async fn vanished_ranks_leave_the_metrics() {
+    let mock = Mock::start(4);
+    let toml = plain_model(&mock, 4).replace("ranks = 4\n", "");
+    let gateway = start(&format!("identity_seconds = 0.05\n{toml}")).await;
+    gateway.wait_ready().await;
+    let of_last = "semmoe_rank_inflight{backend=\"pod-a\",rank=\"3\"}";
+    assert!(metrics(&gateway).await.contains(of_last));
+    mock.set_info(json!({ "version": "0.5.23", "dp_size": 2 }));
+    until_shown(&gateway, "pod-a", |shown| shown["ranks"].as_array().unwrap().len() == 2).await;
+    let page = metrics(&gateway).await;
+    assert!(!page.contains(of_last) && page.contains("rank=\"1\""), "{page}");
+    settled(&gateway).await;
 }

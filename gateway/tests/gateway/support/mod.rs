@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::StreamExt;
 use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Full};
 use semmoe_engines::http::{AnswerBody, BaseUrl, ClientSettings, HttpClient, HttpError};
@@ -177,6 +178,12 @@ impl Client {
         self.call(Method::POST, path, &[("content-type", "application/json")], body).await
     }
 
+    /// So many empty requests, `at_once` at a time.
+    pub(crate) async fn post_many(&self, path: &str, requests: usize, at_once: usize) {
+        let calls = futures_util::stream::iter(0..requests).map(|_| self.post(path, "{}"));
+        calls.buffer_unordered(at_once).for_each(async |_| ()).await;
+    }
+
     pub(crate) async fn mock(&self, path: &str, behaviour: &str, body: impl Into<Bytes>) -> Answer {
         self.call(Method::POST, path, &[("x-mock", behaviour)], body).await
     }
@@ -192,9 +199,14 @@ pub(crate) async fn next_frame(response: &mut Response<AnswerBody>) -> Option<St
     Some(String::from_utf8(frame.unwrap().into_data().unwrap().to_vec()).unwrap())
 }
 
+/// The page of metrics.
+pub(crate) async fn metrics(gateway: &Running) -> String {
+    String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap()
+}
+
 /// Value of a metric line, 0 if there is none.
 pub(crate) async fn metric(gateway: &Running, line: &str) -> f64 {
-    let text = String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap();
+    let text = metrics(gateway).await;
     text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
 }
 
@@ -231,7 +243,7 @@ pub(crate) async fn in_flight(gateway: &Running) -> (u64, f64) {
         requests
     });
     let accounts = accounts.sum();
-    let text = String::from_utf8(Client::admin(gateway).get("/metrics").await.body.to_vec()).unwrap();
+    let text = metrics(gateway).await;
     let gauges = text.lines().filter(|line| line.starts_with("semmoe_rank_inflight{"));
     (accounts, gauges.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum())
 }
