@@ -138,7 +138,8 @@ fn solve_evaluate_and_refuse() {
     refused(&worker(&text(&model_dir()), &["--tables", &damaged]), 2, &[&damaged]);
 }
 
-/// `semmoe ... | head`: the reader is gone before anything is printed. The work is done, and nothing is said about the pipe.
+/// `semmoe ... | head`: the reader is gone before anything is printed. The work is done, and nothing is said about the
+/// pipe.
 #[test]
 fn a_reader_that_left_is_no_error() {
     let folder = tempfile::tempdir().expect("a folder");

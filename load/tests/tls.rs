@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::*;
 use semmoe_load::{Limit, Pace};
 
-/// A server with a self-signed certificate for `name`, and the certificate. It answers requests in pairs: one client alone
-/// could otherwise finish a short run before a busy machine has started the other.
+/// A server with a self-signed certificate for `name`, and the certificate. It answers requests in pairs: one client
+/// alone could otherwise finish a short run before a busy machine has started the other.
 async fn server(name: &str) -> (Mock, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();

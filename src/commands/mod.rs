@@ -23,8 +23,8 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::progress::say;
 
-/// Prints text on standard output. A reader that went away (`| head`) has what it wanted: the work goes on in silence, and
-/// the exit code is that of the work.
+/// Prints text on standard output. A reader that went away (`| head`) has what it wanted: the work goes on in silence,
+/// and the exit code is that of the work.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {

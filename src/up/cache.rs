@@ -67,8 +67,8 @@ impl Cache {
         self.model.join("heldout.trace.safetensors")
     }
 
-    /// Where the recording of `trace` goes until it is whole: units of other kinds may be recording too. The next run goes on
-    /// from what lies beside it.
+    /// Where the recording of `trace` goes until it is whole: units of other kinds may be recording too. The next run
+    /// goes on from what lies beside it.
     pub(crate) fn recording(&self, trace: &Path) -> PathBuf {
         let mut name = OsString::from("recording.");
         name.push(trace.file_name().unwrap_or_default());

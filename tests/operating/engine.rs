@@ -49,8 +49,8 @@ impl Fleet {
         }
     }
 
-    /// Ends what runs and starts an engine with these arguments of its command. `model` is the folder of its checkpoint, and
-    /// `placed` the tables that a map of experts was exported from.
+    /// Ends what runs and starts an engine with these arguments of its command. `model` is the folder of its
+    /// checkpoint, and `placed` the tables that a map of experts was exported from.
     pub(crate) fn start(&mut self, arguments: &[String], model: &Path, placed: PathBuf) {
         // The old process is gone before the new one listens.
         self.stop();

@@ -322,8 +322,8 @@ impl Operator {
         (from..from + requests).map(ask).collect()
     }
 
-    /// As [`Self::ask`], in portions small enough for the gateway's queue of samples (16): the next one is sent when every
-    /// request so far has been sampled and counted. However slow the machine is, none is dropped.
+    /// As [`Self::ask`], in portions small enough for the gateway's queue of samples (16): the next one is sent when
+    /// every request so far has been sampled and counted. However slow the machine is, none is dropped.
     pub(crate) fn ask_sampled(&mut self, requests: u64) -> Vec<Asked> {
         const PORTION: u64 = 8;
         let (before, mut answers) = (self.samples(), Vec::new());

@@ -182,8 +182,8 @@ fn values(cell: &str) -> (Vec<Value>, Option<Value>) {
     }
 }
 
-/// The table in docs/worker.md is the worker's (a test beside it sees to that): every field is sent as null, with every value
-/// that is as good as none, and with another one.
+/// The table in docs/worker.md is the worker's (a test beside it sees to that): every field is sent as null, with every
+/// value that is as good as none, and with another one.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_field_of_the_table_is_taken_or_refused_as_it_says() {
     let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/worker.md")).unwrap();

@@ -88,7 +88,8 @@ pub struct WorkerConfig {
     pub collective_timeout: Duration,
     /// How long running requests may go on after the wish to stop.
     pub grace: Duration,
-    /// How long rank 0 answers with the cause after a rank was lost, before it exits; `None`: until it is asked to stop.
+    /// How long rank 0 answers with the cause after a rank was lost, before it exits; `None`: until it is asked to
+    /// stop.
     pub exit_after_loss: Option<Duration>,
 }
 

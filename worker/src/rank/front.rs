@@ -166,8 +166,8 @@ impl Front {
         }
     }
 
-    /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that lost a
-    /// rank answers with the cause for a while, so that gateways and clients see it.
+    /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that
+    /// lost a rank answers with the cause for a while, so that gateways and clients see it.
     async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
         let failed = |source| WorkerError::Http { source };
         let listener = tokio::net::TcpListener::from_std(http).map_err(failed)?;

@@ -1,6 +1,6 @@
-//! Every field of every route's requests: done as asked, without effect by its nature, or refused by name unless it has the
-//! one value that is as good as none. A name that is not in the table is refused, too, so that nothing is ignored in
-//! silence. docs/worker.md shows the table.
+//! Every field of every route's requests: done as asked, without effect by its nature, or refused by name unless it has
+//! the one value that is as good as none. A name that is not in the table is refused, too, so that nothing is ignored
+//! in silence. docs/worker.md shows the table.
 
 mod table;
 
@@ -107,8 +107,8 @@ pub(super) fn check(body: &Value, place: u8) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Refuses messages with content that is no text: this worker's models read nothing else, and a chat template would leave it
-/// out in silence.
+/// Refuses messages with content that is no text: this worker's models read nothing else, and a chat template would
+/// leave it out in silence.
 pub(super) fn check_contents(body: &Value) -> Result<(), ApiError> {
     let messages = body["messages"].as_array().into_iter().flatten().enumerate();
     let parts = messages.flat_map(|(message, value)| {
