@@ -22,7 +22,8 @@ pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
 pub(crate) use show::ShowArgs;
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
 pub(crate) use worker::{
-    UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerServingArgs, WorkerTrustArgs,
+    ExitAfterLoss, UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerServingArgs,
+    WorkerTrustArgs,
 };
 
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
@@ -156,6 +157,10 @@ pub(crate) struct WorkerArgs {
     /// Leave when standard input closes, so that a rank never outlives the process that started it.
     #[arg(long)]
     pub(crate) exit_on_stdin_eof: bool,
+    /// After another rank was lost, rank 0 answers with 503 and the cause for so long, then exits with code 3; never =
+    /// until it is asked to stop. The other ranks exit at once.
+    #[arg(long, value_name = "SECONDS|never", default_value = "5")]
+    pub(crate) exit_after_loss: ExitAfterLoss,
 }
 
 #[derive(Debug, Subcommand)]

@@ -5,7 +5,7 @@ mod support;
 use std::path::{Path, PathBuf};
 
 use semmoe_tables::{Phase, Profile, ProfileBuilder, Tables, Trace};
-use support::{describe, json_of, model_dir, repository, run};
+use support::{describe, json_of, model_dir, repository, run, semmoe};
 
 fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
@@ -136,4 +136,44 @@ fn solve_evaluate_and_refuse() {
     refused(&["tables", "verify", &damaged], 2, &[&damaged]);
     refused(&["evaluate", "--tables", &damaged, "--trace", &trace_path], 2, &[&damaged]);
     refused(&worker(&text(&model_dir()), &["--tables", &damaged]), 2, &[&damaged]);
+}
+
+/// `semmoe ... | head`: the reader is gone before anything is printed. The work is done, and nothing is said about the
+/// pipe.
+#[test]
+fn a_reader_that_left_is_no_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| text(&folder.path().join(name));
+    let trace = text(&repository("tests/data/reference.trace.safetensors"));
+    let (profile, tables, config) = (path("p.profile"), path("t.tables"), path("semmoe.toml"));
+    std::fs::write(
+        &config,
+        "[server]\nlisten = \"127.0.0.1:0\"\n[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n\
+         [[models.backends]]\nname = \"a\"\nengine = \"openai\"\nurl = \"http://127.0.0.1:1\"\n",
+    )
+    .expect("written");
+    for args in [
+        &["--help"][..],
+        &["--version"],
+        &["solve", "--help"],
+        &["profile", "build", &trace, "--out", &profile],
+        &["profile", "show", &profile],
+        &["profile", "show", "--json", &profile],
+        &["profile", "merge", &profile, &profile, "--out", &path("m.profile")],
+        &["solve", "--profile", &profile, "--trace", &trace, "--groups", "4", "--out", &tables],
+        &["evaluate", "--tables", &tables, "--trace", &trace],
+        &["evaluate", "--tables", &tables, "--trace", &trace, "--json"],
+        &["tables", "show", &tables],
+        &["tables", "verify", &tables],
+        &["tables", "export", "--tables", &tables, "--format", "sglang", "--out", &path("e.json")],
+        &["keys", "new"],
+        &["serve", "--config", &config, "--check"],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = semmoe(args).stdout(writer).output().expect("the command starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {}", describe(&output));
+        assert!(!said.contains("pipe") && !said.contains("panicked"), "{args:?}: {said}");
+    }
 }

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
-use semmoe_tables::{Phase, ProfileBuilder, Tables, Trace, TraceBuilder};
+use semmoe_tables::{ExpertId, LayerIdx, Phase, ProfileBuilder, Tables, Trace, TraceBuilder};
 use serde_json::Value;
 use support::{describe, json_of, repository, run, semmoe, signal};
 
@@ -26,6 +26,45 @@ fn solve(folder: &Path, profile: &str, more: &[&str]) -> (String, Value) {
     assert!(output.status.success(), "{}", describe(&output));
     let report = serde_json::from_slice(&std::fs::read(report).expect("a report")).expect("JSON");
     (String::from_utf8(output.stdout).expect("UTF-8"), report)
+}
+
+/// A trace of the reference's model with so many tokens of one request.
+fn few(folder: &Path, tokens: usize) -> String {
+    let reference = Trace::open(Path::new(&reference())).expect("the reference");
+    let (model, provenance) = (reference.model().clone(), reference.provenance().clone());
+    let request = reference.request(0);
+    let rows = (0..tokens).flat_map(|at| (0..model.layers()).map(move |layer| (at, LayerIdx::new(layer as u16))));
+    let routes = rows.flat_map(|(at, layer)| request.route(at, layer).expect("a known route").experts());
+    let routes: Vec<u16> = routes.map(ExpertId::get).collect();
+    let mut builder = TraceBuilder::new(model.clone(), provenance).expect("a trace");
+    builder.push(&request.token_ids()[..tokens], tokens as u32, &routes, None).expect("a request");
+    let path = folder.join(format!("{tokens}.trace.safetensors"));
+    builder.write(&path).expect("written");
+    let profile = text(&folder.join(format!("{tokens}.profile.safetensors")));
+    let built = run(&["profile", "build", &text(&path), "--out", &profile]);
+    assert!(built.status.success(), "{}", describe(&built));
+    profile
+}
+
+#[test]
+fn a_profile_of_too_few_tokens_is_refused_or_warned_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let solve = |tokens| {
+        let (profile, out) = (few(folder.path(), tokens), text(&folder.path().join("few.tables.safetensors")));
+        run(&["solve", "--groups", "4", "--profile", &profile, "--out", &out])
+    };
+    let refused = solve(1);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("counts 1 token, expected at least one for each of the 4 groups"), "{said}");
+    let warned = solve(8);
+    let said = String::from_utf8_lossy(&warned.stderr);
+    assert!(warned.status.success() && said.contains("warning: ") && said.contains("counts 8 tokens"), "{said}");
+    let profile = text(&folder.path().join("p.profile"));
+    assert!(run(&["profile", "build", &reference(), "--out", &profile]).status.success());
+    let out = text(&folder.path().join("t.tables.safetensors"));
+    let enough = run(&["solve", "--groups", "4", "--profile", &profile, "--out", &out]);
+    assert!(!String::from_utf8_lossy(&enough.stderr).contains("warning"), "{}", describe(&enough));
 }
 
 #[test]

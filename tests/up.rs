@@ -102,6 +102,40 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
 }
 
+/// A first start that is stopped while it records is continued by the next one, which asks no prompt again.
+#[test]
+fn a_recording_that_was_interrupted_goes_on() {
+    let _one = one_up();
+    let data = tempfile::tempdir().expect("a folder");
+    let mut first =
+        semmoe(&["up", "--port", "0", "--ranks", "2", "--data"]).arg(data.path()).spawn().expect("it starts");
+    // Some hundred of the prompts.
+    while partial(data.path()).is_none_or(|bytes| bytes < 500_000) {
+        assert!(first.try_wait().expect("our child").is_none(), "it ended before it was interrupted");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal("-INT", first.id());
+    assert!(!first.wait().expect("our child").success());
+    let left = partial(data.path()).expect("the partial recording stays");
+    let up = Up::start(data.path(), &["--ranks", "2"]);
+    up.interrupt();
+    let (status, said) = up.wait();
+    assert!(status.success(), "{said}");
+    let (_, recorded) = said.split_once("recording a profile: ").expect("it says what was recorded");
+    let before = recorded.split(" of them recorded before)").next().and_then(|text| text.rsplit('(').next());
+    let before: u64 = before.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{said}"));
+    assert!(before > 0 && left >= 500_000, "{said}");
+    assert_eq!(partial(data.path()), None, "nothing of it stays");
+}
+
+/// Bytes of the partial recording below a data folder.
+fn partial(data: &std::path::Path) -> Option<u64> {
+    let models = std::fs::read_dir(data).ok()?.flatten();
+    let units = models.flat_map(|model| std::fs::read_dir(model.path()).into_iter().flatten().flatten());
+    let found = units.map(|unit| unit.path().join("recording.profile.trace.safetensors.partial"));
+    found.filter_map(|path| Some(path.metadata().ok()?.len())).next()
+}
+
 #[test]
 fn experts_in_slices_need_no_tables_and_ranks_exchange_as_told() {
     let _one = one_up();
@@ -165,7 +199,7 @@ fn a_killed_rank_is_named_and_nothing_hangs() {
 
 /// Waits until the gateway counts `requests` in flight.
 async fn wait_until_running(client: &HttpClient, admin: &BaseUrl, requests: u64) {
-    for _ in 0..600 {
+    for _ in 0..6000 {
         let metrics = client.get_text(admin, "/metrics", &limits()).await.expect("metrics");
         let running: f64 = metrics
             .lines()

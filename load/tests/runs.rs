@@ -198,7 +198,8 @@ async fn a_stop_ends_the_run_with_what_was_measured() {
         .await;
         let pace = if open { Pace::Poisson { per_second: 500.0 } } else { Pace::Closed { concurrency: 3 } };
         let mut options = mock.options(pace, Limit::Requests(1_000_000));
-        options.grace = Duration::from_secs(1);
+        // For the first five answers, which are written but perhaps not read yet.
+        options.grace = Duration::from_secs(3);
         let report = semmoe_load::run(options, &|_| {}, stuck.notified()).await.unwrap();
         assert!(report.stopped && report.requests.unfinished > 0, "{report}");
         assert_eq!((report.requests.ok, report.requests.failed), (5, 0));

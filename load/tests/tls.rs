@@ -8,7 +8,8 @@ use std::sync::Arc;
 use common::*;
 use semmoe_load::{Limit, Pace};
 
-/// A server of a certificate that signed itself for `name`, and the certificate.
+/// A server with a self-signed certificate for `name`, and the certificate. It answers requests in pairs: one client
+/// alone could otherwise finish a short run before a busy machine has started the other.
 async fn server(name: &str) -> (Mock, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -20,10 +21,17 @@ async fn server(name: &str) -> (Mock, String) {
         .with_single_cert(vec![cert.der().clone()], key.serialize_der().try_into().unwrap())
         .unwrap();
     let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let both = Arc::new(tokio::sync::Barrier::new(2));
     let list = r#"{"data":[{"id":"solo"}]}"#;
     let mock = Mock::start_with(Some(acceptor), move |seen| {
-        let bytes = if seen.head.starts_with("get ") { document("", list) } else { chat("") };
-        std::future::ready(Reply::Bytes(bytes))
+        let both = Arc::clone(&both);
+        async move {
+            if seen.head.starts_with("get ") {
+                return Reply::Bytes(document("", list));
+            }
+            both.wait().await;
+            Reply::Bytes(chat(""))
+        }
     });
     (mock.await, cert.pem())
 }

@@ -173,9 +173,9 @@ async fn cancelling_drops_what_is_in_flight_and_keeps_what_is_there() {
 async fn a_request_that_takes_too_long_is_bad_and_not_repeated() {
     let mut mock = Mock::start().await;
     let mut options = mock.options(&[ids_line(&[first_id::HANGS])]);
-    options.request_timeout = std::time::Duration::from_millis(50);
+    options.request_timeout = std::time::Duration::from_secs(2);
     let error = mock.record(options).await.unwrap_err().to_string();
-    assert!(error.contains("did not send the whole answer within 50ms"), "{error}");
+    assert!(error.contains("did not send the whole answer within 2s"), "{error}");
     mock.dropped.recv().await.unwrap();
     assert_eq!(mock.state.attempts.lock().unwrap()[&first_id::HANGS], 1);
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use semmoe_tables::Attention;
@@ -113,6 +115,24 @@ impl From<ExpertsArg> for ExpertLayout {
         match experts {
             ExpertsArg::Ep => Self::Ep,
             ExpertsArg::Tp => Self::Tp,
+        }
+    }
+}
+
+/// When rank 0 exits after a rank was lost; `None` is never.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ExitAfterLoss(pub(crate) Option<Duration>);
+
+impl FromStr for ExitAfterLoss {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "never" {
+            return Ok(Self(None));
+        }
+        match text.parse::<f64>() {
+            Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(Self(Some(Duration::from_secs_f64(seconds)))),
+            _ => Err("expected seconds from 0 to 86400, or never".into()),
         }
     }
 }

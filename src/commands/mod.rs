@@ -15,7 +15,7 @@ pub(crate) mod solve;
 pub(crate) mod tables;
 pub(crate) mod worker;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -23,15 +23,17 @@ use serde::Serialize;
 use crate::error::CliError;
 use crate::progress::say;
 
-/// Prints text on standard output; a reader that went away is an error, not a panic.
+/// Prints text on standard output. A reader that went away (`| head`) has what it wanted: the work goes on in silence,
+/// and the exit code is that of the work.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}")
-        .and_then(|()| out.flush())
-        .map_err(|error| CliError::failed(format!("cannot write to standard output: {error}")))
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.map_err(|error| CliError::failed(format!("cannot write to standard output: {error}"))),
+    }
 }
 
-/// Prints what a server has to tell whoever started it. That one may have closed the pipe since: no reason to stop serving.
+/// Prints what a server announces. That it cannot be written is no reason to stop serving.
 pub(crate) fn announce(text: &str) {
     if let Err(error) = print(text) {
         say(&format!("semmoe: {error}"));

@@ -20,6 +20,9 @@ use crate::progress::{Progress, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
+/// With fewer activations of an expert in a layer, in the mean, the tables are worth a warning.
+const FEW_ACTIVATIONS: f64 = 10.0;
+
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let profile = Profile::open(&args.profile).map_err(CliError::input)?;
     let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
@@ -29,6 +32,7 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         })?;
     }
     check_outputs(args)?;
+    check_tokens(args, &profile)?;
     let attention = args.attention.into();
     let source = format!("solved from profile {}", profile.digest());
     let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
@@ -64,6 +68,27 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     }
     print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))?;
     print(&describe_held_out(&solved.report.held_out))
+}
+
+/// Refuses a profile of so few tokens that nothing could be clustered, and warns where chance decides.
+fn check_tokens(args: &SolveArgs, profile: &Profile) -> Result<(), CliError> {
+    let (tokens, model, groups) = (profile.total_tokens(), profile.model(), args.groups);
+    let counted = if tokens == 1 { "1 token".to_owned() } else { format!("{tokens} tokens") };
+    if tokens < u64::from(groups) {
+        return Err(CliError::input(format!(
+            "{} counts {counted}, expected at least one for each of the {groups} groups: record some thousand prompts",
+            args.profile.display()
+        )));
+    }
+    let each = tokens as f64 * f64::from(model.top_k) / f64::from(model.num_experts);
+    if each < FEW_ACTIVATIONS {
+        say(&format!(
+            "warning: {} counts {counted}, so an expert was chosen {each:.1} times in each layer in the mean: chance decides where it \
+             goes; record some thousand prompts",
+            args.profile.display()
+        ));
+    }
+    Ok(())
 }
 
 /// The placement that is given, if there is one.

@@ -25,6 +25,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     (config.attention, config.shuffle) = (unit.attention, unit.shuffle);
     config.data_address = args.network.data_address;
     config.exit_on_stdin_eof = args.exit_on_stdin_eof;
+    config.exit_after_loss = args.exit_after_loss.0;
     config.secret = secret(args.trust.secret_file.as_deref(), SECRET_VARIABLE)?;
     config.admin_token = secret(args.trust.admin_token_file.as_deref(), TOKEN_VARIABLE)?;
     config.limits = limits(&args.serving);

@@ -1,5 +1,6 @@
 //! The cache of one model's recorded trace and solved tables, keyed by everything that they depend on.
 
+use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -66,9 +67,12 @@ impl Cache {
         self.model.join("heldout.trace.safetensors")
     }
 
-    /// Where a recording goes until it is whole: units of other kinds may be recording too.
-    pub(crate) fn recording(&self) -> PathBuf {
-        self.folder.join("recording.trace.safetensors")
+    /// Where the recording of `trace` goes until it is whole: units of other kinds may be recording too. The next run
+    /// goes on from what lies beside it.
+    pub(crate) fn recording(&self, trace: &Path) -> PathBuf {
+        let mut name = OsString::from("recording.");
+        name.push(trace.file_name().unwrap_or_default());
+        self.folder.join(name)
     }
 
     /// Counts of the profiled prompts.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use semmoe_engines::Engine;
-use semmoe_profiler::RecordOptions;
+use semmoe_profiler::{ProfilerError, RecordOptions};
 use semmoe_solver::{SolveOptions, TokenStrings};
 use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Tables, Trace};
 
@@ -101,11 +101,11 @@ pub(crate) async fn recorded(
             Err(cause) => say(&format!("the cached recording cannot be used ({cause}); it is made again")),
         }
     }
-    let (layout, out) = (layout.to_record(), work.out.clone());
+    let (layout, out, recording) = (layout.to_record(), work.out.clone(), cache.recording(&work.out));
     let mut unit = Unit::start(&UnitSpec { model: assets.model.clone(), tables: None, layout }).await?;
-    record(assets, &mut unit, layout.ranks, Recording { out: cache.recording(), ..work }).await?;
+    record(assets, &mut unit, layout.ranks, Recording { out: recording.clone(), ..work }).await?;
     unit.stop().await;
-    std::fs::rename(cache.recording(), &out)
+    std::fs::rename(recording, &out)
         .map_err(|error| CliError::failed(format!("the recording {} cannot be kept: {error}", out.display())))?;
     Trace::open(&out).map_err(CliError::failed)
 }
@@ -115,15 +115,24 @@ async fn record(assets: &Assets, unit: &mut Unit, ranks: u16, work: Recording<'_
     let url = unit.url.parse().map_err(CliError::failed)?;
     let options = RecordOptions {
         tokenizer: Some(assets.model.clone()),
-        // What another build of this program began is not gone on with.
-        fresh: true,
         max_tokens: work.max_tokens,
         concurrency: RECORD_CONCURRENCY_PER_RANK * usize::from(ranks),
         ..RecordOptions::new(Engine::Semmoe, url, work.prompts.to_owned(), work.out.clone(), created())
     };
     let progress = Progress::start(work.title, 0);
+    let recording = async {
+        match semmoe_profiler::record(options.clone(), &progress, std::future::pending()).await {
+            // The folder is this model's and these prompts': only another version can have recorded otherwise.
+            Err(ProfilerError::OtherPartial { difference, .. }) => {
+                say(&format!("the recording that ended early cannot be continued ({difference}); it begins anew"));
+                semmoe_profiler::record(RecordOptions { fresh: true, ..options }, &progress, std::future::pending())
+                    .await
+            }
+            outcome => outcome,
+        }
+    };
     let report = tokio::select! {
-        report = semmoe_profiler::record(options, &progress, std::future::pending()) => report.map_err(failure)?,
+        report = recording => report.map_err(failure)?,
         death = unit.died() => return Err(death.into_error()),
     };
     progress.finish(&describe_record(&report));

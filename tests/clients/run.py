@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Runs curl and the official `openai` package unchanged against the gateway: run.py [SEMMOE].
+"""Runs curl and the official `openai` package unchanged against the gateway, and SGLang's and vLLM's routers in front of
+workers: run.py [--guidellm] [SEMMOE].
 
-Without PyPI or curl its part is left out, and that is said; the rest must pass."""
+With --guidellm GuideLLM, too, which brings PyTorch along: 6 GB and some minutes. Without PyPI or curl its part is left out, and that is said;
+the rest must pass."""
 import hashlib, json, pathlib, re, shutil, subprocess, sys, tempfile, venv
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-import engine
+import engine, routers, with_guidellm
 
-SEMMOE = sys.argv[1] if len(sys.argv) > 1 else "target/release/semmoe"
+WITH_GUIDELLM = "--guidellm" in sys.argv
+ARGUMENTS = [word for word in sys.argv[1:] if word != "--guidellm"]
+SEMMOE = ARGUMENTS[0] if ARGUMENTS else "target/release/semmoe"
 KEY = "sk-for-this-test"
 
 
@@ -91,14 +95,30 @@ def long_body(base, key, chat):
         return curl("--http1.1", base + "/v1/chat/completions", *key, "-H", "Expect: 100-continue", "--data-binary", f"@{file.name}")
 
 
-def with_openai(base, folder):
-    home = folder / "venv"
+def python_with(requirements, folder, what):
+    """A Python with these packages; None, and a notice, without PyPI."""
+    home = folder / requirements
     venv.create(home, with_pip=True)
-    install = [home / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", HERE / "requirements.txt"]
-    if subprocess.run(install).returncode != 0:
-        print("NOTICE: PyPI cannot be reached, so the official `openai` package was not tried")
-        return
-    subprocess.run([home / "bin/python", HERE / "with_openai.py", base + "/v1", KEY], check=True, timeout=120)
+    install = [home / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
+    if subprocess.run([*install, "--requirement", HERE / f"{requirements}.txt"]).returncode != 0:
+        print(f"NOTICE: PyPI cannot be reached, so {what} not tried")
+        return None
+    return home / "bin/python"
+
+
+def with_openai(base, folder):
+    python = python_with("requirements", folder, "the official `openai` package was")
+    if python:
+        subprocess.run([python, HERE / "with_openai.py", base + "/v1", KEY], check=True, timeout=120)
+
+
+def with_workers(folder):
+    if python := python_with("routers", folder, "sglang-router and vllm-router were"):
+        routers.run(python, SEMMOE, folder)
+    if not WITH_GUIDELLM:
+        print("NOTICE: without --guidellm GuideLLM was not tried")
+    elif python := python_with("guidellm", folder, "GuideLLM was"):
+        with_guidellm.run(python, SEMMOE, folder)
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -111,3 +131,4 @@ with tempfile.TemporaryDirectory() as folder:
         process.terminate()
         code = process.wait(timeout=60)
     assert code == 0, f"the gateway left with exit code {code}"
+    with_workers(folder)

@@ -1,7 +1,7 @@
 //! An engine that is started as the document says, and started anew in its place.
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,55 +9,90 @@ use semmoe_tables::ModelInfo;
 use semmoe_text::{ChatTemplate, Tokenizer};
 use tokio::runtime::Runtime;
 
-use crate::mock::{Dialect, Engine, Ranks, Texts, router};
+use crate::mock::{Dialect, Engine, Texts, router};
+use crate::support::Ranks;
 
-/// A mock engine behind one address.
+/// What stands behind the document's engine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A mock that answers as recorded engines do.
+    Mock(Dialect),
+    /// Rank processes of the bundled model.
+    Ranks,
+}
+
+enum Running {
+    Mock { _runtime: Runtime, engine: Arc<Engine> },
+    Ranks(Ranks),
+}
+
+/// An engine behind one address.
 pub(crate) struct Fleet {
-    dialect: Dialect,
+    pub(crate) kind: Kind,
     pub(crate) address: SocketAddr,
-    running: Option<(Runtime, Arc<Engine>)>,
+    running: Option<Running>,
     /// As told when it was started first.
     ranks: u16,
 }
 
 impl Fleet {
-    pub(crate) fn new(dialect: Dialect) -> Self {
+    pub(crate) fn new(kind: Kind) -> Self {
         // The address is kept while no engine is there.
         let address = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-        Self { dialect, address, running: None, ranks: 1 }
+        Self { kind, address, running: None, ranks: 1 }
     }
 
-    /// Ends what runs and starts an engine with these arguments of its command. `model` is the folder of its checkpoint.
-    pub(crate) fn start(&mut self, arguments: &[String], model: &Path) {
+    /// Ends what runs. Rank processes leave with exit code 0.
+    pub(crate) fn stop(&mut self) {
+        if let Some(Running::Ranks(ranks)) = self.running.take() {
+            ranks.stop();
+        }
+    }
+
+    /// Ends what runs and starts an engine with these arguments of its command. `model` is the folder of its
+    /// checkpoint, and `placed` the tables that a map of experts was exported from.
+    pub(crate) fn start(&mut self, arguments: &[String], model: &Path, placed: PathBuf) {
+        // The old process is gone before the new one listens.
+        self.stop();
         let after = |name: &str| arguments.iter().position(|word| word == name).and_then(|at| arguments.get(at + 1));
         let ranks = ["--attn-dp-size", "--dp-size", "--data-parallel-size"].into_iter().find_map(after);
         let ranks = ranks.map(|count| count.parse().expect("a number"));
         self.ranks = ranks.unwrap_or(self.ranks);
+        self.running = Some(match self.kind {
+            Kind::Mock(dialect) => self.mock(dialect, arguments, model),
+            Kind::Ranks => {
+                let tables = after("--init-expert-location").map(|_| placed);
+                Running::Ranks(Ranks::start_at(self.address, model, self.ranks.into(), tables.as_deref()))
+            }
+        });
+    }
+
+    fn mock(&self, dialect: Dialect, arguments: &[String], model: &Path) -> Running {
+        let after = |name: &str| arguments.iter().position(|word| word == name).and_then(|at| arguments.get(at + 1));
         let shape = semmoe_profiler::model_config(model).expect("a checkpoint's config.json");
         let named = after("--served-model-name").map_or("Qwen/Qwen3-30B-A3B", String::as_str);
         let tokenizer = Tokenizer::from_file(&model.join("tokenizer.json")).expect("a tokenizer");
         let template = ChatTemplate::from_config_file(&model.join("tokenizer_config.json")).expect("a template");
         let texts = Texts::Model(Box::new(tokenizer), Some(Box::new(template)));
-        let mut engine = Engine::new(self.dialect, ModelInfo { model: named.to_owned(), ..shape }, texts);
-        engine.ranks = Ranks::new(self.ranks);
+        let mut engine = Engine::new(dialect, ModelInfo { model: named.to_owned(), ..shape }, texts);
+        engine.ranks = crate::mock::Ranks::new(self.ranks);
         engine.gives_routes = arguments.iter().any(|word| word == "--enable-return-routed-experts");
         if let Some(location) = after("--init-expert-location") {
             location.clone_into(&mut engine.init_expert_location);
         }
-        // The old process is gone before the new one listens.
-        drop(self.running.take());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let (engine, address) = (Arc::new(engine), self.address);
         let routes = router(Arc::clone(&engine));
         let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).expect("its address");
         runtime.spawn(async move { axum::serve(listener, routes).await });
-        self.running = Some((runtime, engine));
+        Running::Mock { _runtime: runtime, engine }
     }
 
-    /// Whether requests last until the loads were asked for.
+    /// Whether requests of a mock last until the loads were asked for.
     pub(crate) fn linger(&self, linger: bool) {
-        let (_, engine) = self.running.as_ref().expect("an engine runs");
-        engine.ranks.linger.store(linger, Ordering::SeqCst);
+        if let Some(Running::Mock { engine, .. }) = &self.running {
+            engine.ranks.linger.store(linger, Ordering::SeqCst);
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! docs/operating.md, done as it stands: every command and configuration of its two ways, from what runs today to affinity and
-//! back, against mock engines that are started as the document starts them.
+//! back, against mock engines that are started as the document starts them, and SGLang's against rank processes.
 
 mod document;
 mod engine;
@@ -11,10 +11,12 @@ mod mock;
 mod support;
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use document::Document;
+use engine::Kind;
 use mock::Dialect;
-use operator::{Asked, Operator};
+use operator::{Asked, Operator, Restarts};
 use semmoe_tables::Tables;
 use serde_json::json;
 
@@ -24,6 +26,9 @@ const PROMPTS: usize = 240;
 /// What half of the figures are like if nothing is known: one of eight ranks.
 const RANDOM: f64 = 0.125;
 
+/// Eight rank processes are enough at a time.
+static ONE_UNIT: Mutex<()> = Mutex::new(());
+
 /// `x-semmoe-policy` of the answers, counted.
 fn placed_by(answers: &[Asked], policy: &str) -> usize {
     answers.iter().filter(|answer| answer.header("x-semmoe-policy") == policy).count()
@@ -31,8 +36,24 @@ fn placed_by(answers: &[Asked], policy: &str) -> usize {
 
 #[test]
 fn an_sglang_operator_gets_from_today_to_affinity_and_back() {
+    sglang(Operator::new(Kind::Mock(Dialect::Sglang0_5_23), Restarts::Plain, PROMPTS));
+}
+
+/// The same commands and configurations with rank processes, which tell their placement themselves.
+#[test]
+fn the_steps_of_sglang_hold_for_real_ranks_that_restart_quickly() {
+    let _one = ONE_UNIT.lock().unwrap_or_else(PoisonError::into_inner);
+    sglang(Operator::new(Kind::Ranks, Restarts::Quick, PROMPTS));
+}
+
+#[test]
+fn the_steps_of_sglang_hold_for_real_ranks_that_restart_slowly() {
+    let _one = ONE_UNIT.lock().unwrap_or_else(PoisonError::into_inner);
+    sglang(Operator::new(Kind::Ranks, Restarts::Slow, PROMPTS));
+}
+
+fn sglang(mut operator: Operator) {
     let document = Document::read("SGLang");
-    let mut operator = Operator::new(Dialect::Sglang0_5_23, PROMPTS);
     operator.shell(&document.next("", "sh"));
     let by_load = by_load(&document, &mut operator);
     recorded_and_solved(&document, &mut operator);
@@ -63,7 +84,10 @@ fn by_load(document: &Document, operator: &mut Operator) -> String {
     assert_eq!(asked[0].header("x-semmoe-backend"), "pod-a");
     assert_eq!(asked[0].header("x-semmoe-policy"), "least_load");
     assert!(asked[0].header("x-semmoe-rank").parse::<u16>().is_ok_and(|rank| rank < 8));
-    assert_eq!(asked[1].json()["backends"][0]["pins"]["state"], "honoured", "probed before the first request");
+    // Ranks of semmoe name their rank in every answer, and need no probes.
+    if operator.engine.kind != Kind::Ranks {
+        assert_eq!(asked[1].json()["backends"][0]["pins"]["state"], "honoured", "probed before the first request");
+    }
     operator.until_pins_are_honoured();
     by_load
 }
@@ -116,11 +140,18 @@ fn placed(document: &Document, operator: &mut Operator, shadow: &str) -> String 
     let (_, after) = after.split_once("# with the arguments above\n").expect("lines behind it");
     operator.shell(before);
     operator.shell(&format!("{} --enable-return-routed-experts", arguments.trim()));
-    let placed = shadow.replace("/linear.tables", "/qwen3.tables") + &key;
+    // Ranks of semmoe tell their placement, as SGLang does of a map that is given inline: there the key is not needed.
+    let tells = operator.engine.kind == Kind::Ranks;
+    let placed = shadow.replace("/linear.tables", "/qwen3.tables") + if tells { "" } else { &key };
     operator.write(&placed);
     let asked = operator.shell(after);
     assert!(asked.len() == 2, "a reload and the end of the drain");
-    assert_eq!(asked[0].json()["backends_added"], json!(["pod-a"]));
+    if !tells {
+        assert_eq!(asked[0].json()["backends_added"], json!(["pod-a"]));
+    }
+    let in_use = operator.admin("/admin/tables");
+    let found = &in_use["tables"][0];
+    assert_eq!(found["digest"], json!(Tables::open(Path::new(&tables)).expect("tables").digest()), "{in_use}");
     let refused = operator.load_tables("linear.tables.safetensors");
     assert_eq!((refused.status, refused.code().as_str()), (409, "tables_refused"), "{refused:?}");
     placed
@@ -136,8 +167,14 @@ fn by_affinity(document: &Document, operator: &mut Operator, placed: &str) -> St
     assert_eq!((placed_by(&answers, "affinity"), placed_by(&answers, "least_load")), (10, 90));
     let affinity = placed.replace(policies, "policy = \"affinity\"\n") + "[sampling]\nshare = 1.0\n";
     operator.configure(&affinity);
-    assert_eq!(placed_by(&operator.ask(200), "affinity"), 200);
-    let live = operator.until_live(|backend| backend["compared"].as_u64() >= Some(150));
+    assert_eq!(placed_by(&operator.ask_sampled(200), "affinity"), 200);
+    let metrics = operator.metrics();
+    assert!(
+        metrics.contains("semmoe_sampled_requests_total{backend=\"pod-a\",outcome=\"observed\"} 200\n"),
+        "{metrics}"
+    );
+    let live = operator.live();
+    assert!(live["compared"].as_u64() >= Some(150), "{live}");
     let (observed, predicted) = (live["mean_observed"].as_f64(), live["mean_predicted"].as_f64());
     let (observed, predicted) = observed.zip(predicted).expect("both");
     assert!(observed > 1.1 * RANDOM && (observed - predicted).abs() < 0.1, "{live}");
@@ -170,7 +207,7 @@ fn new_tables(operator: &mut Operator) {
 #[test]
 fn a_vllm_operator_gets_from_today_to_affinity_and_back() {
     let document = Document::read("vLLM");
-    let mut operator = Operator::new(Dialect::Vllm, PROMPTS);
+    let mut operator = Operator::new(Kind::Mock(Dialect::Vllm), Restarts::Plain, PROMPTS);
     operator.shell(&document.next("", "sh"));
 
     // 1. By load: the configuration below without what scores.

@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::engine::Fleet;
-use crate::mock::Dialect;
+use crate::engine::{Fleet, Kind};
 use crate::support::{describe, json_of, model_dir, repository, semmoe, signal};
 
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two questions about the same thing: the gateway needs the processor, too.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
 
 /// What a `curl` got.
 #[derive(Debug)]
@@ -41,11 +42,34 @@ impl Asked {
     }
 }
 
+/// How an engine is started anew.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Restarts {
+    /// As it comes, with the document's configuration.
+    Plain,
+    /// Between two probes of the gateway, which ask every ten minutes.
+    Quick,
+    /// The gateway has seen that it is gone.
+    Slow,
+}
+
+impl Restarts {
+    /// What the configuration has besides the document's.
+    fn health(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Quick => "\n[health]\ninterval_seconds = 600\n",
+            Self::Slow => "\n[health]\ninterval_seconds = 0.2\n",
+        }
+    }
+}
+
 pub(crate) struct Operator {
     folder: TempDir,
     runtime: Runtime,
     http: HttpClient,
-    engine: Fleet,
+    pub(crate) engine: Fleet,
+    restarts: Restarts,
     /// The gateway's process, data and admin URL.
     gateway: Option<(Child, String, String)>,
     printed: String,
@@ -62,8 +86,8 @@ impl Drop for Operator {
 }
 
 impl Operator {
-    /// With so many prompts of his own traffic.
-    pub(crate) fn new(dialect: Dialect, prompts: usize) -> Self {
+    /// With so many prompts of one's own traffic.
+    pub(crate) fn new(kind: Kind, restarts: Restarts, prompts: usize) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("tables")).expect("a folder");
         std::os::unix::fs::symlink(model_dir(), folder.path().join("model")).expect("a link");
@@ -74,8 +98,16 @@ impl Operator {
         }
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let engine = Fleet::new(dialect);
-        Self { folder, runtime, http: HttpClient::default(), engine, gateway: None, printed: String::new(), asked: 0 }
+        Self {
+            folder,
+            runtime,
+            http: HttpClient::default(),
+            engine: Fleet::new(kind),
+            restarts,
+            gateway: None,
+            printed: String::new(),
+            asked: 0,
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -94,6 +126,10 @@ impl Operator {
             ("listen = \"0.0.0.0:8080\"".to_owned(), "listen = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"".to_owned()),
             ("metrics = \"0.0.0.0:9090\"".to_owned(), "metrics = \"127.0.0.1:0\"".to_owned()),
         ];
+        if self.engine.kind == Kind::Ranks {
+            names.push(("engine = \"sglang\"".to_owned(), "engine = \"semmoe\"".to_owned()));
+            names.push(("--engine sglang".to_owned(), "--engine semmoe".to_owned()));
+        }
         if let Some((_, data, admin)) = &self.gateway {
             names.push(("http://127.0.0.1:8080".to_owned(), data.clone()));
             names.push(("http://127.0.0.1:8081".to_owned(), admin.clone()));
@@ -121,7 +157,7 @@ impl Operator {
     }
 
     pub(crate) fn write(&self, toml: &str) {
-        std::fs::write(self.path("semmoe.toml"), self.here(toml)).expect("written");
+        std::fs::write(self.path("semmoe.toml"), self.here(toml) + self.restarts.health()).expect("written");
     }
 
     pub(crate) fn serve(&mut self) {
@@ -142,17 +178,28 @@ impl Operator {
                         self.start(&words)
                     }
                     Some("semmoe") => self.run(&words[1..]),
-                    Some("python") => self.engine.start(&words, &self.folder.path().join("model")),
+                    Some("python") => self.start_engine(&words, self.path("model")),
                     Some("vllm") => {
                         let model =
                             if words[2].starts_with('/') { PathBuf::from(&words[2]) } else { self.path("model") };
-                        self.engine.start(&words, &model);
+                        self.start_engine(&words, model);
                     }
                     Some(_) => panic!("nobody here knows how to {command:?}"),
                 }
             }
         }
         asked
+    }
+
+    /// Starts the engine, in place of the one that runs.
+    fn start_engine(&mut self, words: &[String], model: PathBuf) {
+        if self.restarts == Restarts::Slow && self.gateway.is_some() {
+            self.engine.stop();
+            self.until("/admin/backends", |answer| answer.json()["backends"][0]["healthy"] == false);
+        }
+        // The only map of experts that the document exports.
+        let placed = self.tables("qwen3");
+        self.engine.start(words, &model, placed.into());
     }
 
     fn run(&mut self, words: &[String]) {
@@ -260,6 +307,7 @@ impl Operator {
         let prompts = prompts.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["prompt"].take());
         // Some are chats.
         let prompts: Vec<Value> = prompts.filter(Value::is_string).collect();
+        self.until("/readyz", |answer| answer.status == 200);
         let from = self.asked;
         self.asked += requests;
         let ask = |number: u64| {
@@ -274,6 +322,24 @@ impl Operator {
         (from..from + requests).map(ask).collect()
     }
 
+    /// As [`Self::ask`], in portions small enough for the gateway's queue of samples (16): the next one is sent when
+    /// every request so far has been sampled and counted. However slow the machine is, none is dropped.
+    pub(crate) fn ask_sampled(&mut self, requests: u64) -> Vec<Asked> {
+        const PORTION: u64 = 8;
+        let (before, mut answers) = (self.samples(), Vec::new());
+        while answers.len() as u64 != requests {
+            answers.extend(self.ask(PORTION.min(requests - answers.len() as u64)));
+            let wanted = before + answers.len() as u64;
+            self.until("/metrics", |answer| samples(&answer.body) == wanted);
+        }
+        answers
+    }
+
+    /// Samples of which the gateway knows what became of them.
+    fn samples(&self) -> u64 {
+        samples(&self.metrics())
+    }
+
     /// Waits until the admin plane answers as is wanted.
     fn until(&self, path: &str, wanted: impl Fn(&Asked) -> bool) -> Asked {
         let end = Instant::now() + PATIENCE;
@@ -283,6 +349,7 @@ impl Operator {
                 return answer;
             }
             assert!(Instant::now() < end, "{path}: {answer:?}");
+            std::thread::sleep(BETWEEN_LOOKS);
         }
     }
 
@@ -297,10 +364,9 @@ impl Operator {
         self.engine.linger(false);
     }
 
-    /// Waits until the samples of the backend are as wanted.
-    pub(crate) fn until_live(&self, wanted: impl Fn(&Value) -> bool) -> Value {
-        let answer = self.until("/admin/live", |answer| wanted(&answer.json()["backends"][0]));
-        answer.json()["backends"][0].clone()
+    /// What samples show of the backend.
+    pub(crate) fn live(&self) -> Value {
+        self.admin("/admin/live")["backends"][0].clone()
     }
 
     /// SIGTERM ends the gateway well.
@@ -310,6 +376,12 @@ impl Operator {
         let status = child.wait().expect("a child of ours");
         assert!(status.success(), "{status}");
     }
+}
+
+/// The sum over all outcomes.
+fn samples(metrics: &str) -> u64 {
+    let values = metrics.lines().filter(|line| line.starts_with("semmoe_sampled_requests_total{"));
+    values.map(|line| line.rsplit(' ').next().unwrap_or_default().parse::<u64>().expect("a count")).sum()
 }
 
 /// Words as a shell finds them: apart by spaces, whole in quotes.

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
@@ -163,6 +164,8 @@ impl Drop for Up {
 pub struct Ranks {
     children: Vec<Child>,
     stdins: Vec<ChildStdin>,
+    /// Rank 0's HTTP address, as it was asked for.
+    listen: SocketAddr,
     /// Base URL of the unit.
     pub url: String,
 }
@@ -175,7 +178,12 @@ impl Ranks {
 
     /// The same with a checkpoint of one's own.
     pub fn start_model(model: &Path, world: usize, tables: Option<&Path>) -> Self {
-        let mut ranks = Self { children: Vec::new(), stdins: Vec::new(), url: String::new() };
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), model, world, tables)
+    }
+
+    /// The same, with an address of one's own for rank 0's HTTP.
+    pub fn start_at(listen: SocketAddr, model: &Path, world: usize, tables: Option<&Path>) -> Self {
+        let mut ranks = Self { children: Vec::new(), stdins: Vec::new(), listen, url: String::new() };
         let front = ranks.spawn(model, 0, world, "127.0.0.1:0", tables);
         let bound = next_event(&front);
         let rendezvous = bound["rendezvous"].as_str().unwrap_or_else(|| panic!("{bound}")).to_owned();
@@ -202,7 +210,7 @@ impl Ranks {
         rendezvous: &str,
         tables: Option<&Path>,
     ) -> mpsc::Receiver<String> {
-        let mut command = semmoe(&["worker", "--listen", "127.0.0.1:0", "--exit-on-stdin-eof"]);
+        let mut command = semmoe(&["worker", "--listen", &self.listen.to_string(), "--exit-on-stdin-eof"]);
         command.arg("--model").arg(model);
         command.args(["--rank", &rank.to_string(), "--world", &world.to_string(), "--rendezvous", rendezvous]);
         if let Some(tables) = tables {
@@ -218,6 +226,11 @@ impl Ranks {
     /// The process of a rank.
     pub fn pid(&self, rank: usize) -> u32 {
         self.children[rank].id()
+    }
+
+    /// Waits for the end of one rank; its exit code, none if a signal killed it.
+    pub fn wait(&mut self, rank: usize) -> Option<i32> {
+        self.children[rank].wait().expect("a child of ours").code()
     }
 
     /// Closes their standard input and waits: every rank must leave with exit code 0.
@@ -264,6 +277,6 @@ fn lines(output: impl Read + Send + 'static) -> mpsc::Receiver<String> {
 }
 
 fn next_event(output: &mpsc::Receiver<String>) -> Value {
-    let line = output.recv_timeout(Duration::from_secs(60)).expect("a rank says that it is ready");
+    let line = output.recv_timeout(READY_TIMEOUT).expect("a rank says that it is ready");
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }

@@ -33,6 +33,7 @@ fn rank_process() {
     config.collective_timeout = Duration::from_millis(arguments[3].parse().unwrap());
     config.transport = arguments[4].parse().unwrap();
     config.attention = arguments[5].parse().unwrap();
+    config.exit_after_loss = arguments[6].parse().ok().map(Duration::from_millis);
     config.announce = Box::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
     let code = match run(config) {
         Ok(()) => 0,
@@ -52,6 +53,8 @@ struct Started {
     collective_ms: u32,
     transport: TransportChoice,
     attention: Attention,
+    /// After a loss; never if absent.
+    exit_ms: Option<u64>,
 }
 
 /// What ranks exchange through.
@@ -59,7 +62,7 @@ const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice:
 
 impl Started {
     fn patient(world: u16, transport: TransportChoice) -> Self {
-        Self { world, collective_ms: 120_000, transport, attention: Attention::Dp }
+        Self { world, collective_ms: 120_000, transport, attention: Attention::Dp, exit_ms: None }
     }
 }
 
@@ -72,10 +75,11 @@ struct Rank {
 
 impl Rank {
     fn start(rank: u16, unit: Started, rendezvous: SocketAddr) -> Self {
-        let Started { world, collective_ms, transport, attention } = unit;
+        let Started { world, collective_ms, transport, attention, exit_ms } = unit;
+        let exit = exit_ms.map_or_else(|| "never".to_owned(), |after| after.to_string());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["rank_process", "--exact", "--nocapture"])
-            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention}"))
+            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -211,7 +215,7 @@ async fn a_killed_rank_ends_every_request_with_its_name() {
         assert_eq!(unit.ranks[2].ends(), None);
         assert!(unit.ranks[1].says("error ").contains("rank 2 was lost"));
         assert_eq!(unit.ranks[1].ends(), Some(3));
-        // Rank 0 answers until it is asked to stop.
+        // Started to stay, rank 0 answers until it is asked to stop.
         drop(unit.ranks[0].stdin.take());
         assert_eq!(unit.ranks[0].ends(), Some(3));
     }
@@ -245,6 +249,33 @@ async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
         unit.ranks[0].signal(Signal::INT);
         assert_eq!(unit.ranks[0].ends(), Some(3));
     }
+}
+
+/// So that whoever supervises it starts it anew. What was in flight is answered first, and the exit has its cause.
+#[tokio::test(flavor = "multi_thread")]
+async fn rank_0_exits_after_a_loss_by_itself() {
+    let started = Started { exit_ms: Some(3000), ..Started::patient(2, TransportChoice::Auto) };
+    let mut unit = Processes::start(started);
+    let bodies = [long(0, false), long(1, false)];
+    let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
+    let struck = async {
+        while unit.in_flight().await < 2 {
+            tokio::task::yield_now().await;
+        }
+        unit.ranks[1].signal(Signal::KILL);
+    };
+    let both = async { tokio::join!(requests, struck).0 };
+    for (status, text) in tokio::time::timeout(PATIENCE, both).await.expect("it hangs") {
+        assert!(status == 503 && text.contains("rank 1 was lost"), "{status} {text}");
+    }
+    assert!(unit.ranks[0].says("error ").contains("rank 1 was lost"));
+    assert_eq!(unit.ranks[0].ends(), Some(3));
+}
+
+#[test]
+fn by_default_rank_0_does_not_stay_after_a_loss() {
+    let config = WorkerConfig::new(model_dir(), 0, 2, support::loopback());
+    assert_eq!(config.exit_after_loss, Some(Duration::from_secs(5)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

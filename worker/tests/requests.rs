@@ -90,6 +90,20 @@ fn wrong_openai_requests() -> Vec<Case> {
         ("/v1/chat/completions", chat(json!({"n": 3})), "n 3 is not supported"),
         ("/v1/chat/completions", chat(json!({"response_format": {"type": "json_object"}})), "json_object"),
         ("/v1/chat/completions", chat(json!({"max_tokens": 3000})), "do not fit the model's context of 2048"),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": [
+                {"type": "text", "text": "What is this?"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+            ]}]}),
+            "messages[0].content[1] is image_url, which is not supported",
+        ),
+        (
+            "/tokenize",
+            json!({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}),
+            "messages[0].content[0] is input_audio",
+        ),
+        ("/v1/chat/completions", chat(json!({"stream_options": {"include_it": true}})), "include_it is no parameter"),
         ("/tokenize", json!({"prompt": {}}), "prompt must be a string"),
     ]
 }
@@ -122,6 +136,93 @@ async fn wrong_requests_are_told_what_is_wrong() {
     // Nothing of this has harmed it.
     let prompt = &golden()[0];
     assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
+    unit.stop(0);
+}
+
+/// A request of each place of the table in docs/worker.md, and where in it the place's fields are.
+fn places() -> [(&'static str, &'static str, Value, &'static str); 6] {
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+    [
+        ("chat", "/v1/chat/completions", chat.clone(), ""),
+        ("completions", "/v1/completions", json!({"prompt": "a", "max_tokens": 1}), ""),
+        ("generate", "/generate", json!({"text": "a", "sampling_params": {"max_new_tokens": 1}}), ""),
+        (
+            "sampling_params",
+            "/generate",
+            json!({"text": "a", "sampling_params": {"max_new_tokens": 1}}),
+            "/sampling_params",
+        ),
+        ("tokenize", "/tokenize", json!({"prompt": "a"}), ""),
+        (
+            "stream_options",
+            "/v1/chat/completions",
+            with(chat, &json!({"stream": true, "stream_options": {}})),
+            "/stream_options",
+        ),
+    ]
+}
+
+/// The values that a cell of the table names, and one that it does not.
+fn values(cell: &str) -> (Vec<Value>, Option<Value>) {
+    match cell {
+        "as asked" => (vec![], None),
+        "any, without effect" => (vec![json!("x"), json!(7)], None),
+        "`\"\", [] or {}`" => (vec![json!(""), json!([]), json!({})], Some(json!({"a": 1}))),
+        cell => {
+            let values = cell.trim_matches('`').split(" or ").map(|text| serde_json::from_str(text).unwrap());
+            let values: Vec<Value> = values.collect();
+            let other = match &values[0] {
+                Value::Bool(value) => json!(!value),
+                Value::Number(number) => json!(number.as_f64().unwrap() + 1.0),
+                Value::Object(_) => json!({"type": "json_object"}),
+                _ => json!(["other"]),
+            };
+            (values, Some(other))
+        }
+    }
+}
+
+/// The table in docs/worker.md is the worker's (a test beside it sees to that): every field is sent as null, with every
+/// value that is as good as none, and with another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_field_of_the_table_is_taken_or_refused_as_it_says() {
+    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/worker.md")).unwrap();
+    let (_, table) = document.split_once("| taken | in requests of | fields |\n| --- | --- | --- |\n").unwrap();
+    let rows = table.lines().take_while(|line| line.starts_with('|'));
+    let unit = Unit::start(1);
+    let (places, mut taken, mut refused) = (places(), 0, 0);
+    for row in rows {
+        let cells: Vec<_> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [cell, named, fields] = cells[..] else { panic!("{row}") };
+        let (good, other) = values(cell);
+        for (name, field) in named.split(", ").flat_map(|name| fields.split(", ").map(move |field| (name, field))) {
+            let (_, path, body, at) = places.iter().find(|(place, ..)| *place == name).unwrap();
+            let send = async |value: &Value| {
+                let mut body = body.clone();
+                body.pointer_mut(at).unwrap()[field.trim_matches('`')] = value.clone();
+                (unit.ask(path, &body).await, body)
+            };
+            // Some have to be given.
+            let nulls = if cell == "as asked" { vec![] } else { vec![Value::Null] };
+            for value in nulls.iter().chain(&good) {
+                let ((status, _, answer), body) = send(value).await;
+                assert_eq!(status, 200, "{path} {body}: {answer}");
+                taken += 1;
+            }
+            if let Some(other) = &other {
+                let ((status, _, answer), body) = send(other).await;
+                let field = field.trim_matches('`');
+                let message = answer["error"]["message"].as_str().unwrap_or_default();
+                let named = answer["error"]["param"] == field && message.starts_with(&format!("{field} "));
+                assert!(
+                    status == 400 && named && message.contains("is not supported by this worker, only "),
+                    "{body}: {answer}"
+                );
+                refused += 1;
+            }
+        }
+    }
+    assert!(taken > 400 && refused > 150, "{taken} taken, {refused} refused");
     unit.stop(0);
 }
 

@@ -118,6 +118,16 @@ async fn openai_routes_answer_and_stream_alike() {
     assert_eq!(usage["usage"], whole["usage"]);
     assert_eq!(extension["sglext"], whole["sglext"]);
 
+    // The usage so far, in every event that is about the choice.
+    streamed["stream_options"]["continuous_usage_stats"] = json!(true);
+    let every = unit.stream("/v1/chat/completions", &streamed).await;
+    let every = every[..every.len() - 1].iter().map(|event| serde_json::from_str::<Value>(event).unwrap());
+    let every: Vec<Value> = every.filter(|event| event["choices"] != json!([])).collect();
+    let tokens: Vec<u64> =
+        every.iter().map(|event| event["usage"]["completion_tokens"].as_u64().expect("a usage")).collect();
+    assert!(tokens.is_sorted() && tokens.last() == Some(&16), "{tokens:?}");
+    assert!(every.iter().all(|event| event["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]));
+
     let completion = json!({
         "prompt": ["The process of", "def add(a, b):\n    return"], "max_tokens": 16, "temperature": 0,
         "ignore_eos": true, "skip_special_tokens": false,

@@ -88,6 +88,9 @@ pub struct WorkerConfig {
     pub collective_timeout: Duration,
     /// How long running requests may go on after the wish to stop.
     pub grace: Duration,
+    /// How long rank 0 answers with the cause after a rank was lost, before it exits; `None`: until it is asked to
+    /// stop.
+    pub exit_after_loss: Option<Duration>,
 }
 
 impl WorkerConfig {
@@ -118,6 +121,7 @@ impl WorkerConfig {
             rendezvous_timeout: Duration::from_secs(60),
             collective_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(4),
+            exit_after_loss: Some(Duration::from_secs(5)),
         }
     }
 

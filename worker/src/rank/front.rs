@@ -67,12 +67,14 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         defaults: prepared.defaults,
         gate: Gate::new(config.admin_token.clone(), http_address),
     });
-    let mut front = Front { status: unit.status(), unit, shutdown: config.shutdown.clone() };
+    let shutdown = config.shutdown.clone();
+    let mut front =
+        Front { status: unit.status(), unit, shutdown, grace: config.grace, exit_after_loss: config.exit_after_loss };
     runtime.block_on(async {
         let served = match front.come_up().await {
             Ok(true) => {
                 (config.announce)(&WorkerEvent::Ready { rank: 0, pid: std::process::id(), http: Some(http_address) });
-                front.serve(http, app, config.grace).await
+                front.serve(http, app).await
             }
             outcome => outcome.map(|_| ()),
         };
@@ -132,6 +134,20 @@ struct Front {
     unit: Unit,
     status: watch::Receiver<UnitStatus>,
     shutdown: Shutdown,
+    grace: Duration,
+    exit_after_loss: Option<Duration>,
+}
+
+/// Resolves `after` the first failure of the unit; never without a limit.
+async fn given_up(mut status: watch::Receiver<UnitStatus>, after: Option<Duration>) {
+    // The sender lives in the unit.
+    let _ = status.wait_for(|status| status.lost.is_some()).await;
+    let Some(after) = after else {
+        tracing::warn!("requests get 503 until this process is asked to stop");
+        return std::future::pending().await;
+    };
+    tracing::warn!(seconds = after.as_secs_f64(), "requests get 503 until this process exits");
+    tokio::time::sleep(after).await;
 }
 
 impl Front {
@@ -150,9 +166,9 @@ impl Front {
         }
     }
 
-    /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that is
-    /// dead goes on answering with the cause.
-    async fn serve(&mut self, http: TcpListener, app: Arc<App>, grace: Duration) -> Result<(), WorkerError> {
+    /// Serves until the process or the unit is to stop; then lets running requests end within the grace. A unit that
+    /// lost a rank answers with the cause for a while, so that gateways and clients see it.
+    async fn serve(&mut self, http: TcpListener, app: Arc<App>) -> Result<(), WorkerError> {
         let failed = |source| WorkerError::Http { source };
         let listener = tokio::net::TcpListener::from_std(http).map_err(failed)?;
         let closing = Shutdown::default();
@@ -161,6 +177,7 @@ impl Front {
         tokio::select! {
             () = self.shutdown.requested() => {}
             _ = self.status.wait_for(|status| status.leaving) => {}
+            () = given_up(self.unit.status(), self.exit_after_loss) => {}
             ended = &mut server => {
                 let source = ended.map_or_else(std::io::Error::other, |result| match result {
                     Ok(()) => std::io::Error::other("it ended without being asked to"),
@@ -171,7 +188,7 @@ impl Front {
         }
         self.unit.drain();
         let idle = |status: &UnitStatus| status.in_flight == 0;
-        if timeout(grace, self.status.wait_for(idle)).await.is_err() {
+        if timeout(self.grace, self.status.wait_for(idle)).await.is_err() {
             self.unit.cancel_all();
             if timeout(CANCEL_LIMIT, self.status.wait_for(idle)).await.is_err() {
                 tracing::warn!("cancelled requests did not end in time");

@@ -33,7 +33,6 @@ struct Fields {
     stream_options: Option<StreamOptions>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
-    response_format: Option<Value>,
     logprobs: Option<Value>,
     top_logprobs: Option<u64>,
     return_routed_experts: Option<bool>,
@@ -45,9 +44,32 @@ struct Fields {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 struct StreamOptions {
     include_usage: Option<bool>,
+    /// With `include_usage`: every event has the usage so far.
+    continuous_usage_stats: Option<bool>,
+}
+
+/// Which events of a stream tell the usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamUsage {
+    None,
+    /// One more at the end.
+    Last,
+    /// That one, and each one before it for its own choice so far.
+    Every,
+}
+
+impl StreamOptions {
+    /// As in SGLang and vLLM the running usage is part of `include_usage`.
+    fn usage(self) -> StreamUsage {
+        match (self.include_usage.unwrap_or(false), self.continuous_usage_stats.unwrap_or(false)) {
+            (false, _) => StreamUsage::None,
+            (true, false) => StreamUsage::Last,
+            (true, true) => StreamUsage::Every,
+        }
+    }
 }
 
 /// `POST /v1/chat/completions`
@@ -75,10 +97,7 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(
     let rank = wish::pinned_rank(app, kind.engine_route(), headers, bytes)?;
     let fields: Fields = wish::fields(&body)?;
     fields::check(&body, kind.place())?;
-    if let Some(format) = fields.response_format.as_ref().filter(|format| format["type"] != "text") {
-        return Err(ApiError::bad(format!("response_format {} is not supported by this worker", format["type"]))
-            .about("response_format"));
-    }
+    fields::check(&body["stream_options"], fields::STREAM)?;
     let mut request = fields.sampling.check(app, app.defaults)?;
     if fields.return_routed_experts.unwrap_or(false) {
         request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
@@ -100,7 +119,7 @@ fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(
         id: format!("{}-{:032x}", kind.id_prefix(), fastrand::u128(..)),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         model: fields.model.unwrap_or_else(|| app.name.clone()),
-        usage: fields.stream_options.and_then(|options| options.include_usage).unwrap_or(false),
+        usage: fields.stream_options.map_or(StreamUsage::None, StreamOptions::usage),
         extension,
         tokenizer: Arc::clone(&app.tokenizer),
     };
@@ -172,8 +191,7 @@ struct OpenAi {
     id: String,
     created: u64,
     model: String,
-    /// Whether a stream ends with the usage.
-    usage: bool,
+    usage: StreamUsage,
     extension: Extension,
     tokenizer: Arc<Tokenizer>,
 }
@@ -195,6 +213,15 @@ impl OpenAi {
             "model": self.model,
             "choices": choices,
         })
+    }
+
+    /// An event about one choice.
+    fn chunk(&self, choice: Value, answer: &Answer) -> Value {
+        let mut event = self.envelope(true, Value::Array(vec![choice]));
+        if self.usage == StreamUsage::Every {
+            event["usage"] = usage(std::slice::from_ref(answer));
+        }
+        event
     }
 
     fn sglext(&self, answer: &Answer) -> Value {
@@ -266,12 +293,12 @@ impl Dialect for OpenAi {
     }
 
     fn opening(&self, answers: &[Answer]) -> Vec<Value> {
-        let chunk = |index| {
+        let chunk = |(index, answer)| {
             let delta = json!({"role": "assistant", "content": ""});
-            self.envelope(true, json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]))
+            self.chunk(json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null}), answer)
         };
         match self.kind {
-            Kind::Chat => (0..answers.len()).map(chunk).collect(),
+            Kind::Chat => answers.iter().enumerate().map(chunk).collect(),
             Kind::Completion => Vec::new(),
         }
     }
@@ -293,7 +320,7 @@ impl Dialect for OpenAi {
             Kind::Chat => choice["delta"] = json!({"content": delta.text}),
             Kind::Completion => choice["text"] = json!(delta.text),
         }
-        vec![self.envelope(true, json!([choice]))]
+        vec![self.chunk(choice, answer)]
     }
 
     fn closing(&self, answers: &[Answer]) -> Vec<Value> {
@@ -305,7 +332,7 @@ impl Dialect for OpenAi {
             event["sglext"] = self.sglext(answer);
             events.push(event);
         }
-        if self.usage {
+        if self.usage != StreamUsage::None {
             let mut event = self.envelope(true, json!([]));
             event["usage"] = usage(answers);
             events.push(event);

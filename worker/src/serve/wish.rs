@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::app::App;
 use super::error::ApiError;
+use super::fields;
 use crate::engine::SequenceRequest;
 
 /// Prompts in one request.
@@ -78,6 +79,9 @@ pub(super) fn pinned_rank(
 
 /// The prompts of a body as ids that the model has.
 pub(super) fn prompts(app: &App, route: Route, body: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    if route == Route::Chat {
+        fields::check_contents(body)?;
+    }
     let limits = Limits { prompts: MAX_PROMPTS, ..Limits::default() };
     let prompt = Prompt::from_json(route, body)?;
     let prompts = prompt_ids(&prompt, &app.tokenizer, app.template.as_ref(), limits)?;
