@@ -211,6 +211,8 @@ pub(crate) struct Limits {
     pub(crate) connections_per_address: Option<usize>,
     pub(crate) handshakes: usize,
     pub(crate) streams: u32,
+    /// On all HTTP/2 connections of the data plane together.
+    pub(crate) open_streams: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]

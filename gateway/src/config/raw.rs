@@ -208,7 +208,8 @@ pub struct RawBackend {
 pub struct RawLimits {
     /// Longest request body, in bytes.
     pub body_bytes: usize,
-    /// Memory of all request bodies that came in more than one piece, in bytes; beyond it requests get 503.
+    /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes; beyond
+    /// it requests get 503.
     pub body_memory_bytes: usize,
     /// Longest request head, in bytes.
     pub header_bytes: usize,
@@ -225,6 +226,8 @@ pub struct RawLimits {
     pub handshakes: usize,
     /// Requests at a time on one HTTP/2 connection.
     pub streams: u32,
+    /// Requests at a time on all HTTP/2 connections of the data plane together; further ones get 503 at once.
+    pub open_streams: u32,
 }
 
 impl Default for RawLimits {
@@ -239,6 +242,7 @@ impl Default for RawLimits {
             connections_per_address: None,
             handshakes: 128,
             streams: 128,
+            open_streams: 16_384,
         }
     }
 }

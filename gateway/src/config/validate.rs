@@ -328,6 +328,7 @@ fn limits(raw: &RawLimits) -> Result<Limits> {
             .transpose()?,
         handshakes: check("handshakes", raw.handshakes, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
         streams: check("streams", raw.streams as usize, 1).map(|_| raw.streams)?,
+        open_streams: check("open_streams", raw.open_streams as usize, 1).map(|_| raw.open_streams)?,
     })
 }
 
