@@ -145,6 +145,8 @@ pub(crate) enum RequestError {
     Suspect { engines: usize },
     #[error("{last} (attempts: {attempts}; {why})")]
     GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
+    #[error("{limit} requests run over HTTP/2 already, which is the limit of all connections together")]
+    TooManyStreams { limit: u32 },
     #[error("{found} headers, more than the limit of {limit}")]
     TooManyHeaders { found: usize, limit: usize },
     #[error("an API key is needed, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
@@ -224,6 +226,7 @@ impl RequestError {
             Self::Suspect { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "request_suspect"),
             Self::GaveUp { last, .. } => last.row(),
             Self::TooManyHeaders { .. } => Row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers"),
+            Self::TooManyStreams { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "too_many_streams"),
             Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
             Self::KeyWrong => Row(StatusCode::UNAUTHORIZED, CLIENT, "invalid_api_key"),
             Self::ForeignHost { .. } => Row(StatusCode::FORBIDDEN, CLIENT, "foreign_host"),

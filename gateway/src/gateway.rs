@@ -21,7 +21,7 @@ use crate::server::{ListenerTls, Server, bind, routes};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::{self, Probed, Summary, Troubles};
-use crate::{credentials, data, live, load, tables, trust};
+use crate::{credentials, data, live, load, memory, tables, trust};
 
 /// For answers of the admin plane and of the metrics listener that are on their way at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
@@ -92,6 +92,7 @@ impl Gateway {
         core.watchers.follow(&core, &core.snapshot());
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         watchers.spawn(credentials::watch(Arc::clone(&core), tls.clone(), stop.clone()));
+        watchers.spawn(memory::watch(Arc::clone(&core), stop.clone()));
         watchers.spawn(discovery::watch(Arc::clone(&core), resolver, stop.clone()));
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
@@ -103,7 +104,9 @@ impl Gateway {
             status.push(Server::start(listener, routes(admin::metrics_router(core_of())), core_of(), None));
             address
         });
-        tracing::info!(%data_addr, %admin_addr, "gateway serves");
+        let limits = &core.config().limits;
+        let (connections, open_streams) = (limits.connections, limits.open_streams);
+        tracing::info!(%data_addr, %admin_addr, connections, open_streams, "gateway serves");
         Ok(Running { core, data, status, watchers, live, exporter, stop, data_addr, admin_addr, metrics_addr })
     }
 }

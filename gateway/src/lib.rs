@@ -23,6 +23,7 @@
 //! | `trust` | API keys, request ids |
 //! | `outgoing` | what a backend is spoken to with: its key, certificates |
 //! | `credentials` | files with keys and certificates, read again when they change |
+//! | `memory` | freed memory goes back to the system |
 //! | `server`, `stall`, `gateway` | listeners; clients that take nothing; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
@@ -46,6 +47,7 @@ mod gateway;
 mod health;
 mod live;
 mod load;
+mod memory;
 mod metrics;
 mod names;
 mod otlp;

@@ -48,6 +48,8 @@ pub(crate) struct Core {
     /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
     /// long prompts do not wait behind them.
     pub(crate) scoring_huge: Arc<Semaphore>,
+    /// Long bodies that are looked through at a time, as their prompts took too long to score.
+    pub(crate) skimming: Arc<Semaphore>,
     /// Loads of tables.
     pub(crate) tables: Lanes,
     /// Where requests are traced.
@@ -74,6 +76,7 @@ impl Core {
             drains: Drains::default(),
             scoring: Arc::new(Semaphore::new(cores)),
             scoring_huge: Arc::new(Semaphore::new(1)),
+            skimming: Arc::new(Semaphore::new(cores)),
             tables: Lanes::new(),
             tracer,
             draining: AtomicBool::new(false),
@@ -107,6 +110,11 @@ impl Core {
     /// Most headers of a request; HTTP/1.1 has this limit while it reads.
     pub(crate) fn most_headers(&self) -> usize {
         self.current.load().config.limits.headers
+    }
+
+    /// Most requests at a time on all HTTP/2 connections of the data plane.
+    pub(crate) fn most_open_streams(&self) -> u32 {
+        self.current.load().config.limits.open_streams
     }
 
     /// Which requests are logged.

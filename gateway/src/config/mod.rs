@@ -213,6 +213,8 @@ pub(crate) struct Limits {
     pub(crate) streams: u32,
     /// Of one model.
     pub(crate) ranks: u16,
+    /// On all HTTP/2 connections of the data plane together.
+    pub(crate) open_streams: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -208,7 +208,8 @@ pub struct RawBackend {
 pub struct RawLimits {
     /// Longest request body, in bytes.
     pub body_bytes: usize,
-    /// Memory of all request bodies that came in more than one piece, in bytes; beyond it requests get 503.
+    /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes; beyond
+    /// it requests get 503.
     pub body_memory_bytes: usize,
     /// Longest request head, in bytes.
     pub header_bytes: usize,
@@ -227,6 +228,8 @@ pub struct RawLimits {
     pub streams: u32,
     /// Attention-DP ranks of one model, over all its backends. A backend that reports more than fit gets no requests.
     pub ranks: u16,
+    /// Requests at a time on all HTTP/2 connections of the data plane together; further ones get 503 at once.
+    pub open_streams: u32,
 }
 
 impl Default for RawLimits {
@@ -242,6 +245,7 @@ impl Default for RawLimits {
             handshakes: 128,
             streams: 128,
             ranks: 1024,
+            open_streams: 16_384,
         }
     }
 }

@@ -339,6 +339,7 @@ fn limits(raw: &RawLimits) -> Result<Limits> {
         handshakes: check("handshakes", raw.handshakes, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
         streams: check("streams", raw.streams as usize, 1).map(|_| raw.streams)?,
         ranks: check("ranks", raw.ranks.into(), 1).map(|_| raw.ranks)?,
+        open_streams: check("open_streams", raw.open_streams as usize, 1).map(|_| raw.open_streams)?,
     })
 }
 

@@ -3,18 +3,22 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, header};
+use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use crate::error::RequestError;
 use crate::state::Core;
 
+use super::ticket::Ticket;
+
 /// What is taken of a refused request at most.
 const DISCARDED_BYTES: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
-/// What [`Core::body_limits`] tells.
+
+/// What [`Core::body_limits`] returns.
 pub(crate) struct BodyLimits {
     pub(crate) bytes: usize,
     pub(crate) time: Duration,
@@ -22,92 +26,123 @@ pub(crate) struct BodyLimits {
     pub(crate) memory_bytes: usize,
 }
 
-/// Room reserved before anything arrived, whatever the client announces.
-const FIRST_RESERVATION_BYTES: usize = 64 << 10;
-
-/// What bodies of more than one piece hold; one of a single piece stays in its connection's own buffer.
+/// Bytes that request bodies hold, with what is made of them: copies, and trees of parsed JSON.
 #[derive(Default)]
 pub(crate) struct BodyMemory(AtomicUsize);
 
-/// A part of it, given back when this is dropped.
-pub(crate) struct Held<'a> {
+impl BodyMemory {
+    /// Takes a part of `limit_bytes`, or nothing where too little is left.
+    ///
+    /// # Errors
+    /// [`RequestError::BodyMemory`].
+    pub(super) fn take(&self, bytes: usize, limit_bytes: usize) -> Result<(), RequestError> {
+        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
+        if before.saturating_add(bytes) > limit_bytes {
+            self.give_back(bytes);
+            return Err(RequestError::BodyMemory { limit_bytes });
+        }
+        Ok(())
+    }
+
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are held now.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A part of the memory for bodies, given back when this is dropped.
+pub(super) struct Held<'a> {
     memory: &'a BodyMemory,
-    limit_bytes: usize,
     bytes: usize,
 }
 
-impl Held<'_> {
-    fn take(&mut self, bytes: usize) -> Result<(), RequestError> {
-        self.bytes += bytes;
-        let before = self.memory.0.fetch_add(bytes, Ordering::Relaxed);
-        if before.saturating_add(bytes) > self.limit_bytes {
-            return Err(RequestError::BodyMemory { limit_bytes: self.limit_bytes });
-        }
-        Ok(())
+impl<'a> Held<'a> {
+    /// # Errors
+    /// As [`BodyMemory::take`].
+    pub(super) fn take(core: &'a Core, bytes: usize) -> Result<Self, RequestError> {
+        let memory = &core.body_memory;
+        memory.take(bytes, core.body_limits().memory_bytes).map(|()| Self { memory, bytes })
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.memory.0.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        self.memory.give_back(self.bytes);
     }
 }
 
-/// A body, and what it holds until the request is sent.
-pub(crate) async fn read<'a>(
-    core: &'a Core,
+/// Bytes that the tree of a JSON text takes at most. Every value follows one of four signs, and lists grow by doubling; signs
+/// inside strings count too, of which prompts have few.
+pub(super) fn tree_bytes(text: &[u8]) -> usize {
+    // A list of one element has room for four, and an object's member has a key of its own.
+    const VALUE_BYTES: usize = 4 * size_of::<serde_json::Value>() + 64;
+    let signs = text.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
+    signs.saturating_add(1).saturating_mul(VALUE_BYTES).saturating_add(text.len())
+}
+
+/// A whole body. What it takes of the memory for bodies is noted in the ticket.
+pub(crate) async fn read(
+    core: &Core,
     headers: &HeaderMap,
     body: Incoming,
-) -> Result<(Bytes, Held<'a>), RequestError> {
-    let BodyLimits { bytes: limit_bytes, time: limit, memory_bytes } = core.body_limits();
-    let mut held = Held { memory: &core.body_memory, limit_bytes: memory_bytes, bytes: 0 };
+    ticket: &mut Ticket,
+) -> Result<Bytes, RequestError> {
+    let BodyLimits { bytes: limit_bytes, time: limit, .. } = core.body_limits();
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|announced| announced > limit_bytes) {
         return Err(RequestError::BodyTooLong { limit_bytes });
     }
-    let read = tokio::time::timeout(limit, collect(body, limit_bytes, announced, &mut held)).await;
-    let bytes = read.unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))?;
-    Ok((bytes, held))
+    let read = tokio::time::timeout(limit, collect(body, limit_bytes, announced.unwrap_or(0), ticket)).await;
+    read.unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
 }
 
 /// Takes the rest of a request that is refused, if it is short and comes soon: its connection can be used again then, and a client
 /// of HTTP/2 that is still sending sees the answer and not a reset stream.
-pub(crate) async fn discard(body: Incoming) {
-    // So little needs no account.
-    let memory = BodyMemory::default();
-    let mut held = Held { memory: &memory, limit_bytes: DISCARDED_BYTES, bytes: 0 };
-    let rest = collect(body, DISCARDED_BYTES, None, &mut held);
+pub(crate) async fn discard(mut body: Incoming) {
+    let rest = async {
+        let mut taken = 0_usize;
+        while let Some(Ok(frame)) = body.frame().await {
+            taken = taken.saturating_add(frame.data_ref().map_or(0, Bytes::len));
+            if taken > DISCARDED_BYTES {
+                break;
+            }
+        }
+    };
     let _ = tokio::time::timeout(DISCARD_TIME, rest).await;
 }
 
 async fn collect(
     mut body: Incoming,
     limit_bytes: usize,
-    announced: Option<usize>,
-    held: &mut Held<'_>,
+    announced: usize,
+    ticket: &mut Ticket,
 ) -> Result<Bytes, RequestError> {
-    let mut first = Bytes::new();
-    let mut whole = BytesMut::new();
+    let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| RequestError::BodyRead { cause: error.to_string() })?;
         let Ok(data) = frame.into_data() else { continue };
-        if first.len().saturating_add(whole.len()).saturating_add(data.len()) > limit_bytes {
+        let length = whole.len().saturating_add(data.len());
+        if length > limit_bytes {
             return Err(RequestError::BodyTooLong { limit_bytes });
         }
         // Most bodies come in one piece, which is then passed on uncopied.
-        if first.is_empty() && whole.is_empty() {
-            first = data;
-            continue;
+        if whole.is_empty() && body.is_end_stream() {
+            ticket.hold(data.len())?;
+            return Ok(data);
         }
-        if whole.is_empty() {
-            whole.reserve(announced.unwrap_or(0).min(FIRST_RESERVATION_BYTES));
-            held.take(first.len())?;
-            whole.extend_from_slice(&std::mem::take(&mut first));
+        // Copied even if it is the first one: a piece keeps the whole buffer of its connection alive, however short it is.
+        if length > whole.capacity() {
+            // Never more than twice what is there: a length that is only announced takes no memory.
+            let twice = length.saturating_mul(2).min(limit_bytes);
+            let wanted = if (length..=twice).contains(&announced) { announced } else { twice };
+            ticket.hold(wanted - whole.capacity())?;
+            whole.reserve_exact(wanted - whole.len());
         }
-        held.take(data.len())?;
         whole.extend_from_slice(&data);
     }
-    Ok(if whole.is_empty() { first } else { whole.freeze() })
+    Ok(whole.into())
 }

@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -41,7 +42,7 @@ use crate::otlp::Stage;
 use crate::server::Serves;
 use crate::snapshot::Model;
 use crate::state::Core;
-use crate::trust::{REQUEST_ID, RequestId};
+use crate::trust::{Caller, REQUEST_ID, RequestId};
 use access::{Ending, Record};
 use stream::RelayBody;
 use ticket::Ticket;
@@ -56,26 +57,62 @@ pub(crate) const HEALTH: &str = "/health";
 /// The data plane as a service.
 pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
     let core = Arc::clone(core);
-    service_fn(move |request| serve(Arc::clone(&core), request))
+    service_fn(move |request: Request<Incoming>| {
+        let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&core)).transpose();
+        serve(Arc::clone(&core), request, stream)
+    })
+}
+
+/// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and each has its streams; this
+/// bounds the streams of all of them.
+struct OpenStream(Arc<Core>);
+
+impl OpenStream {
+    fn begin(core: &Arc<Core>) -> Result<Self, RequestError> {
+        let limit = core.most_open_streams();
+        if core.metrics.trust.stream_begins(limit) {
+            Ok(Self(Arc::clone(core)))
+        } else {
+            Err(RequestError::TooManyStreams { limit })
+        }
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.metrics.trust.stream_ended();
+    }
 }
 
 /// Answers one request; every route that is not here is 404, as engines have routes that replace weights. There is no router
 /// in between: it would allocate for each request and again for each body.
-async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
+async fn serve(
+    core: Arc<Core>,
+    mut request: Request<Incoming>,
+    stream: Result<Option<OpenStream>, RequestError>,
+) -> Result<Response<Answered>, Infallible> {
     let id = RequestId::of(request.headers_mut());
-    if request.version() == Version::HTTP_2 && request.headers().len() > core.most_headers() {
+    let stream = match stream {
+        Ok(stream) => stream,
+        // Its body is not waited for: that would hold what is refused here.
+        Err(refusal) => {
+            return Ok(refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)));
+        }
+    };
+    if stream.is_some() && request.headers().len() > core.most_headers() {
         let (found, limit) = (request.headers().len(), core.most_headers());
         let refused = RequestError::TooManyHeaders { found, limit };
-        return Ok(refuse(&core, &id, request.uri().path(), &refused).map(Answered::Here));
+        let refused = refuse(&core, &id, request.uri().path(), &refused);
+        return Ok(refused.map(|body| Answered::here(body, stream)));
     }
     let path = request.uri().path();
     let own = if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
         if request.method() == Method::POST {
-            return Ok(engine_route(core, route, request, id).await);
+            return Ok(engine_route(core, route, request, id, stream).await);
         }
         wrong_method(&request, "POST", &id)
     } else if core.passes(path) {
-        return Ok(engine_route(core, Route::Extra, request, id).await);
+        return Ok(engine_route(core, Route::Extra, request, id, stream).await);
     } else if path == HEALTH {
         health(&core, &request, &id)
     } else if path != models::LIST && models::entry_of(path).is_none() {
@@ -85,19 +122,29 @@ async fn serve(core: Arc<Core>, mut request: Request<Incoming>) -> Result<Respon
     } else {
         wrong_method(&request, models::METHODS, &id)
     };
-    Ok(own.map(Answered::Here))
+    Ok(own.map(|body| Answered::here(body, stream)))
 }
 
-async fn engine_route(core: Arc<Core>, route: Route, request: Request<Incoming>, id: RequestId) -> Response<Answered> {
+async fn engine_route(
+    core: Arc<Core>,
+    route: Route,
+    request: Request<Incoming>,
+    id: RequestId,
+    stream: Option<OpenStream>,
+) -> Response<Answered> {
     let mut ticket = Ticket::new(Arc::clone(&core), Record::new(id.clone(), Some(route)));
     if let Some(tracer) = &core.tracer {
         ticket.traced(trace::begin(tracer, request.headers(), route, &id));
     }
-    match unless_closing(&core, exchange(&core, route, request, &mut ticket)).await {
-        Ok(answer) => relay::respond(answer, ticket).map(Answered::Relayed),
+    let answer = unless_closing(&core, std::pin::pin!(exchange(&core, route, request, &mut ticket))).await;
+    ticket.release_body();
+    match answer {
+        Ok(answer) => {
+            relay::respond(answer, ticket).map(|body| Answered { body: Source::Engine(body), _stream: stream })
+        }
         Err(error) => {
             ticket.finish(error.status().as_u16());
-            error.respond(&id).map(Answered::Here)
+            error.respond(&id).map(|body| Answered::here(body, stream))
         }
     }
 }
@@ -106,9 +153,8 @@ async fn engine_route(core: Arc<Core>, route: Route, request: Request<Incoming>,
 /// that no request has to be registered for it.
 async fn unless_closing<T>(
     core: &Core,
-    work: impl Future<Output = Result<T, RequestError>>,
+    mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
 ) -> Result<T, RequestError> {
-    let mut work = std::pin::pin!(work);
     std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
         Poll::Pending if core.is_closing() => Poll::Ready(Err(RequestError::Closing)),
         polled => polled,
@@ -131,7 +177,24 @@ async fn exchange(
         }
     };
     ticket.record().caller = caller.clone();
-    let (body, _held) = body::read(core, &head.headers, body).await?;
+    let body = body::read(core, &head.headers, body, ticket).await?;
+    // Most of what a request holds, and nothing of it before its body is there: clients may open streams and send none.
+    Box::pin(answer(core, Arrived { route, head, caller, body }, ticket)).await
+}
+
+/// A request whose body has arrived.
+struct Arrived {
+    route: Route,
+    head: Parts,
+    caller: Caller,
+    body: Bytes,
+}
+
+async fn answer(
+    core: &Arc<Core>,
+    Arrived { route, head, caller, body }: Arrived,
+    ticket: &mut Ticket,
+) -> Result<relay::Answer, RequestError> {
     let mut before = None;
     loop {
         let arrived = Instant::now();
@@ -139,6 +202,9 @@ async fn exchange(
         let job = read::read(core, route, &head.headers, caller.clone(), body.clone(), before.as_ref()).await?;
         if before.is_none() {
             job.model.budget.request(arrived);
+            if job.body.bytes().as_ptr() != body.as_ptr() {
+                ticket.hold(job.body.bytes().len())?;
+            }
         }
         ticket.record().read(&job.model, job.tokens);
         trace::scored(ticket, &job);
@@ -198,14 +264,26 @@ fn wrong_method(request: &Request<Incoming>, allowed: &'static str, id: &Request
     response
 }
 
-/// The body of an answer: the engine's, or one made here.
+/// The body of an answer.
+pub(crate) struct Answered {
+    body: Source,
+    _stream: Option<OpenStream>,
+}
+
+/// The engine's, or one made here.
 #[allow(
     clippy::large_enum_variant,
     reason = "nearly every answer is the large one, and a box would be an allocation for each"
 )]
-pub(crate) enum Answered {
-    Relayed(RelayBody),
+enum Source {
+    Engine(RelayBody),
     Here(axum::body::Body),
+}
+
+impl Answered {
+    fn here(body: axum::body::Body, stream: Option<OpenStream>) -> Self {
+        Self { body: Source::Here(body), _stream: stream }
+    }
 }
 
 impl Body for Answered {
@@ -213,23 +291,42 @@ impl Body for Answered {
     type Error = axum::BoxError;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        match self.get_mut() {
-            Self::Relayed(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
-            Self::Here(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+        match &mut self.get_mut().body {
+            Source::Engine(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Source::Here(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Relayed(body) => body.is_end_stream(),
-            Self::Here(body) => body.is_end_stream(),
+        match &self.body {
+            Source::Engine(body) => body.is_end_stream(),
+            Source::Here(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Relayed(body) => body.size_hint(),
-            Self::Here(body) => body.size_hint(),
+        match &self.body {
+            Source::Engine(body) => body.size_hint(),
+            Source::Here(body) => body.size_hint(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the future that a function returns, without calling it.
+    fn future_bytes<A, B, C, F>(_: impl Fn(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each open stream holds one, and 8,192 connections may have 128 each.
+    #[test]
+    fn a_request_that_waits_for_its_body_is_small() {
+        let bytes = future_bytes(serve);
+        assert!(bytes <= 3072, "{bytes} bytes");
+        let bytes = size_of::<Answered>();
+        assert!(bytes <= 1152, "{bytes} bytes");
     }
 }

@@ -135,8 +135,15 @@ async fn read_long(
     };
     match tokio::time::timeout(limit, scored).await {
         Ok(job) => job,
-        // It waits for no lane.
-        Err(_) => tokio::task::spawn_blocking(move || work(Effort::Skip { limit })).await.unwrap_or_else(died),
+        // It waits for no lane in which prompts are scored.
+        Err(_) => {
+            let permit = Arc::clone(&core.skimming).acquire_owned().await;
+            let done = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                work(Effort::Skip { limit })
+            });
+            done.await.unwrap_or_else(died)
+        }
     }
 }
 
@@ -183,7 +190,7 @@ fn read_now(
         return read_extra(core, snapshot, headers, caller, body).map_err(Unread::Refused);
     }
     let (mut members, mut lists) = (Members::default(), Lists::default());
-    let whole = Whole::new(route, &snapshot.models, body);
+    let whole = Whole::new(route, &snapshot.models, body, &effort);
     let stripped = Stripped::seeing(body, whole.known(), |member| {
         members.see(body, member);
         lists.see(route, body, member);
@@ -194,7 +201,7 @@ fn read_now(
     lists.check(body, model)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
-    let Scored { tokens, counted, share, mut blocks } = match score(model, route, &whole, block_tokens, effort) {
+    let Scored { tokens, counted, share, mut blocks } = match score(core, model, route, &whole, block_tokens, effort) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(Unread::Refused(error)),
         Err(Unscored::OracleAway) => return Err(Unread::NotHere),

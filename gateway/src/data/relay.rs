@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use http_body::Body;
 use http_body_util::Full;
 use semmoe_engines::http::RequestBody;
 use semmoe_engines::pin::Stripped;
@@ -166,6 +167,7 @@ async fn attempt(
     };
     let sample = Sample::choose(core, &config.sampling, (&job.model, &job.body), route, (member, told));
     let request = write(sample.as_ref().map_or(&job.body, Sample::body))?;
+    ticket.hold_copy(copied_bytes(&request, &job.body))?;
     let expected = pinned.and_then(|rank| Expected::new(dialect, route, rank));
     if expected.as_ref().is_some_and(|expected| !expected.in_meta) {
         backend.pins.count_request();
@@ -209,6 +211,13 @@ async fn attempt(
             Err((cause, error))
         }
     })
+}
+
+/// Bytes of a request's body that are its own, as something was put into it or cut out.
+fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
+    let sent =
+        request.body().size_hint().exact().map_or(usize::MAX, |sent| usize::try_from(sent).unwrap_or(usize::MAX));
+    if sent == body.bytes().len() { 0 } else { sent }
 }
 
 /// What the head of an answer says about the request's load, and about the backend.

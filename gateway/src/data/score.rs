@@ -15,8 +15,10 @@ use semmoe_text::{Limits, PlainChat, Prompt, TextError};
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
+use super::body::{Held, tree_bytes};
 use crate::error::RequestError;
 use crate::snapshot::{Model, Text};
+use crate::state::Core;
 
 /// Tokens of a prompt that was not tokenized, as a share of its bytes.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -45,11 +47,13 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Chats are looked for where some model wants to read prompts.
-    pub(super) fn new(route: Route, models: &[Arc<Model>], bytes: &'a [u8]) -> Self {
+    /// Chats are looked for where some model wants to read prompts, unless they are read no more.
+    pub(super) fn new(route: Route, models: &[Arc<Model>], bytes: &'a [u8], effort: &Effort<'_>) -> Self {
         // The standard library finds out where the error is.
         let text = simdutf8::basic::from_utf8(bytes).or_else(|_| std::str::from_utf8(bytes));
-        let wanted = route == Route::Chat && models.iter().any(|model| read_by(model).is_some());
+        let wanted = route == Route::Chat
+            && !matches!(effort, Effort::Skip { .. })
+            && models.iter().any(|model| read_by(model).is_some());
         let chat = text.ok().filter(|_| wanted).and_then(PlainChat::quickly);
         Self { bytes, text, chat }
     }
@@ -87,6 +91,7 @@ pub(super) enum Effort<'a> {
 
 /// Tokens, the expected share per slot, and blocks. A body that no policy wants read is only checked to be JSON.
 pub(super) fn score(
+    core: &Core,
     model: &Model,
     route: Route,
     whole: &Whole<'_>,
@@ -112,7 +117,7 @@ pub(super) fn score(
             let chat = whole.chat.as_ref().map(|(chat, _)| chat);
             let (ids, countable) = match chat {
                 Some(chat) => (chat_ids(text, chat, keep_on)?, true),
-                None => prompt_ids(text, route, body, keep_on)?,
+                None => prompt_ids(text, route, body, core, keep_on)?,
             };
             Ok(of_ids(model, &ids, countable, block_tokens))
         }))
@@ -172,10 +177,16 @@ fn prompt_ids(
     text: &Text,
     route: semmoe_text::Route,
     body: &str,
+    core: &Core,
     keep_on: &mut dyn FnMut() -> bool,
 ) -> Result<(Vec<u32>, bool), Unscored> {
     let not_json = |error: serde_json::Error| Unscored::Client(RequestError::BodyJson { cause: error.to_string() });
     let (tokenizer, template) = (&text.tokenizer, text.template.as_ref());
+    // A hundred times the body, where that is all commas. One that is no JSON is refused whether or not there is room.
+    let _held = Held::take(core, tree_bytes(body.as_bytes())).map_err(|error| {
+        let open = |_| Unscored::Open { reason: "too_large", cause: error.to_string() };
+        serde_json::from_str::<IgnoredAny>(body).map_or_else(not_json, open)
+    })?;
     if route == semmoe_text::Route::Chat
         && let Some(chat) = PlainChat::read(body).map_err(not_json)?
     {

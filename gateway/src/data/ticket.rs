@@ -6,6 +6,7 @@ use std::time::Instant;
 use semmoe_tables::RankId;
 
 use crate::backend::Backend;
+use crate::error::RequestError;
 use crate::metrics::{NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
@@ -32,11 +33,16 @@ pub(crate) struct Ticket {
     /// The backend was judged by this attempt.
     judged: bool,
     finished: bool,
+    /// Of the memory for bodies: the body, and the greatest copy of it that was sent.
+    held_bytes: usize,
+    copy_bytes: usize,
 }
 
 impl Ticket {
     pub(crate) fn new(core: Arc<Core>, record: Record) -> Self {
         Self {
+            held_bytes: 0,
+            copy_bytes: 0,
             core,
             backend: None,
             place: Place::Nowhere,
@@ -131,6 +137,31 @@ impl Ticket {
         }
     }
 
+    /// The request holds so many more bytes of a body.
+    ///
+    /// # Errors
+    /// [`RequestError::BodyMemory`] where all requests together hold too many.
+    pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), RequestError> {
+        self.core.body_memory.take(bytes, self.core.body_limits().memory_bytes)?;
+        self.held_bytes += bytes;
+        Ok(())
+    }
+
+    /// An attempt sends a copy of the body, of so many bytes; that of the attempt before is gone.
+    ///
+    /// # Errors
+    /// As [`Ticket::hold`].
+    pub(crate) fn hold_copy(&mut self, bytes: usize) -> Result<(), RequestError> {
+        self.hold(bytes.saturating_sub(self.copy_bytes))?;
+        self.copy_bytes = self.copy_bytes.max(bytes);
+        Ok(())
+    }
+
+    /// The body is gone: it was sent, or will not be.
+    pub(crate) fn release_body(&mut self) {
+        self.core.body_memory.give_back(std::mem::take(&mut self.held_bytes));
+    }
+
     /// The last byte is out, or will never be.
     pub(crate) fn finish(&mut self, code: u16) {
         if self.finished {
@@ -159,6 +190,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
+        self.release_body();
         self.finish(CLIENT_CLOSED);
     }
 }

@@ -3,6 +3,7 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -22,6 +23,9 @@ pub(crate) struct TrustMetrics {
     handshakes: Family<OutcomeLabels, Counter>,
     credential_reloads: Family<OutcomeLabels, Counter>,
     connections_refused: Counter,
+    open_connections: Gauge,
+    open_streams: Gauge,
+    streams_refused: Counter,
 }
 
 impl TrustMetrics {
@@ -42,6 +46,21 @@ impl TrustMetrics {
             "Connections closed as their address had too many",
             self.connections_refused.clone(),
         );
+        registry.register(
+            "open_connections",
+            "Connections of clients to all listeners now, at most limits.connections to the data plane",
+            self.open_connections.clone(),
+        );
+        registry.register(
+            "open_streams",
+            "Requests that run over HTTP/2 now, at most limits.open_streams",
+            self.open_streams.clone(),
+        );
+        registry.register(
+            "streams_refused",
+            "Requests over HTTP/2 refused as limits.open_streams of them ran already",
+            self.streams_refused.clone(),
+        );
     }
 
     /// `ok`, `failed` or `timeout`.
@@ -55,6 +74,34 @@ impl TrustMetrics {
 
     pub(crate) fn connection_refused(&self) {
         self.connections_refused.inc();
+    }
+
+    pub(crate) fn connection_begins(&self) {
+        self.open_connections.inc();
+    }
+
+    pub(crate) fn connection_ended(&self) {
+        self.open_connections.dec();
+    }
+
+    /// Connections and streams that are open now.
+    pub(crate) fn open_exchanges(&self) -> usize {
+        usize::try_from(self.open_connections.get() + self.open_streams.get()).unwrap_or(0)
+    }
+
+    /// One more request over HTTP/2, unless `limit` of them run already. What is counted here is to be given to
+    /// [`TrustMetrics::stream_ended`].
+    pub(crate) fn stream_begins(&self, limit: u32) -> bool {
+        let fits = self.open_streams.inc() < i64::from(limit);
+        if !fits {
+            self.open_streams.dec();
+            self.streams_refused.inc();
+        }
+        fits
+    }
+
+    pub(crate) fn stream_ended(&self) {
+        self.open_streams.dec();
     }
 
     pub(crate) fn auth_failure(&self, reason: &'static str) {

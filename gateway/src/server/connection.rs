@@ -3,7 +3,7 @@
 //! Every wait has an end: for a handshake `timeouts.handshake_seconds`; for the first byte, for the head of a request and
 //! between two requests `timeouts.header_seconds`; an HTTP/2 connection without a stream ends after that, too.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -46,20 +46,21 @@ impl<S: Serves> Shared<S> {
         // Events are small and urgent. A socket that refuses is closing anyway.
         let _ = stream.set_nodelay(true);
         // Errors are the client's: it went away or spoke no HTTP.
-        with_last_words(self.open(stream, watcher), &self.aborting).await;
+        with_last_words(pin!(self.open(stream, watcher)), &self.aborting).await;
     }
 
     async fn open(&self, stream: TcpStream, watcher: Watcher) {
         let config = self.core.config();
         if let Some(tls) = &self.tls {
-            let handshake = tokio::time::timeout(config.timeouts.handshake, self.handshake(tls, stream));
+            // Boxed, as the connection outlives it by far.
+            let handshake = Box::pin(tokio::time::timeout(config.timeouts.handshake, self.handshake(tls, stream)));
             let opened = tokio::select! {
                 opened = handshake => opened,
                 () = self.closing.cancelled() => return,
             };
             let Some(stream) = handshaken(opened, &self.core.metrics) else { return };
             let protocol = Protocol::of_alpn(stream.get_ref().1.alpn_protocol());
-            return self.http(&config, stream, protocol, watcher).await;
+            return Box::pin(self.http(&config, stream, protocol, watcher)).await;
         }
         let first = tokio::time::timeout(config.timeouts.header, Protocol::of_plain(&stream));
         let protocol = tokio::select! {
@@ -67,7 +68,7 @@ impl<S: Serves> Shared<S> {
             () = self.closing.cancelled() => return,
         };
         if let Ok(Ok(protocol)) = protocol {
-            self.http(&config, stream, protocol, watcher).await;
+            Box::pin(self.http(&config, stream, protocol, watcher)).await;
         }
     }
 
@@ -110,9 +111,9 @@ impl<S: Serves> Shared<S> {
     }
 }
 
-/// Work that goes on for a moment after it was to be ended, so that an error can be sent.
-async fn with_last_words(work: impl Future, aborting: &CancellationToken) {
-    let mut work = pin!(work);
+/// Work that goes on for a moment after it was to be ended, so that an error can be sent. It is pinned by the caller: a future that
+/// takes another one by value holds it twice.
+async fn with_last_words<F: Future + ?Sized>(mut work: Pin<&mut F>, aborting: &CancellationToken) {
     tokio::select! {
         _ = &mut work => {}
         () = aborting.cancelled() => {
@@ -172,6 +173,8 @@ where
     fn execute(&self, stream: F) {
         self.begun.fetch_add(1, Ordering::Relaxed);
         let aborting = self.aborting.clone();
-        self.running.spawn(async move { with_last_words(stream, &aborting).await });
+        // One allocation here, or else the task holds the stream's state twice.
+        let mut stream = Box::pin(stream);
+        self.running.spawn(async move { with_last_words(stream.as_mut(), &aborting).await });
     }
 }

@@ -1,0 +1,12 @@
+//! The gateway under attack: framing, floods, memory, descriptors, and engines whose framing lies.
+//!
+//! What is measured by the size of a process runs in a child process, so that tests beside it do not count.
+#![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
+
+mod child;
+mod engine;
+mod memory;
+mod wire;
+
+/// Longer than anything here takes; a test that waits for it fails.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
