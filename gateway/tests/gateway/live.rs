@@ -101,7 +101,8 @@ async fn a_share_is_asked_and_nobody_sees_it() {
         assert_eq!(questions(&setup.engine.bodies()[0]), 0);
     }
     setup.wait("observed", 2.0).await;
-    assert_eq!(setup.samples().await.lines().count(), 1, "{}", setup.samples().await);
+    assert_eq!(setup.outcome("unfit").await, 1.0);
+    assert_eq!(setup.samples().await.lines().count(), 2, "{}", setup.samples().await);
     assert_eq!(setup.metric("semmoe_observed_lar_count", "").await, 2.0);
     assert_eq!(setup.metric("semmoe_observed_lar_sum", "").await, 0.5);
     // T says 0.6 for the prompt's tokens, and half for what was generated.
@@ -176,7 +177,8 @@ async fn who_asks_gets_what_the_engine_says() {
     }
     setup.ids("", &[1]).await;
     setup.wait("observed", 1.0).await;
-    assert_eq!(setup.samples().await.lines().count(), 1);
+    assert_eq!(setup.outcome("unfit").await, 3.0);
+    assert_eq!(setup.samples().await.lines().count(), 2);
 }
 
 #[tokio::test]
