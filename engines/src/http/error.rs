@@ -37,6 +37,14 @@ pub enum HttpError {
         /// What hyper saw.
         cause: String,
     },
+    /// The head of the answer says two things about where the answer ends, or nothing that can be relied on.
+    #[error("the answer of {url} cannot be relied on: {cause}")]
+    Framing {
+        /// Where from.
+        url: String,
+        /// What is wrong with it.
+        cause: &'static str,
+    },
     /// Nothing, or not everything, came in time.
     #[error("{url} did not send {waiting_for} within {limit:?}")]
     Timeout {

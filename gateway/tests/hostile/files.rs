@@ -1,0 +1,44 @@
+//! Descriptors: idle clients take all that they are given, and nobody else notices.
+
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use crate::PATIENCE;
+use crate::child::Process;
+use crate::engine::Engine;
+use crate::wire;
+
+const FILES: u64 = 512;
+/// What `FILES` leave for clients: half of what is not reserved for the other listeners and for tables and logs.
+const ACCEPTED: f64 = 160.0;
+
+#[tokio::test]
+async fn idle_clients_leave_room_for_operators() {
+    let engine = Engine::honest();
+    let process = Process::start_with("", engine.address, "policy = \"round_robin\"", Some(FILES));
+    let mut idle = Vec::new();
+    for _ in 0..FILES + 100 {
+        idle.push(TcpStream::connect(process.data).await.unwrap());
+    }
+    let accepted = async {
+        loop {
+            // Each look is a connection of its own.
+            let open = wire::metric(process.admin, "semmoe_open_connections ").await - 1.0;
+            if open >= ACCEPTED {
+                return open;
+            }
+        }
+    };
+    let open = tokio::time::timeout(PATIENCE, accepted).await.expect("as many are accepted as there is room for");
+    assert_eq!(open, ACCEPTED);
+    for path in ["/readyz", "/metrics", "/admin/backends"] {
+        let answer = wire::get(process.admin, path).await;
+        assert_eq!(wire::status(&answer), "200", "{path}: {answer:.200}");
+    }
+    // Those who wait are served when there is room.
+    let mut last = idle.pop().unwrap();
+    drop(idle);
+    tokio::io::AsyncWriteExt::write_all(&mut last, b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+    let first = tokio::time::timeout(PATIENCE, last.read_u8()).await.expect("an answer in time");
+    assert_eq!(first.unwrap(), b'H');
+}
