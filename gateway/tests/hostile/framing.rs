@@ -24,8 +24,9 @@ async fn hosts_and_expectations_are_checked() {
         assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
     }
     // A server may send the interim answer; the last one counts.
-    let answer = wire::exchange(process.data, format!("{LINE}host: a\r\nexpect: 100-Continue\r\n{LENGTH}").as_bytes());
-    assert!(answer.await.contains(" 200 OK"));
+    let request = format!("{LINE}host: a\r\nexpect: 100-Continue\r\n{LENGTH}");
+    let answer = wire::exchange(process.data, request.as_bytes()).await;
+    assert!(answer.contains(" 200 OK"), "{answer}");
     // HTTP/1.0 has no Host.
     let old = wire::exchange(process.data, format!("{}{LENGTH}", LINE.replace("1.1", "1.0")).as_bytes()).await;
     assert!(old.starts_with("HTTP/1.0 200") || old.starts_with("HTTP/1.1 200"), "{old}");
