@@ -6,10 +6,12 @@
 //! allocated.
 
 mod elements;
+mod encoding;
 
 use std::ops::Range;
 
 pub use elements::Elements;
+pub use encoding::begins_object;
 
 /// Deepest nesting of arrays and objects; Python's own parser stops at about a thousand.
 pub const MAX_DEPTH: usize = 512;

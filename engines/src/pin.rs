@@ -15,15 +15,36 @@ use crate::{Carrier, Dialect, Engine, Route};
 
 /// The header that SGLang and vLLM read.
 pub const HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Headers by which a client could pin; the second is another way of SGLang 0.5.23, the last two are Dynamo's.
-pub const CLIENT_HEADERS: [HeaderName; 4] = [
-    HEADER,
-    HeaderName::from_static("x-override-routed-dp-rank"),
-    HeaderName::from_static("x-dp-rank"),
-    HeaderName::from_static("x-worker-instance-id"),
+/// Headers by which a client could choose where a request runs, or from which host an engine fetches its keys and values.
+/// [`OVERRIDES`] are others; Dynamo has `x-dp-rank` and `x-worker-instance-id`. Underscores count as hyphens, as proxies and
+/// gateway interfaces make one of the other.
+pub const CLIENT_HEADERS: [&str; 9] = [
+    "x-data-parallel-rank",
+    "x-dp-rank",
+    "x-worker-instance-id",
+    DATA_PARALLEL_RANK,
+    ROUTED_DP_RANK,
+    PREFILL_RANK,
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
 ];
-/// Top-level body fields by which a client could pin.
-pub const CLIENT_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
+/// Every header that begins so overrides a field of SGLang's (from 0.5.23): its rank, its bootstrap host, its request id.
+pub const OVERRIDES: &str = "x-override-";
+/// Top-level body fields by which a client could choose a rank, and those that routers set between the prefill and decode engines
+/// of SGLang (`bootstrap_*`) and vLLM (`kv_transfer_params`): they name hosts to which an engine connects.
+pub const CLIENT_FIELDS: [&str; 7] = [
+    ROUTED_DP_RANK,
+    DATA_PARALLEL_RANK,
+    PREFILL_RANK,
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "kv_transfer_params",
+];
+/// Those of them that are pins.
+const PIN_FIELDS: [&str; 2] = [ROUTED_DP_RANK, DATA_PARALLEL_RANK];
+const PREFILL_RANK: &str = "disagg_prefill_dp_rank";
 
 /// Why a request cannot be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,9 +68,30 @@ pub enum PinError {
     },
 }
 
-/// Removes client pins from headers; returns how many there were.
+/// Removes client pins from headers; returns how many names there were.
 pub fn strip_headers(headers: &mut HeaderMap) -> usize {
-    CLIENT_HEADERS.iter().filter(|name| headers.remove(*name).is_some()).count()
+    let mut stripped = 0;
+    // Nearly always there is none, and nothing is allocated.
+    while let Some(name) = headers.keys().find(|name| is_client_header(name.as_str())).cloned() {
+        headers.remove(name);
+        stripped += 1;
+    }
+    stripped
+}
+
+fn is_client_header(name: &str) -> bool {
+    let hyphens = |byte: u8| if byte == b'_' { b'-' } else { byte };
+    let same = |one: &str, other: &str| one.bytes().map(hyphens).eq(other.bytes().map(hyphens));
+    // Names are in lower case. Most end here.
+    matches!(name.as_bytes().first(), Some(b'x' | b'd' | b'r' | b'b'))
+        && (CLIENT_HEADERS.iter().any(|client| client.len() == name.len() && same(client, name))
+            || name.get(..OVERRIDES.len()).is_some_and(|start| same(start, OVERRIDES)))
+}
+
+fn is_client_field(body: &[u8], member: &Member) -> bool {
+    // A key with an escape may be any of them; most others end here.
+    matches!(body.get(member.key.start), Some(b'r' | b'd' | b'b' | b'k' | b'\\'))
+        && CLIENT_FIELDS.iter().any(|name| member.is(body, name))
 }
 
 /// A body that is known to be one JSON object without any client pin, and where a pin can be put in.
@@ -78,7 +120,7 @@ impl Stripped {
         for member in Members::knowing(body, known) {
             let member = member?;
             see(&member);
-            plan.add(&member, CLIENT_FIELDS.iter().any(|name| member.is(body, name)));
+            plan.add(&member, is_client_field(body, &member));
         }
         // The scan went through, so there is a brace.
         let open = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
@@ -179,9 +221,9 @@ pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]
     sent.map(parse_rank).transpose()
 }
 
-/// The last value of the first of [`CLIENT_FIELDS`] that is there and not null.
+/// The last value of the first of [`PIN_FIELDS`] that is there and not null.
 fn body_pin(body: &[u8]) -> Result<Option<&[u8]>, ScanError> {
-    for field in CLIENT_FIELDS {
+    for field in PIN_FIELDS {
         if let Some(value) = crate::json::top_level(body, field)?.filter(|value| *value != b"null") {
             return Ok(Some(value));
         }
@@ -311,6 +353,44 @@ mod tests {
         }
         let body = Bytes::from_static(b"{\"a\":1}");
         assert_eq!(Stripped::new(&body).unwrap().bytes().as_ptr(), body.as_ptr(), "an untouched body is not copied");
+    }
+
+    #[test]
+    fn strips_every_spelling_of_a_header() {
+        for name in [
+            "x-data-parallel-rank",
+            "x_data_parallel_rank",
+            "x-data_parallel-rank",
+            "data_parallel_rank",
+            "routed-dp-rank",
+            "disagg_prefill_dp_rank",
+            "bootstrap_host",
+            "bootstrap-port",
+            "bootstrap_room",
+            "x-dp-rank",
+            "x_worker_instance_id",
+            "x-override-routed-dp-rank",
+            "x_override_rid",
+            "x-override-bootstrap-host",
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.append(name, HeaderValue::from_static("1"));
+            headers.append(name, HeaderValue::from_static("2"));
+            headers.append("x-request-id", HeaderValue::from_static("a"));
+            headers.append("x-overrides", HeaderValue::from_static("a"));
+            assert_eq!((strip_headers(&mut headers), headers.len()), (1, 2), "{name}");
+        }
+    }
+
+    #[test]
+    fn strips_what_routers_set_between_prefill_and_decode() {
+        for (body, expected) in [
+            (r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":1,"a":1,"bootstrap_room":[1,2]}"#, r#"{"a":1}"#),
+            (r#"{"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"10.0.0.1"},"a":1}"#, r#"{"a":1}"#),
+            (r#"{"\u0062ootstrap_host":"10.0.0.1","disagg_prefill_dp_rank":1}"#, "{}"),
+        ] {
+            assert_eq!(stripped(body), expected, "{body}");
+        }
     }
 
     #[test]

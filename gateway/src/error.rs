@@ -88,6 +88,14 @@ pub enum StartError {
         /// What is wrong with it.
         cause: String,
     },
+    /// The system allows too few open files.
+    #[error("{files} open files are allowed (ulimit -n), and at least {needed} are needed")]
+    Files {
+        /// The limit.
+        files: u64,
+        /// For one client.
+        needed: u64,
+    },
     /// A worker thread ended by a panic.
     #[error("loading stopped: {cause}")]
     Load {
@@ -147,6 +155,10 @@ pub(crate) enum RequestError {
     GaveUp { attempts: usize, why: &'static str, last: Box<RequestError> },
     #[error("{limit} requests run over HTTP/2 already, which is the limit of all connections together")]
     TooManyStreams { limit: u32 },
+    #[error("the request has {found} Host headers, expected one")]
+    Hosts { found: usize },
+    #[error("the only expectation that is met is 100-continue")]
+    Expectation,
     #[error("{found} headers, more than the limit of {limit}")]
     TooManyHeaders { found: usize, limit: usize },
     #[error("an API key is needed, in the header 'authorization: Bearer KEY' or 'x-api-key: KEY'")]
@@ -226,6 +238,8 @@ impl RequestError {
             Self::Suspect { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "request_suspect"),
             Self::GaveUp { last, .. } => last.row(),
             Self::TooManyHeaders { .. } => Row(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, CLIENT, "too_many_headers"),
+            Self::Hosts { .. } => Row(StatusCode::BAD_REQUEST, CLIENT, "invalid_host"),
+            Self::Expectation => Row(StatusCode::EXPECTATION_FAILED, CLIENT, "expectation_failed"),
             Self::TooManyStreams { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "too_many_streams"),
             Self::KeyMissing => Row(StatusCode::UNAUTHORIZED, CLIENT, "api_key_missing"),
             Self::KeyWrong => Row(StatusCode::UNAUTHORIZED, CLIENT, "invalid_api_key"),

@@ -17,7 +17,7 @@ use crate::health::{self, Verdict};
 use crate::metrics::Metrics;
 use crate::otlp::Exporter;
 use crate::reload::{self, ReloadError, Reloaded};
-use crate::server::{ListenerTls, Server, bind, routes};
+use crate::server::{ListenerTls, STATUS_CONNECTIONS, Server, bind, connections, routes};
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::{self, Probed, Summary, Troubles};
@@ -71,6 +71,7 @@ impl Gateway {
     /// As [`Gateway::start`].
     pub async fn start_with(config: Config, resolver: Arc<dyn Resolve>) -> Result<Running, StartError> {
         trust::warn_of_exposure(&config);
+        let connections = connections(config.limits.connections)?;
         let (data_listener, data_addr) = bind("requests", config.server.listen).await?;
         let (admin_listener, admin_addr) = bind("administration", config.server.admin).await?;
         let metrics_listener = match config.server.metrics {
@@ -97,15 +98,15 @@ impl Gateway {
         let live = live::Task::start(&core);
         let guard = Guard::new(admin_addr, Arc::clone(&core));
         let core_of = || Arc::clone(&core);
-        let data = Server::start(data_listener, data::service(&core), core_of(), tls.data);
-        let mut status =
-            vec![Server::start(admin_listener, routes(admin::router(core_of(), guard)), core_of(), tls.admin)];
+        let data = Server::start(data_listener, data::service(&core), core_of(), tls.data, connections);
+        let admin = routes(admin::router(core_of(), guard));
+        let mut status = vec![Server::start(admin_listener, admin, core_of(), tls.admin, STATUS_CONNECTIONS)];
         let metrics_addr = metrics_listener.map(|(listener, address)| {
-            status.push(Server::start(listener, routes(admin::metrics_router(core_of())), core_of(), None));
+            let metrics = routes(admin::metrics_router(core_of()));
+            status.push(Server::start(listener, metrics, core_of(), None, STATUS_CONNECTIONS));
             address
         });
-        let limits = &core.config().limits;
-        let (connections, open_streams) = (limits.connections, limits.open_streams);
+        let open_streams = core.config().limits.open_streams;
         tracing::info!(%data_addr, %admin_addr, connections, open_streams, "gateway serves");
         Ok(Running { core, data, status, watchers, live, exporter, stop, data_addr, admin_addr, metrics_addr })
     }

@@ -79,5 +79,6 @@ pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;
 pub use gateway::{Gateway, Running};
 pub use reload::{ReloadError, Reloaded};
+pub use server::raise_file_limit;
 pub use summary::{Probed, Summary, Troubles};
 pub use tables::TablesFileError;

@@ -34,7 +34,7 @@ use live::LiveMetrics;
 use operation::OperationMetrics;
 use pins::PinMetrics;
 use requests::RequestMetrics;
-pub(crate) use requests::{NONE, Place};
+pub(crate) use requests::{CLIENT_CLOSED, NONE, Place};
 use shadow::ShadowMetrics;
 pub(crate) use spans::SpanMetrics;
 use tables::TablesMetrics;

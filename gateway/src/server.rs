@@ -1,13 +1,14 @@
 //! Listeners: accepting, bounding and closing connections.
 
 mod connection;
+mod files;
 mod peers;
 mod protocol;
 mod tls;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::{BoxError, Router};
 use http_body::Body;
@@ -25,10 +26,13 @@ use crate::state::Core;
 use connection::Shared;
 use peers::Peers;
 
+pub use files::raise_file_limit;
+pub(crate) use files::{STATUS_CONNECTIONS, connections};
 pub(crate) use tls::{ListenerTls, ServerTls};
 
 /// After an accept failed for want of file descriptors or memory, some time for connections to end.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const COMPLAIN_EVERY: Duration = Duration::from_secs(1);
 
 /// Binds an address; port 0 takes a free one.
 pub(crate) async fn bind(what: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
@@ -49,19 +53,20 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves requests until [`Server::shutdown`].
+    /// Serves requests until [`Server::shutdown`], with at most `connections_limit` connections at a time.
     pub(crate) fn start<S: Serves>(
         listener: TcpListener,
         service: S,
         core: Arc<Core>,
         tls: Option<Arc<ServerTls>>,
+        connections_limit: usize,
     ) -> Self {
         let closing = CancellationToken::new();
         let aborting = CancellationToken::new();
         let connections = TaskTracker::new();
         let limits = &core.config().limits;
         let accept = Accept {
-            permits: Arc::new(Semaphore::new(limits.connections)),
+            permits: Arc::new(Semaphore::new(connections_limit)),
             per_address: limits.connections_per_address,
             peers: Arc::default(),
             connections: connections.clone(),
@@ -137,6 +142,7 @@ struct Accept<S> {
 impl<S: Serves> Accept<S> {
     async fn run(self, listener: TcpListener, closing: CancellationToken) -> GracefulShutdown {
         let graceful = GracefulShutdown::new();
+        let mut complaints = Complaints::default();
         let accept = async {
             loop {
                 // Without a free permit connections wait in the kernel's queue. The semaphore is never closed.
@@ -157,7 +163,7 @@ impl<S: Serves> Accept<S> {
                         });
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
+                        complaints.warn(&error);
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }
@@ -168,5 +174,23 @@ impl<S: Serves> Accept<S> {
             () = closing.cancelled() => {}
         }
         graceful
+    }
+}
+
+/// Errors of accepting come as fast as they are asked for: one line of log a second is enough.
+#[derive(Default)]
+struct Complaints {
+    last: Option<Instant>,
+    /// Since then.
+    unsaid: u64,
+}
+
+impl Complaints {
+    fn warn(&mut self, error: &std::io::Error) {
+        self.unsaid += 1;
+        if self.last.is_none_or(|last| last.elapsed() >= COMPLAIN_EVERY) {
+            tracing::warn!(%error, times = self.unsaid, "cannot accept a connection");
+            *self = Self { last: Some(Instant::now()), unsaid: 0 };
+        }
     }
 }

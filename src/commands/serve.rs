@@ -13,6 +13,7 @@ use crate::signals::{Hangups, Stop, Stops, block_on};
 pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
     let config = Config::load(&args.config).map_err(CliError::input)?;
     log.start(config.log().level.into(), config.log().format == LogFormat::Json);
+    semmoe_gateway::raise_file_limit();
     block_on(async {
         if args.check {
             return check(args, config).await;

@@ -39,6 +39,14 @@ pub enum HttpError {
         /// What hyper saw.
         cause: String,
     },
+    /// The head of the answer says two things about where the answer ends, or nothing that can be relied on.
+    #[error("the answer of {url} cannot be relied on: {cause}")]
+    Framing {
+        /// Where from.
+        url: String,
+        /// What is wrong with it.
+        cause: &'static str,
+    },
     /// Nothing, or not everything, came in time.
     #[error("{url} did not send {waiting_for} within {limit:?}")]
     Timeout {
@@ -109,6 +117,7 @@ impl HttpError {
             Self::Timeout { url, waiting_for, limit } => {
                 format!("{} did not send {waiting_for} within {limit:?}", path(url))
             }
+            Self::Framing { cause, .. } => format!("its answer cannot be relied on: {cause}"),
             Self::Body { cause, .. } => format!("its answer broke off: {cause}"),
             Self::TooLarge { url, limit_bytes } => {
                 format!("the answer of {} is longer than the limit of {limit_bytes} bytes", path(url))

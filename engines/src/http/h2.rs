@@ -18,7 +18,7 @@ use super::connect::open;
 use super::connection::Stream;
 use super::error::{causes, without_query};
 use super::pool::Origin;
-use super::{AnswerBody, ClientSettings, HttpError, RequestBody};
+use super::{AnswerBody, ClientSettings, HttpError, RequestBody, check_framing};
 use crate::tls::ClientTls;
 
 /// What an engine may send ahead of one client that does not read. The connection's window is a thousand of them, so that
@@ -51,7 +51,10 @@ impl Http2 {
     pub(super) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
         let uri = request.uri().clone();
         match self.client.request(request).await {
-            Ok(answer) => Ok(answer.map(AnswerBody::shared)),
+            Ok(answer) => match check_framing(answer.status(), answer.headers()) {
+                Ok(()) => Ok(answer.map(AnswerBody::shared)),
+                Err(cause) => Err(HttpError::Framing { url: uri.to_string(), cause }),
+            },
             Err(error) => {
                 let url = without_query(&uri);
                 // The outermost message only says which step failed, and the variant says that already.

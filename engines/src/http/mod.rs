@@ -22,7 +22,7 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use bytes::{Bytes, BytesMut};
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, Request, Response, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -171,7 +171,7 @@ impl HttpClient {
                 continue;
             }
             match connection.send(request).await {
-                Ok(answer) => return Ok(self.answered(answer, connection, address.origin).await),
+                Ok(answer) => return self.answered(answer, connection, address).await,
                 Err(Failed { unsent: Some(unsent), .. }) => request = unsent,
                 Err(Failed { error, unsent: None }) => {
                     self.pool.note_broken();
@@ -182,7 +182,7 @@ impl HttpClient {
         let connected = connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout).await;
         let mut connection = connected.map_err(|cause| HttpError::Connect { url: address.url(), cause })?;
         match connection.send(request).await {
-            Ok(answer) => Ok(self.answered(answer, connection, address.origin).await),
+            Ok(answer) => self.answered(answer, connection, address).await,
             Err(Failed { error, .. }) => {
                 self.pool.note_broken();
                 Err(HttpError::exchange(address.url(), &error))
@@ -194,9 +194,14 @@ impl HttpClient {
         &self,
         answer: Response<hyper::body::Incoming>,
         connection: Box<Connection>,
-        origin: Origin,
-    ) -> Response<AnswerBody> {
+        address: Address,
+    ) -> Result<Response<AnswerBody>, HttpError> {
         let (head, body) = answer.into_parts();
+        if let Err(cause) = check_framing(head.status, &head.headers) {
+            // The connection is closed with this: nobody knows what comes over it next.
+            return Err(HttpError::Framing { url: address.url(), cause });
+        }
+        let origin = address.origin;
         let mut parts = Some((body, connection, origin));
         let body = poll_fn(|cx| match parts.take() {
             Some((body, connection, origin)) => {
@@ -204,7 +209,7 @@ impl HttpClient {
             }
             None => Poll::Pending,
         });
-        Response::from_parts(head, body.await)
+        Ok(Response::from_parts(head, body.await))
     }
 
     /// [`HttpClient::send`] with a limit on the time to the head of the answer.
@@ -283,6 +288,22 @@ impl HttpClient {
             Ok(body) => body.map(|body| (url, body)),
             Err(_) => Err(HttpError::Timeout { url, waiting_for: "the whole answer", limit: limits.timeout }),
         }
+    }
+}
+
+/// Refuses an answer whose end another reader would see elsewhere, and a change of protocol that no request asks for.
+pub(super) fn check_framing(status: StatusCode, headers: &HeaderMap) -> Result<(), &'static str> {
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err("it changes the protocol (101), which was not asked for");
+    }
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(_), None) if headers.contains_key(header::CONTENT_LENGTH) => {
+            Err("it has both content-length and transfer-encoding")
+        }
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err("its transfer-encoding is not just 'chunked'"),
     }
 }
 

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -99,10 +99,8 @@ async fn serve(
             return Ok(refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)));
         }
     };
-    if stream.is_some() && request.headers().len() > core.most_headers() {
-        let (found, limit) = (request.headers().len(), core.most_headers());
-        let refused = RequestError::TooManyHeaders { found, limit };
-        let refused = refuse(&core, &id, request.uri().path(), &refused);
+    if let Err(refusal) = check_head(&core, request.version(), request.headers()) {
+        let refused = refuse(&core, &id, request.uri().path(), &refusal);
         return Ok(refused.map(|body| Answered::here(body, stream)));
     }
     let path = request.uri().path();
@@ -123,6 +121,22 @@ async fn serve(
         wrong_method(&request, models::METHODS, &id)
     };
     Ok(own.map(|body| Answered::here(body, stream)))
+}
+
+/// What hyper leaves to its users: readers behind this one might see another host, or wait for what nobody sends.
+fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
+    if version == Version::HTTP_2 && headers.len() > core.most_headers() {
+        return Err(RequestError::TooManyHeaders { found: headers.len(), limit: core.most_headers() });
+    }
+    let hosts = headers.get_all(header::HOST).iter().count();
+    if hosts > 1 || (hosts == 0 && version == Version::HTTP_11) {
+        return Err(RequestError::Hosts { found: hosts });
+    }
+    let expected = headers.get_all(header::EXPECT).iter();
+    match expected.into_iter().all(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue")) {
+        true => Ok(()),
+        false => Err(RequestError::Expectation),
+    }
 }
 
 async fn engine_route(

@@ -249,7 +249,16 @@ fn read_extra(
     caller: &Caller,
     body: &Bytes,
 ) -> Result<Job, RequestError> {
-    let stripped = Stripped::new(body).unwrap_or_else(|_| Stripped::opaque(body));
+    let stripped = match Stripped::new(body) {
+        Ok(stripped) => stripped,
+        // An engine's parser may read what ours does not, with pins and models in it: other encodings, deep nesting.
+        Err(error) if json::begins_object(body) => return Err(error.into()),
+        Err(_) => Stripped::opaque(body),
+    };
+    if caller.models().is_some() && is_form(headers) {
+        let cause = "this key may use some models only, and the model that a form names is not read";
+        return Err(RequestError::Field { cause: cause.to_owned() });
+    }
     let named = model_name(Route::Extra, headers, stripped.bytes()).or_else(|error| match error {
         RequestError::BodyScan(_) => model_name(Route::Generate, headers, &[]),
         other => Err(other),
@@ -272,6 +281,13 @@ fn read_extra(
         body: stripped,
         snapshot,
     })
+}
+
+/// Forms name a model in a way of their own (transcriptions of audio).
+fn is_form(headers: &HeaderMap) -> bool {
+    let is = |kind: &[u8], start: &[u8]| kind.get(..start.len()).is_some_and(|kind| kind.eq_ignore_ascii_case(start));
+    let kinds = headers.get_all(http::header::CONTENT_TYPE).iter().map(http::HeaderValue::as_bytes);
+    kinds.map(<[u8]>::trim_ascii).any(|kind| is(kind, b"multipart/") || is(kind, b"application/x-www-form-urlencoded"))
 }
 
 /// The model, if there is one of that name and the caller may use it. To a caller that may not use all models, those that it

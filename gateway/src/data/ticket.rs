@@ -7,16 +7,13 @@ use semmoe_tables::RankId;
 
 use crate::backend::Backend;
 use crate::error::RequestError;
-use crate::metrics::{NONE, Place};
+use crate::metrics::{CLIENT_CLOSED, NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
 use crate::state::Core;
 use crate::trust::RequestId;
 
 use super::access::{Ending, Record};
-
-/// The client went away before the end; nginx's code for it.
-const CLIENT_CLOSED: u16 = 499;
 
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
 pub(crate) struct Ticket {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,6 +18,8 @@ use semmoe_tables::RankId;
 
 use super::{BackendLabels, rank_label};
 
+/// The client went away before the end; nginx's code for it.
+pub(crate) const CLIENT_CLOSED: u16 = 499;
 /// In place of a backend, a rank or a policy where a request came to none.
 pub(crate) const NONE: &str = "none";
 
@@ -26,7 +29,19 @@ struct RequestLabels {
     backend: String,
     rank: String,
     policy: &'static str,
-    code: u16,
+    code: String,
+}
+
+/// The status as it is counted: an engine may answer with any of 900, of which each would be a line for each rank. Those that
+/// have a name are themselves; of others the first digit counts.
+fn counted(code: u16) -> u16 {
+    let named = StatusCode::from_u16(code).is_ok_and(|status| status.canonical_reason().is_some());
+    if named || code == CLIENT_CLOSED { code } else { code / 100 }
+}
+
+/// Such a status as a label.
+fn code_label(counted: u16) -> String {
+    if counted < 100 { format!("{counted}xx") } else { counted.to_string() }
 }
 
 /// Where a request ran, as far as anybody can tell.
@@ -88,6 +103,7 @@ impl RequestMetrics {
 
     /// Counts one request.
     pub(crate) fn done(&self, backend: &str, place: Place, policy: &'static str, code: u16, took: Duration) {
+        let code = counted(code);
         let known = self.known.load();
         let of_backend = known.get(backend);
         let is_this = |known: &&Known| known.place == place && known.code == code && known.policy == policy;
@@ -105,7 +121,7 @@ impl RequestMetrics {
 
     /// Counts the first request of its kind, and remembers where.
     fn learn(&self, backend: &str, place: Place, policy: &'static str, code: u16) -> OfBackend {
-        let labels = RequestLabels { backend: backend.to_owned(), rank: place.label(), policy, code };
+        let labels = RequestLabels { backend: backend.to_owned(), rank: place.label(), policy, code: code_label(code) };
         let requests = self.requests.get_or_create_owned(&labels);
         requests.inc();
         let seconds = self.seconds.get_or_create_owned(&BackendLabels { backend: backend.to_owned() });
@@ -126,6 +142,15 @@ impl RequestMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_cannot_make_labels() {
+        let labels = |code: u16| code_label(counted(code));
+        assert_eq!([200, 404, 499, 502].map(labels), ["200", "404", "499", "502"]);
+        assert_eq!([299, 477, 599, 600, 999].map(labels), ["2xx", "4xx", "5xx", "6xx", "9xx"]);
+        let all: std::collections::HashSet<String> = (100..1000).map(labels).collect();
+        assert!(all.len() < 80, "{} labels", all.len());
+    }
 
     #[test]
     fn every_request_is_counted_once_whoever_learns_its_labels() {

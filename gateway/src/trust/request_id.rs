@@ -1,10 +1,11 @@
 //! The name of one request: the client's `x-request-id` where it is sane, or one that is made here.
 //!
 //! It goes to the engine, back to the client, into error bodies and into the access log, so that one search finds a request
-//! everywhere. It is no secret, and nothing is decided by it.
+//! everywhere. Nothing here is decided by it, but vLLM makes it the key of a running request: two requests of one id would get in each
+//! other's way. So no client can guess an id that is made here, and one that a client chose goes to the engine with a random end.
 
 use std::cell::Cell;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,8 +20,8 @@ const LONGEST_BYTES: usize = 128;
 /// Numbers that a thread takes at a time, so that threads seldom meet.
 const BLOCK: u64 = 4096;
 
-/// Tells the ids of this process from those of others and of later ones.
-static PREFIX: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+/// A secret of this process: makes of a number another one that nobody outside can foresee.
+static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -32,25 +33,35 @@ thread_local! {
 pub(crate) struct RequestId(HeaderValue);
 
 impl RequestId {
-    /// The request's id, which stands in its headers from now on.
+    /// The request's id. As it goes to the engine it stands in the headers from now on.
     pub(crate) fn of(headers: &mut HeaderMap) -> Self {
         let mut values = headers.get_all(&REQUEST_ID).iter();
         if let (Some(value), None) = (values.next(), values.next())
             && is_sane(value.as_bytes())
         {
-            return Self(value.clone());
+            let id = Self(value.clone());
+            headers.insert(REQUEST_ID, id.for_engine());
+            return id;
         }
         let id = Self::new();
         headers.insert(REQUEST_ID, id.0.clone());
         id
     }
 
-    /// One that no other request has: 16 hexadecimal digits of this process, and a number.
+    /// The client's, with 16 hexadecimal digits behind it that it does not know.
+    fn for_engine(&self) -> HeaderValue {
+        let mut text = [self.0.as_bytes(), &[b'-'; 17]].concat();
+        let digits = text.len() - 16;
+        write_hex(SECRET.hash_one(number()), &mut text[digits..]);
+        HeaderValue::from_maybe_shared(Bytes::from(text)).expect("an id and hexadecimal digits are a header value")
+    }
+
+    /// One that no other request has and that nobody can foresee: 16 hexadecimal digits, and a number.
     fn new() -> Self {
-        let mut text = [0; 33];
-        write_hex(*PREFIX, &mut text[..16]);
+        let (mut text, number) = ([0; 33], number());
+        write_hex(SECRET.hash_one(number), &mut text[..16]);
         text[16] = b'-';
-        write_hex(number(), &mut text[17..]);
+        write_hex(number, &mut text[17..]);
         // Leading zeros of the number say nothing; four digits are kept, so that ids look alike.
         let zeros = text[17..].iter().take(12).take_while(|digit| **digit == b'0').count();
         text.copy_within(17 + zeros.., 17);
@@ -116,7 +127,9 @@ mod tests {
             headers.insert(REQUEST_ID, HeaderValue::from_bytes(id.as_bytes()).unwrap());
             let found = RequestId::of(&mut headers);
             assert_eq!(found.as_str() == id, stays, "{id:?}");
-            assert_eq!(headers[REQUEST_ID], *found.header());
+            let sent = headers[REQUEST_ID].to_str().unwrap();
+            let end = sent.strip_prefix(found.as_str()).unwrap();
+            assert_eq!(end.len(), if stays { 17 } else { 0 }, "{id:?} goes to the engine as {sent}");
             assert!(is_sane(found.as_str().as_bytes()));
         }
         let mut two = HeaderMap::new();
@@ -125,6 +138,23 @@ mod tests {
         let id = RequestId::of(&mut two);
         assert_eq!(two.get_all(REQUEST_ID).iter().count(), 1);
         assert!(!["a", "b"].contains(&id.as_str()));
+    }
+
+    /// A client that sees its own ids knows nothing of those of others.
+    #[test]
+    fn ids_are_not_foreseen() {
+        let random = |id: &str| u64::from_str_radix(&id[..16], 16).unwrap();
+        let ids: Vec<u64> = (0..1000).map(|_| random(RequestId::new().as_str())).collect();
+        let differing: u32 = ids.windows(2).map(|pair| (pair[0] ^ pair[1]).count_ones()).sum();
+        // Half of 64 bits, over 999 pairs.
+        assert!((30_000..34_000).contains(&differing), "{differing}");
+        let chosen = || {
+            let mut headers = HeaderMap::new();
+            headers.insert(REQUEST_ID, HeaderValue::from_static("mine"));
+            RequestId::of(&mut headers);
+            headers[REQUEST_ID].clone()
+        };
+        assert_ne!(chosen(), chosen(), "one id of a client is two at the engine");
     }
 
     #[test]

@@ -5,7 +5,12 @@
 
 mod child;
 mod engine;
+mod files;
+mod floods;
+mod framing;
+mod liars;
 mod memory;
+mod pins;
 mod wire;
 
 /// Longer than anything here takes; a test that waits for it fails.

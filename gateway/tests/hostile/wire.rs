@@ -48,12 +48,10 @@ pub(crate) async fn open(address: SocketAddr, frames: &[u8]) -> TcpStream {
     stream
 }
 
-/// A frame that came: its kind, flags, stream and payload.
+/// A frame that came.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) kind: u8,
-    pub(crate) flags: u8,
-    pub(crate) stream: u32,
     pub(crate) payload: Vec<u8>,
 }
 
@@ -65,8 +63,7 @@ pub(crate) async fn next(stream: &mut TcpStream) -> Option<Frame> {
         let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
         let mut payload = vec![0; length];
         stream.read_exact(&mut payload).await.ok()?;
-        let number = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
-        Some(Frame { kind: head[3], flags: head[4], stream: number, payload })
+        Some(Frame { kind: head[3], payload })
     };
     tokio::time::timeout(PATIENCE, read).await.expect("a frame or an end in time")
 }
