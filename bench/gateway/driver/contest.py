@@ -78,3 +78,15 @@ def table(title, results, key="requests_per_second", unit="requests/s", digits=0
         cells += [f"{median(rounds, 'cpu_us_per_request'):.0f}", f"{median(rounds, 'rss_mb'):.0f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def against_earlier(results):
+    """Markdown: this semmoe over the earlier one, within rounds."""
+    head = ["semmoe over the earlier one", "requests/s", "CPU per request", "RSS"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for policy in ("round_robin", "affinity"):
+        if (name := f"semmoe {policy}") in results:
+            keys = ("requests_per_second", "cpu_us_per_request", "rss_mb")
+            cells = [spread(ratios(results, name, f"earlier {policy}", key)) for key in keys]
+            lines.append("| " + " | ".join([policy, *cells]) + " |")
+    return "\n".join(lines) + "\n"

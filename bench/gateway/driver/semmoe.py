@@ -45,13 +45,13 @@ def prepare(settings, folder, say):
         subprocess.run(command, check=True)
 
 
-def start(settings, name, policy, engine, folder, more=""):
+def start(binary, name, policy, engine, folder, more=""):
     """Starts one; returns the process and its addresses for requests and administration."""
     port, admin = free_port(), free_port()
     config = os.path.join(folder, f"{name}.toml")
     with open(config, "w") as file:
         file.write(CONFIG.format(port=port, admin=admin, folder=folder, policy=policy, engine=engine, more=more))
-    process = Process(name, [settings.semmoe, "serve", "--config", config], os.path.join(folder, f"{name}.log"))
+    process = Process(name, [binary, "serve", "--config", config], os.path.join(folder, f"{name}.log"))
     process.wait_for(f"http://127.0.0.1:{admin}/readyz")
     return process, f"127.0.0.1:{port}", f"127.0.0.1:{admin}"
 
