@@ -47,19 +47,17 @@ fn few(folder: &Path, tokens: usize) -> String {
 }
 
 #[test]
-fn a_profile_of_too_few_tokens_is_refused_or_warned_of() {
+fn a_profile_of_few_tokens_is_warned_of() {
     let folder = tempfile::tempdir().expect("a folder");
     let solve = |tokens| {
         let (profile, out) = (few(folder.path(), tokens), text(&folder.path().join("few.tables.safetensors")));
         run(&["solve", "--groups", "4", "--profile", &profile, "--out", &out])
     };
-    let refused = solve(1);
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(2), "{said}");
-    assert!(said.contains("counts 1 token, expected at least one for each of the 4 groups"), "{said}");
-    let warned = solve(8);
-    let said = String::from_utf8_lossy(&warned.stderr);
-    assert!(warned.status.success() && said.contains("warning: ") && said.contains("counts 8 tokens"), "{said}");
+    for (tokens, counted) in [(1, "counts 1 token,"), (8, "counts 8 tokens,")] {
+        let warned = solve(tokens);
+        let said = String::from_utf8_lossy(&warned.stderr);
+        assert!(warned.status.success() && said.contains("warning: ") && said.contains(counted), "{said}");
+    }
     let profile = text(&folder.path().join("p.profile"));
     assert!(run(&["profile", "build", &reference(), "--out", &profile]).status.success());
     let out = text(&folder.path().join("t.tables.safetensors"));

@@ -32,7 +32,6 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         })?;
     }
     check_outputs(args)?;
-    check_tokens(args, &profile)?;
     let attention = args.attention.into();
     let source = format!("solved from profile {}", profile.digest());
     let mut options = SolveOptions::new(args.groups, attention, Provenance { source, created: created() });
@@ -66,29 +65,23 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     if let Some(path) = &args.report {
         write_report(path, &solved.report)?;
     }
+    warn_of_few_tokens(&args.profile, &profile);
     print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))?;
     print(&describe_held_out(&solved.report.held_out))
 }
 
-/// Refuses a profile of so few tokens that nothing could be clustered, and warns where chance decides.
-fn check_tokens(args: &SolveArgs, profile: &Profile) -> Result<(), CliError> {
-    let (tokens, model, groups) = (profile.total_tokens(), profile.model(), args.groups);
-    let counted = if tokens == 1 { "1 token".to_owned() } else { format!("{tokens} tokens") };
-    if tokens < u64::from(groups) {
-        return Err(CliError::input(format!(
-            "{} counts {counted}, expected at least one for each of the {groups} groups: record some thousand prompts",
-            args.profile.display()
-        )));
-    }
+/// Warns of a profile of so few tokens that chance decides where experts go.
+fn warn_of_few_tokens(path: &Path, profile: &Profile) {
+    let (tokens, model) = (profile.total_tokens(), profile.model());
     let each = tokens as f64 * f64::from(model.top_k) / f64::from(model.num_experts);
     if each < FEW_ACTIVATIONS {
+        let counted = if tokens == 1 { "1 token".to_owned() } else { format!("{tokens} tokens") };
         say(&format!(
             "warning: {} counts {counted}, so an expert was chosen {each:.1} times in each layer in the mean: chance decides where it \
              goes; record some thousand prompts",
-            args.profile.display()
+            path.display()
         ));
     }
-    Ok(())
 }
 
 /// The placement that is given, if there is one.

@@ -142,3 +142,27 @@ async fn health_says_whether_anything_can_be_served() {
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (503, &json!("not_ready")));
     assert_eq!(answer.message(), "no model has a backend that can serve");
 }
+
+/// A form names its model in a way that the gateway does not read, so a key for some models cannot send one.
+#[tokio::test]
+async fn forms_need_a_key_for_all_models() {
+    let mock = Mock::start(1);
+    // Of "MARKER-key-of-a-client".
+    let digest = "90c98f2543b113736daa1cf937bc4b4cbf2bcdf06d812b8d29c33a53068b1194";
+    for (models, form_status) in [("", 200), (", models = [\"tiny\"]", 400)] {
+        let keys = format!("[auth]\nkeys = [{{ name = \"a\", sha256 = \"{digest}\"{models} }}]\n");
+        let gateway = start_with(&format!("{}{keys}", extra("\"/v1/audio/transcriptions\"", &mock))).await;
+        let client = Client::data(&gateway);
+        let key = ("authorization", "Bearer MARKER-key-of-a-client");
+        for (kind, status) in [
+            ("multipart/form-data; boundary=x", form_status),
+            ("application/x-www-form-urlencoded", form_status),
+            ("application/json", 200),
+        ] {
+            let headers = [key, ("content-type", kind)];
+            let body = if kind == "application/json" { r#"{"model":"tiny"}"# } else { "model=other" };
+            let answer = client.call(Method::POST, "/v1/audio/transcriptions", &headers, body).await;
+            assert_eq!(answer.status, status, "{models} {kind}: {answer:?}");
+        }
+    }
+}
