@@ -139,6 +139,8 @@ pub(crate) enum RequestError {
     Broken { backend: String, cause: HttpError },
     #[error("backend '{backend}' did not answer in time: {}", cause.reason())]
     Slow { backend: String, cause: HttpError },
+    #[error("the gateway has no room for another connection to an engine: {cause}")]
+    Exhausted { cause: String },
     #[error("the gateway shuts down")]
     Closing,
     #[error("no model has a backend that can serve")]
@@ -230,6 +232,7 @@ impl RequestError {
             Self::Unreachable { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, UPSTREAM, "backend_unreachable"),
             Self::Broken { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "backend_broke_off"),
             Self::Slow { .. } => Row(StatusCode::GATEWAY_TIMEOUT, UPSTREAM, "backend_timeout"),
+            Self::Exhausted { .. } => Row(StatusCode::SERVICE_UNAVAILABLE, BUSY, "out_of_connections"),
             Self::Closing => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "shutting_down"),
             Self::NotReady => Row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "not_ready"),
             Self::QueueFull { .. } => Row(StatusCode::TOO_MANY_REQUESTS, BUSY, "queue_full"),

@@ -161,6 +161,10 @@ async fn check(core: &Core, backend: &Arc<Backend>, failures: &mut Failures, ide
             *failures = Failures::default();
             identity.verify(core, backend).await;
         }
+        // Says nothing about the backend.
+        Err(error @ HttpError::Exhausted { .. }) => {
+            tracing::warn!(backend = backend.name, %error, "a backend could not be probed");
+        }
         Err(error @ HttpError::Timeout { .. }) => {
             let since = *failures.silent_since.get_or_insert(began);
             let heard = backend.last_heard();

@@ -1,49 +1,85 @@
 //! Making connections: TCP, and TLS on it where the URL says https.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
+use super::HttpError;
 use super::connection::{Connection, Stream};
 use super::pool::Origin;
 use crate::tls::ClientTls;
 
+/// ENOMEM, ENFILE, EMFILE, EADDRNOTAVAIL, ENOBUFS, by their numbers on Linux.
+const EXHAUSTED: [i32; 5] = [12, 23, 24, 99, 105];
+
 const HTTP_PORT: u16 = 80;
 const HTTPS_PORT: u16 = 443;
 
-/// A new connection; on failure the cause in words.
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoConnection {
+    /// The engine's fault, or the network's.
+    #[error("{0}")]
+    Theirs(String),
+    /// This machine has no file, port or memory left for it.
+    #[error("{0}")]
+    Ours(String),
+}
+
+impl NoConnection {
+    fn of(error: &io::Error) -> Self {
+        let cause = error.to_string();
+        if error.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code)) { Self::Ours(cause) } else { Self::Theirs(cause) }
+    }
+
+    /// As an error of a request to `url`.
+    pub(super) fn into_http(self, url: String) -> HttpError {
+        match self {
+            Self::Theirs(cause) => HttpError::Connect { url, cause },
+            Self::Ours(cause) => HttpError::Exhausted { cause },
+        }
+    }
+}
+
+/// A new connection.
 pub(super) async fn connect(
     origin: &Origin,
     tls: Option<&ClientTls>,
     limit: Duration,
-) -> Result<Box<Connection>, String> {
+) -> Result<Box<Connection>, NoConnection> {
     let stream = open(origin, tls, limit).await?;
-    Connection::handshake(stream).await.map(Box::new).map_err(|error| error.to_string())
+    Connection::handshake(stream).await.map(Box::new).map_err(|error| NoConnection::Theirs(error.to_string()))
 }
 
 /// What HTTP runs over. `limit` is for TCP and for TLS, each.
-pub(super) async fn open(origin: &Origin, tls: Option<&ClientTls>, limit: Duration) -> Result<Box<dyn Stream>, String> {
+pub(super) async fn open(
+    origin: &Origin,
+    tls: Option<&ClientTls>,
+    limit: Duration,
+) -> Result<Box<dyn Stream>, NoConnection> {
     let stream = tcp(origin, limit).await?;
     if !origin.secure {
         return Ok(Box::new(stream));
     }
-    let tls = tls.ok_or("no certificates were configured for https")?;
+    let theirs = NoConnection::Theirs;
+    let tls = tls.ok_or_else(|| theirs("no certificates were configured for https".to_owned()))?;
     let secured = timeout(limit, tls.connect(origin.authority.host(), stream)).await;
-    let secured = secured.map_err(|_| format!("no TLS handshake within {limit:?}"))?;
-    Ok(Box::new(secured.map_err(|error| format!("TLS: {error}"))?))
+    let secured = secured.map_err(|_| theirs(format!("no TLS handshake within {limit:?}")))?;
+    Ok(Box::new(secured.map_err(|error| theirs(format!("TLS: {error}")))?))
 }
 
 /// Tries every address of a name, each for an equal share of the time that is left.
-async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, String> {
+async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, NoConnection> {
     let begin = Instant::now();
-    let late = || format!("no connection within {limit:?}");
+    let late = || NoConnection::Theirs(format!("no connection within {limit:?}"));
     let host = origin.authority.host();
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let port = origin.authority.port_u16().unwrap_or(if origin.secure { HTTPS_PORT } else { HTTP_PORT });
     let resolved = timeout(limit, lookup_host((host, port))).await;
-    let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| error.to_string())?.collect();
-    let mut cause = "its name has no address".to_owned();
+    let addresses: Vec<_> = resolved.map_err(|_| late())?.map_err(|error| NoConnection::of(&error))?.collect();
+    let mut cause = NoConnection::Theirs("its name has no address".to_owned());
     for (tried, address) in (0u32..).zip(&addresses) {
         let left = u32::try_from(addresses.len()).unwrap_or(u32::MAX).saturating_sub(tried).max(1);
         match timeout(limit.saturating_sub(begin.elapsed()) / left, TcpStream::connect(address)).await {
@@ -52,9 +88,28 @@ async fn tcp(origin: &Origin, limit: Duration) -> Result<TcpStream, String> {
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
-            Ok(Err(error)) => cause = error.to_string(),
+            Ok(Err(error)) => cause = NoConnection::of(&error),
             Err(_) => cause = late(),
         }
     }
     Err(cause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_machine_lacks_is_no_fault_of_an_engine() {
+        let of = |code| NoConnection::of(&io::Error::from_raw_os_error(code)).into_http("http://pod-a:30000/".to_owned());
+        for code in EXHAUSTED {
+            let error = of(code);
+            assert!(matches!(error, HttpError::Exhausted { .. }), "{code}: {error}");
+            assert!(!error.may_have_been_sent() && !error.to_string().contains("pod-a"), "{error}");
+        }
+        // Refused, unreachable, reset, timed out.
+        for code in [111, 113, 104, 110] {
+            assert!(matches!(of(code), HttpError::Connect { .. }), "{code}");
+        }
+    }
 }

@@ -31,6 +31,12 @@ pub enum HttpError {
         /// The operating system's reason.
         cause: String,
     },
+    /// No connection, as this machine has no file, port or memory left for it. Nothing was sent, and no engine is to blame.
+    #[error("no room for another connection to an engine: {cause}")]
+    Exhausted {
+        /// The operating system's reason.
+        cause: String,
+    },
     /// The connection broke after the request may have been sent and before the head of an answer came.
     #[error("the connection to {url} broke before it answered: {cause}")]
     Exchange {
@@ -96,7 +102,7 @@ pub enum HttpError {
 impl HttpError {
     /// False when it is certain that the engine saw nothing of the request, so that it may be sent elsewhere.
     pub fn may_have_been_sent(&self) -> bool {
-        !matches!(self, Self::Url { .. } | Self::Encode { .. } | Self::Connect { .. })
+        !matches!(self, Self::Url { .. } | Self::Encode { .. } | Self::Connect { .. } | Self::Exhausted { .. })
     }
 
     /// The status of an answer that is not 2xx.
@@ -113,6 +119,7 @@ impl HttpError {
             Self::Url { .. } => "its address cannot be used".to_owned(),
             Self::Encode { cause, .. } => format!("cannot encode the request: {cause}"),
             Self::Connect { cause, .. } => format!("cannot connect: {cause}"),
+            Self::Exhausted { .. } => self.to_string(),
             Self::Exchange { cause, .. } => format!("the connection broke before it answered: {cause}"),
             Self::Timeout { url, waiting_for, limit } => {
                 format!("{} did not send {waiting_for} within {limit:?}", path(url))

@@ -14,7 +14,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower::Service;
 
-use super::connect::open;
+use super::connect::{NoConnection, open};
 use super::connection::Stream;
 use super::error::{causes, without_query};
 use super::pool::Origin;
@@ -60,10 +60,19 @@ impl Http2 {
                 // The outermost message only says which step failed, and the variant says that already.
                 let cause = error.source().map_or_else(|| error.to_string(), causes);
                 let connecting = error.is_connect();
-                Err(if connecting { HttpError::Connect { url, cause } } else { HttpError::Exchange { url, cause } })
+                Err(match no_connection(&error) {
+                    Some(no_connection) => no_connection.into_http(url),
+                    None if connecting => HttpError::Connect { url, cause },
+                    None => HttpError::Exchange { url, cause },
+                })
             }
         }
     }
+}
+
+/// What the connector said, inside the client's error.
+fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnection> {
+    std::iter::successors(Some(error), |error| error.source()).find_map(|error| error.downcast_ref().cloned())
 }
 
 #[derive(Clone)]

@@ -180,7 +180,7 @@ impl HttpClient {
             }
         }
         let connected = connect::connect(&address.origin, self.tls.as_deref(), self.connect_timeout).await;
-        let mut connection = connected.map_err(|cause| HttpError::Connect { url: address.url(), cause })?;
+        let mut connection = connected.map_err(|cause| cause.into_http(address.url()))?;
         match connection.send(request).await {
             Ok(answer) => self.answered(answer, connection, address).await,
             Err(Failed { error, .. }) => {

@@ -203,8 +203,8 @@ async fn attempt(
         Err(cause) => {
             let (cause, error) = cause.judge(backend);
             trace::failed(ticket, cause.label());
-            // Of an ill one its probes tell.
-            if cause != Cause::Ill {
+            // Probes report unhealthy backends, and what the gateway lacks is no backend's fault.
+            if !matches!(cause, Cause::Ill | Cause::Exhausted) {
                 ticket.failed(backend);
             }
             ticket.unplace();

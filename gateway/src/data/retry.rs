@@ -36,6 +36,8 @@ const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) enum Cause {
     /// No connection: the engine saw nothing.
     Connect,
+    /// No connection, as the gateway has no file or port left.
+    Exhausted,
     /// The connection broke before the head of an answer: the engine may have begun.
     Broke,
     /// Probes of the backend failed while its answer was awaited: it may have begun.
@@ -52,6 +54,7 @@ impl Cause {
     fn of(error: &HttpError) -> Self {
         match error {
             HttpError::Timeout { .. } => Self::Slow,
+            HttpError::Exhausted { .. } => Self::Exhausted,
             _ if error.may_have_been_sent() => Self::Broke,
             _ => Self::Connect,
         }
@@ -67,7 +70,8 @@ impl Cause {
         match self {
             Self::Connect => true,
             Self::Broke | Self::Ill | Self::Engine(_) => config.after_send,
-            Self::Slow => false,
+            // Another backend would need a connection, too.
+            Self::Slow | Self::Exhausted => false,
             Self::Status(status) => config.statuses.contains(&status),
         }
     }
@@ -76,6 +80,7 @@ impl Cause {
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Connect => "connect",
+            Self::Exhausted => "exhausted",
             Self::Broke => "broke",
             Self::Ill => "ill",
             Self::Slow => "slow",
@@ -117,6 +122,9 @@ pub(crate) enum SendError {
 impl SendError {
     /// What it means to the next attempt and to the client; the prober is told to look.
     pub(crate) fn judge(self, backend: &Backend) -> (Cause, RequestError) {
+        if let Self::Http(HttpError::Exhausted { cause }) = self {
+            return (Cause::Exhausted, RequestError::Exhausted { cause });
+        }
         backend.suspect();
         let name = backend.name.clone();
         match self {
@@ -347,6 +355,7 @@ mod tests {
             (Cause::Broke, true, false),
             (Cause::Ill, true, false),
             (Cause::Slow, false, false),
+            (Cause::Exhausted, false, false),
             (Cause::Status(429), true, false),
             (Cause::Status(503), true, false),
             (Cause::Status(500), false, false),
@@ -368,6 +377,7 @@ mod tests {
         let url = || "http://b".to_owned();
         for (error, cause) in [
             (HttpError::Connect { url: url(), cause: String::new() }, Cause::Connect),
+            (HttpError::Exhausted { cause: String::new() }, Cause::Exhausted),
             (HttpError::Exchange { url: url(), cause: String::new() }, Cause::Broke),
             (HttpError::Timeout { url: url(), waiting_for: "", limit: Duration::ZERO }, Cause::Slow),
         ] {
