@@ -31,7 +31,11 @@ pub(super) enum NoConnection {
 impl NoConnection {
     fn of(error: &io::Error) -> Self {
         let cause = error.to_string();
-        if error.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code)) { Self::Ours(cause) } else { Self::Theirs(cause) }
+        if error.raw_os_error().is_some_and(|code| EXHAUSTED.contains(&code)) {
+            Self::Ours(cause)
+        } else {
+            Self::Theirs(cause)
+        }
     }
 
     /// As an error of a request to `url`.
@@ -101,7 +105,8 @@ mod tests {
 
     #[test]
     fn what_this_machine_lacks_is_no_fault_of_an_engine() {
-        let of = |code| NoConnection::of(&io::Error::from_raw_os_error(code)).into_http("http://pod-a:30000/".to_owned());
+        let of =
+            |code| NoConnection::of(&io::Error::from_raw_os_error(code)).into_http("http://pod-a:30000/".to_owned());
         for code in EXHAUSTED {
             let error = of(code);
             assert!(matches!(error, HttpError::Exhausted { .. }), "{code}: {error}");
