@@ -72,7 +72,7 @@ impl Http2 {
 
 /// What the connector said, inside the client's error.
 fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnection> {
-    std::iter::successors(Some(error), |error| error.source()).find_map(|error| error.downcast_ref().cloned())
+    std::iter::successors(Some(error), |error| (*error).source()).find_map(|error| error.downcast_ref().cloned())
 }
 
 #[derive(Clone)]
