@@ -20,7 +20,7 @@ use crate::progress::{Progress, say};
 use crate::signals::stop_flag;
 use crate::stamp::created;
 
-/// With fewer activations of an expert in a layer, in the mean, the tables are worth a warning.
+/// Below so many activations of an expert and layer, on average, the tables deserve a warning.
 const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
@@ -77,7 +77,7 @@ fn warn_of_few_tokens(path: &Path, profile: &Profile) {
     if each < FEW_ACTIVATIONS {
         let counted = if tokens == 1 { "1 token".to_owned() } else { format!("{tokens} tokens") };
         say(&format!(
-            "warning: {} counts {counted}, so an expert was chosen {each:.1} times in each layer in the mean: chance decides where it \
+            "warning: {} counts {counted}, so each expert was chosen {each:.1} times a layer on average: chance decides where it \
              goes; record some thousand prompts",
             path.display()
         ));

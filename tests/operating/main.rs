@@ -141,12 +141,12 @@ fn placed(document: &Document, operator: &mut Operator, shadow: &str) -> String 
     operator.shell(before);
     operator.shell(&format!("{} --enable-return-routed-experts", arguments.trim()));
     // Ranks of semmoe tell their placement, as SGLang does of a map that is given inline: there the key is not needed.
-    let tells = operator.engine.kind == Kind::Ranks;
-    let placed = shadow.replace("/linear.tables", "/qwen3.tables") + if tells { "" } else { &key };
+    let reports_placement = operator.engine.kind == Kind::Ranks;
+    let placed = shadow.replace("/linear.tables", "/qwen3.tables") + if reports_placement { "" } else { &key };
     operator.write(&placed);
     let asked = operator.shell(after);
     assert!(asked.len() == 2, "a reload and the end of the drain");
-    if !tells {
+    if !reports_placement {
         assert_eq!(asked[0].json()["backends_added"], json!(["pod-a"]));
     }
     let in_use = operator.admin("/admin/tables");

@@ -251,7 +251,7 @@ async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
     }
 }
 
-/// So that whoever supervises it starts it anew. What was in flight is answered first, and the exit has its cause.
+/// So that a supervisor restarts it. What was in flight is answered first, and the exit has its cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn rank_0_exits_after_a_loss_by_itself() {
     let started = Started { exit_ms: Some(3000), ..Started::patient(2, TransportChoice::Auto) };

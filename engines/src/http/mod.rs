@@ -198,7 +198,7 @@ impl HttpClient {
     ) -> Result<Response<AnswerBody>, HttpError> {
         let (head, body) = answer.into_parts();
         if let Err(cause) = check_framing(head.status, &head.headers) {
-            // The connection is closed with this: nobody knows what comes over it next.
+            // This closes the connection: what comes over it next is unknown.
             return Err(HttpError::Framing { url: address.url(), cause });
         }
         let origin = address.origin;

@@ -123,7 +123,7 @@ async fn serve(
     Ok(own.map(|body| Answered::here(body, stream)))
 }
 
-/// What hyper leaves to its users: readers behind this one might see another host, or wait for what nobody sends.
+/// What hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never come.
 fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
     if version == Version::HTTP_2 && headers.len() > core.most_headers() {
         return Err(RequestError::TooManyHeaders { found: headers.len(), limit: core.most_headers() });

@@ -20,7 +20,7 @@ const LONGEST_BYTES: usize = 128;
 /// Numbers that a thread takes at a time, so that threads seldom meet.
 const BLOCK: u64 = 4096;
 
-/// A secret of this process: makes of a number another one that nobody outside can foresee.
+/// A secret of this process: makes unpredictable numbers out of a counter.
 static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static BLOCKS: AtomicU64 = AtomicU64::new(0);
 
@@ -56,7 +56,7 @@ impl RequestId {
         HeaderValue::from_maybe_shared(Bytes::from(text)).expect("an id and hexadecimal digits are a header value")
     }
 
-    /// One that no other request has and that nobody can foresee: 16 hexadecimal digits, and a number.
+    /// Unique and unpredictable: 16 hexadecimal digits, and a number.
     fn new() -> Self {
         let (mut text, number) = ([0; 33], number());
         write_hex(SECRET.hash_one(number), &mut text[..16]);

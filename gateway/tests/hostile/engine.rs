@@ -1,4 +1,4 @@
-//! Engines that answer what a test tells them to, byte for byte.
+//! Engines that answer exactly the bytes that a test chose.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Descriptors: idle clients take all that they are given, and nobody else notices.
+//! Descriptors: idle clients use up their share, and everything else keeps working.
 
 use std::time::Duration;
 

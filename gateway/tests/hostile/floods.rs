@@ -28,7 +28,7 @@ async fn flood(process: &Process, frames: Vec<u8>, times: usize) -> tokio::net::
 }
 
 #[tokio::test]
-async fn floods_hold_no_memory_and_keep_nobody_out() {
+async fn floods_hold_no_memory_and_block_no_client() {
     let engine = Engine::honest();
     let process = Process::start("", engine.address);
     drop(wire::open(process.data, &[]).await);

@@ -62,7 +62,7 @@ async fn streams_with_headers_alone_are_bounded() {
     assert_eq!(wire::metric(process.admin, "semmoe_open_streams ").await, 16_384.0);
     let refused = f64::from(CONNECTIONS * STREAMS) - 16_384.0;
     assert_eq!(wire::metric(process.admin, "semmoe_streams_refused_total ").await, refused);
-    // Nobody else is kept out.
+    // Other clients are served.
     let answer = wire::get(process.data, "/v1/models").await;
     assert_eq!(wire::status(&answer), "200", "{answer}");
     drop(open);
