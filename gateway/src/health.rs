@@ -76,7 +76,7 @@ async fn admit(core: &Core, backend: &Arc<Backend>, found: Result<Probe, HttpErr
     verdict
 }
 
-/// Why a backend is unhealthy, as clients may read it; the log has the address.
+/// Why a backend is unhealthy, in words that clients may read; the address is logged at level debug.
 fn reason(backend: &Backend, error: &HttpError) -> String {
     tracing::debug!(backend = backend.name, %error, "a probe failed");
     error.reason()

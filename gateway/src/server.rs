@@ -156,10 +156,8 @@ impl<S: Serves> Accept<S> {
                         }
                         let (shared, watcher) = (Arc::clone(&self.shared), graceful.watcher());
                         self.connections.spawn(async move {
-                            let _held = (permit, peer);
-                            shared.core.metrics.trust.connection_begins();
+                            let _held = (permit, peer, shared.core.metrics.trust.open_connection());
                             shared.serve(stream, watcher).await;
-                            shared.core.metrics.trust.connection_ended();
                         });
                     }
                     Err(error) => {

@@ -6,7 +6,7 @@ use ::http::Uri;
 
 use super::UrlError;
 
-/// A failed exchange with an engine. Every variant names the URL, without a query, as that is a client's.
+/// A failed exchange with an engine. Variants that name a URL leave out its query, which is a client's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpError {
     /// The address itself cannot be used.

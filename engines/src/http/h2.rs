@@ -53,7 +53,7 @@ impl Http2 {
         match self.client.request(request).await {
             Ok(answer) => match check_framing(answer.status(), answer.headers()) {
                 Ok(()) => Ok(answer.map(AnswerBody::shared)),
-                Err(cause) => Err(HttpError::Framing { url: uri.to_string(), cause }),
+                Err(cause) => Err(HttpError::Framing { url: without_query(&uri), cause }),
             },
             Err(error) => {
                 let url = without_query(&uri);

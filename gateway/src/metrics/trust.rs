@@ -76,12 +76,10 @@ impl TrustMetrics {
         self.connections_refused.inc();
     }
 
-    pub(crate) fn connection_begins(&self) {
+    /// Counts a connection until the guard is dropped.
+    pub(crate) fn open_connection(&self) -> OpenConnection {
         self.open_connections.inc();
-    }
-
-    pub(crate) fn connection_ended(&self) {
-        self.open_connections.dec();
+        OpenConnection(self.open_connections.clone())
     }
 
     /// Connections and streams that are open now.
@@ -106,5 +104,14 @@ impl TrustMetrics {
 
     pub(crate) fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.get_or_create(&FailureLabels { reason }).inc();
+    }
+}
+
+/// A connection of a client, counted as open.
+pub(crate) struct OpenConnection(Gauge);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
     }
 }
