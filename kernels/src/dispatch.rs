@@ -61,6 +61,49 @@ impl DispatchPlan {
         rank_of_expert: &[u16],
         ranks: usize,
     ) -> Result<(), KernelError> {
+        self.begin(experts, weights, top_k)?;
+        for (expert, &rank) in rank_of_expert.iter().enumerate() {
+            check_below("rank of expert", expert, rank, ranks)?;
+        }
+        self.count(experts, top_k, rank_of_expert, ranks)?;
+        self.place(experts, weights, top_k, rank_of_expert);
+        Ok(())
+    }
+
+    /// Plans the sends of n tokens that go to every rank, with all of their pairs: where each rank has a slice of each expert.
+    /// `experts` and `weights` are `[n, k]`.
+    ///
+    /// # Errors
+    /// As [`DispatchPlan::build`]; the plan is then unspecified.
+    pub fn build_everywhere(
+        &mut self,
+        experts: &[u16],
+        weights: &[f32],
+        top_k: usize,
+        ranks: usize,
+    ) -> Result<(), KernelError> {
+        check_count(experts.len().saturating_mul(ranks))?;
+        self.begin(experts, weights, top_k)?;
+        let (tokens, pairs) = (self.tokens as u32, experts.len() as u32);
+        self.row_offsets.clear();
+        self.row_offsets.extend((0..=ranks as u32).map(|rank| rank * tokens));
+        self.pair_offsets.clear();
+        self.pair_offsets.extend((0..=ranks as u32).map(|rank| rank * pairs));
+        self.row_tokens.clear();
+        self.row_tokens.extend((0..ranks).flat_map(|_| 0..tokens));
+        self.row_pairs.clear();
+        self.row_pairs.resize(self.row_tokens.len(), top_k as u16);
+        self.experts.clear();
+        self.weights.clear();
+        for _ in 0..ranks {
+            self.experts.extend_from_slice(experts);
+            self.weights.extend_from_slice(weights);
+        }
+        Ok(())
+    }
+
+    /// Checks the routes and counts the tokens.
+    fn begin(&mut self, experts: &[u16], weights: &[f32], top_k: usize) -> Result<(), KernelError> {
         check_count(experts.len())?;
         check_len("weights", weights.len(), experts.len())?;
         // k = 0 cannot divide anything, and one row counts its pairs in 16 bits.
@@ -69,13 +112,7 @@ impl DispatchPlan {
             return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: top_k, bound: bound + 1 });
         }
         self.tokens = experts.len() / top_k;
-        check_len("experts", experts.len(), self.tokens * top_k)?;
-        for (expert, &rank) in rank_of_expert.iter().enumerate() {
-            check_below("rank of expert", expert, rank, ranks)?;
-        }
-        self.count(experts, top_k, rank_of_expert, ranks)?;
-        self.place(experts, weights, top_k, rank_of_expert);
-        Ok(())
+        check_len("experts", experts.len(), self.tokens * top_k)
     }
 
     /// First pass: rows and pairs of each rank, then where each rank's begin.
@@ -130,6 +167,12 @@ impl DispatchPlan {
             self.weights[cursor.pair as usize] = weight;
             cursor.pair += 1;
         }
+    }
+
+    /// P: ranks of the plan.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.row_offsets.len().saturating_sub(1)
     }
 
     /// n: tokens that were planned.

@@ -8,17 +8,17 @@
 //! |---|---|
 //! | [`reference`](mod@reference) | every collective over all ranks at once, as plainly as can be: what all backends equal bit for bit |
 //! | `element` | f32, f16, bf16: to f32 and back with the bits of a GPU |
+//! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
 //! | `rebatch` | the paper's Algorithm 3: order, optional alignment, and back |
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
-//! | `combine` | the ranks' partial sums back into the tokens' order, in rank order |
 //! | `vector` | sums and norms of rows at the width of the processor's vectors |
-//! | `rows` | gather rows, and add weighted rows where they came from |
+//! | `rows` | weighted rows added where they came from |
 
 mod argsort;
-mod combine;
+pub mod collectives;
 mod dispatch;
 mod element;
 mod error;
@@ -30,12 +30,11 @@ mod split;
 mod vector;
 
 pub use argsort::{Destination, RankOrder, argsort_by_rank, argsort_into};
-pub use combine::combine;
 pub use dispatch::{DispatchPlan, RankRows};
 pub use element::{Dtype, Element};
 pub use error::KernelError;
 pub use norm::{NORM_LANES, inverse_rms};
 pub use rebatch::{Alignment, RebatchScratch, rebatch, resume_rows};
-pub use rows::{add_weighted_rows, gather_rows};
+pub use rows::add_weighted_rows;
 pub use split::{RowSplit, SeenTokens, even_offsets};
 pub use vector::{NormRow, norm_row, prefetch, sum_rows, sum_rows_wide};

@@ -1,22 +1,6 @@
-//! Rows of a matrix by index: gathered for an expert, and added back with weights.
+//! An expert's rows, added with weights where they came from.
 
 use crate::error::{KernelError, check_len};
-
-/// `out[i] = source[rows[i]]`; `source` is `[any, H]`, `out` is `[rows, H]`.
-///
-/// # Errors
-/// A row that `source` does not have, or an `out` of another length.
-pub fn gather_rows(source: &[f32], rows: &[u32], hidden: usize, out: &mut [f32]) -> Result<(), KernelError> {
-    check_len("out", out.len(), rows.len() * hidden)?;
-    check_rows(rows, source.len(), hidden)?;
-    if hidden == 0 {
-        return Ok(());
-    }
-    for (&row, to) in rows.iter().zip(out.chunks_exact_mut(hidden)) {
-        to.copy_from_slice(&source[row as usize * hidden..][..hidden]);
-    }
-    Ok(())
-}
 
 /// `out[rows[i]] += weights[i] * values[i]`, in the order of i; `values` is `[rows, H]`, `out` is `[any, H]`.
 ///

@@ -1,5 +1,5 @@
-//! Shared memory beside TCP loopback, in turns within one run: one collective of equal messages, and one decode step of the
-//! bundled model. Ranks are threads here; what they exchange through is the same.
+//! The carriers of a unit, in turns within one run: one exchange of equal messages, and steps of the bundled model. Ranks are
+//! threads here; what they exchange through is the same.
 //! `cargo run --release -p semmoe-worker --example transport`.
 
 use std::io;
@@ -8,8 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use semmoe_tables::{Placement, RankId};
-use semmoe_worker::ep::{Counters, ExpertParallel, ShmMemory, ShmTransport, StepPhase, TcpTransport, Transport};
+use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
+use semmoe_tables::{Attention, Placement, RankId};
+use semmoe_worker::ep::{
+    Counters, ExpertLayout, ExpertParallel, LayerTimings, ShmMemory, ShmTransport, StepPhase, TcpTransport,
+    TimedCollective,
+};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -25,18 +29,29 @@ fn links(world: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
     Ok(links)
 }
 
-/// Each rank's ends: TCP, then shared memory.
-fn ends(world: usize) -> Outcome<Vec<[Box<dyn Transport>; 2]>> {
+/// The collectives of one rank.
+type Unit = Box<dyn Collectives<f32>>;
+
+/// What is compared: rows in messages over TCP, in messages over shared rings, and in shared memory where they lie.
+const CARRIERS: [&str; 3] = ["tcp", "rings", "memory"];
+
+/// Each rank's units, in the order of [`CARRIERS`], with room for so many elements of rows.
+fn units(world: usize, elements: usize) -> Outcome<Vec<[Unit; 3]>> {
     let limit = Duration::from_secs(60);
-    let (file, _) = ShmMemory::create(world, 1)?;
-    let ranks = links(world)?.into_iter().zip(links(world)?).enumerate();
+    let files = [ShmMemory::create(world, 0, 1)?.0, ShmMemory::create(world, elements, 1)?.0];
+    let ranks = links(world)?.into_iter().zip(links(world)?).zip(links(world)?).enumerate();
     ranks
-        .map(|(rank, (data, lives))| {
-            let rank = RankId::new(rank as u16);
-            let memory = ShmMemory::attach(&file, world, 1)?;
-            let tcp: Box<dyn Transport> = Box::new(TcpTransport::new(rank, data, limit)?);
-            let shm: Box<dyn Transport> = Box::new(ShmTransport::new(rank, memory, lives, limit)?);
-            Ok([tcp, shm])
+        .map(|(rank, ((data, one), other))| {
+            let private = || PrivateMemory::new(rank);
+            let tcp = TcpTransport::new(rank, data, limit)?;
+            let (rings, _) = ShmTransport::new(rank, ShmMemory::attach(&files[0], world, 0, 1)?, one, limit)?;
+            let memory = ShmMemory::attach(&files[1], world, elements, 1)?;
+            let (link, rows) = ShmTransport::new(rank, memory, other, limit)?;
+            Ok([
+                Box::new(RowCollectives::new(tcp, private())) as Unit,
+                Box::new(RowCollectives::new(rings, private())),
+                Box::new(RowCollectives::new(link, rows)),
+            ])
         })
         .collect()
 }
@@ -54,9 +69,9 @@ fn on_ranks<E: Send, T: Send>(ends: Vec<E>, work: impl Fn(usize, E) -> Outcome<T
     })
 }
 
-/// Seconds of one round over both, each a block after the other: medians of `blocks`.
-fn in_turns(blocks: usize, rounds: usize, mut round: impl FnMut(usize) -> Outcome<()>) -> Outcome<[f64; 2]> {
-    let mut times = [Vec::new(), Vec::new()];
+/// Seconds of one round over each carrier, a block after the other: medians of `blocks`.
+fn in_turns(blocks: usize, rounds: usize, mut round: impl FnMut(usize) -> Outcome<()>) -> Outcome<[f64; 3]> {
+    let mut times = [const { Vec::new() }; 3];
     for _ in 0..blocks {
         for (which, times) in times.iter_mut().enumerate() {
             let start = Instant::now();
@@ -70,49 +85,88 @@ fn in_turns(blocks: usize, rounds: usize, mut round: impl FnMut(usize) -> Outcom
     }))
 }
 
-/// Seconds of one collective in which every rank sends every other so many bytes.
-fn collective(world: usize, bytes: usize) -> Outcome<[f64; 2]> {
+/// Seconds of one exchange in which every rank sends every other so many bytes.
+fn exchange(world: usize, bytes: usize) -> Outcome<[f64; 3]> {
     let rounds = (64 << 20) / ((bytes + 20_000) * world * world);
-    on_ranks(ends(world)?, |_, mut ends| {
+    on_ranks(units(world, 0)?, |_, mut units| {
         let (outgoing, mut incoming) = (vec![vec![1; bytes]; world], vec![Vec::new(); world]);
-        in_turns(21, rounds.max(4), |which| Ok(ends[which].all_to_all(&outgoing, &mut incoming)?))
+        in_turns(11, rounds.max(4), |which| Ok(units[which].all_to_all(&outgoing, &mut incoming)?))
     })
 }
 
-/// Seconds of one decode step of the bundled model with so many sequences on every rank.
-fn decode(world: u16, sequences: usize) -> Outcome<[f64; 2]> {
+/// A step of the bundled model.
+#[derive(Clone, Copy)]
+struct Step {
+    world: u16,
+    attention: Attention,
+    /// On every rank; with attention tp, the same on all.
+    sequences: usize,
+    /// Of each sequence.
+    tokens: usize,
+}
+
+/// Seconds of one step, and of reduce-scatter and allgather in it, by carrier.
+fn step(step: Step) -> Outcome<[[f64; 3]; 2]> {
     let model_dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
     let config = ModelConfig::load(model_dir)?;
-    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world)?;
-    on_ranks(ends(world.into())?, |rank, ends| {
-        let mut model = Model::load(model_dir, RankId::new(rank as u16), &placement)?;
-        let join = |end| ExpertParallel::new(end, &placement, Arc::new(Counters::new(placement.layers())));
-        let [tcp, shm] = ends.map(join);
-        let (mut eps, mut random) = ([tcp?, shm?], fastrand::Rng::with_seed(rank as u64));
-        let mut kvs: Vec<KvCache> = (0..sequences).map(|_| model.new_sequence()).collect();
-        in_turns(21, 10, |which| {
-            let tokens: Vec<u32> = kvs.iter().map(|_| random.u32(0..10_000)).collect();
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, step.world)?;
+    let elements = usize::from(step.world) * step.sequences * step.tokens * config.hidden;
+    on_ranks(units(step.world.into(), elements)?, |rank, units| {
+        let id = RankId::new(rank as u16);
+        let mut model = match step.attention {
+            Attention::Dp => Model::load(model_dir, id, &placement)?,
+            Attention::Tp => Model::load_tp(model_dir, id, &placement, ExpertLayout::Ep, None)?,
+        };
+        let join = |unit| {
+            let counters = Arc::new(Counters::new(placement.layers()));
+            ExpertParallel::over(unit, &placement, ExpertLayout::Ep, counters)
+        };
+        let [tcp, rings, memory] = units.map(join);
+        let mut eps = [tcp?, rings?, memory?];
+        let seed = if step.attention == Attention::Tp { 0 } else { rank as u64 };
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (blocks, rounds) = if step.tokens == 1 { (21, 10) } else { (11, 2) };
+        let mut kvs: Vec<KvCache> = Vec::new();
+        let times = in_turns(blocks, rounds, |which| {
+            if step.tokens > 1 || kvs.first().is_none_or(|kv| kv.remaining() == 0) {
+                kvs = (0..step.sequences).map(|_| model.new_sequence()).collect();
+            }
+            let tokens: Vec<u32> = (0..step.sequences * step.tokens).map(|_| random.u32(0..10_000)).collect();
             let item = |(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase: StepPhase::Decode };
-            let mut items: Vec<StepItem<'_>> = kvs.iter_mut().zip(tokens.chunks(1)).map(item).collect();
+            let mut items: Vec<StepItem<'_>> = kvs.iter_mut().zip(tokens.chunks(step.tokens)).map(item).collect();
             model.step(&mut items, &mut eps[which])?;
             Ok(())
-        })
+        })?;
+        let split = eps.map(|ep| {
+            let of = |layer: &LayerTimings| layer.of(TimedCollective::Scatter) + layer.of(TimedCollective::Gather);
+            ep.timings().layers.iter().map(of).sum::<Duration>().as_secs_f64() / (blocks * rounds) as f64
+        });
+        Ok([times, split])
     })
 }
 
 #[allow(clippy::print_stdout, reason = "an example's output")]
+fn show(what: &str, times: [f64; 3]) {
+    let [tcp, rings, memory] = times.map(|seconds| seconds * 1e6);
+    let [one, two, three] = CARRIERS;
+    println!(
+        "{what:58} {one} {tcp:9.1} us  {two} {rings:9.1} us  {three} {memory:9.1} us  {three} / {two} {:5.2}",
+        memory / rings
+    );
+}
+
 fn main() -> Outcome<()> {
-    let told = |what: String, [tcp, shm]: [f64; 2]| {
-        println!("{what:42} tcp {:9.1} us  shm {:9.1} us  tcp / shm {:5.2}", tcp * 1e6, shm * 1e6, tcp / shm);
-    };
-    for world in [2, 4] {
-        for bytes in [0, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 8 << 20] {
-            told(format!("{world} ranks, {bytes:8} bytes to each other rank"), collective(world, bytes)?);
-        }
+    for (world, bytes) in [2, 4].into_iter().flat_map(|world| [0, 8 << 10, 1 << 20].map(|bytes| (world, bytes))) {
+        show(&format!("{world} ranks, {bytes:8} bytes to each other rank"), exchange(world, bytes)?);
     }
-    for world in [2, 4] {
-        for sequences in [1, 16] {
-            told(format!("{world} ranks, decode of {sequences:2} sequences each"), decode(world, sequences)?);
+    for (world, attention) in [(2, Attention::Dp), (2, Attention::Tp), (4, Attention::Dp), (4, Attention::Tp)] {
+        for (sequences, tokens) in [(1, 1), (16, 1), (64, 1), (1, 512)] {
+            let [times, split] = step(Step { world, attention, sequences, tokens })?;
+            let name = if attention == Attention::Tp { "tp" } else { "dp" };
+            show(&format!("{world} ranks, attention {name}, {sequences:2} sequences, {tokens:3} tokens each"), times);
+            if attention == Attention::Tp {
+                show("    of it reduce-scatter and allgather", split);
+            }
         }
     }
     Ok(())

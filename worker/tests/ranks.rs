@@ -71,11 +71,11 @@ fn idle(mut rank: Rank) -> (u64, RankId) {
         match rank.ep.wait() {
             Ok(Wake::Peer) => {}
             Ok(Wake::Local) => panic!("nobody rang"),
-            Err(error) => return (joined, error.rank()),
+            Err(error) => return (joined, RankId::new(error.rank() as u16)),
         }
         match rank.model.step(&mut [], &mut rank.ep) {
             Ok(_) => joined += 1,
-            Err(StepError::Transport(error)) => return (joined, error.rank()),
+            Err(StepError::Transport(error)) => return (joined, RankId::new(error.rank() as u16)),
             Err(error) => panic!("{error}"),
         }
     }

@@ -1,39 +1,28 @@
 //! What every transport must do, and how ranks fail: each failure names the rank that failed first, and nobody hangs.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod links;
+
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::Duration;
 
-use semmoe_tables::RankId;
-use semmoe_worker::ep::{LocalTransport, ShmMemory, ShmTransport, TcpTransport, Transport, TransportError, Wake};
-
-const PATIENT: Duration = Duration::from_secs(120);
-
-/// Both ends of every pair of ranks: `streams[a][b]` is a's stream to b.
-fn tcp_streams(world: usize) -> Vec<Vec<Option<TcpStream>>> {
-    let mut streams: Vec<Vec<Option<TcpStream>>> = (0..world).map(|_| (0..world).map(|_| None).collect()).collect();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    for (a, b) in (0..world).flat_map(|a| (0..a).map(move |b| (a, b))) {
-        streams[a][b] = Some(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        streams[b][a] = Some(listener.accept().unwrap().0);
-    }
-    streams
-}
+use links::{PATIENT, tcp_streams};
+use semmoe_worker::ep::{LocalTransport, Lockstep, ShmMemory, ShmTransport, TcpTransport, UnitError, Wake};
 
 /// Ranks as processes have them: what a rank needs before it has a transport.
 struct End {
-    rank: RankId,
+    rank: usize,
     /// For data or, with memory, for life and death alone.
     streams: Vec<Option<TcpStream>>,
     memory: Option<ShmMemory>,
 }
 
 impl End {
-    fn transport(self, limit: Duration) -> Box<dyn Transport> {
+    fn transport(self, limit: Duration) -> Box<dyn Lockstep> {
         match self.memory {
             None => Box::new(TcpTransport::new(self.rank, self.streams, limit).unwrap()),
-            Some(memory) => Box::new(ShmTransport::new(self.rank, memory, self.streams, limit).unwrap()),
+            Some(memory) => Box::new(ShmTransport::new(self.rank, memory, self.streams, limit).unwrap().0),
         }
     }
 }
@@ -41,30 +30,30 @@ impl End {
 type Ends = fn(usize) -> Vec<End>;
 
 fn tcp(world: usize) -> Vec<End> {
-    let end = |(rank, streams)| End { rank: RankId::new(rank as u16), streams, memory: None };
+    let end = |(rank, streams)| End { rank: rank, streams, memory: None };
     tcp_streams(world).into_iter().enumerate().map(end).collect()
 }
 
 /// Each rank maps the memory for itself, as processes do.
 fn shm(world: usize) -> Vec<End> {
-    let (file, _) = ShmMemory::create(world, 5).unwrap();
-    let attached = |end| End { memory: Some(ShmMemory::attach(&file, world, 5).unwrap()), ..end };
+    let (file, _) = ShmMemory::create(world, 0, 5).unwrap();
+    let attached = |end| End { memory: Some(ShmMemory::attach(&file, world, 0, 5).unwrap()), ..end };
     tcp(world).into_iter().map(attached).collect()
 }
 
 /// All that ranks as processes exchange through.
 const BETWEEN_PROCESSES: [Ends; 2] = [tcp, shm];
 
-fn tcp_mesh(world: usize) -> Vec<Box<dyn Transport>> {
+fn tcp_mesh(world: usize) -> Vec<Box<dyn Lockstep>> {
     tcp(world).into_iter().map(|end| end.transport(PATIENT)).collect()
 }
 
-fn shm_mesh(world: usize) -> Vec<Box<dyn Transport>> {
+fn shm_mesh(world: usize) -> Vec<Box<dyn Lockstep>> {
     shm(world).into_iter().map(|end| end.transport(PATIENT)).collect()
 }
 
-fn local_mesh(world: usize) -> Vec<Box<dyn Transport>> {
-    LocalTransport::mesh(world).into_iter().map(|t| Box::new(t) as Box<dyn Transport>).collect()
+fn local_mesh(world: usize) -> Vec<Box<dyn Lockstep>> {
+    LocalTransport::mesh(world).into_iter().map(|t| Box::new(t) as Box<dyn Lockstep>).collect()
 }
 
 fn on_threads<T: Send, R: Send>(ranks: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
@@ -89,8 +78,8 @@ fn message(from: usize, to: usize, round: usize, most: usize) -> Vec<u8> {
 }
 
 /// Rounds of messages with all peers; every one must arrive whole and in its round.
-fn talk(mut transport: Box<dyn Transport>, rounds: usize, most: usize) {
-    let (me, world) = (transport.rank().index(), transport.world());
+fn talk(mut transport: Box<dyn Lockstep>, rounds: usize, most: usize) {
+    let (me, world) = (transport.rank(), transport.world());
     let (mut outgoing, mut incoming) = buffers(world);
     for round in 0..rounds {
         for (peer, out) in outgoing.iter_mut().enumerate() {
@@ -132,7 +121,7 @@ fn ringing_and_a_peers_step_end_a_wait() {
         on_threads(mesh(2), |mut transport| {
             let (outgoing, mut incoming) = buffers(2);
             let waker = transport.waker();
-            if transport.rank().index() == 0 {
+            if transport.rank() == 0 {
                 // A ring before the wait is not lost, and several are one.
                 waker.ring();
                 waker.ring();
@@ -153,7 +142,7 @@ fn ringing_and_a_peers_step_end_a_wait() {
 }
 
 /// Collectives until one fails; the failure stays.
-fn until_failure(transport: &mut dyn Transport, bytes: usize) -> TransportError {
+fn until_failure(transport: &mut dyn Lockstep, bytes: usize) -> UnitError {
     let world = transport.world();
     let (outgoing, mut incoming) = (vec![vec![1; bytes]; world], vec![Vec::new(); world]);
     loop {
@@ -171,12 +160,12 @@ fn survivors(
     bytes: usize,
     limit: Duration,
     last: impl Fn(Vec<Option<TcpStream>>) + Sync,
-) -> Vec<TransportError> {
+) -> Vec<UnitError> {
     let ends = ends(4);
     let own: Vec<_> = ends[2].streams.iter().map(|s| s.as_ref().map(|s| s.try_clone().unwrap())).collect();
     let own = std::sync::Mutex::new(Some(own));
     let found = on_threads(ends, |end| {
-        let rank = end.rank.index();
+        let rank = end.rank;
         let mut transport = end.transport(limit);
         if rank != 2 {
             return Some(until_failure(&mut *transport, bytes));
@@ -194,10 +183,10 @@ fn survivors(
     found.into_iter().flatten().collect()
 }
 
-fn assert_all_name_rank_2(errors: &[TransportError]) {
+fn assert_all_name_rank_2(errors: &[UnitError]) {
     assert_eq!(errors.len(), 3);
     for error in errors {
-        assert_eq!(error.rank(), RankId::new(2), "{error}");
+        assert_eq!(error.rank(), 2, "{error}");
     }
 }
 
@@ -207,7 +196,7 @@ fn every_survivor_names_the_rank_that_died() {
         // Between two messages.
         let errors = survivors(ends, bytes, PATIENT, drop);
         assert_all_name_rank_2(&errors);
-        assert!(errors.iter().all(|e| matches!(e, TransportError::PeerLost { .. })), "{errors:?}");
+        assert!(errors.iter().all(|e| matches!(e, UnitError::PeerLost { .. })), "{errors:?}");
 
         // In the middle of a header, to one peer only (with shared memory, that is nonsense).
         assert_all_name_rank_2(&survivors(ends, bytes, PATIENT, |streams| {
@@ -222,7 +211,7 @@ fn a_rank_that_is_silent_is_named_when_its_time_is_up() {
         let (hold, held) = std::sync::mpsc::channel();
         let errors = survivors(ends, 10, Duration::from_secs(3), |streams| hold.send(streams).unwrap());
         assert_all_name_rank_2(&errors);
-        assert!(errors.iter().any(|e| matches!(e, TransportError::TimedOut { .. })), "{errors:?}");
+        assert!(errors.iter().any(|e| matches!(e, UnitError::TimedOut { .. })), "{errors:?}");
         drop(held);
     }
 }
@@ -260,30 +249,30 @@ fn a_death_ends_a_wait() {
             let threads: Vec<_> = ends.into_iter().map(wait).collect();
             drop(dead);
             for thread in threads {
-                assert_eq!(thread.join().unwrap().rank(), RankId::new(0));
+                assert_eq!(thread.join().unwrap().rank(), 0);
             }
         });
     }
 
     let mut mesh = LocalTransport::mesh(2);
     drop(mesh.remove(0));
-    assert_eq!(mesh[0].wait().unwrap_err().rank(), RankId::new(0));
+    assert_eq!(mesh[0].wait().unwrap_err().rank(), 0);
 }
 
 #[test]
 fn streams_must_fit_the_rank() {
     let mut streams = tcp_streams(2);
     let right = streams.pop().unwrap();
-    let wrong = TcpTransport::new(RankId::new(0), right, PATIENT);
+    let wrong = TcpTransport::new(0, right, PATIENT);
     assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
-    assert!(TcpTransport::new(RankId::new(1), vec![None], PATIENT).is_err());
-    assert!(TcpTransport::new(RankId::new(0), vec![None], PATIENT).is_ok());
+    assert!(TcpTransport::new(1, vec![None], PATIENT).is_err());
+    assert!(TcpTransport::new(0, vec![None], PATIENT).is_ok());
 
-    let memory = |world| ShmMemory::create(world, 1).unwrap().1;
+    let memory = |world| ShmMemory::create(world, 0, 1).unwrap().1;
     let mut streams = tcp_streams(2);
-    let wrong = ShmTransport::new(RankId::new(0), memory(2), streams.pop().unwrap(), PATIENT);
+    let wrong = ShmTransport::new(0, memory(2), streams.pop().unwrap(), PATIENT);
     assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
-    let wrong = ShmTransport::new(RankId::new(0), memory(3), streams.pop().unwrap(), PATIENT);
+    let wrong = ShmTransport::new(0, memory(3), streams.pop().unwrap(), PATIENT);
     assert!(wrong.is_err_and(|error| error.to_string().contains("memory for 3 ranks, expected 2")));
-    assert!(ShmTransport::new(RankId::new(0), memory(1), vec![None], PATIENT).is_ok());
+    assert!(ShmTransport::new(0, memory(1), vec![None], PATIENT).is_ok());
 }

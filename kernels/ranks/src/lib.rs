@@ -15,6 +15,8 @@
 //! | `call` | what a rank is about to do, compared with the others before anything is touched |
 //! | `member` | one rank's end: its buffer, and its life |
 //! | `reduce`, `exchange` | the collectives |
+//! | `halves` | rows that peers read where they lie, for [`semmoe_kernels::collectives`]: [`SharedHalves`] |
+//! | `local` | messages between threads: [`LocalTransport`] |
 //!
 //! A rank that does not arrive within the time limit is an error that names it and the epoch, on every rank that waits. Ranks that
 //! disagree on shapes all get an error, and may go on.
@@ -24,6 +26,8 @@ mod bell;
 mod call;
 mod error;
 mod exchange;
+mod halves;
+mod local;
 mod member;
 mod memory;
 mod reduce;
@@ -34,6 +38,8 @@ mod span;
 pub use bell::Bell;
 pub use error::RankError;
 pub use exchange::{Dispatch, Received, Routes};
+pub use halves::{SharedHalves, halves_bytes};
+pub use local::LocalTransport;
 pub use member::{Member, RawGroup};
 pub use memory::{attach_memory, create_memory};
 pub use reduce::Norm;

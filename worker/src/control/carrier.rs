@@ -90,11 +90,11 @@ pub(super) struct Offer {
 
 impl MemoryAddress {
     /// Attaches to it.
-    pub(super) fn open(self, world: u16, session: u64) -> Result<ShmMemory, ShmError> {
+    pub(super) fn open(self, world: u16, elements: usize, session: u64) -> Result<ShmMemory, ShmError> {
         let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
         let file = File::options().read(true).write(true).open(&path);
         let file = file.map_err(|error| ShmError::new(format_args!("{path} cannot be opened: {error}")))?;
-        ShmMemory::attach(&file, world.into(), session)
+        ShmMemory::attach(&file, world.into(), elements, session)
     }
 }
 
@@ -102,6 +102,7 @@ impl MemoryAddress {
 pub(super) fn offer(
     choice: TransportChoice,
     world: u16,
+    elements: usize,
     session: u64,
     apart: Option<String>,
 ) -> Result<Option<Offer>, ShmError> {
@@ -113,7 +114,7 @@ pub(super) fn offer(
     let outcome = match (choice, why_not) {
         (TransportChoice::Tcp, _) => return Ok(None),
         (TransportChoice::Shm, Some(cause)) => return Err(ShmError::new(cause)),
-        (_, None) => ShmMemory::create(world.into(), session),
+        (_, None) => ShmMemory::create(world.into(), elements, session),
         (TransportChoice::Auto, Some(cause)) => Err(ShmError::new(cause)),
     };
     match outcome {
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn memory_is_offered_where_it_is_wanted_and_can_be() {
         let apart_rank = || Some("rank 2 is elsewhere".to_owned());
-        let is_some = |choice, world, apart| offer(choice, world, 1, apart).map(|offer| offer.is_some());
+        let is_some = |choice, world, apart| offer(choice, world, 8, 1, apart).map(|offer| offer.is_some());
         assert_eq!(is_some(TransportChoice::Auto, 2, None), Ok(true));
         assert_eq!(is_some(TransportChoice::Auto, 2, apart_rank()), Ok(false));
         assert_eq!(is_some(TransportChoice::Auto, 65, None), Ok(false));
@@ -158,11 +159,11 @@ mod tests {
 
     #[test]
     fn an_offer_is_found_under_its_address_and_only_in_its_session() {
-        let made = offer(TransportChoice::Shm, 2, 9, None).unwrap().unwrap();
-        assert!(made.address.open(2, 9).is_ok());
-        assert!(made.address.open(2, 8).unwrap_err().to_string().contains("not this unit's"));
+        let made = offer(TransportChoice::Shm, 2, 8, 9, None).unwrap().unwrap();
+        assert!(made.address.open(2, 8, 9).is_ok());
+        assert!(made.address.open(2, 8, 8).unwrap_err().to_string().contains("not this unit's"));
         let gone = MemoryAddress { fd: 1 << 20, ..made.address };
-        assert!(gone.open(2, 9).unwrap_err().to_string().contains("cannot be opened"));
+        assert!(gone.open(2, 8, 9).unwrap_err().to_string().contains("cannot be opened"));
     }
 
     #[test]

@@ -69,7 +69,8 @@ impl Host {
         let limits = UnitLimits { kv_pages, ..limits };
         let io = |source| RendezvousError::Io { source };
         let session = fastrand::u64(..);
-        let offer = carrier::offer(identity.transport, identity.world, session, anyone_apart(&members))?;
+        let offer =
+            carrier::offer(identity.transport, identity.world, limits.row_elements, session, anyone_apart(&members))?;
         let mut data = vec![self.data.local_addr().map_err(io)?];
         data.extend(members.iter().map(|(hello, _)| hello.data));
         let memory = offer.as_ref().map(|offer| offer.address);
@@ -250,7 +251,7 @@ pub(crate) fn join(
         let cause = format!("it named {} ranks, expected {}", addresses.len(), identity.world);
         return Err(RendezvousError::BrokenOff { rank: RankId::new(0), cause });
     }
-    let memory = memory.map(|address| address.open(identity.world, session)).transpose()?;
+    let memory = memory.map(|address| address.open(identity.world, limits.row_elements, session)).transpose()?;
     let lower: Vec<Option<SocketAddr>> = (0..identity.world)
         .zip(addresses)
         .map(|(peer, data)| (peer < rank.get()).then(|| reachable(data, address.ip())))

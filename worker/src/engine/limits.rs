@@ -53,6 +53,8 @@ pub(crate) struct UnitLimits {
     pub(crate) kv_pages: usize,
     /// As [`EngineLimits::prefix_reuse`].
     pub(crate) prefix_reuse: bool,
+    /// Elements of rows that a rank sends or returns in one collective at most: all ranks' tokens of a step.
+    pub(crate) row_elements: usize,
 }
 
 /// A budget that holds no page.
@@ -72,13 +74,15 @@ impl EngineLimits {
         available: Option<u64>,
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
+        // Every running sequence decodes in every step and something is left for prompts.
+        let step_tokens = self.step_tokens.max(2 * running);
         Ok(UnitLimits {
             running,
             waiting: self.waiting,
-            // Every running sequence decodes in every step and something is left for prompts.
-            step_tokens: self.step_tokens.max(2 * running),
+            step_tokens,
             kv_pages: self.kv.pages((model, share), world, available)?,
             prefix_reuse: self.prefix_reuse,
+            row_elements: usize::from(world).saturating_mul(step_tokens).saturating_mul(model.hidden),
         })
     }
 }

@@ -13,7 +13,7 @@ use super::request::{Finish, RankStats, SequenceEvent, SequenceRequest};
 use super::sequence::{Sampled, Sequence, reservation};
 use super::together::Together;
 use crate::control::message::{FromRank, ToRank};
-use crate::ep::{ExpertParallel, TransportError, Wake};
+use crate::ep::{ExpertParallel, UnitError, Wake};
 use crate::model::{KvPool, Model, ModelConfig, StepError, StepItem};
 
 /// Where an engine's messages go.
@@ -81,7 +81,7 @@ impl Engine {
 
     /// Runs until told to stop or a rank fails. The transport stays open until the engine is dropped: peers may still be
     /// finishing the last step.
-    pub(crate) fn run(&mut self) -> Result<EngineEnd, TransportError> {
+    pub(crate) fn run(&mut self) -> Result<EngineEnd, UnitError> {
         match self.together {
             Some(_) => self.run_together(),
             None => self.run_apart(),
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// With attention dp each rank has its own sequences.
-    fn run_apart(&mut self) -> Result<EngineEnd, TransportError> {
+    fn run_apart(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
             if let Some(end) = self.take_orders() {
                 return Ok(end);
@@ -174,7 +174,7 @@ impl Engine {
     }
 
     /// One step with the other ranks, and what follows from it.
-    pub(super) fn step(&mut self) -> Result<(), TransportError> {
+    pub(super) fn step(&mut self) -> Result<(), UnitError> {
         let me = self.ep.rank().index();
         loop {
             let ready: Vec<_> = self.running.iter().map(Sequence::ready).collect();

@@ -6,13 +6,11 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use semmoe_tables::RankId;
-
 use super::run::{Engine, EngineEnd, settle};
 use super::sequence::Sampled;
 use super::told::{Chosen, MAX_ORDER_BYTES, Told};
 use crate::control::message::{FromRank, ToRank};
-use crate::ep::{TransportError, Wake};
+use crate::ep::{UnitError, Wake};
 
 /// What an engine with attention tp keeps between a step and the next sync.
 #[derive(Default)]
@@ -81,7 +79,7 @@ fn order_bytes(order: &ToRank) -> usize {
 
 impl Engine {
     /// See the module.
-    pub(super) fn run_together(&mut self) -> Result<EngineEnd, TransportError> {
+    pub(super) fn run_together(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
             if let Some(cause) = self.hear() {
                 return Ok(EngineEnd::Aborted(cause));
@@ -125,7 +123,7 @@ impl Engine {
     }
 
     /// Hears what all ranks chose and what rank 0 orders, and does it; true if the loop is to end.
-    fn sync(&mut self) -> Result<bool, TransportError> {
+    fn sync(&mut self) -> Result<bool, UnitError> {
         let me = self.ep.rank().index();
         let together = self.together();
         let orders = together.next_orders();
@@ -157,7 +155,7 @@ impl Engine {
     }
 
     /// Gives every sequence of the last batch its token.
-    fn take_tokens(&mut self, told: Vec<Told>) -> Result<(), TransportError> {
+    fn take_tokens(&mut self, told: Vec<Told>) -> Result<(), UnitError> {
         let mut chosen: Vec<_> = told.into_iter().map(|told| told.chosen.into_iter()).collect();
         let places: HashMap<u64, usize> =
             self.running.iter().enumerate().map(|(at, sequence)| (sequence.id(), at)).collect();
@@ -189,7 +187,7 @@ impl Engine {
         Ok(())
     }
 
-    fn obey(&mut self, orders: Vec<ToRank>) -> Result<bool, TransportError> {
+    fn obey(&mut self, orders: Vec<ToRank>) -> Result<bool, UnitError> {
         for order in orders {
             match order {
                 ToRank::Submit(mut request) => {
@@ -222,6 +220,6 @@ fn kind(order: &ToRank) -> &'static str {
     }
 }
 
-fn protocol(rank: usize, detail: String) -> TransportError {
-    TransportError::protocol(RankId::new(rank as u16), detail)
+fn protocol(rank: usize, detail: String) -> UnitError {
+    UnitError::protocol(rank, detail)
 }

@@ -1,16 +1,20 @@
-//! One MoE layer over all ranks: two collectives, whatever the batch.
+//! One rank's part in the unit: its MoE layers and attention tp's collectives, counted and timed.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use semmoe_kernels::collectives::{
+    AllRows, Collectives, DISPATCH_HEADER_BYTES, Lockstep, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake,
+    Waker, dispatch_row_bytes, split_bytes,
+};
+use semmoe_kernels::{DispatchPlan, RowSplit};
 use semmoe_tables::{ExpertId, LayerIdx, Placement, RankId};
+use serde::{Deserialize, Serialize};
 
-use super::counters::{Counters, LayerTraffic, StepPhase};
+use super::counters::{Collective, Counters, LayerTraffic, StepPhase};
 use super::inbox::Inbox;
-use super::sends::{ExpertLayout, Sends};
 use super::timings::{TimedCollective, Timings};
-use super::transport::{Transport, TransportError, Wake, Waker};
-use super::wire;
 
 /// The experts of this rank, as the model computes them.
 pub trait LocalExperts: Sync {
@@ -51,88 +55,106 @@ pub struct WorldMismatch {
 }
 
 /// Where the experts of one layer are.
-struct LayerHosts {
+pub(super) struct LayerHosts {
     /// `[N]`: the rank of each expert; empty where every rank has a slice of each.
     rank_of: Vec<u16>,
     /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
-    slot_of: Vec<u16>,
+    pub(super) slot_of: Vec<u16>,
     /// How many experts this rank has.
-    slots: usize,
+    pub(super) slots: usize,
 }
 
 /// In place of a slot: the expert is another rank's.
 pub(super) const NOT_HERE: u16 = u16::MAX;
 
-/// This rank's part in the unit: its transport, where every expert lies, and what it counts.
+/// How the experts of a model are divided among ranks. All ranks of a unit must be given the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum ExpertLayout {
+    /// Expert parallel: each expert lies whole on the rank that the placement names.
+    #[default]
+    Ep,
+    /// Tensor parallel: every rank has a slice of every expert, an even part of its intermediate width. Tokens are
+    /// gathered by all ranks, and their partial sums scattered back, summed in rank order.
+    Tp,
+}
+
+impl fmt::Display for ExpertLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ep => "ep",
+            Self::Tp => "tp",
+        })
+    }
+}
+
+/// This rank's part in the unit: its collectives, where every expert lies, and what it counts.
 pub struct ExpertParallel {
-    transport: Box<dyn Transport>,
+    unit: Box<dyn Collectives<f32>>,
+    layout: ExpertLayout,
     layers: Vec<LayerHosts>,
     counters: Arc<Counters>,
-    sends: Sends,
+    plan: DispatchPlan,
     timings: Timings,
     inbox: Inbox,
     outgoing: Vec<Vec<u8>>,
     incoming: Vec<Vec<u8>>,
-    /// `[R, H]`: what the ranks returned for the rows sent.
-    partials: Vec<f32>,
 }
 
 impl ExpertParallel {
-    /// Joins a placement to a transport; group g of the placement is rank g.
+    /// Joins a placement to a link, over which rows travel in messages; group g of the placement is rank g.
     ///
     /// # Errors
     /// A placement for another number of ranks.
-    pub fn new(
-        transport: Box<dyn Transport>,
-        placement: &Placement,
-        counters: Arc<Counters>,
-    ) -> Result<Self, WorldMismatch> {
-        Self::with_layout(transport, placement, ExpertLayout::Ep, counters)
+    pub fn new(link: Box<dyn Lockstep>, placement: &Placement, counters: Arc<Counters>) -> Result<Self, WorldMismatch> {
+        let memory = PrivateMemory::new(link.rank());
+        Self::over(Box::new(RowCollectives::new(link, memory)), placement, ExpertLayout::Ep, counters)
     }
 
-    /// The same with experts in either layout; of the placement, tensor-parallel experts only use the shape.
+    /// Joins a placement to the collectives of a unit, with experts in either layout; of the placement, tensor-parallel experts
+    /// only use the shape.
     ///
     /// # Errors
     /// As [`ExpertParallel::new`].
-    pub fn with_layout(
-        transport: Box<dyn Transport>,
+    pub fn over(
+        unit: Box<dyn Collectives<f32>>,
         placement: &Placement,
         layout: ExpertLayout,
         counters: Arc<Counters>,
     ) -> Result<Self, WorldMismatch> {
-        let (groups, world) = (usize::from(placement.groups()), transport.world());
+        let (groups, world) = (usize::from(placement.groups()), unit.world());
         if groups != world {
             return Err(WorldMismatch { groups, world });
         }
+        let rank = RankId::new(unit.rank() as u16);
         let layers = (0..placement.layers())
             .map(|layer| match layout {
-                ExpertLayout::Ep => LayerHosts::new(placement, LayerIdx::new(layer as u16), transport.rank()),
+                ExpertLayout::Ep => LayerHosts::new(placement, LayerIdx::new(layer as u16), rank),
                 ExpertLayout::Tp => LayerHosts::everywhere(placement.experts()),
             })
             .collect();
         Ok(Self {
-            transport,
+            unit,
+            layout,
             timings: Timings::new(placement.layers()),
             layers,
             counters,
-            sends: Sends::new(layout, world),
+            plan: DispatchPlan::default(),
             inbox: Inbox::default(),
             outgoing: vec![Vec::new(); world],
             incoming: vec![Vec::new(); world],
-            partials: Vec::new(),
         })
     }
 
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> RankId {
-        self.transport.rank()
+        RankId::new(self.unit.rank() as u16)
     }
 
     /// Ranks in the unit.
     #[must_use]
     pub fn world(&self) -> usize {
-        self.transport.world()
+        self.unit.world()
     }
 
     /// What this rank counts.
@@ -152,39 +174,18 @@ impl ExpertParallel {
         self.timings.add_step(began.elapsed());
     }
 
-    /// Sleeps until this rank or another has something to do; see [`Transport::wait`].
+    /// Sleeps until this rank or another has something to do; see [`Lockstep::wait`].
     ///
     /// # Errors
-    /// As [`Transport::wait`].
-    pub fn wait(&mut self) -> Result<Wake, TransportError> {
-        self.transport.wait()
+    /// As [`Lockstep::wait`].
+    pub fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.unit.wait()
     }
 
     /// Ends this rank's [`ExpertParallel::wait`] from another thread.
     #[must_use]
     pub fn waker(&self) -> Waker {
-        self.transport.waker()
-    }
-
-    /// One collective: `fill` writes what goes to another rank, behind nothing. The exchange is timed as `of`; what belongs to
-    /// no MoE layer is part of the step only.
-    pub(super) fn all_to_all(
-        &mut self,
-        of: Option<(LayerIdx, TimedCollective)>,
-        mut fill: impl FnMut(usize, &mut Vec<u8>),
-    ) -> Result<&[Vec<u8>], TransportError> {
-        let me = self.rank().index();
-        for (rank, message) in self.outgoing.iter_mut().enumerate() {
-            message.clear();
-            if rank != me {
-                fill(rank, message);
-            }
-        }
-        match of {
-            Some((layer, collective)) => self.timed_all_to_all(layer, collective)?,
-            None => self.transport.all_to_all(&self.outgoing, &mut self.incoming)?,
-        }
-        Ok(&self.incoming)
+        self.unit.waker()
     }
 
     /// Counts tokens that a step has taken through the model.
@@ -192,11 +193,66 @@ impl ExpertParallel {
         self.counters.add_tokens(phase, tokens as u64);
     }
 
+    /// Sends every other rank the same message, and gives what each of them sent, by rank; the own slot is of no meaning.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub(crate) fn tell_all(&mut self, message: &[u8]) -> Result<&[Vec<u8>], UnitError> {
+        self.count_collective(Collective::Sync, |_| message.len());
+        for to in &mut self.outgoing {
+            to.clear();
+            to.extend_from_slice(message);
+        }
+        self.unit.all_to_all(&self.outgoing, &mut self.incoming)?;
+        Ok(&self.incoming)
+    }
+
+    /// Where this rank writes its `[n, H]` partial sums before [`ExpertParallel::reduce_scatter`].
+    ///
+    /// # Errors
+    /// As [`Collectives::part`].
+    pub(crate) fn part(&mut self, len: usize) -> Result<&mut [f32], UnitError> {
+        self.unit.part(len)
+    }
+
+    /// [`Collectives::reduce_scatter`]; its time counts for `layer`, unless that has no experts.
+    pub(crate) fn reduce_scatter(
+        &mut self,
+        layer: Option<LayerIdx>,
+        hidden: usize,
+        split: RowSplit<'_>,
+        out: &mut [f32],
+    ) -> Result<(), UnitError> {
+        self.count_collective(Collective::ReduceScatter, |peer| {
+            split_bytes::<f32>(split.positions(peer).len(), hidden, 0)
+        });
+        let began = Instant::now();
+        self.unit.reduce_scatter(hidden, split, out)?;
+        self.time(layer, TimedCollective::Scatter, began);
+        Ok(())
+    }
+
+    /// [`Collectives::allgather`]; its time counts as there.
+    pub(crate) fn allgather(
+        &mut self,
+        layer: Option<LayerIdx>,
+        own: OwnRows<'_, f32>,
+        split: RowSplit<'_>,
+        out: AllRows<'_, f32>,
+    ) -> Result<(), UnitError> {
+        let rows = split.positions(self.unit.rank()).len();
+        self.count_collective(Collective::Allgather, |_| split_bytes::<f32>(rows, own.hidden, own.labels.len()));
+        let began = Instant::now();
+        self.unit.allgather(own, split, out)?;
+        self.time(layer, TimedCollective::Gather, began);
+        Ok(())
+    }
+
     /// The MoE sum of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever they
     /// are; `out` is `[n, H]`, overwritten. Every rank calls this equally often with the same layer, n = 0 included.
     ///
-    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order, so that it depends on the
-    /// placement but never on what else is in the batch.
+    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order, so that it
+    /// depends on the placement but never on what else is in the batch.
     ///
     /// # Errors
     /// A rank failed; `out` is then unspecified and the unit cannot go on.
@@ -209,89 +265,64 @@ impl ExpertParallel {
         batch: RoutedBatch<'_>,
         experts: &dyn LocalExperts,
         out: &mut [f32],
-    ) -> Result<(), TransportError> {
+    ) -> Result<(), UnitError> {
         let began = Instant::now();
-        let me = self.rank().index();
-        let hidden = batch.hidden;
         let hosts = &self.layers[layer.index()];
-        self.sends.build(&batch, &hosts.rank_of, self.outgoing.len());
+        let RoutedBatch { x, experts: chosen, weights, top_k, hidden, .. } = batch;
+        let planned = match self.layout {
+            ExpertLayout::Ep => self.plan.build(chosen, weights, top_k, &hosts.rank_of, self.unit.world()),
+            ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
+        };
+        planned.expect("the router chooses among the placement's experts");
         self.count(layer, &batch);
 
-        for (rank, message) in self.outgoing.iter_mut().enumerate() {
-            message.clear();
-            if rank != me {
-                wire::encode_dispatch(self.sends.rank(rank), batch.x, hidden, message);
-            }
-        }
-        self.timed_all_to_all(layer, TimedCollective::Dispatch)?;
+        let dispatch = Instant::now();
+        self.unit.dispatch(x, hidden, &self.plan)?;
+        self.time(Some(layer), TimedCollective::Dispatch, dispatch);
 
         let hosts = &self.layers[layer.index()];
-        self.inbox.clear(hidden);
-        for rank in 0..self.incoming.len() {
-            if rank == me {
-                let rows = self.sends.rank(me);
-                self.inbox.push_own(rows, batch.x, &hosts.slot_of);
-            } else {
-                let message = &self.incoming[rank];
-                self.inbox
-                    .push_message(message, &hosts.slot_of)
-                    .map_err(|detail| TransportError::protocol(RankId::new(rank as u16), detail))?;
-            }
-        }
-        self.inbox.apply(layer, hosts.slots, experts);
-        self.combine(layer, hidden, out)?;
+        let received = self.unit.received();
+        self.inbox
+            .apply(layer, received, hidden, hosts, experts)
+            .map_err(|wrong| UnitError::protocol(wrong.from, wrong.to_string()))?;
+
+        let combine = Instant::now();
+        self.unit.combine(&self.plan, out)?;
+        self.time(Some(layer), TimedCollective::Combine, combine);
         self.timings.add_moe(layer, began.elapsed());
         Ok(())
     }
 
-    fn timed_all_to_all(&mut self, layer: LayerIdx, of: TimedCollective) -> Result<(), TransportError> {
-        let began = Instant::now();
-        self.transport.all_to_all(&self.outgoing, &mut self.incoming)?;
-        self.timings.add(layer, of, began.elapsed());
-        Ok(())
+    /// What belongs to no MoE layer is part of the step only.
+    fn time(&mut self, layer: Option<LayerIdx>, of: TimedCollective, began: Instant) {
+        if let Some(layer) = layer {
+            self.timings.add(layer, of, began.elapsed());
+        }
     }
 
-    /// Second half: every rank's sums go home.
-    fn combine(&mut self, layer: LayerIdx, hidden: usize, out: &mut [f32]) -> Result<(), TransportError> {
-        let me = self.rank().index();
-        for (rank, message) in self.outgoing.iter_mut().enumerate() {
-            message.clear();
-            if rank != me {
-                wire::encode_rows(self.inbox.sums(rank), message);
-            }
-        }
-        self.timed_all_to_all(layer, TimedCollective::Combine)?;
-        self.partials.resize(self.sends.rows() * hidden, 0.0);
-        for (rank, message) in self.incoming.iter().enumerate() {
-            let rows = self.sends.row_range(rank);
-            let partials = &mut self.partials[rows.start * hidden..rows.end * hidden];
-            if rank == me {
-                partials.copy_from_slice(self.inbox.sums(me));
-            } else {
-                wire::decode_rows(message, partials)
-                    .map_err(|detail| TransportError::protocol(RankId::new(rank as u16), detail))?;
-            }
-        }
-        self.sends.combine(&self.partials, hidden, out);
-        Ok(())
+    /// Counts what this rank is about to send in one collective.
+    fn count_collective(&self, collective: Collective, bytes_to: impl Fn(usize) -> usize) {
+        let me = self.unit.rank();
+        let bytes: usize = (0..self.world()).filter(|&peer| peer != me).map(bytes_to).sum();
+        self.counters.add_collective(collective, bytes as u64);
     }
 
-    /// Counts what becomes of this rank's tokens, there and back. Where every rank has a slice of every expert, each pair is
-    /// local, and the bytes are those of gathering rows and scattering sums.
+    /// Counts what becomes of this rank's tokens, there and back, in bytes of messages that carry the rows. Where every rank has a
+    /// slice of every expert, each pair is local, and the bytes are those of gathering rows and scattering sums.
     fn count(&self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
         let mut traffic = LayerTraffic::default();
         for rank in 0..self.world() {
-            let (rows, is_local) = (self.sends.rank(rank), rank == self.rank().index());
+            let (rows, is_local) = (self.plan.rank(rank), rank == self.unit.rank());
             for (token, pairs) in rows.tokens.iter().zip(rows.pairs) {
                 let of = traffic.of_mut(batch.phases[*token as usize]);
-                if is_local || self.sends.is_by_expert() {
+                if is_local || self.layout == ExpertLayout::Ep {
                     of.activations.add(is_local, u64::from(*pairs));
                 }
-                of.bytes.add(is_local, wire::row_bytes(usize::from(*pairs), batch.hidden));
+                of.bytes.add(is_local, dispatch_row_bytes::<f32>(usize::from(*pairs), batch.hidden) as u64);
             }
             // A message's header goes with its first row.
             if let Some(first) = rows.tokens.first() {
-                traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, wire::HEADER_BYTES as u64);
+                traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, DISPATCH_HEADER_BYTES as u64);
             }
         }
         self.counters.add(layer, &traffic);
@@ -321,3 +352,7 @@ impl LayerHosts {
         Self { rank_of, slot_of, slots }
     }
 }
+
+#[cfg(test)]
+#[path = "exchange_tests.rs"]
+mod tests;

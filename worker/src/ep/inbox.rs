@@ -1,28 +1,19 @@
-//! The rows that a rank was sent in one layer, by source rank; its experts work through them expert by expert.
+//! The rows that a rank was sent in one layer: its experts work through them expert by expert.
 
 use std::ops::Range;
 
-use semmoe_kernels::{RankOrder, RankRows, add_weighted_rows, argsort_by_rank, gather_rows};
+use semmoe_kernels::collectives::{Received, ReceivedRows};
+use semmoe_kernels::{RankOrder, add_weighted_rows, argsort_by_rank};
 use semmoe_tables::LayerIdx;
 
-use super::exchange::{LocalExperts, NOT_HERE};
-use super::wire;
+use super::exchange::{LayerHosts, LocalExperts, NOT_HERE};
 use crate::threads::both;
 
-/// Rows of all source ranks in rank order, and the sums that go back; reused between layers.
+/// Buffers of a layer, reused by the next one.
 #[derive(Default)]
 pub(super) struct Inbox {
-    hidden: usize,
-    /// The first row of each source so far, and one past the last.
-    offsets: Vec<usize>,
-    /// `[rows, H]`
-    x: Vec<f32>,
-    /// `[pairs]`: the row, this rank's slot of the expert, and the weight.
-    pair_rows: Vec<u32>,
-    pair_slots: Vec<u16>,
-    pair_weights: Vec<f32>,
-    /// `[rows, H]`: sums of weight x expert(x).
-    sums: Vec<f32>,
+    /// `[pairs]`: this rank's slot of each pair's expert.
+    slots: Vec<u16>,
     order: RankOrder,
     /// One for each thread.
     batches: Vec<ExpertBatch>,
@@ -38,94 +29,56 @@ struct ExpertBatch {
     work: Vec<f32>,
 }
 
+/// A row for an expert that this rank does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a token for expert {expert}, which is not on this rank")]
+pub(super) struct NotHere {
+    /// The rank that sent it.
+    pub(super) from: usize,
+    expert: u16,
+}
+
 impl Inbox {
-    pub(super) fn clear(&mut self, hidden: usize) {
-        self.hidden = hidden;
-        self.offsets.clear();
-        self.offsets.push(0);
-        self.x.clear();
-        self.pair_rows.clear();
-        self.pair_slots.clear();
-        self.pair_weights.clear();
-    }
-
-    /// Adds the next source: this rank itself; `x` `[n, H]` holds the rows of all its tokens.
-    pub(super) fn push_own(&mut self, rows: RankRows<'_>, x: &[f32], slot_of: &[u16]) {
-        let first_row = self.rows();
-        for &token in rows.tokens {
-            self.x.extend_from_slice(&x[token as usize * self.hidden..][..self.hidden]);
-        }
-        self.push_pair_rows(first_row, rows.pairs.iter().copied());
-        self.pair_slots.extend(rows.experts.iter().map(|&expert| slot_of[usize::from(expert)]));
-        self.pair_weights.extend_from_slice(rows.weights);
-        self.offsets.push(first_row + rows.tokens.len());
-    }
-
-    /// Adds the next source: a peer's dispatch message.
+    /// Runs every expert that has rows, in slot order, and sums up per row.
     ///
-    /// Errors say what is wrong with it: lengths, pair counts that do not sum up, an expert that is not on this rank.
-    pub(super) fn push_message(&mut self, message: &[u8], slot_of: &[u16]) -> Result<(), String> {
-        let parts = wire::split_dispatch(message, self.hidden)?;
-        let first_row = self.rows();
-        let counted: usize = wire::u16s(parts.pair_counts).map(usize::from).sum();
-        let pairs = parts.experts.len() / 2;
-        if counted != pairs || wire::u16s(parts.pair_counts).any(|count| count == 0) {
-            return Err(format!("pair counts that sum to {counted} with none zero, expected {pairs}"));
-        }
-        for expert in wire::u16s(parts.experts) {
-            match slot_of.get(usize::from(expert)) {
-                Some(&slot) if slot != NOT_HERE => self.pair_slots.push(slot),
-                _ => return Err(format!("a token for expert {expert}, which is not on this rank")),
+    /// # Errors
+    /// A row for an expert that is not here.
+    pub(super) fn apply(
+        &mut self,
+        layer: LayerIdx,
+        received: Received<'_, f32>,
+        hidden: usize,
+        hosts: &LayerHosts,
+        experts: &dyn LocalExperts,
+    ) -> Result<(), NotHere> {
+        let Received { rows, pair_rows, experts: of, weights, sums } = received;
+        self.slots.clear();
+        for (&expert, &row) in of.iter().zip(pair_rows) {
+            match hosts.slot_of.get(usize::from(expert)) {
+                Some(&slot) if slot != NOT_HERE => self.slots.push(slot),
+                _ => return Err(NotHere { from: rows.source(row as usize), expert }),
             }
         }
-        self.push_pair_rows(first_row, wire::u16s(parts.pair_counts));
-        wire::append_f32s(parts.weights, &mut self.pair_weights);
-        wire::append_f32s(parts.x, &mut self.x);
-        self.offsets.push(first_row + parts.rows);
-        Ok(())
-    }
-
-    fn push_pair_rows(&mut self, first_row: usize, counts: impl Iterator<Item = u16>) {
-        for (row, count) in (first_row as u32..).zip(counts) {
-            self.pair_rows.extend(std::iter::repeat_n(row, usize::from(count)));
-        }
-    }
-
-    /// Rows of all sources so far.
-    fn rows(&self) -> usize {
-        self.offsets.last().copied().unwrap_or(0)
-    }
-
-    /// Runs every expert that has rows, in slot order, and sums up per row.
-    pub(super) fn apply(&mut self, layer: LayerIdx, slots: usize, experts: &dyn LocalExperts) {
-        let rows = self.rows();
-        self.sums.clear();
-        self.sums.resize(rows * self.hidden, 0.0);
-        argsort_by_rank(&self.pair_slots, slots, &mut self.order).expect("slots were checked on the way in");
-        let threads = experts.threads(self.pair_rows.len()).min(rows).max(1);
+        sums.fill(0.0);
+        argsort_by_rank(&self.slots, hosts.slots, &mut self.order).expect("slots were just looked up");
+        let threads = experts.threads(pair_rows.len()).min(rows.len()).max(1);
         if self.batches.len() < threads {
             self.batches.resize_with(threads, ExpertBatch::default);
         }
-        let Self { hidden, x, pair_rows, pair_weights, order, .. } = self;
-        let pairs =
-            RoutedPairs { layer, slots, experts, hidden: *hidden, x, rows: pair_rows, weights: pair_weights, order };
-        pairs.apply(0..rows, &mut self.sums, &mut self.batches[..threads]);
-    }
-
-    /// `[rows of the source, H]`: the sums for one source rank.
-    pub(super) fn sums(&self, source: usize) -> &[f32] {
-        &self.sums[self.offsets[source] * self.hidden..self.offsets[source + 1] * self.hidden]
+        let (slots, order, all) = (hosts.slots, &self.order, 0..rows.len());
+        let pairs = RoutedPairs { layer, slots, experts, hidden, x: &rows, rows: pair_rows, weights, order };
+        pairs.apply(all, sums, &mut self.batches[..threads]);
+        Ok(())
     }
 }
 
 /// What the experts of a layer work through.
-struct RoutedPairs<'a> {
+struct RoutedPairs<'a, 'r> {
     layer: LayerIdx,
     slots: usize,
     experts: &'a dyn LocalExperts,
     hidden: usize,
-    /// `[rows, H]`
-    x: &'a [f32],
+    x: &'a ReceivedRows<'r, f32>,
     /// `[pairs]`: rows ascend.
     rows: &'a [u32],
     weights: &'a [f32],
@@ -133,7 +86,7 @@ struct RoutedPairs<'a> {
     order: &'a RankOrder,
 }
 
-impl RoutedPairs<'_> {
+impl RoutedPairs<'_, '_> {
     /// Adds up `[rows, H]` for some of the rows, shared among as many threads as there are batches.
     fn apply(&self, rows: Range<usize>, sums: &mut [f32], batches: &mut [ExpertBatch]) {
         if let [batch] = batches {
@@ -162,8 +115,9 @@ impl RoutedPairs<'_> {
         batch.weights.extend(pairs.iter().map(|&pair| self.weights[pair as usize]));
         batch.x.resize(pairs.len() * hidden, 0.0);
         batch.y.resize(pairs.len() * hidden, 0.0);
-        let x = &self.x[rows.start * hidden..rows.end * hidden];
-        gather_rows(x, &batch.rows, hidden, &mut batch.x).expect("pairs name rows of the inbox");
+        for (to, row) in batch.x.chunks_exact_mut(hidden).zip(&batch.rows) {
+            to.copy_from_slice(self.x.row(rows.start + *row as usize));
+        }
         self.experts.apply(self.layer, slot, &batch.x, &mut batch.y, &mut batch.work);
         add_weighted_rows(&batch.y, &batch.rows, &batch.weights, hidden, sums).expect("pairs name rows of the inbox");
     }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use semmoe_tables::RankId;
 
 use super::poll::poll_until;
 use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
-use super::transport::{Waker, check_links};
+use semmoe_kernels::collectives::Waker;
+
+use super::links::check_links;
 
 /// One rank's end over connected TCP streams.
 pub type TcpTransport = StreamTransport<Sockets>;
@@ -22,7 +23,7 @@ impl TcpTransport {
     ///
     /// # Errors
     /// A peer without a stream, a stream in the own slot, or a stream whose options cannot be set.
-    pub fn new(rank: RankId, peers: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
+    pub fn new(rank: usize, peers: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
         check_links(rank, &peers)?;
         for stream in peers.iter().flatten() {
             stream.set_nodelay(true)?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::ep::TransportError;
+use crate::ep::UnitError;
 
 /// A model directory that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +135,7 @@ pub enum ModelError {
 pub enum StepError {
     /// A rank failed: the unit cannot go on.
     #[error(transparent)]
-    Transport(#[from] TransportError),
+    Transport(#[from] UnitError),
     /// An item that cannot be computed. Nothing was sent and no cache has changed: the rank must begin its step again
     /// without that item, because its peers may be waiting.
     #[error("item {item} of the step is refused: {detail}")]

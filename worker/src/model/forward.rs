@@ -13,7 +13,7 @@ use super::split::SplitScratch;
 use super::step::{OutputBuffers, StepItem};
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, TransportError};
+use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, UnitError};
 use crate::threads::shares;
 
 /// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
@@ -59,7 +59,7 @@ impl Forward<'_> {
         let weights = self.weights;
         for (layer, block) in weights.blocks.iter().enumerate() {
             self.probe.residual(layer, &self.scratch.residual);
-            self.attention(layer, block, items);
+            self.attention(layer, block, items)?;
             match self.rows.is_some() {
                 true => self.split_feed_forward(block)?,
                 false => {
@@ -102,8 +102,8 @@ impl Forward<'_> {
         }
     }
 
-    /// From `residual` to `added`: of all heads, or of this rank's.
-    fn attention(&mut self, layer: usize, block: &Block, items: &mut [StepItem<'_>]) {
+    /// From `residual` to `added`, or with attention tp from this rank's heads to its part of the sums.
+    fn attention(&mut self, layer: usize, block: &Block, items: &mut [StepItem<'_>]) -> Result<(), UnitError> {
         let rows = self.rows();
         let Scratch { residual, normed, added, attended, attention, .. } = &mut *self.scratch;
         normed.resize(residual.len(), 0.0);
@@ -112,11 +112,16 @@ impl Forward<'_> {
         let (angles, offsets) = (self.angles, &self.out.offsets);
         let mut step = AttentionStep { layer, angles, normed, rows, items, offsets };
         block.attention.run(&mut step, attended, attention);
-        block.attention_out.apply(attended, added);
+        let sums = match self.rows {
+            Some(_) => self.ep.part(residual.len())?,
+            None => added,
+        };
+        block.attention_out.apply(attended, sums);
+        Ok(())
     }
 
     /// What follows attention, on the rows of `residual`.
-    pub(super) fn feed_forward(&mut self, block: &Block) -> Result<(), TransportError> {
+    pub(super) fn feed_forward(&mut self, block: &Block) -> Result<(), UnitError> {
         let Scratch { residual, normed, added, mlp, .. } = &mut *self.scratch;
         normed.resize(residual.len(), 0.0);
         added.resize(residual.len(), 0.0);
@@ -130,7 +135,7 @@ impl Forward<'_> {
     }
 
     /// The sum of the routed experts, and of the shared one, from `normed` to `added`.
-    fn moe(&mut self, moe: &Moe) -> Result<(), TransportError> {
+    fn moe(&mut self, moe: &Moe) -> Result<(), UnitError> {
         let (num_experts, top_k) = (self.config.num_experts, self.config.top_k);
         let Scratch { residual, normed, added, router_logits, phases, experts, weights, router, mlp, .. } =
             &mut *self.scratch;

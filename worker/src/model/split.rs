@@ -9,7 +9,7 @@ use super::compute::add;
 use super::forward::{Forward, Scratch};
 use super::rows::PlanInput;
 use super::weights::{Block, FeedForward};
-use crate::ep::{AllRows, OwnRows, StepPhase, TransportError};
+use crate::ep::{AllRows, OwnRows, StepPhase, UnitError};
 
 /// Buffers of this module; those of the other rows wait here while a rank works on its own.
 #[derive(Default)]
@@ -25,8 +25,8 @@ pub(super) struct SplitScratch {
 }
 
 impl Forward<'_> {
-    /// From the partial sums in `added` to the residual stream after the layer.
-    pub(super) fn split_feed_forward(&mut self, block: &Block) -> Result<(), TransportError> {
+    /// From this rank's partial sums to the residual stream after the layer.
+    pub(super) fn split_feed_forward(&mut self, block: &Block) -> Result<(), UnitError> {
         self.scatter(block)?;
         self.feed_forward(block)?;
         self.gather(block)?;
@@ -35,15 +35,16 @@ impl Forward<'_> {
     }
 
     /// Leaves this rank's rows of the residual stream, with the attention's sums added.
-    fn scatter(&mut self, block: &Block) -> Result<(), TransportError> {
+    fn scatter(&mut self, block: &Block) -> Result<(), UnitError> {
         let Some(plan) = self.rows.as_deref_mut() else { return Ok(()) };
         let (hidden, me) = (self.config.hidden, self.ep.rank().index());
-        let Scratch { residual, added, phases, split: own, .. } = &mut *self.scratch;
+        let Scratch { residual, phases, split: own, .. } = &mut *self.scratch;
         let layer = moe_layer(block);
         let input = PlanInput { tokens: &own.tokens, routes: &self.out.routes, top_k: self.config.top_k };
         plan.split(layer, input);
         let split = plan.current();
-        self.ep.reduce_scatter(layer, added, hidden, split, &mut own.residual)?;
+        own.residual.resize(split.positions(me).len() * hidden, 0.0);
+        self.ep.reduce_scatter(layer, hidden, split, &mut own.residual)?;
         own.phases.clear();
         for (row, position) in own.residual.chunks_exact_mut(hidden).zip(split.positions(me)) {
             let token = split.token(position);
@@ -59,7 +60,7 @@ impl Forward<'_> {
     }
 
     /// Brings back all rows, and the experts that they went to.
-    fn gather(&mut self, block: &Block) -> Result<(), TransportError> {
+    fn gather(&mut self, block: &Block) -> Result<(), UnitError> {
         let Some(plan) = self.rows.as_deref_mut() else { return Ok(()) };
         let Scratch { residual, phases, experts, split: all, .. } = &mut *self.scratch;
         let (labels, width): (&[u16], usize) = match &block.feed_forward {

@@ -1,4 +1,4 @@
-//! Transport, model and engine, once the unit has come together.
+//! Collectives, model and engine, once the unit has come together.
 
 use std::io;
 use std::net::TcpStream;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, RankId};
 
 use super::config::WorkerConfig;
@@ -14,7 +15,7 @@ use super::cpus::CpuList;
 use super::error::WorkerError;
 use super::prepare::Prepared;
 use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
-use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmMemory, ShmTransport, TcpTransport, Transport};
+use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmMemory, ShmTransport, TcpTransport};
 use crate::model::{Model, instructions, with_threads};
 use crate::unit::Lost;
 
@@ -57,27 +58,35 @@ pub(super) fn connect(
     prepared: &Prepared,
     collective_timeout: Duration,
 ) -> Result<Connected, WorkerError> {
-    let (name, transport) =
-        transport(rank, data, memory, collective_timeout).map_err(|source| WorkerError::Runtime { source })?;
+    let (name, unit) =
+        join(rank, data, memory, collective_timeout).map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(%rank, transport = name, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
     let experts = prepared.identity.experts;
-    let ep = ExpertParallel::with_layout(transport, &prepared.placement, experts, counters)
+    let ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
         .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
     let (inbox, handle) = Inbox::new(ep.waker());
     Ok(Connected { rank, ep, inbox, handle, transport: name })
 }
 
-fn transport(
+fn join(
     rank: RankId,
     data: Vec<Option<TcpStream>>,
     memory: Option<ShmMemory>,
     limit: Duration,
-) -> io::Result<(&'static str, Box<dyn Transport>)> {
+) -> io::Result<(&'static str, Box<dyn Collectives<f32>>)> {
+    let rank = rank.index();
+    let private = || PrivateMemory::new(rank);
     Ok(match memory {
-        _ if data.len() == 1 => ("local", Box::new(LocalTransport::mesh(1).remove(0))),
-        Some(memory) => ("shm", Box::new(ShmTransport::new(rank, memory, data, limit)?)),
-        None => ("tcp", Box::new(TcpTransport::new(rank, data, limit)?)),
+        _ if data.len() == 1 => {
+            let link = LocalTransport::mesh(1).remove(0);
+            ("local", Box::new(RowCollectives::new(link, private())))
+        }
+        Some(memory) => {
+            let (link, rows) = ShmTransport::new(rank, memory, data, limit)?;
+            ("shm", Box::new(RowCollectives::new(link, rows)))
+        }
+        None => ("tcp", Box::new(RowCollectives::new(TcpTransport::new(rank, data, limit)?, private()))),
     })
 }
 
@@ -111,7 +120,9 @@ impl Connected {
                 Ok(Err(error)) => {
                     Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: it got no threads: {error}") })
                 }
-                Ok(Ok(Err(error))) => Ended::Lost(Lost { rank: error.rank(), cause: error.to_string() }),
+                Ok(Ok(Err(error))) => {
+                    Ended::Lost(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() })
+                }
                 Err(_) => Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: its engine panicked") }),
             });
             engine

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use safetensors::SafeTensors;
-use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Provenance, Tables, TablesBuilder, TpParts};
+use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Tables, TablesBuilder, TpParts};
 use semmoe_worker::ep::{
-    Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, StepPhase, Transport, TransportError,
-    Wake, Waker,
+    Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
+    Waker,
 };
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
@@ -120,42 +121,38 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    pub(crate) fn new(transport: Box<dyn Transport>, placement: &Placement) -> Self {
+    pub(crate) fn new(transport: Box<dyn Lockstep>, placement: &Placement) -> Self {
         Self::of(&model_dir(), transport, placement)
     }
 
     /// A rank of another model.
-    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Transport>, placement: &Placement) -> Self {
+    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Lockstep>, placement: &Placement) -> Self {
         Self::with_experts(model_dir, transport, placement, ExpertLayout::Ep)
     }
 
     /// A rank with its experts, or its slices of all.
     pub(crate) fn with_experts(
         model_dir: &Path,
-        transport: Box<dyn Transport>,
+        transport: Box<dyn Lockstep>,
         placement: &Placement,
         experts: ExpertLayout,
     ) -> Self {
         let rank = transport.rank();
-        let counters = Arc::new(Counters::new(placement.layers()));
-        let model = Model::load_experts(model_dir, rank, placement, experts).unwrap();
-        let ep = ExpertParallel::with_layout(transport, placement, experts, counters).unwrap();
-        Self { rank: rank.index(), model, ep }
+        let model = Model::load_experts(model_dir, RankId::new(rank as u16), placement, experts).unwrap();
+        Self { rank, model, ep: join(transport, placement, experts) }
     }
 
     /// A rank of a unit with attention tp, with its experts or its slices of all.
     pub(crate) fn tp(
         model_dir: &Path,
-        transport: Box<dyn Transport>,
+        transport: Box<dyn Lockstep>,
         placement: &Placement,
         experts: ExpertLayout,
         tables: Option<Arc<Tables>>,
     ) -> Self {
         let rank = transport.rank();
-        let counters = Arc::new(Counters::new(placement.layers()));
-        let model = Model::load_tp(model_dir, rank, placement, experts, tables).unwrap();
-        let ep = ExpertParallel::with_layout(transport, placement, experts, counters).unwrap();
-        Self { rank: rank.index(), model, ep }
+        let model = Model::load_tp(model_dir, RankId::new(rank as u16), placement, experts, tables).unwrap();
+        Self { rank, model, ep: join(transport, placement, experts) }
     }
 
     pub(crate) fn alone() -> Self {
@@ -198,7 +195,7 @@ impl Rank {
 
 /// Runs every rank of a unit in a thread of its own, over the given transports, and returns their results in rank order.
 pub(crate) fn on_ranks<T: Send>(
-    transports: Vec<Box<dyn Transport>>,
+    transports: Vec<Box<dyn Lockstep>>,
     placement: &Placement,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
@@ -208,7 +205,7 @@ pub(crate) fn on_ranks<T: Send>(
 /// As [`on_ranks`], of another model.
 pub(crate) fn on_ranks_of<T: Send>(
     model_dir: &Path,
-    transports: Vec<Box<dyn Transport>>,
+    transports: Vec<Box<dyn Lockstep>>,
     placement: &Placement,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
@@ -220,14 +217,14 @@ pub(crate) fn on_ranks_of<T: Send>(
     })
 }
 
-pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Transport>> {
-    LocalTransport::mesh(usize::from(world)).into_iter().map(|t| Box::new(t) as Box<dyn Transport>).collect()
+pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Lockstep>> {
+    LocalTransport::mesh(usize::from(world)).into_iter().map(|t| Box::new(t) as Box<dyn Lockstep>).collect()
 }
 
 /// As [`on_ranks_of`], with attention tp.
 pub(crate) fn on_tp_ranks<T: Send>(
     model_dir: &Path,
-    transports: Vec<Box<dyn Transport>>,
+    transports: Vec<Box<dyn Lockstep>>,
     placement: &Placement,
     tables: Option<&Arc<Tables>>,
     work: impl Fn(Rank) -> T + Sync,
@@ -275,15 +272,22 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
     GroupId::new((0..placement.groups()).rev().max_by_key(|&group| held(group)).unwrap())
 }
 
+/// The collectives over messages of a link.
+pub(crate) fn join(link: Box<dyn Lockstep>, placement: &Placement, experts: ExpertLayout) -> ExpertParallel {
+    let memory = PrivateMemory::new(link.rank());
+    let counters = Arc::new(Counters::new(placement.layers()));
+    ExpertParallel::over(Box::new(RowCollectives::new(link, memory)), placement, experts, counters).unwrap()
+}
+
 /// A transport that measures what it carries.
 struct Metered {
-    inner: Box<dyn Transport>,
+    inner: Box<dyn Lockstep>,
     sent_bytes: Arc<AtomicU64>,
     collectives: Arc<AtomicU64>,
 }
 
-impl Transport for Metered {
-    fn rank(&self) -> semmoe_tables::RankId {
+impl Lockstep for Metered {
+    fn rank(&self) -> usize {
         self.inner.rank()
     }
 
@@ -291,8 +295,8 @@ impl Transport for Metered {
         self.inner.world()
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), TransportError> {
-        let me = self.rank().index();
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+        let me = self.rank();
         let to_peers = outgoing.iter().enumerate().filter(|(peer, _)| *peer != me);
         let bytes: usize = to_peers.map(|(_, message)| message.len()).sum();
         self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -300,7 +304,7 @@ impl Transport for Metered {
         self.inner.all_to_all(outgoing, incoming)
     }
 
-    fn wait(&mut self) -> Result<Wake, TransportError> {
+    fn wait(&mut self) -> Result<Wake, UnitError> {
         self.inner.wait()
     }
 
@@ -313,11 +317,11 @@ impl Transport for Metered {
 pub(crate) type Meters = [Arc<AtomicU64>; 2];
 
 /// Metered ends of a mesh with their meters.
-pub(crate) fn metered_mesh(world: u16) -> (Vec<Box<dyn Transport>>, Vec<Meters>) {
+pub(crate) fn metered_mesh(world: u16) -> (Vec<Box<dyn Lockstep>>, Vec<Meters>) {
     let meter = |inner| {
         let (sent_bytes, collectives) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let meters = [Arc::clone(&sent_bytes), Arc::clone(&collectives)];
-        (Box::new(Metered { inner, sent_bytes, collectives }) as Box<dyn Transport>, meters)
+        (Box::new(Metered { inner, sent_bytes, collectives }) as Box<dyn Lockstep>, meters)
     };
     local_mesh(world).into_iter().map(meter).unzip()
 }

@@ -1,20 +1,21 @@
-//! The memory that the ranks of one host share: a bell for each rank, and a ring from each rank to each other.
+//! The memory that the ranks of one host share: a bell for each rank, a ring from each rank to each other, and each rank's rows.
 
 use std::fmt;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use memmap2::MmapRaw;
-use semmoe_ranks::{Bell, MAX_WORLD, attach_memory, create_memory};
+use semmoe_ranks::{Bell, MAX_WORLD, SharedHalves, attach_memory, create_memory, halves_bytes};
 
 /// The most ranks that share memory.
 pub const MAX_SHARED_WORLD: usize = MAX_WORLD;
 
 /// First in the memory, so that another file is not taken for it.
 const MAGIC: u64 = u64::from_le_bytes(*b"semmoeEP");
-const VERSION: u64 = 1;
-/// Magic, version, ranks, bytes of a ring, session.
-const HEADER_WORDS: usize = 5;
+const VERSION: u64 = 2;
+/// Magic, version, ranks, bytes of a ring, elements of a half, session.
+const HEADER_WORDS: usize = 6;
 const PAGE: usize = 4096;
 /// A cache line, and the one that a processor fetches along with it.
 const BELL_BYTES: usize = 128;
@@ -56,13 +57,16 @@ pub struct ShmMemory {
     layout: Layout,
 }
 
-/// Header, bells, words of the rings, rings; each part begins a page. Rings lie by sender, then by receiver.
+/// Header, bells, words of the rings, rings, rows of each rank; each part begins a page. Rings lie by sender, then by receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
     world: usize,
     ring_bytes: usize,
     words: usize,
     rings: usize,
+    elements: usize,
+    rows: usize,
+    rows_stride: usize,
     total: usize,
 }
 
@@ -80,13 +84,13 @@ impl ShmError {
 }
 
 impl ShmMemory {
-    /// Makes the memory of a unit. Nothing of it is left when the last process that has the file or the map ends, however
+    /// Makes the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one collective. Nothing of it is left when the last process that has the file or the map ends, however
     /// it ends. The other ranks attach to the file, by its path under `/proc`.
     ///
     /// # Errors
     /// More ranks than share memory, or memory that cannot be had.
-    pub fn create(world: usize, session: u64) -> Result<(File, Self), ShmError> {
-        let layout = Layout::new(world)?;
+    pub fn create(world: usize, elements: usize, session: u64) -> Result<(File, Self), ShmError> {
+        let layout = Layout::new(world, elements)?;
         let (file, map) = create_memory("semmoe-worker", layout.total).map_err(ShmError::new)?;
         // SAFETY: the map is longer than a header and aligned to pages, and nobody else has it yet.
         unsafe { map.as_mut_ptr().cast::<[u64; HEADER_WORDS]>().write(layout.header(session)) };
@@ -97,8 +101,8 @@ impl ShmMemory {
     ///
     /// # Errors
     /// A file that could be cut short, has another size, or begins otherwise.
-    pub fn attach(file: &File, world: usize, session: u64) -> Result<Self, ShmError> {
-        let layout = Layout::new(world)?;
+    pub fn attach(file: &File, world: usize, elements: usize, session: u64) -> Result<Self, ShmError> {
+        let layout = Layout::new(world, elements)?;
         let map = attach_memory(file, layout.total).map_err(ShmError::new)?;
         if map.len() != layout.total {
             let (found, expected) = (map.len(), layout.total);
@@ -136,6 +140,15 @@ impl ShmMemory {
         (words, self.at(self.layout.rings + ring * self.layout.ring_bytes))
     }
 
+    /// A rank's end of the memory for rows. To be called once for each rank of the unit, in the process that is that rank.
+    pub(super) fn rows(self: &Arc<Self>, rank: usize) -> SharedHalves<f32> {
+        let Layout { world, elements, rows, rows_stride, .. } = self.layout;
+        let buffers: Vec<*mut u8> = (0..world).map(|rank| self.at(rows + rank * rows_stride)).collect();
+        // SAFETY: a part of the map for each rank, at multiples of a page, which the end keeps; a rank joins once, and its
+        // collectives are those of the unit.
+        unsafe { SharedHalves::new(rank, &buffers, elements, Box::new(Arc::clone(self))) }
+    }
+
     fn at(&self, offset: usize) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(offset)
     }
@@ -150,7 +163,7 @@ impl fmt::Debug for ShmMemory {
 const _: () = assert!(size_of::<Bell>() <= BELL_BYTES && BELL_BYTES.is_multiple_of(align_of::<Bell>()));
 
 impl Layout {
-    fn new(world: usize) -> Result<Self, ShmError> {
+    fn new(world: usize, elements: usize) -> Result<Self, ShmError> {
         if !(1..=MAX_SHARED_WORLD).contains(&world) {
             return Err(ShmError::new(format_args!("{world} ranks, expected 1 to {MAX_SHARED_WORLD}")));
         }
@@ -160,11 +173,19 @@ impl Layout {
         let ring_bytes = (1 << share.max(1).ilog2()).clamp(least, most);
         let words = PAGE + (world * BELL_BYTES).next_multiple_of(PAGE);
         let rings = words + (world * world * size_of::<RingWords>()).next_multiple_of(PAGE);
-        Ok(Self { world, ring_bytes, words, rings, total: rings + world * world * ring_bytes })
+        let rows = rings + world * world * ring_bytes;
+        let stride = halves_bytes::<f32>(elements).and_then(|bytes| bytes.checked_next_multiple_of(PAGE));
+        let total = stride.and_then(|stride| stride.checked_mul(world)?.checked_add(rows));
+        match (stride, total.filter(|&total| total <= isize::MAX as usize)) {
+            (Some(rows_stride), Some(total)) => {
+                Ok(Self { world, ring_bytes, words, rings, elements, rows, rows_stride, total })
+            }
+            _ => Err(ShmError::new(format_args!("{elements} elements for the rows of each of {world} ranks"))),
+        }
     }
 
     fn header(&self, session: u64) -> [u64; HEADER_WORDS] {
-        [MAGIC, VERSION, self.world as u64, self.ring_bytes as u64, session]
+        [MAGIC, VERSION, self.world as u64, self.ring_bytes as u64, self.elements as u64, session]
     }
 }
 
@@ -177,11 +198,11 @@ mod tests {
 
     #[test]
     fn only_the_units_own_memory_is_attached() {
-        let (file, memory) = ShmMemory::create(3, 7).unwrap();
+        let (file, memory) = ShmMemory::create(3, 10, 7).unwrap();
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(ShmMemory::attach(&file, 3, 7).unwrap().layout, memory.layout);
+        assert_eq!(ShmMemory::attach(&file, 3, 10, 7).unwrap().layout, memory.layout);
         let refused = |file: &File, world, session, why: &str| {
-            let error = ShmMemory::attach(file, world, session).unwrap_err().to_string();
+            let error = ShmMemory::attach(file, world, 10, session).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         };
         refused(&file, 3, 8, "not this unit's");
@@ -191,9 +212,9 @@ mod tests {
         let mut plain = tempfile::tempfile().unwrap();
         plain.write_all(&vec![0; memory.layout.total]).unwrap();
         refused(&plain, 3, 7, "cannot be used");
-        assert!(ShmMemory::create(0, 1).is_err());
+        assert!(ShmMemory::create(0, 10, 1).is_err());
         for world in 1..=MAX_SHARED_WORLD {
-            let Layout { ring_bytes, total, .. } = Layout::new(world).unwrap();
+            let Layout { ring_bytes, total, .. } = Layout::new(world, 10).unwrap();
             assert!(ring_bytes.is_power_of_two() && total <= 300 << 20, "{world}");
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `memory` | bells and rings, in a file without a name |
+//! | `memory` | bells, rings and rows, in a file without a name |
 //! | `ring` | bytes from one rank to another |
 //! | `watch` | noticing that a rank has died |
 
@@ -17,15 +17,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use semmoe_tables::RankId;
-
 pub(crate) use memory::ShmError;
 pub use memory::{MAX_SHARED_WORLD, ShmMemory};
 use ring::{BadRing, RingReader, RingWriter};
 use watch::{Life, Watch};
 
 use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
-use super::transport::{Waker, check_links};
+use semmoe_kernels::collectives::Waker;
+use semmoe_ranks::SharedHalves;
+
+use super::links::check_links;
 
 /// Looks at the bell before sleeping, if every rank can have a core of its own: a few microseconds, about what sleeping costs. Longer
 /// would take the core from the very rank that is waited for, where others use the machine, too.
@@ -35,18 +36,23 @@ const SPINS: u32 = 64;
 pub type ShmTransport = StreamTransport<Rings>;
 
 impl ShmTransport {
-    /// Joins as a rank, once. `links[p]` is a connection to rank p over which nothing is sent: its end tells that the rank is
+    /// Joins as a rank, once: the link, and the memory for rows. `links[p]` is a connection to rank p over which nothing is sent: its end tells that the rank is
     /// no more. `limit` bounds one collective, which includes the time by which a slower rank arrives later.
     ///
     /// # Errors
     /// A rank without a link, a link in the own slot, memory for another number of ranks, or a thread that cannot be had.
-    pub fn new(rank: RankId, memory: ShmMemory, links: Vec<Option<TcpStream>>, limit: Duration) -> io::Result<Self> {
+    pub fn new(
+        rank: usize,
+        memory: ShmMemory,
+        links: Vec<Option<TcpStream>>,
+        limit: Duration,
+    ) -> io::Result<(Self, SharedHalves<f32>)> {
         check_links(rank, &links)?;
         if memory.world() != links.len() {
             let detail = format!("memory for {} ranks, expected {}", memory.world(), links.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
         }
-        let (memory, me) = (Arc::new(memory), rank.index());
+        let (memory, me) = (Arc::new(memory), rank);
         let lives = links.into_iter().map(|link| link.map(|link| Life::new(link).map(Arc::new)).transpose());
         let lives = lives.collect::<io::Result<Vec<_>>>()?;
         let watch = Watch::start(me, lives.iter().flatten().cloned().collect(), Arc::clone(&memory))?;
@@ -58,7 +64,8 @@ impl ShmTransport {
         });
         let streams = streams.collect();
         let medium = Rings { rank: me, seen: 0, spins, rung: Arc::default(), memory, _watch: watch };
-        Ok(Self::over(rank, streams, medium, limit))
+        let rows = medium.memory.rows(rank);
+        Ok((Self::over(rank, streams, medium, limit), rows))
     }
 }
 

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     fn ring() -> (Arc<ShmMemory>, RingWriter, RingReader) {
-        let memory = Arc::new(ShmMemory::create(2, 1).unwrap().1);
+        let memory = Arc::new(ShmMemory::create(2, 0, 1).unwrap().1);
         let (writer, reader) = (RingWriter::new(&memory, 0, 1), RingReader::new(&memory, 0, 1));
         (memory, writer, reader)
     }

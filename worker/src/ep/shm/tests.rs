@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use super::*;
-use crate::ep::transport::{Transport as _, TransportError};
+use semmoe_kernels::collectives::{Lockstep as _, UnitError};
 
 const PATIENT: Duration = Duration::from_secs(120);
 
@@ -11,13 +11,13 @@ const PATIENT: Duration = Duration::from_secs(120);
 fn one_of_two() -> (ShmTransport, Arc<ShmMemory>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let link = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (file, memory) = ShmMemory::create(2, 3).unwrap();
-    let other = ShmMemory::attach(&file, 2, 3).unwrap();
-    let transport = ShmTransport::new(RankId::new(0), memory, vec![None, Some(link)], PATIENT).unwrap();
+    let (file, memory) = ShmMemory::create(2, 0, 3).unwrap();
+    let other = ShmMemory::attach(&file, 2, 0, 3).unwrap();
+    let (transport, _) = ShmTransport::new(0, memory, vec![None, Some(link)], PATIENT).unwrap();
     (transport, Arc::new(other), listener.accept().unwrap().0)
 }
 
-fn collective(transport: &mut ShmTransport) -> Result<Vec<u8>, TransportError> {
+fn collective(transport: &mut ShmTransport) -> Result<Vec<u8>, UnitError> {
     let mut incoming = [Vec::new(), Vec::new()];
     transport.all_to_all(&[Vec::new(), Vec::new()], &mut incoming)?;
     let [_, message] = incoming;
@@ -42,7 +42,7 @@ fn a_rank_that_dies_within_a_message_is_lost_and_one_after_it_is_not_missed() {
     });
     assert_eq!(first.unwrap(), b"whole");
     let error = collective(&mut transport).unwrap_err();
-    assert!(matches!(&error, TransportError::PeerLost { .. }), "{error}");
+    assert!(matches!(&error, UnitError::PeerLost { .. }), "{error}");
     assert_eq!(error.to_string(), "rank 1 was lost: it closed its connection");
 }
 

@@ -3,7 +3,7 @@
 //! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the count of the collective (data) or
 //! the rank that failed (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
 
-use crate::ep::transport::MAX_MESSAGE_BYTES;
+use semmoe_kernels::collectives::MAX_MESSAGE_BYTES;
 
 pub(super) const HEADER_BYTES: usize = 24;
 /// Longer explanations are cut.

@@ -11,9 +11,8 @@ mod peer;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use semmoe_tables::RankId;
+use semmoe_kernels::collectives::{Lockstep, UnitError, Wake, Waker};
 
-use super::transport::{Transport, TransportError, Wake, Waker};
 pub(super) use peer::Peer;
 use peer::{Fault, Progress};
 
@@ -54,7 +53,7 @@ pub trait Medium: Send {
 
 /// One rank's streams to all others.
 pub struct StreamTransport<M: Medium> {
-    rank: RankId,
+    rank: usize,
     /// `[P]`: `None` in the own slot.
     peers: Vec<Option<Peer<M::Stream>>>,
     medium: M,
@@ -63,7 +62,7 @@ pub struct StreamTransport<M: Medium> {
     /// Collectives begun.
     collective: u64,
     limit: Duration,
-    failed: Option<TransportError>,
+    failed: Option<UnitError>,
 }
 
 /// Which rank is at fault and how it was noticed.
@@ -76,7 +75,7 @@ enum Cause {
 
 impl<M: Medium> StreamTransport<M> {
     /// `streams[p]` goes to rank p, none in the own slot.
-    pub(super) fn over(rank: RankId, streams: Vec<Option<M::Stream>>, medium: M, limit: Duration) -> Self {
+    pub(super) fn over(rank: usize, streams: Vec<Option<M::Stream>>, medium: M, limit: Duration) -> Self {
         let peers: Vec<_> = streams.into_iter().map(|stream| stream.map(Peer::new)).collect();
         let pending = vec![Pending::default(); peers.len()];
         Self { rank, peers, medium, pending, collective: 0, limit, failed: None }
@@ -138,21 +137,20 @@ impl<M: Medium> StreamTransport<M> {
     }
 
     /// Decides which rank failed first, remembers it, and tells the peers. `outgoing` is what was being sent.
-    fn fail(&mut self, (rank, cause): RankFault, outgoing: &[Vec<u8>]) -> TransportError {
+    fn fail(&mut self, (rank, cause): RankFault, outgoing: &[Vec<u8>]) -> UnitError {
         let told = match &cause {
             // The rank itself says whose failure it was.
             Cause::Fault(Fault::Failure { .. }) => None,
             Cause::Fault(Fault::Protocol(_)) => None,
             Cause::Fault(Fault::Closed(_)) | Cause::Late => self.listen_for_cause(rank),
         };
-        let at = |rank: usize| RankId::new(rank as u16);
         let error = match (told, cause) {
             (Some((rank, cause)), _) | (None, Cause::Fault(Fault::Failure { rank, cause })) => {
-                TransportError::lost(RankId::new(rank), cause)
+                UnitError::lost(rank.into(), cause)
             }
-            (None, Cause::Fault(Fault::Closed(cause))) => TransportError::lost(at(rank), cause),
-            (None, Cause::Fault(Fault::Protocol(detail))) => TransportError::protocol(at(rank), detail),
-            (None, Cause::Late) => TransportError::TimedOut { rank: at(rank), limit: self.limit },
+            (None, Cause::Fault(Fault::Closed(cause))) => UnitError::lost(rank, cause),
+            (None, Cause::Fault(Fault::Protocol(detail))) => UnitError::protocol(rank, detail),
+            (None, Cause::Late) => UnitError::TimedOut { rank, limit: self.limit },
         };
         self.failed = Some(error.clone());
         self.tell(&error, outgoing);
@@ -181,18 +179,19 @@ impl<M: Medium> StreamTransport<M> {
     }
 
     /// Tells every peer why this rank gives up: after the message that is on the wire to it, if that can still be finished.
-    fn tell(&mut self, error: &TransportError, outgoing: &[Vec<u8>]) {
+    fn tell(&mut self, error: &UnitError, outgoing: &[Vec<u8>]) {
         let deadline = Instant::now() + SETTLE;
         let cause = match error {
-            TransportError::PeerLost { cause, .. } => cause.clone(),
-            TransportError::TimedOut { limit, .. } => format!("it did not answer within {} ms", limit.as_millis()),
-            TransportError::Protocol { detail, .. } => format!("it broke the protocol: {detail}"),
+            UnitError::PeerLost { cause, .. } => cause.clone(),
+            UnitError::TimedOut { limit, .. } => format!("it did not answer within {} ms", limit.as_millis()),
+            UnitError::Protocol { detail, .. } => format!("it broke the protocol: {detail}"),
+            UnitError::Operands { detail, .. } => detail.clone(),
         };
         for rank in 0..self.peers.len() {
             let message = outgoing.get(rank).map_or(&[][..], Vec::as_slice);
             self.finish_message(rank, message, deadline);
             if let Some(peer) = self.peers[rank].as_mut().filter(|peer| !peer.is_mid_send(message.len())) {
-                peer.send_failure(error.rank().get(), &cause);
+                peer.send_failure(error.rank() as u16, &cause);
             }
         }
     }
@@ -260,8 +259,8 @@ impl Pending {
     }
 }
 
-impl<M: Medium> Transport for StreamTransport<M> {
-    fn rank(&self) -> RankId {
+impl<M: Medium> Lockstep for StreamTransport<M> {
+    fn rank(&self) -> usize {
         self.rank
     }
 
@@ -269,14 +268,14 @@ impl<M: Medium> Transport for StreamTransport<M> {
         self.peers.len()
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), TransportError> {
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         self.exchange(outgoing, incoming).map_err(|fault| self.fail(fault, outgoing))
     }
 
-    fn wait(&mut self) -> Result<Wake, TransportError> {
+    fn wait(&mut self) -> Result<Wake, UnitError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }

@@ -1,11 +1,9 @@
-//! Ranks as threads of one process: the reference transport, and the one of tests.
+//! Bytes and barrier between threads of one process: queues under a lock, the plainest that can be.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use semmoe_tables::RankId;
-
-use super::transport::{Transport, TransportError, Wake, Waker};
+use semmoe_kernels::collectives::{Lockstep, UnitError, Wake, Waker};
 
 /// One rank's end of an in-process mesh. Dropping it is the death of the rank: the others are told.
 pub struct LocalTransport {
@@ -24,7 +22,7 @@ struct State {
     queues: Vec<Vec<VecDeque<Vec<u8>>>>,
     rung: Vec<bool>,
     /// The first rank that went away.
-    lost: Option<RankId>,
+    lost: Option<usize>,
     /// Buffers for the next messages.
     spare: Vec<Vec<u8>>,
 }
@@ -69,24 +67,24 @@ impl Mesh {
 }
 
 impl State {
-    fn check_lost(&self) -> Result<(), TransportError> {
+    fn check_lost(&self) -> Result<(), UnitError> {
         match self.lost {
-            Some(rank) => Err(TransportError::lost(rank, "its end of the mesh was dropped")),
+            Some(rank) => Err(UnitError::lost(rank, "its end of the mesh was dropped")),
             None => Ok(()),
         }
     }
 }
 
-impl Transport for LocalTransport {
-    fn rank(&self) -> RankId {
-        RankId::new(self.rank as u16)
+impl Lockstep for LocalTransport {
+    fn rank(&self) -> usize {
+        self.rank
     }
 
     fn world(&self) -> usize {
         self.mesh.world
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), TransportError> {
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
         self.send(outgoing);
         let mut state = self.mesh.lock();
         for (peer, to) in incoming.iter_mut().enumerate() {
@@ -106,7 +104,7 @@ impl Transport for LocalTransport {
         Ok(())
     }
 
-    fn wait(&mut self) -> Result<Wake, TransportError> {
+    fn wait(&mut self) -> Result<Wake, UnitError> {
         let mut state = self.mesh.lock();
         loop {
             state.check_lost()?;
@@ -131,7 +129,7 @@ impl Transport for LocalTransport {
 
 impl Drop for LocalTransport {
     fn drop(&mut self) {
-        self.mesh.lock().lost.get_or_insert(RankId::new(self.rank as u16));
+        self.mesh.lock().lost.get_or_insert(self.rank);
         self.mesh.changed.notify_all();
     }
 }

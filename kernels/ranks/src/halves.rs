@@ -1,0 +1,119 @@
+//! Rows that peers read where they lie: memory of a unit whose ranks are threads, or processes of one host.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+use semmoe_kernels::Element;
+use semmoe_kernels::collectives::{Half, PeerRows, RowMemory, SharedRows};
+
+use crate::error::RankError;
+use crate::member::check_world;
+use crate::span::ALIGNMENT;
+
+/// One rank's two halves, and those of the ranks that it reaches.
+pub struct SharedHalves<T> {
+    rank: usize,
+    /// Elements of a half.
+    len: usize,
+    own: [*mut T; 2],
+    /// `[P]` for each half; null for ranks out of reach.
+    parts: [Vec<SharedRows<T>>; 2],
+    /// What the memory belongs to.
+    _memory: Box<dyn Any + Send>,
+}
+
+// SAFETY: the pointers are to memory that any thread may use; only `halves`, by `&mut self`, hands out what this rank writes.
+unsafe impl<T: Element> Send for SharedHalves<T> {}
+
+/// Bytes of memory that a rank needs for halves of `elements` elements: both, each beginning at a multiple of [`ALIGNMENT`].
+#[must_use]
+pub fn halves_bytes<T: Element>(elements: usize) -> Option<usize> {
+    elements.checked_mul(size_of::<T>())?.checked_next_multiple_of(ALIGNMENT)?.checked_mul(2)
+}
+
+impl<T: Element> SharedHalves<T> {
+    /// The end of a rank; `buffers[p]` is rank p's memory as mapped here, null if it is out of reach, with [`halves_bytes`] bytes.
+    ///
+    /// # Safety
+    /// What is not null is mapped, zeroed or written by such ends alone, at a multiple of [`ALIGNMENT`], and stays so for as long
+    /// as `memory` lives; a rank has one end. All ends are used by collectives that all ranks call in the same order, as
+    /// [`semmoe_kernels::collectives`] has them.
+    ///
+    /// # Panics
+    /// If the rank has no buffer of its own.
+    #[must_use]
+    pub unsafe fn new(rank: usize, buffers: &[*mut u8], elements: usize, memory: Box<dyn Any + Send>) -> Self {
+        let half_bytes = halves_bytes::<T>(elements).expect("memory that is mapped has a size") / 2;
+        assert!(!buffers[rank].is_null(), "a rank reaches its own memory");
+        let at = |buffer: *mut u8, half: usize| match buffer.is_null() {
+            true => std::ptr::null_mut(),
+            false => buffer.wrapping_add(half * half_bytes).cast::<T>(),
+        };
+        let parts = |half| buffers.iter().map(|&buffer| SharedRows::new(at(buffer, half), elements)).collect();
+        let own = [at(buffers[rank], 0), at(buffers[rank], 1)];
+        Self { rank, len: elements, own, parts: [parts(0), parts(1)], _memory: memory }
+    }
+
+    /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other, as on hosts of
+    /// so many ranks.
+    ///
+    /// # Errors
+    /// Worlds that there are not, hosts of no ranks, and memory that cannot be had.
+    pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
+        check_world(world)?;
+        check_world(host)?;
+        let too_large = || RankError::memory(format_args!("{elements} elements for each of {world} ranks"));
+        let stride = halves_bytes::<T>(elements).ok_or_else(too_large)?;
+        let total = stride.checked_mul(world).ok_or_else(too_large)?;
+        let map: MmapRaw = MmapOptions::new().len(total.max(1)).map_anon().map_err(RankError::memory)?.into();
+        let map = Arc::new(map);
+        let end = |rank| {
+            let buffer = |peer: usize| match peer / host == rank / host {
+                true => map.as_mut_ptr().wrapping_add(peer * stride),
+                false => std::ptr::null_mut(),
+            };
+            let buffers: Vec<*mut u8> = (0..world).map(buffer).collect();
+            // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and so is the
+            // stride.
+            unsafe { Self::new(rank, &buffers, elements, Box::new(Arc::clone(&map))) }
+        };
+        Ok((0..world).map(end).collect())
+    }
+
+    fn read_half(&self, half: Half) -> PeerRows<'_, T> {
+        // What peers wrote before their message came is read after it, whatever carried the message.
+        fence(Ordering::SeqCst);
+        // SAFETY: mapped as long as `self` lives, and the collectives' turns keep ranks from writing what others read.
+        unsafe { PeerRows::shared(&self.parts[half as usize]) }
+    }
+}
+
+impl<T: Element> RowMemory<T> for SharedHalves<T> {
+    fn reaches(&self, peer: usize) -> bool {
+        !self.parts[0][peer].is_null()
+    }
+
+    fn limit(&self) -> Option<usize> {
+        Some(self.len)
+    }
+
+    fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>) {
+        assert!(len <= self.len, "{len} elements in a half of {}", self.len);
+        // SAFETY: within this rank's half (just checked), of which `&mut self` is the only use here; no peer reads it in this turn,
+        // and what is read beside it is the other half.
+        let own = unsafe { std::slice::from_raw_parts_mut(self.own[half as usize], len) };
+        (own, self.read_half(half.other()))
+    }
+
+    fn read(&self, half: Half) -> PeerRows<'_, T> {
+        self.read_half(half)
+    }
+}
+
+impl<T> std::fmt::Debug for SharedHalves<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedHalves").field("rank", &self.rank).field("len", &self.len).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,126 @@
+//! The carriers between threads: messages, shared memory, and shared memory within hosts with messages between them.
+
+mod law;
+
+use half::bf16;
+use law::{Case, elements};
+use proptest::prelude::*;
+use semmoe_kernels::collectives::{AllRows, Collectives, OwnRows, PrivateMemory, RowCollectives, RowMemory, UnitError};
+use semmoe_kernels::{DispatchPlan, Element, RowSplit};
+use semmoe_ranks::{LocalTransport, SharedHalves};
+
+type End<T> = Box<dyn Collectives<T>>;
+
+/// Ends whose ranks share memory within hosts of `host` ranks: 0 for none.
+fn ends<T: Element>(world: usize, host: usize, elements: usize) -> Vec<End<T>> {
+    let links = LocalTransport::mesh(world);
+    if host == 0 {
+        let join = |(rank, link)| Box::new(RowCollectives::new(link, PrivateMemory::new(rank))) as End<T>;
+        return links.into_iter().enumerate().map(join).collect();
+    }
+    let memory = SharedHalves::on_hosts(world, host, elements).unwrap();
+    links.into_iter().zip(memory).map(|(link, memory)| Box::new(RowCollectives::new(link, memory)) as End<T>).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_carrier_is_the_reference_bit_for_bit(
+        world in prop::sample::select(vec![1usize, 2, 3, 4, 8]), hidden in 1usize..70, tokens in 0usize..20, seed: u64,
+        host in prop::sample::select(vec![0usize, 2, 3, 64]),
+    ) {
+        let case = Case { hidden, tokens, rounds: 3, seed };
+        let room = elements(case, world);
+        law::holds::<f32>(ends(world, host, room), case);
+        law::holds::<bf16>(ends(world, host, room), case);
+    }
+}
+
+fn on_ranks<R: Send>(ends: Vec<End<f32>>, work: impl Fn(usize, End<f32>) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |end: End<f32>| scope.spawn(move || work(end.rank(), end));
+        let threads: Vec<_> = ends.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_that_disagree_find_out() {
+    let (one, other) = ([0, 1, 2], [0, 2, 2]);
+    for host in [0, 2] {
+        let errors = on_ranks(ends(2, host, 8), |rank, mut end| {
+            let split = RowSplit::contiguous(if rank == 0 { &one } else { &other }).unwrap();
+            end.part(2).unwrap().fill(1.0);
+            end.reduce_scatter(1, split, &mut vec![0.0; split.positions(rank).len()]).unwrap_err().to_string()
+        });
+        assert_eq!(errors[0], "rank 1 broke the protocol: it split the rows of a step in another way");
+        assert!(errors[1].starts_with("rank 0 "));
+    }
+}
+
+#[test]
+fn labels_out_of_bounds_and_missing_ones_are_refused_by_the_rank_that_sent_them() {
+    let split = [0, 1, 2];
+    for (host, width, label, expected) in [
+        (0, 2, 5, "label 5 of a row, expected below 5"),
+        (2, 2, 5, "label 5 of a row"),
+        (2, 1, 1, "rows of 2 bytes, expected 4"),
+    ] {
+        let errors = on_ranks(ends(2, host, 8), |rank, mut end| {
+            let split = RowSplit::contiguous(&split).unwrap();
+            let (width, labels) = if rank == 0 { (2, vec![1; 2]) } else { (width, vec![label; width]) };
+            let bound = if rank == 0 { 5 } else { 9 };
+            let own = OwnRows { rows: &[1.0], hidden: 1, labels: &labels, width, bound };
+            let all = AllRows { rows: &mut [0.0; 2], labels: &mut vec![0; 2 * width] };
+            end.allgather(own, split, all).err()
+        });
+        let error = errors[0].as_ref().unwrap();
+        assert!(error.rank() == 1 && error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn operands_beyond_the_memory_are_refused_before_anything_is_sent() {
+    let offsets = [0, 3];
+    let split = RowSplit::contiguous(&offsets).unwrap();
+    let mut end = ends(1, 1, 5).remove(0);
+    let refused = |outcome: Result<(), UnitError>, expected: &str| {
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(error, UnitError::Operands { rank: 0, .. }) && error.to_string().contains(expected),
+            "{error}"
+        );
+    };
+    refused(end.part(6).map(drop), "6 elements of rows, more than the 5 that its memory holds");
+    end.part(4).unwrap();
+    refused(end.reduce_scatter(2, split, &mut [0.0; 6]), "the part has 4 elements, expected 6");
+    refused(end.reduce_scatter(1, split, &mut [0.0; 3]), "the part has 4 elements, expected 3");
+    let mut plan = DispatchPlan::default();
+    plan.build(&[0, 0], &[1.0; 2], 1, &[0], 1).unwrap();
+    refused(end.dispatch(&[0.0; 3], 2, &plan), "the rows has 3 elements, expected 4");
+    plan.build(&[0, 0, 0], &[1.0; 3], 1, &[0], 1).unwrap();
+    refused(end.dispatch(&[0.0; 6], 2, &plan), "6 elements of rows");
+}
+
+#[test]
+fn memory_without_room_for_what_all_ranks_send_is_an_error_of_the_rank_that_has_it() {
+    // Rank 0 receives 4 rows of 2, and has room for 5 elements.
+    let errors = on_ranks(ends(2, 2, 5), |_, mut end| {
+        let mut plan = DispatchPlan::default();
+        plan.build(&[0, 0], &[1.0; 2], 1, &[0], 2).unwrap();
+        end.dispatch(&[0.0; 4], 2, &plan).err()
+    });
+    assert!(errors[0].as_ref().is_some_and(|error| error.rank() == 0), "{errors:?}");
+    assert_eq!(errors[1], None);
+}
+
+#[test]
+fn memory_says_who_is_within_reach() {
+    for (rank, memory) in SharedHalves::<f32>::on_hosts(5, 2, 1).unwrap().into_iter().enumerate() {
+        let reached: Vec<usize> = (0..5).filter(|&peer| memory.reaches(peer)).collect();
+        let expected: &[usize] = [&[0, 1][..], &[2, 3], &[4]][rank / 2];
+        assert_eq!((reached.as_slice(), memory.limit()), (expected, Some(1)));
+    }
+}

@@ -1,0 +1,229 @@
+//! What all carriers must do: every collective equal to `semmoe_kernels::reference`, bit for bit, in any order and number.
+
+use semmoe_kernels::collectives::{AllRows, Collectives, OwnRows};
+use semmoe_kernels::reference::{self, NO_EXPERT, RoutedTokens};
+use semmoe_kernels::{DispatchPlan, Element, RankOrder, RowSplit, argsort_by_rank};
+
+/// A few rounds of every collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) hidden: usize,
+    /// The most tokens of a rank.
+    pub(crate) tokens: usize,
+    pub(crate) rounds: usize,
+    pub(crate) seed: u64,
+}
+
+/// One rank's tokens with their routes.
+struct Tokens<T> {
+    x: Vec<T>,
+    experts: Vec<u16>,
+    weights: Vec<f32>,
+}
+
+/// What all ranks bring to one round.
+struct Round<T> {
+    order: RankOrder,
+    parts: Vec<Vec<T>>,
+    top_k: usize,
+    rank_of_expert: Vec<u16>,
+    tokens: Vec<Tokens<T>>,
+}
+
+const EXPERTS: usize = 6;
+const WIDTH: usize = 2;
+
+/// Elements that a rank sends or returns in one collective of a case, at most.
+pub(crate) fn elements(case: Case, world: usize) -> usize {
+    case.hidden * case.tokens * world
+}
+
+impl<T: Element> Round<T> {
+    fn new(case: Case, world: usize, random: &mut fastrand::Rng) -> Self {
+        let mut value = {
+            let mut random = random.fork();
+            move || T::round(if random.u8(..) < 20 { -0.0 } else { random.f32() - 0.5 })
+        };
+        // Ranks below `lowest` get no rows.
+        let lowest = random.usize(0..world);
+        let destinations: Vec<u16> =
+            (0..random.usize(0..=case.tokens)).map(|_| random.usize(lowest..world) as u16).collect();
+        let mut order = RankOrder::default();
+        argsort_by_rank(&destinations, world, &mut order).unwrap();
+        let parts = (0..world).map(|_| (0..destinations.len() * case.hidden).map(|_| value()).collect()).collect();
+        let top_k = random.usize(1..=EXPERTS);
+        let tokens = (0..world).map(|_| {
+            let count = if random.bool() { random.usize(0..=case.tokens) } else { 0 };
+            let experts = (0..count).flat_map(|_| {
+                let mut all: Vec<u16> = (0..EXPERTS as u16).collect();
+                random.shuffle(&mut all);
+                all.truncate(top_k);
+                all
+            });
+            let experts: Vec<u16> = experts.collect();
+            let weights = experts.iter().map(|_| random.f32()).collect();
+            Tokens { x: (0..count * case.hidden).map(|_| value()).collect(), experts, weights }
+        });
+        let tokens = tokens.collect();
+        let rank_of_expert = (0..EXPERTS).map(|_| random.usize(0..world) as u16).collect();
+        Self { order, parts, top_k, rank_of_expert, tokens }
+    }
+
+    fn split(&self) -> RowSplit<'_> {
+        RowSplit::from(&self.order)
+    }
+
+    fn labels(&self, positions: std::ops::Range<usize>) -> Vec<u16> {
+        positions.flat_map(|at| [self.split().token(at) as u16, 7]).collect()
+    }
+}
+
+/// A rank's results of one round.
+#[derive(PartialEq, Debug)]
+struct Found {
+    scattered: Vec<u8>,
+    gathered: Vec<u8>,
+    labels: Vec<u16>,
+    received: Vec<u8>,
+    pairs: Vec<(u32, u16, u32)>,
+    sources: Vec<usize>,
+    combined: Vec<u8>,
+    /// Each token to every rank, and home: the sum of as many copies as there are ranks.
+    everywhere: Vec<u8>,
+}
+
+fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
+    bytemuck::cast_slice(values).to_vec()
+}
+
+/// What a rank makes of a row, whatever it is.
+fn sum<T: Element>(row: &[T], weights: f32, to: &mut [T]) {
+    to.iter_mut().zip(row).for_each(|(to, value)| *to = T::round(value.widen() * weights));
+}
+
+fn run<T: Element>(case: Case, round: &Round<T>, end: &mut dyn Collectives<T>) -> Found {
+    let (me, hidden, split) = (end.rank(), case.hidden, round.split());
+    let part = &round.parts[me];
+    end.part(part.len()).unwrap().copy_from_slice(part);
+    let mut own = vec![T::round(9.0); split.positions(me).len() * hidden];
+    end.reduce_scatter(hidden, split, &mut own).unwrap();
+
+    let labels = round.labels(split.positions(me));
+    let (mut rows, mut all) = (vec![T::round(9.0); part.len()], vec![0; WIDTH * split.tokens()]);
+    let given = OwnRows { rows: &own, hidden, labels: &labels, width: WIDTH, bound: 1 << 15 };
+    end.allgather(given, split, AllRows { rows: &mut rows, labels: &mut all }).unwrap();
+
+    let Tokens { x, experts, weights } = &round.tokens[me];
+    let mut plan = DispatchPlan::default();
+    plan.build(experts, weights, round.top_k, &round.rank_of_expert, end.world()).unwrap();
+    end.dispatch(x, hidden, &plan).unwrap();
+    let received = end.received();
+    let row = |row: &u32| received.rows.row(*row as usize);
+    let sources = (0..received.rows.len()).map(|row| received.rows.source(row)).collect();
+    let content = (0..received.rows.len() as u32).flat_map(|at| bytes(row(&at))).collect();
+    let pairs = received.pair_rows.iter().zip(received.experts).zip(received.weights);
+    let pairs: Vec<_> = pairs.map(|((row, expert), weight)| (*row, *expert, weight.to_bits())).collect();
+    for (at, to) in (0u32..).zip(received.sums.chunks_exact_mut(hidden)) {
+        let weights = received.pair_rows.iter().zip(received.weights).filter(|(row, _)| **row == at);
+        sum(received.rows.row(at as usize), weights.map(|(_, weight)| weight).sum(), to);
+    }
+    drop(received);
+    let mut combined = vec![T::round(9.0); x.len()];
+    end.combine(&plan, &mut combined).unwrap();
+
+    plan.build_everywhere(experts, weights, round.top_k, end.world()).unwrap();
+    end.dispatch(x, hidden, &plan).unwrap();
+    let received = end.received();
+    for (at, to) in received.sums.chunks_exact_mut(hidden).enumerate() {
+        to.copy_from_slice(received.rows.row(at));
+    }
+    drop(received);
+    let mut everywhere = vec![T::round(9.0); x.len()];
+    end.combine(&plan, &mut everywhere).unwrap();
+    Found {
+        scattered: bytes(&own),
+        gathered: bytes(&rows),
+        labels: all,
+        received: content,
+        pairs,
+        sources,
+        combined: bytes(&combined),
+        everywhere: bytes(&everywhere),
+    }
+}
+
+fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
+    let (hidden, split, world) = (case.hidden, round.split(), round.parts.len());
+    let parts: Vec<&[T]> = round.parts.iter().map(Vec::as_slice).collect();
+    let scattered = reference::reduce_scatter(&parts, hidden, split).unwrap();
+    let own: Vec<&[T]> = scattered.iter().map(Vec::as_slice).collect();
+    let gathered = reference::allgather(&own, hidden, split).unwrap();
+    let experts: Vec<Vec<i32>> =
+        round.tokens.iter().map(|tokens| tokens.experts.iter().map(|&expert| expert.into()).collect()).collect();
+    let routed: Vec<_> = round
+        .tokens
+        .iter()
+        .zip(&experts)
+        .map(|(tokens, experts)| RoutedTokens { x: &tokens.x, experts, weights: &tokens.weights })
+        .collect();
+    let hosts: Vec<u32> = round.rank_of_expert.iter().map(|&rank| rank.into()).collect();
+    let dispatched = reference::dispatch(&routed, hidden, round.top_k, &hosts).unwrap();
+    let sums: Vec<Vec<T>> = dispatched
+        .iter()
+        .map(|there| {
+            let mut sums = vec![T::round(0.0); there.rows.len()];
+            for (at, to) in sums.chunks_exact_mut(hidden).enumerate() {
+                let weights = &there.weights[at * round.top_k..][..round.top_k];
+                let used =
+                    there.experts[at * round.top_k..].iter().zip(weights).filter(|(expert, _)| **expert != NO_EXPERT);
+                sum(&there.rows[at * hidden..][..hidden], used.map(|(_, weight)| weight).sum(), to);
+            }
+            sums
+        })
+        .collect();
+    let sums: Vec<&[T]> = sums.iter().map(Vec::as_slice).collect();
+    let sent: Vec<&[i32]> = dispatched.iter().map(|there| there.sent_rows.as_slice()).collect();
+    let combined = reference::combine(&sums, &sent, hidden).unwrap();
+    (0..world)
+        .map(|rank| {
+            let there = &dispatched[rank];
+            let slots = there.experts.iter().zip(&there.weights).enumerate().filter(|(_, (expert, _))| **expert >= 0);
+            let pair = |(slot, (expert, weight)): (usize, (&i32, &f32))| {
+                ((slot / round.top_k) as u32, *expert as u16, weight.to_bits())
+            };
+            let offsets = there.source_offsets.windows(2).enumerate();
+            let copies: Vec<&[T]> = vec![&round.tokens[rank].x; world];
+            Found {
+                scattered: bytes(&scattered[rank]),
+                gathered: bytes(&gathered),
+                labels: (0..split.tokens() as u16).flat_map(|token| [token, 7]).collect(),
+                received: bytes(&there.rows),
+                pairs: slots.map(pair).collect(),
+                sources: offsets
+                    .flat_map(|(source, at)| std::iter::repeat_n(source, (at[1] - at[0]) as usize))
+                    .collect(),
+                combined: bytes(&combined[rank]),
+                everywhere: bytes(&reference::all_reduce(&copies).unwrap()),
+            }
+        })
+        .collect()
+}
+
+/// Runs a case on all ends, each on a thread of its own, and compares every rank's results of every round.
+pub(crate) fn holds<T: Element>(ends: Vec<Box<dyn Collectives<T>>>, case: Case) {
+    let mut random = fastrand::Rng::with_seed(case.seed);
+    let rounds: Vec<Round<T>> = (0..case.rounds).map(|_| Round::new(case, ends.len(), &mut random)).collect();
+    let found: Vec<Vec<Found>> = std::thread::scope(|scope| {
+        let rounds = &rounds;
+        let start = |mut end: Box<dyn Collectives<T>>| {
+            scope.spawn(move || rounds.iter().map(|round| run(case, round, &mut *end)).collect())
+        };
+        let threads: Vec<_> = ends.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    for (at, round) in rounds.iter().enumerate() {
+        for (rank, expected) in expected(case, round).into_iter().enumerate() {
+            assert_eq!(found[rank][at], expected, "rank {rank}, round {at} of {case:?}, {}", T::DTYPE.name());
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Bytes and barrier: what carries messages between the ranks of one unit.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most bytes that one rank may send another in one collective.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
+
+/// One rank's end of a unit that moves in lockstep: all ranks call [`Lockstep::all_to_all`] equally often.
+///
+/// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others out of [`Lockstep::wait`],
+/// and they join with whatever they have, an empty step included; every step makes the same number of collectives. An end that
+/// failed stays failed and goes on naming the rank that failed first.
+pub trait Lockstep: Send {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// P: ranks in the unit, this one included.
+    fn world(&self) -> usize;
+
+    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. The own slot is
+    /// neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused. When it returns,
+    /// every rank has entered this collective, and what it wrote to shared memory before is visible here.
+    ///
+    /// # Errors
+    /// Names the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to the peers.
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError>;
+
+    /// Sleeps until a [`Waker`] of this rank rang or a peer has begun its next step, without a time limit.
+    ///
+    /// # Errors
+    /// A peer that goes away meanwhile is noticed at once.
+    fn wait(&mut self) -> Result<Wake, UnitError>;
+
+    /// A handle by which other threads of this process end [`Lockstep::wait`].
+    fn waker(&self) -> Waker;
+}
+
+impl<L: Lockstep + ?Sized> Lockstep for Box<L> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn world(&self) -> usize {
+        (**self).world()
+    }
+
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+        (**self).all_to_all(outgoing, incoming)
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        (**self).wait()
+    }
+
+    fn waker(&self) -> Waker {
+        (**self).waker()
+    }
+}
+
+/// Why [`Lockstep::wait`] returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wake {
+    /// A [`Waker`] of this rank rang; any number of rings since the last wake count as one.
+    Local,
+    /// A peer has begun its next step and needs this rank in it.
+    Peer,
+}
+
+/// Ends another thread's [`Lockstep::wait`]: cheap, never blocks, and a ring before the wait is not lost.
+#[derive(Clone)]
+pub struct Waker(Arc<dyn Fn() + Send + Sync>);
+
+impl Waker {
+    /// A waker that does `ring`.
+    pub fn new(ring: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(ring))
+    }
+
+    /// Wakes the rank.
+    pub fn ring(&self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waker")
+    }
+}
+
+/// A rank of the unit failed; the unit cannot go on.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum UnitError {
+    /// The rank went away.
+    #[error("rank {rank} was lost: {cause}")]
+    PeerLost {
+        /// The rank that went first.
+        rank: usize,
+        /// How it was noticed.
+        cause: String,
+    },
+    /// The rank is connected but did not take part in a collective.
+    #[error("rank {rank} did not answer within {} ms", limit.as_millis())]
+    TimedOut {
+        /// The rank that was waited for.
+        rank: usize,
+        /// The limit of one collective.
+        limit: Duration,
+    },
+    /// The rank sent what no rank of this unit would send.
+    #[error("rank {rank} broke the protocol: {detail}")]
+    Protocol {
+        /// The rank that sent it.
+        rank: usize,
+        /// What was found and what was expected.
+        detail: String,
+    },
+    /// This rank's operands do not fit its memory or each other; the other ranks cannot go on without it.
+    #[error("rank {rank}: {detail}")]
+    Operands {
+        /// This rank.
+        rank: usize,
+        /// What was found and what was expected.
+        detail: String,
+    },
+}
+
+impl UnitError {
+    /// The rank that failed first, as far as this rank knows.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        match self {
+            Self::PeerLost { rank, .. }
+            | Self::TimedOut { rank, .. }
+            | Self::Protocol { rank, .. }
+            | Self::Operands { rank, .. } => *rank,
+        }
+    }
+
+    /// A rank that went away.
+    pub fn lost(rank: usize, cause: impl Into<String>) -> Self {
+        let cause = cause.into();
+        Self::PeerLost { rank, cause }
+    }
+
+    /// A rank that sent what cannot be.
+    pub fn protocol(rank: usize, detail: impl Into<String>) -> Self {
+        let detail = detail.into();
+        Self::Protocol { rank, detail }
+    }
+}

@@ -1,0 +1,147 @@
+//! The collectives as one rank of a unit calls them, whatever carries their bytes.
+//!
+//! | role | interface | implementations |
+//! |---|---|---|
+//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below |
+//! | bytes and barrier | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
+//! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
+//!
+//! What each collective means, bit for bit, is [`reference`](mod@crate::reference). A collective is one exchange of messages,
+//! which is also its barrier. Where a peer's memory is within reach, a message has no rows: the peer's are read where they lie,
+//! added or gathered straight from there. So a unit may have shared memory inside its hosts and messages between them.
+
+mod lockstep;
+mod memory;
+mod rows;
+mod wire;
+
+use crate::dispatch::DispatchPlan;
+use crate::element::Element;
+use crate::split::RowSplit;
+
+pub use lockstep::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
+pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
+pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};
+
+/// One rank's end of a unit. All ranks call the same collectives in the same order, ranks without tokens included.
+pub trait Collectives<T: Element>: Lockstep {
+    /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; their content is unspecified.
+    ///
+    /// # Errors
+    /// More elements than the memory of this rank has.
+    fn part(&mut self, len: usize) -> Result<&mut [T], UnitError>;
+
+    /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, with the last
+    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split.
+    ///
+    /// # Errors
+    /// A rank failed, or has another split.
+    fn reduce_scatter(&mut self, hidden: usize, split: RowSplit<'_>, out: &mut [T]) -> Result<(), UnitError>;
+
+    /// Rows and labels of all ranks to all ranks, each where its token is: the inverse of [`Collectives::reduce_scatter`].
+    ///
+    /// # Errors
+    /// A rank failed, or has another split, or a label that is out of bounds.
+    fn allgather(&mut self, own: OwnRows<'_, T>, split: RowSplit<'_>, out: AllRows<'_, T>) -> Result<(), UnitError>;
+
+    /// Sends each token's row and pairs to the ranks that the plan names. `x` is `[n, H]`.
+    ///
+    /// # Errors
+    /// A rank failed, or sent what cannot be; more rows than the memory of this rank has.
+    fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError>;
+
+    /// What the last dispatch brought, and where this rank writes a sum for each row of it.
+    fn received(&mut self) -> Received<'_, T>;
+
+    /// Brings the sums of [`Collectives::received`] home: `out[t]` is their sum over the ranks that the plan sent t to, in rank
+    /// order; zeros for a token that went nowhere. `plan` is the last dispatch's, `out` `[n, H]`.
+    ///
+    /// # Errors
+    /// A rank failed, or sent what cannot be.
+    fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError>;
+}
+
+/// Rows of one rank, and labels that go with them.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnRows<'a, T> {
+    /// `[m, H]`
+    pub rows: &'a [T],
+    /// H
+    pub hidden: usize,
+    /// `[m, w]`
+    pub labels: &'a [u16],
+    /// w
+    pub width: usize,
+    /// What every label is below.
+    pub bound: usize,
+}
+
+/// Rows and labels of all ranks together, in the order of the tokens.
+#[derive(Debug)]
+pub struct AllRows<'a, T> {
+    /// `[n, H]`
+    pub rows: &'a mut [T],
+    /// `[n, w]`
+    pub labels: &'a mut [u16],
+}
+
+/// What a rank has after a dispatch: R rows by source rank, in the order of the source's tokens, with their pairs.
+#[derive(Debug)]
+pub struct Received<'a, T> {
+    /// The rows.
+    pub rows: ReceivedRows<'a, T>,
+    /// `[pairs]`: the row of each pair, ascending.
+    pub pair_rows: &'a [u32],
+    /// `[pairs]`: logical expert ids, as the sources sent them.
+    pub experts: &'a [u16],
+    /// `[pairs]`: router weights.
+    pub weights: &'a [f32],
+    /// `[R, H]`: for the sums of weight x expert(row); their content is unspecified.
+    pub sums: &'a mut [T],
+}
+
+/// Rows, where they lie.
+#[derive(Debug)]
+pub struct ReceivedRows<'a, T> {
+    pub(self) hidden: usize,
+    /// `[P + 1]`: the first row of each source.
+    pub(self) offsets: &'a [u32],
+    /// `[R]`: which of its source's rows each is.
+    pub(self) places: &'a [u32],
+    /// `[R]`
+    pub(self) sources: &'a [u16],
+    pub(self) bases: smallvec::SmallVec<[&'a [T]; rows::INLINE_RANKS]>,
+}
+
+impl<'a, T> ReceivedRows<'a, T> {
+    /// R
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether no rank sent any.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// The rows of one source.
+    #[must_use]
+    pub fn of_source(&self, rank: usize) -> std::ops::Range<usize> {
+        self.offsets[rank] as usize..self.offsets[rank + 1] as usize
+    }
+
+    /// Which rank a row came from. Panics past the last one.
+    #[must_use]
+    pub fn source(&self, row: usize) -> usize {
+        self.sources[row].into()
+    }
+
+    /// One row, `[H]`. Panics past the last one.
+    #[must_use]
+    pub fn row(&self, row: usize) -> &'a [T] {
+        let base = self.bases[usize::from(self.sources[row])];
+        &base[self.places[row] as usize * self.hidden..][..self.hidden]
+    }
+}

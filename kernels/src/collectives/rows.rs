@@ -1,0 +1,458 @@
+//! The collectives over messages, and over memory for the peers within reach.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use super::lockstep::{Lockstep, UnitError, Wake, Waker};
+use super::memory::{Half, PeerRows, RowMemory};
+use super::{AllRows, Collectives, OwnRows, Received, ReceivedRows, wire};
+use crate::dispatch::{DispatchPlan, RankRows};
+use crate::element::Element;
+use crate::split::RowSplit;
+use crate::vector::sum_rows;
+
+/// Ranks up to which a list of one item for each rank takes no allocation.
+pub(super) const INLINE_RANKS: usize = 64;
+
+/// One item for each rank.
+type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
+
+/// Bytes of a dispatch message beside its rows.
+pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
+
+/// What one row with so many pairs takes in its dispatch message and in the combine message that answers it.
+#[must_use]
+pub fn dispatch_row_bytes<T: Element>(pairs: usize, hidden: usize) -> usize {
+    wire::ROW_BYTES + wire::PAIR_BYTES * pairs + 2 * hidden * size_of::<T>()
+}
+
+/// What one rank sends another in a reduce-scatter of `rows` rows; in an allgather with `labels` labels beside them.
+#[must_use]
+pub fn split_bytes<T: Element>(rows: usize, hidden: usize, labels: usize) -> usize {
+    wire::HEADER_BYTES + rows * hidden * size_of::<T>() + labels * size_of::<u16>()
+}
+
+/// One rank's end over messages and memory.
+#[derive(Debug)]
+pub struct RowCollectives<L, M, T> {
+    link: L,
+    memory: M,
+    /// What the current or last collective uses.
+    half: Half,
+    outgoing: Vec<Vec<u8>>,
+    inbound: Inbound<T>,
+    /// Elements of the last part.
+    part: usize,
+    arrived: Arrived,
+}
+
+/// The messages of one exchange, and where in them the rows are.
+#[derive(Debug)]
+struct Inbound<T> {
+    messages: Vec<Vec<u8>>,
+    rows: Vec<Range<usize>>,
+    /// Copies of rows that do not lie aligned.
+    aligned: Vec<Vec<T>>,
+}
+
+/// What the last dispatch brought, without the rows' elements.
+#[derive(Debug, Default)]
+struct Arrived {
+    hidden: usize,
+    offsets: Vec<u32>,
+    places: Vec<u32>,
+    sources: Vec<u16>,
+    pair_rows: Vec<u32>,
+    experts: Vec<u16>,
+    weights: Vec<f32>,
+}
+
+impl<T: Element> Inbound<T> {
+    fn new(world: usize) -> Self {
+        Self { messages: vec![Vec::new(); world], rows: vec![0..0; world], aligned: vec![Vec::new(); world] }
+    }
+
+    /// Notes where the rows of a rank's message are.
+    fn locate(&mut self, rank: usize, rows: Range<usize>) {
+        let bytes = &self.messages[rank][rows.clone()];
+        if bytemuck::try_cast_slice::<u8, T>(bytes).is_err() {
+            let aligned = &mut self.aligned[rank];
+            aligned.clear();
+            aligned.extend(wire::values::<T>(bytes));
+        }
+        self.rows[rank] = rows;
+    }
+
+    fn rows(&self, rank: usize) -> &[T] {
+        bytemuck::try_cast_slice(&self.messages[rank][self.rows[rank].clone()]).unwrap_or(&self.aligned[rank])
+    }
+}
+
+impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
+    /// Joins bytes and memory of one rank.
+    pub fn new(link: L, memory: M) -> Self {
+        let world = link.world();
+        Self {
+            link,
+            memory,
+            half: Half::default(),
+            outgoing: vec![Vec::new(); world],
+            inbound: Inbound::new(world),
+            part: 0,
+            arrived: Arrived::default(),
+        }
+    }
+
+    fn operands(&self, detail: String) -> UnitError {
+        UnitError::Operands { rank: self.link.rank(), detail }
+    }
+
+    fn check(&self, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(self.operands(format!("{what} has {found} elements, expected {expected}"))),
+        }
+    }
+
+    /// Whether this rank reads a rank's rows where they lie.
+    fn is_direct(&self, rank: usize) -> bool {
+        rank == self.link.rank() || self.memory.reaches(rank)
+    }
+
+    /// This rank's half for the next collective.
+    fn next_half(&mut self, len: usize) -> Result<&mut [T], UnitError> {
+        self.check_room(len)?;
+        Ok(self.memory.halves(self.half.other(), len).0)
+    }
+
+    fn check_room(&self, len: usize) -> Result<(), UnitError> {
+        match self.memory.limit() {
+            Some(limit) if len > limit => {
+                Err(self.operands(format!("{len} elements of rows, more than the {limit} that its memory holds")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// One exchange, with what was written for it: `fill` writes the message to a peer from this rank's rows. They are none for a
+    /// peer that reads them where they lie.
+    fn exchange(&mut self, mut fill: impl FnMut(usize, Option<&[T]>, &mut Vec<u8>)) -> Result<(), UnitError> {
+        self.half = self.half.other();
+        let me = self.link.rank();
+        let own = self.memory.read(self.half).of(me);
+        for (peer, message) in self.outgoing.iter_mut().enumerate().filter(|(peer, _)| *peer != me) {
+            message.clear();
+            fill(peer, (!self.memory.reaches(peer)).then_some(own), message);
+        }
+        self.link.all_to_all(&self.outgoing, &mut self.inbound.messages)
+    }
+
+    /// Looks at each peer's message: `read` gives the bytes of it that are rows, and is told whether it has any.
+    fn read_messages(
+        &mut self,
+        mut read: impl FnMut(usize, &[u8], bool) -> Result<Range<usize>, String>,
+    ) -> Result<(), UnitError> {
+        for peer in (0..self.link.world()).filter(|&peer| peer != self.link.rank()) {
+            let carries_rows = !self.memory.reaches(peer);
+            let rows = read(peer, &self.inbound.messages[peer], carries_rows)
+                .map_err(|detail| UnitError::protocol(peer, detail))?;
+            self.inbound.locate(peer, rows);
+        }
+        Ok(())
+    }
+
+    /// The rows of every rank, in its message or where they lie.
+    fn bases(&self) -> EachRank<&[T]> {
+        bases(&self.inbound, self.memory.read(self.half), |rank| self.is_direct(rank))
+    }
+}
+
+fn bases<'a, T: Element>(
+    inbound: &'a Inbound<T>,
+    memory: PeerRows<'a, T>,
+    is_direct: impl Fn(usize) -> bool,
+) -> EachRank<&'a [T]> {
+    let base = |rank| if is_direct(rank) { memory.of(rank) } else { inbound.rows(rank) };
+    (0..inbound.messages.len()).map(base).collect()
+}
+
+/// Bytes of rows in a message.
+fn row_bytes<T>(rows: usize, hidden: usize, are_carried: bool) -> usize {
+    if are_carried { rows * hidden * size_of::<T>() } else { 0 }
+}
+
+impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives<L, M, T> {
+    fn part(&mut self, len: usize) -> Result<&mut [T], UnitError> {
+        self.part = len;
+        self.next_half(len)
+    }
+
+    fn reduce_scatter(&mut self, hidden: usize, split: RowSplit<'_>, out: &mut [T]) -> Result<(), UnitError> {
+        let (me, digest) = (self.link.rank(), split.digest());
+        self.check("the ranks of the split", split.ranks(), self.link.world())?;
+        self.check("the part", self.part, split.tokens() * hidden)?;
+        let positions = split.positions(me);
+        self.check("out", out.len(), positions.len() * hidden)?;
+        self.exchange(|peer, rows, message| {
+            wire::put(&[digest], message);
+            for position in split.positions(peer).take_while(|_| rows.is_some()) {
+                wire::put(&rows.unwrap_or_default()[split.token(position) * hidden..][..hidden], message);
+            }
+        })?;
+        self.read_messages(|_, message, carries_rows| {
+            let bytes = row_bytes::<T>(positions.len(), hidden, carries_rows);
+            wire::after_digest(message, digest, bytes)?;
+            Ok(wire::HEADER_BYTES..wire::HEADER_BYTES + bytes)
+        })?;
+        let bases = self.bases();
+        let mut rows: EachRank<&[T]> = EachRank::new();
+        for (i, (to, position)) in out.chunks_exact_mut(hidden.max(1)).zip(positions).enumerate() {
+            let token = split.token(position);
+            rows.clear();
+            rows.extend(bases.iter().enumerate().map(|(rank, base)| {
+                let row = if self.is_direct(rank) { token } else { i };
+                &base[row * hidden..][..hidden]
+            }));
+            sum_rows(&rows, to);
+        }
+        Ok(())
+    }
+
+    fn allgather(&mut self, own: OwnRows<'_, T>, split: RowSplit<'_>, out: AllRows<'_, T>) -> Result<(), UnitError> {
+        let (me, digest) = (self.link.rank(), split.digest());
+        let OwnRows { rows, hidden, labels, width, bound } = own;
+        self.check("the ranks of the split", split.ranks(), self.link.world())?;
+        self.check("the rows", rows.len(), split.positions(me).len() * hidden)?;
+        self.check("the labels", labels.len(), split.positions(me).len() * width)?;
+        self.check("all rows", out.rows.len(), split.tokens() * hidden)?;
+        self.check("all labels", out.labels.len(), split.tokens() * width)?;
+        self.next_half(rows.len())?.copy_from_slice(rows);
+        self.exchange(|_, own, message| {
+            wire::put(&[digest], message);
+            if own.is_some() {
+                wire::put(rows, message);
+            }
+            wire::put(labels, message);
+        })?;
+        let place = |labels: &mut dyn Iterator<Item = u16>, rank: usize, to: &mut [u16]| {
+            for position in split.positions(rank) {
+                for (to, label) in to[split.token(position) * width..][..width].iter_mut().zip(&mut *labels) {
+                    if usize::from(label) >= bound {
+                        return Err(format!("label {label} of a row, expected below {bound}"));
+                    }
+                    *to = label;
+                }
+            }
+            Ok(())
+        };
+        place(&mut labels.iter().copied(), me, out.labels).map_err(|detail| self.operands(detail))?;
+        self.read_messages(|peer, message, carries_rows| {
+            let count = split.positions(peer).len();
+            let bytes = row_bytes::<T>(count, hidden, carries_rows);
+            let body = wire::after_digest(message, digest, bytes + count * width * size_of::<u16>())?;
+            place(&mut wire::values(&body[bytes..]), peer, out.labels)?;
+            Ok(wire::HEADER_BYTES..wire::HEADER_BYTES + bytes)
+        })?;
+        for (rank, base) in self.bases().iter().enumerate() {
+            for (row, position) in base.chunks_exact(hidden.max(1)).zip(split.positions(rank)) {
+                out.rows[split.token(position) * hidden..][..hidden].copy_from_slice(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        self.check("the rows", x.len(), plan.tokens() * hidden)?;
+        self.check("the ranks of the plan", plan.ranks(), self.link.world())?;
+        self.next_half(x.len())?.copy_from_slice(x);
+        self.exchange(|peer, rows, message| {
+            let sent = plan.rank(peer);
+            wire::put_dispatch(sent, message, |out| match rows {
+                None => wire::put(sent.tokens, out),
+                Some(rows) => {
+                    sent.tokens.iter().for_each(|&token| wire::put(&rows[token as usize * hidden..][..hidden], out));
+                }
+            });
+        })?;
+        let mut arrived = std::mem::take(&mut self.arrived);
+        arrived.clear(hidden);
+        let outcome = self.read_dispatch(plan, &mut arrived);
+        self.arrived = arrived;
+        outcome?;
+        self.check_room(self.arrived.places.len() * hidden)
+    }
+
+    fn received(&mut self) -> Received<'_, T> {
+        let Self { link, memory, half, inbound, arrived, .. } = self;
+        let me = link.rank();
+        let direct: EachRank<bool> =
+            (0..inbound.messages.len()).map(|rank| rank == me || memory.reaches(rank)).collect();
+        let (sums, rows) = memory.halves(half.other(), arrived.places.len() * arrived.hidden);
+        let rows = ReceivedRows {
+            hidden: arrived.hidden,
+            offsets: &arrived.offsets,
+            places: &arrived.places,
+            sources: &arrived.sources,
+            bases: bases(inbound, rows, |rank| direct[rank]),
+        };
+        Received { rows, pair_rows: &arrived.pair_rows, experts: &arrived.experts, weights: &arrived.weights, sums }
+    }
+
+    fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
+        let hidden = self.arrived.hidden;
+        self.check("out", out.len(), plan.tokens() * hidden)?;
+        let offsets = std::mem::take(&mut self.arrived.offsets);
+        let sent = self.exchange(|peer, rows, message| match rows {
+            None => wire::put(&offsets[peer..=peer], message),
+            Some(rows) => {
+                wire::put(&rows[offsets[peer] as usize * hidden..offsets[peer + 1] as usize * hidden], message);
+            }
+        });
+        self.arrived.offsets = offsets;
+        sent?;
+        // Where the sums for this rank begin in each rank's rows.
+        let mut firsts: EachRank<usize> = SmallVec::from_elem(0, self.link.world());
+        firsts[self.link.rank()] = self.arrived.offsets[self.link.rank()] as usize;
+        self.read_messages(|peer, message, carries_rows| {
+            let bytes = row_bytes::<T>(plan.rank(peer).tokens.len(), hidden, carries_rows);
+            if carries_rows {
+                wire::exactly(message, bytes)?;
+            } else {
+                firsts[peer] = bytemuck::pod_read_unaligned::<u32>(wire::exactly(message, size_of::<u32>())?) as usize;
+            }
+            Ok(0..bytes)
+        })?;
+        let bases = self.bases();
+        let mut sums: EachRank<Sums<'_, T>> = EachRank::new();
+        for (rank, base) in bases.iter().enumerate() {
+            let tokens = plan.rank(rank).tokens;
+            let rows = base.get(firsts[rank] * hidden..(firsts[rank] + tokens.len()) * hidden);
+            let rows = rows.ok_or_else(|| UnitError::protocol(rank, "its sums lie beyond its memory"))?;
+            sums.push(Sums { tokens, rows });
+        }
+        let mut rows: EachRank<&[T]> = EachRank::new();
+        for (token, to) in (0..).zip(out.chunks_exact_mut(hidden.max(1))) {
+            rows.clear();
+            rows.extend(sums.iter_mut().filter_map(|sums| sums.next_of(token, hidden)));
+            sum_rows(&rows, to);
+        }
+        Ok(())
+    }
+}
+
+/// What one rank returned, in the order of the tokens.
+struct Sums<'a, T> {
+    tokens: &'a [u32],
+    rows: &'a [T],
+}
+
+impl<'a, T> Sums<'a, T> {
+    /// The token's row, if it was sent there; asked for in the order of the tokens.
+    fn next_of(&mut self, token: u32, hidden: usize) -> Option<&'a [T]> {
+        let (_, tokens) = self.tokens.split_first().filter(|(next, _)| **next == token)?;
+        let (row, rows) = self.rows.split_at(hidden);
+        (self.tokens, self.rows) = (tokens, rows);
+        Some(row)
+    }
+}
+
+impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
+    /// Takes the messages of a dispatch, and this rank's own rows.
+    fn read_dispatch(&mut self, plan: &DispatchPlan, arrived: &mut Arrived) -> Result<(), UnitError> {
+        let (me, hidden) = (self.link.rank(), arrived.hidden);
+        for rank in 0..self.link.world() {
+            let message = &self.inbound.messages[rank];
+            let outcome = if rank == me {
+                arrived.push_own(me, plan.rank(me));
+                Ok(0..0)
+            } else if self.memory.reaches(rank) {
+                let rows = self.memory.read(self.half).of(rank).len().checked_div(hidden).unwrap_or(usize::MAX);
+                arrived.push_places(rank, message, rows)
+            } else {
+                arrived.push_rows(rank, message, hidden * size_of::<T>())
+            };
+            let rows = outcome.map_err(|detail| UnitError::protocol(rank, detail))?;
+            self.inbound.locate(rank, rows);
+        }
+        Ok(())
+    }
+}
+
+impl Arrived {
+    fn clear(&mut self, hidden: usize) {
+        self.hidden = hidden;
+        self.offsets.clear();
+        self.offsets.push(0);
+        self.places.clear();
+        self.sources.clear();
+        self.pair_rows.clear();
+        self.experts.clear();
+        self.weights.clear();
+    }
+
+    /// Adds the next source: this rank itself.
+    fn push_own(&mut self, rank: usize, sent: RankRows<'_>) {
+        self.push(rank, sent.tokens.iter().copied(), sent.pairs.iter().copied());
+        self.experts.extend_from_slice(sent.experts);
+        self.weights.extend_from_slice(sent.weights);
+    }
+
+    /// Adds the next source, whose rows are in its message; answers where in it.
+    fn push_rows(&mut self, source: usize, message: &[u8], row_bytes: usize) -> Result<Range<usize>, String> {
+        let parts = wire::split_dispatch(message, row_bytes)?;
+        self.push(source, 0..parts.rows as u32, wire::values(parts.pair_counts));
+        self.push_pairs(parts);
+        let start = wire::HEADER_BYTES.min(message.len());
+        Ok(start..start + parts.place.len())
+    }
+
+    /// Adds the next source, whose message names which of the `limit` rows in its memory are meant.
+    fn push_places(&mut self, source: usize, message: &[u8], limit: usize) -> Result<Range<usize>, String> {
+        let parts = wire::split_dispatch(message, size_of::<u32>())?;
+        if let Some(row) = wire::values::<u32>(parts.place).find(|row| *row as usize >= limit) {
+            return Err(format!("row {row} of its memory, which holds {limit}"));
+        }
+        self.push(source, wire::values(parts.place), wire::values(parts.pair_counts));
+        self.push_pairs(parts);
+        Ok(0..0)
+    }
+
+    fn push_pairs(&mut self, parts: wire::DispatchParts<'_>) {
+        self.experts.extend(wire::values::<u16>(parts.experts));
+        self.weights.extend(wire::values::<f32>(parts.weights));
+    }
+
+    /// Adds rows: where each is among its source's, and how many pairs it has.
+    fn push(&mut self, source: usize, places: impl Iterator<Item = u32>, pairs: impl Iterator<Item = u16>) {
+        let first = self.places.len() as u32;
+        self.places.extend(places);
+        self.sources.resize(self.places.len(), source as u16);
+        for (row, count) in (first..).zip(pairs) {
+            self.pair_rows.extend(std::iter::repeat_n(row, usize::from(count)));
+        }
+        self.offsets.push(self.places.len() as u32);
+    }
+}
+
+impl<L: Lockstep, M: Send, T: Element> Lockstep for RowCollectives<L, M, T> {
+    fn rank(&self) -> usize {
+        self.link.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.link.world()
+    }
+
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+        self.link.all_to_all(outgoing, incoming)
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.link.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.link.waker()
+    }
+}

@@ -1,0 +1,164 @@
+//! The bytes of one message, little-endian as they lie in memory. Rows are left out where the receiver reads them from the sender's
+//! memory, and what tells it where they are stands in their place.
+//!
+//! | collective | fields |
+//! |---|---|
+//! | reduce-scatter | the split's digest u64, rows T `[m, H]` |
+//! | allgather | the split's digest u64, rows T `[m, H]`, labels u16 `[m, w]` |
+//! | dispatch | rows r u32, pairs p u32, rows T `[r, H]` or tokens u32 `[r]`, weights f32 `[p]`, experts u16 `[p]`, pairs of each row u16 `[r]`; nothing at all where r is 0 |
+//! | combine | rows T `[r, H]`, or the first row's index u32 |
+
+use bytemuck::Pod;
+
+use crate::dispatch::RankRows;
+
+#[cfg(target_endian = "big")]
+compile_error!("messages are little-endian and are copied as they lie in memory");
+
+/// Bytes of a digest, and of a dispatch message before its rows: rows that follow are aligned.
+pub(super) const HEADER_BYTES: usize = 8;
+
+/// Bytes of a pair in a dispatch message: weight and expert.
+pub(super) const PAIR_BYTES: usize = 4 + 2;
+
+/// Bytes of what a row of a dispatch message has beside its elements: how many pairs.
+pub(super) const ROW_BYTES: usize = 2;
+
+/// Appends plain values.
+pub(super) fn put<T: Pod>(values: &[T], out: &mut Vec<u8>) {
+    out.extend_from_slice(bytemuck::cast_slice(values));
+}
+
+/// Values, wherever they lie.
+pub(super) fn values<T: Pod>(bytes: &[u8]) -> impl ExactSizeIterator<Item = T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned)
+}
+
+/// What follows the digest of a split, which must be this rank's.
+///
+/// # Errors
+/// What was found and expected.
+pub(super) fn after_digest(message: &[u8], digest: u64, expected: usize) -> Result<&[u8], String> {
+    let Some((found, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
+        return Err(format!("a message of {} bytes, expected {}", message.len(), HEADER_BYTES + expected));
+    };
+    if u64::from_le_bytes(*found) != digest {
+        return Err("it split the rows of a step in another way".to_owned());
+    }
+    exactly(body, expected)
+}
+
+/// A message of just so many bytes.
+///
+/// # Errors
+/// What was found and expected.
+pub(super) fn exactly(message: &[u8], expected: usize) -> Result<&[u8], String> {
+    match message.len() == expected {
+        true => Ok(message),
+        false => Err(format!("rows of {} bytes, expected {expected}", message.len())),
+    }
+}
+
+/// Appends the dispatch message of one rank; `place` writes the rows, or where they are.
+pub(super) fn put_dispatch(rows: RankRows<'_>, out: &mut Vec<u8>, place: impl FnOnce(&mut Vec<u8>)) {
+    if rows.tokens.is_empty() {
+        return;
+    }
+    put(&[rows.tokens.len() as u32, rows.experts.len() as u32], out);
+    place(out);
+    put(rows.weights, out);
+    put(rows.experts, out);
+    put(rows.pairs, out);
+}
+
+/// The parts of a dispatch message, as bytes because nothing aligns them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct DispatchParts<'a> {
+    /// r
+    pub(super) rows: usize,
+    /// T `[r, H]`, or u32 `[r]`
+    pub(super) place: &'a [u8],
+    /// f32 `[p]`
+    pub(super) weights: &'a [u8],
+    /// u16 `[p]`; not yet checked
+    pub(super) experts: &'a [u8],
+    /// u16 `[r]`, none of them 0; they sum to p
+    pub(super) pair_counts: &'a [u8],
+}
+
+/// Splits a dispatch message whose rows take `place_bytes` each; every length is checked against the message's.
+///
+/// # Errors
+/// What was found and expected.
+pub(super) fn split_dispatch(message: &[u8], place_bytes: usize) -> Result<DispatchParts<'_>, String> {
+    if message.is_empty() {
+        return Ok(DispatchParts::default());
+    }
+    let Some((header, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
+        return Err(format!("a dispatch message of {} bytes, expected at least {HEADER_BYTES}", message.len()));
+    };
+    let [rows, pairs]: [u32; 2] = bytemuck::pod_read_unaligned(header);
+    // u32 x small fits u64 whatever the header says.
+    let expected = u64::from(rows) * (place_bytes + ROW_BYTES) as u64 + u64::from(pairs) * PAIR_BYTES as u64;
+    if rows == 0 || body.len() as u64 != expected {
+        return Err(format!(
+            "a dispatch message of {} bytes after its header, expected {expected} for {rows} rows and {pairs} pairs",
+            body.len()
+        ));
+    }
+    let (rows, pairs) = (rows as usize, pairs as usize);
+    let (place, body) = body.split_at(place_bytes * rows);
+    let (weights, body) = body.split_at(4 * pairs);
+    let (experts, pair_counts) = body.split_at(2 * pairs);
+    let (mut counted, mut has_empty) = (0, false);
+    for count in values::<u16>(pair_counts) {
+        counted += usize::from(count);
+        has_empty |= count == 0;
+    }
+    match counted == pairs && !has_empty {
+        true => Ok(DispatchParts { rows, place, weights, experts, pair_counts }),
+        false => Err(format!("pair counts that sum to {counted} with none zero, expected {pairs}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message() -> Vec<u8> {
+        let rows = RankRows { tokens: &[0, 2], pairs: &[1, 2], experts: &[7, 3, 5], weights: &[0.5, 0.25, 0.125] };
+        let mut message = Vec::new();
+        put_dispatch(rows, &mut message, |out| put(&[1.0f32, 2.0, 3.0, 4.0], out));
+        message
+    }
+
+    #[test]
+    fn a_dispatch_message_comes_back() {
+        let message = message();
+        assert_eq!(message.len(), HEADER_BYTES + 2 * (8 + ROW_BYTES) + 3 * PAIR_BYTES);
+        let parts = split_dispatch(&message, 8).unwrap();
+        assert_eq!(parts.rows, 2);
+        assert_eq!(values::<u16>(parts.pair_counts).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(values::<u16>(parts.experts).collect::<Vec<_>>(), [7, 3, 5]);
+        assert_eq!(values::<f32>(parts.weights).collect::<Vec<_>>(), [0.5, 0.25, 0.125]);
+        assert_eq!(values::<f32>(parts.place).collect::<Vec<_>>(), [1.0, 2.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn damaged_messages_are_refused() {
+        let good = message();
+        for cut in 1..good.len() {
+            assert!(split_dispatch(&good[..cut], 8).is_err(), "{cut}");
+        }
+        let mut huge = good.clone();
+        huge[..8].fill(0xff);
+        assert!(split_dispatch(&huge, 1 << 26).is_err());
+        let mut miscounted = good.clone();
+        let last = good.len() - 1;
+        miscounted[last - 1] += 1;
+        assert!(split_dispatch(&miscounted, 8).unwrap_err().contains("sum to 4"));
+        assert!(split_dispatch(&[0; 8], 8).is_err());
+        assert!(exactly(&[0; 7], 8).is_err() && after_digest(&[0; 7], 0, 0).is_err());
+        assert_eq!(split_dispatch(&[], 8).unwrap().rows, 0);
+    }
+}

@@ -1,0 +1,91 @@
+//! What is counted and timed; what the collectives do is tested over all carriers, in `tests/carriers.rs`.
+
+use super::*;
+use semmoe_ranks::LocalTransport;
+
+fn on_two_ranks<T: Send>(work: impl Fn(usize, &mut ExpertParallel) -> T + Sync) -> Vec<T> {
+    let placement = Placement::contiguous(1, 2, 2).unwrap();
+    let join = |link| ExpertParallel::new(Box::new(link), &placement, Arc::new(Counters::new(1))).unwrap();
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |mut ep: ExpertParallel| scope.spawn(move || work(ep.rank().index(), &mut ep));
+        let threads: Vec<_> = LocalTransport::mesh(2).into_iter().map(join).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// One of each for three tokens of width 2, the first of which is rank 0's.
+fn split_once(ep: &mut ExpertParallel, layer: Option<LayerIdx>) -> Timings {
+    let offsets = [0, 1, 3];
+    let split = RowSplit::contiguous(&offsets).unwrap();
+    let mine = split.positions(ep.rank().index()).len();
+    ep.part(6).unwrap().fill(1.0);
+    let mut rows = vec![0.0; 2 * mine];
+    ep.reduce_scatter(layer, 2, split, &mut rows).unwrap();
+    assert_eq!(rows, vec![2.0; 2 * mine]);
+    let before = ep.timings().clone();
+    let labels = vec![1; mine];
+    let own = OwnRows { rows: &rows, hidden: 2, labels: &labels, width: 1, bound: 2 };
+    ep.allgather(layer, own, split, AllRows { rows: &mut [0.0; 6], labels: &mut [0; 3] }).unwrap();
+    ep.tell_all(b"word").unwrap();
+    before
+}
+
+#[test]
+fn bytes_are_those_of_messages_to_the_other_ranks() {
+    let counted = on_two_ranks(|_, ep| {
+        split_once(ep, None);
+        ep.counters().snapshot().collective_bytes
+    });
+    // A digest with each; rows of 8 bytes, labels of 2.
+    assert_eq!(counted, [[8 + 2 * 8, 8 + 8 + 2, 4], [8 + 8, 8 + 2 * (8 + 2), 4]]);
+}
+
+#[test]
+fn times_count_for_their_layer_and_no_other() {
+    use TimedCollective::{Combine, Dispatch, Gather, Scatter};
+    for layer in [Some(LayerIdx::new(0)), None] {
+        let timings = on_two_ranks(|_, ep| (split_once(ep, layer).layers[0], ep.timings().layers[0]));
+        for (before, after) in timings {
+            let any = |timings: crate::ep::LayerTimings| {
+                [Dispatch, Combine, Scatter, Gather].map(|collective| !timings.of(collective).is_zero())
+            };
+            let counted = layer.is_some();
+            assert_eq!(any(before), [false, false, counted, false]);
+            assert_eq!(any(after), [false, false, counted, counted]);
+            assert_eq!(before.of(Scatter), after.of(Scatter));
+        }
+    }
+}
+
+#[test]
+fn a_row_for_an_expert_of_another_rank_is_refused_by_the_one_that_gets_it() {
+    struct NoExperts;
+    impl LocalExperts for NoExperts {
+        fn threads(&self, _pairs: usize) -> usize {
+            1
+        }
+
+        fn apply(&self, _layer: LayerIdx, _slot: usize, _x: &[f32], _out: &mut [f32], _work: &mut Vec<f32>) {}
+    }
+    let errors = on_two_ranks(|rank, ep| {
+        // Rank 1 believes expert 1 to be rank 0's.
+        if rank == 1 {
+            ep.layers[0].rank_of = vec![0, 0];
+        }
+        let experts = vec![1; rank];
+        let weights = vec![1.0; rank];
+        let phases = vec![StepPhase::Decode; rank];
+        let batch = RoutedBatch {
+            x: &vec![1.0; 2 * rank],
+            experts: &experts,
+            weights: &weights,
+            phases: &phases,
+            top_k: 1,
+            hidden: 2,
+        };
+        ep.moe(LayerIdx::new(0), batch, &NoExperts, &mut vec![0.0; 2 * rank]).err().map(|error| error.to_string())
+    });
+    let expected = "rank 1 broke the protocol: a token for expert 1, which is not on this rank";
+    assert_eq!(errors[0].as_deref(), Some(expected));
+}
