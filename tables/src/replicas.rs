@@ -131,8 +131,8 @@ impl Replicas {
         (self.slots == usize::from(self.experts)).then(|| self.primary())
     }
 
-    /// The groups of every expert of a layer.
-    fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
+    /// The groups of every expert of a layer, ascending.
+    pub(crate) fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
         let per_group = self.slots / usize::from(self.groups);
         let mut holders = vec![Vec::new(); usize::from(self.experts)];
         for (slot, &expert) in self.layer(layer).iter().enumerate().filter(|(_, e)| **e != PADDING) {
