@@ -54,7 +54,7 @@ impl ExpertCopies {
         (place_of, places): (&[u16], usize),
         nodes: Option<u16>,
     ) -> Result<Self, FormatError> {
-        let (layers, groups) = (tables.model().layers(), tables.groups());
+        let groups = tables.groups();
         if place_of.len() != usize::from(groups) {
             let expected = format!("one for each of {groups} groups");
             return Err(FormatError::shape("places", format!("{} places", place_of.len()), expected));
@@ -65,12 +65,11 @@ impl ExpertCopies {
         let per_node = nodes.map(|nodes| usize::from(groups / nodes));
         let sites = Sites { place_of, places, per_node };
         Ok(match tables.physical_to_logical() {
-            Some(replicas) => Self::of_holders((groups, replicas.slots()), &held(replicas, layers), &sites),
-            None => Self::of_holders(
-                (groups, usize::from(tables.model().num_experts)),
-                &held_once(tables.placement()),
-                &sites,
-            ),
+            Some(replicas) => Self::of_holders((groups, replicas.slots()), &held(replicas), &sites),
+            None => {
+                let slots = usize::from(tables.model().num_experts);
+                Self::of_holders((groups, slots), &held_once(tables.placement()), &sites)
+            }
         })
     }
 
@@ -159,14 +158,23 @@ impl From<&Placement> for ExpertCopies {
     }
 }
 
+/// Tokens on the groups, which are on no nodes.
+impl From<&Replicas> for ExpertCopies {
+    fn from(replicas: &Replicas) -> Self {
+        let places: Vec<u16> = (0..replicas.groups()).collect();
+        let sites = Sites { place_of: &places, places: places.len(), per_node: None };
+        Self::of_holders((replicas.groups(), replicas.slots()), &held(replicas), &sites)
+    }
+}
+
 impl From<&ExpertCopies> for ExpertCopies {
     fn from(copies: &ExpertCopies) -> Self {
         copies.clone()
     }
 }
 
-fn held(replicas: &Replicas, layers: usize) -> Vec<Vec<Vec<u16>>> {
-    (0..layers).map(|layer| replicas.holders(LayerIdx::new(layer as u16))).collect()
+fn held(replicas: &Replicas) -> Vec<Vec<Vec<u16>>> {
+    (0..replicas.layers()).map(|layer| replicas.holders(LayerIdx::new(layer as u16))).collect()
 }
 
 fn held_once(placement: &Placement) -> Vec<Vec<Vec<u16>>> {

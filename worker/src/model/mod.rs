@@ -82,7 +82,8 @@ pub struct Model {
 
 impl Model {
     /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement` gives this
-    /// rank (group g is rank g), its own copies of replicated ones among them. Every tensor is checked, also those that other ranks keep.
+    /// rank (group g is rank g), its own copies of replicated ones among them. Every tensor is checked, also those that other
+    /// ranks keep.
     ///
     /// # Errors
     /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not supported; a

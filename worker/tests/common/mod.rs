@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use safetensors::SafeTensors;
-use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Provenance, Tables, TablesBuilder, TpParts};
+use semmoe_tables::{
+    ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, Replicas, Tables, TablesBuilder, TpParts,
+};
 use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, StepPhase, Transport, TransportError,
     Wake, Waker,
@@ -112,6 +114,31 @@ pub(crate) fn shuffled_of(config: &ModelConfig, world: u16, seed: u64) -> Placem
     Placement::new(world, (0..config.num_moe_layers()).map(layer).collect()).unwrap()
 }
 
+/// Every rank with the experts of a placement by chance and with `extra` others, and with an empty slot in every layer.
+pub(crate) fn replicated_of(config: &ModelConfig, world: u16, extra: usize, seed: u64) -> Replicas {
+    let placement = shuffled_of(config, world, seed);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut slots = Vec::new();
+    for layer in (0..config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16)) {
+        for group in (0..world).map(GroupId::new) {
+            let mut held: Vec<i32> = placement.experts_of(layer, group).map(|expert| expert.get().into()).collect();
+            let mut others: Vec<i32> = (0..config.num_experts as i32).filter(|expert| !held.contains(expert)).collect();
+            random.shuffle(&mut others);
+            held.extend(&others[..extra]);
+            held.sort_unstable();
+            slots.push(-1);
+            slots.extend(held);
+        }
+    }
+    let each = slots.len() / config.num_moe_layers();
+    Replicas::new(&config.model_info("tiny-qwen3moe-15m", None), world, each, slots).unwrap()
+}
+
+/// A placement that ranks can be given, with replicas or without.
+pub(crate) trait Placed: Into<ExpertCopies> + Copy + Send + Sync {}
+
+impl<P: Into<ExpertCopies> + Copy + Send + Sync> Placed for P {}
+
 /// One rank with its model.
 pub(crate) struct Rank {
     pub(crate) rank: usize,
@@ -120,12 +147,12 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    pub(crate) fn new(transport: Box<dyn Transport>, placement: &Placement) -> Self {
+    pub(crate) fn new(transport: Box<dyn Transport>, placement: impl Placed) -> Self {
         Self::of(&model_dir(), transport, placement)
     }
 
     /// A rank of another model.
-    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Transport>, placement: &Placement) -> Self {
+    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Transport>, placement: impl Placed) -> Self {
         Self::with_experts(model_dir, transport, placement, ExpertLayout::Ep)
     }
 
@@ -133,10 +160,11 @@ impl Rank {
     pub(crate) fn with_experts(
         model_dir: &Path,
         transport: Box<dyn Transport>,
-        placement: &Placement,
+        placement: impl Placed,
         experts: ExpertLayout,
     ) -> Self {
         let rank = transport.rank();
+        let placement = &placement.into();
         let counters = Arc::new(Counters::new(placement.layers()));
         let model = Model::load_experts(model_dir, rank, placement, experts).unwrap();
         let ep = ExpertParallel::with_layout(transport, placement, experts, counters).unwrap();
@@ -147,11 +175,12 @@ impl Rank {
     pub(crate) fn tp(
         model_dir: &Path,
         transport: Box<dyn Transport>,
-        placement: &Placement,
+        placement: impl Placed,
         experts: ExpertLayout,
         tables: Option<Arc<Tables>>,
     ) -> Self {
         let rank = transport.rank();
+        let placement = &placement.into();
         let counters = Arc::new(Counters::new(placement.layers()));
         let model = Model::load_tp(model_dir, rank, placement, experts, tables).unwrap();
         let ep = ExpertParallel::with_layout(transport, placement, experts, counters).unwrap();
@@ -199,7 +228,7 @@ impl Rank {
 /// Runs every rank of a unit in a thread of its own, over the given transports, and returns their results in rank order.
 pub(crate) fn on_ranks<T: Send>(
     transports: Vec<Box<dyn Transport>>,
-    placement: &Placement,
+    placement: impl Placed,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     on_ranks_of(&model_dir(), transports, placement, work)
@@ -209,7 +238,7 @@ pub(crate) fn on_ranks<T: Send>(
 pub(crate) fn on_ranks_of<T: Send>(
     model_dir: &Path,
     transports: Vec<Box<dyn Transport>>,
-    placement: &Placement,
+    placement: impl Placed,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     std::thread::scope(|scope| {
@@ -228,7 +257,7 @@ pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Transport>> {
 pub(crate) fn on_tp_ranks<T: Send>(
     model_dir: &Path,
     transports: Vec<Box<dyn Transport>>,
-    placement: &Placement,
+    placement: impl Placed,
     tables: Option<&Arc<Tables>>,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
@@ -243,6 +272,16 @@ pub(crate) fn on_tp_ranks<T: Send>(
 
 /// Tables for attention tp by chance: two labels for most tokens and for most pairs of groups, none for the others.
 pub(crate) fn tp_tables(config: &ModelConfig, placement: &Placement, seed: u64) -> Tables {
+    tp_builder(config, placement.clone(), seed).finish().unwrap()
+}
+
+/// The same with replicas.
+pub(crate) fn replicated_tp_tables(config: &ModelConfig, replicas: &Replicas, seed: u64) -> Tables {
+    let builder = tp_builder(config, contiguous_of(config, replicas.groups()), seed);
+    builder.replicas(replicas.clone()).finish().unwrap()
+}
+
+fn tp_builder(config: &ModelConfig, placement: Placement, seed: u64) -> TablesBuilder {
     let mut random = fastrand::Rng::with_seed(seed);
     let groups = placement.groups();
     let labelled = usize::from(groups).min(2);
@@ -265,7 +304,7 @@ pub(crate) fn tp_tables(config: &ModelConfig, placement: &Placement, seed: u64) 
     let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
     let info = config.model_info("tiny-qwen3moe-15m", None);
     let prices = vec![0.0; usize::from(groups)];
-    TablesBuilder::tp(info, provenance, placement.clone(), parts, prices).finish().unwrap()
+    TablesBuilder::tp(info, provenance, placement, parts, prices)
 }
 
 /// [`Placement::main_group`], written another way.
