@@ -145,9 +145,11 @@ fn on_rank_0(copies: &ExpertCopies, piece: usize, beside: usize, on_others: usiz
             if rank.rank == 0 {
                 items.push(StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill });
             }
-            let last = items.len().saturating_sub(1);
+            let last = items.len().wrapping_sub(1);
             let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
-            logits = out.logits(last).map(<[f32]>::to_vec).unwrap_or_default();
+            if rank.rank == 0 {
+                logits = out.logits(last).unwrap().to_vec();
+            }
         }
         logits
     };
