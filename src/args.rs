@@ -95,11 +95,15 @@ pub(crate) struct UpArgs {
     pub(crate) attention: UnitAttentionArgs,
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
+    /// Slots per layer beyond one for each expert, of all ranks together, for replicas of experts that are wanted in several
+    /// places. Experts plus slots must be divisible by the ranks. Not with --attention tp or --experts tp.
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    pub(crate) redundant: u16,
     /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
     /// Serve held-out prompts under contiguous + round robin and under tables + affinity (with attention tp: plain and shuffled),
-    /// print both, and exit.
+    /// print both, and exit. With --redundant also under tables with replicas.
     #[arg(long)]
     pub(crate) check: bool,
     /// With --check: print one JSON document on standard output.

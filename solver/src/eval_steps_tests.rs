@@ -76,7 +76,7 @@ fn even_parts_take_bytes_off_the_fullest_link_and_keep_what_an_exact_split_keeps
 #[test]
 fn links_carry_what_their_tokens_send_and_receive() {
     let tables = solved();
-    let hosts = &Hosts::new(&tables, None);
+    let hosts = &Hosts::new(&tables, None).unwrap();
     let mut links = Links::new(hosts.places);
     let on = |group: usize| (0..hosts.experts).filter(move |&expert| hosts.is_local(hosts.column(0, expert), group));
     let experts = |groups: &[usize]| groups.iter().flat_map(|&group| on(group).take(2)).collect::<Vec<_>>().into_iter();

@@ -135,12 +135,6 @@ pub(crate) struct Judged {
     pub(crate) batch_optimum: Option<RequestFigures>,
 }
 
-/// The nodes that tables were solved for, by what their solver says of itself.
-fn solved_nodes(solver: &str) -> Option<u16> {
-    let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
-    solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
-}
-
 /// Judges tables on a trace or a profile of the same model.
 ///
 /// With a trace and attention dp every policy of `options` is simulated with semmoe-routing's own code: a request is
@@ -155,9 +149,9 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         EvalInput::Profile(profile) => (profile.model(), "profile"),
     };
     tables.model().check_compatible(model)?;
-    let nodes = options.nodes.or_else(|| solved_nodes(tables.solver()));
+    let nodes = options.nodes.or_else(|| tables.solved_nodes());
     nodes.iter().try_for_each(|&nodes| check_nodes(nodes, tables.groups()))?;
-    let hosts = Hosts::new(tables, nodes);
+    let hosts = Hosts::new(tables, nodes)?;
     let judged = match (input, tables.attention(), options.step_tokens) {
         (EvalInput::Trace(trace), Attention::Tp, Some(tokens)) => eval_steps::judge(tables, &hosts, trace, tokens),
         (EvalInput::Trace(trace), Attention::Tp, None) => eval_tokens::judge_trace(tables, &hosts, trace),

@@ -1,8 +1,9 @@
 //! Where each expert can be reached: the ranks (or groups) of every column, replicas included.
 
-use semmoe_tables::{Attention, ExpertId, GroupId, LayerIdx, Tables};
+use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Tables};
 
 use crate::balance::{Spread, spread_of};
+use crate::error::SolveError;
 
 /// The places that hold each (layer, expert). A place is an attention-DP rank with attention dp, a group with tp.
 #[derive(Debug)]
@@ -11,13 +12,12 @@ pub(crate) struct Hosts {
     pub(crate) groups: usize,
     pub(crate) layers: usize,
     pub(crate) experts: usize,
-    /// [L * N + 1] into the two below.
+    /// Which copy the tokens of a place use.
+    copies: ExpertCopies,
+    /// [L * N + 1] into `place`.
     start: Vec<usize>,
     /// Ascending in a column, distinct.
     place: Vec<u16>,
-    /// [L * N + 1] into `group`.
-    group_start: Vec<usize>,
-    group: Vec<u16>,
     /// [G] the place of each group.
     place_of: Vec<u16>,
     /// Which nodes the groups are in, if that is known.
@@ -34,25 +34,22 @@ struct HostNodes {
 
 impl Hosts {
     /// `nodes` divides the number of groups.
-    pub(crate) fn new(tables: &Tables, nodes: Option<u16>) -> Self {
+    pub(crate) fn new(tables: &Tables, nodes: Option<u16>) -> Result<Self, SolveError> {
         let (layers, experts) = (tables.model().layers(), tables.model().num_experts);
-        let places = match tables.attention() {
-            Attention::Dp => tables.dp_ranks(),
-            Attention::Tp => tables.groups(),
+        let (places, place_of): (u16, Vec<u16>) = match tables.attention() {
+            Attention::Dp => (tables.dp_ranks(), tables.group_to_dp().iter().map(|rank| rank.get()).collect()),
+            Attention::Tp => (tables.groups(), (0..tables.groups()).collect()),
         };
+        let places = usize::from(places);
         let mut hosts = Hosts {
-            places: usize::from(places),
+            places,
             groups: usize::from(tables.groups()),
             layers,
             experts: usize::from(experts),
+            copies: ExpertCopies::between_places(tables, (&place_of, places), nodes)?,
             start: vec![0],
             place: Vec::new(),
-            group_start: vec![0],
-            group: Vec::new(),
-            place_of: match tables.attention() {
-                Attention::Dp => tables.group_to_dp().iter().map(|rank| rank.get()).collect(),
-                Attention::Tp => (0..tables.groups()).collect(),
-            },
+            place_of,
             nodes: None,
         };
         hosts.nodes = nodes.map(|nodes| {
@@ -62,26 +59,27 @@ impl Hosts {
             groups.for_each(|(group, &place)| of_place[usize::from(place)][group / per_node] = true);
             HostNodes { per_node, of_place }
         });
-        for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
-            for expert in (0..experts).map(ExpertId::new) {
-                hosts.push(tables, layer, expert);
-            }
+        for column in 0..layers * usize::from(experts) {
+            let mut places: Vec<u16> =
+                hosts.groups_of(column).iter().map(|&group| hosts.place_of[usize::from(group)]).collect();
+            places.sort_unstable();
+            places.dedup();
+            hosts.place.extend(places);
+            hosts.start.push(hosts.place.len());
         }
-        hosts
+        Ok(hosts)
     }
 
-    fn push(&mut self, tables: &Tables, layer: LayerIdx, expert: ExpertId) {
-        let groups: Vec<GroupId> = match tables.physical_to_logical() {
-            Some(replicas) => replicas.groups_of(layer, expert).collect(),
-            None => vec![tables.placement().group_of(layer, expert)],
-        };
-        let mut places: Vec<u16> = groups.iter().map(|group| self.place_of[group.index()]).collect();
-        places.sort_unstable();
-        places.dedup();
-        self.place.extend(places);
-        self.start.push(self.place.len());
-        self.group.extend(groups.iter().map(|group| group.get()));
-        self.group_start.push(self.group.len());
+    /// The groups that hold a column, ascending.
+    fn groups_of(&self, column: usize) -> &[u16] {
+        let (layer, expert) = (column / self.experts, column % self.experts);
+        self.copies.held_by(LayerIdx::new(layer as u16), ExpertId::new(expert as u16))
+    }
+
+    /// The group whose copy the tokens at a place use.
+    pub(crate) fn computed_on(&self, column: usize, place: usize) -> usize {
+        let (layer, expert) = (column / self.experts, column % self.experts);
+        usize::from(self.copies.used_at(place, LayerIdx::new(layer as u16))[expert])
     }
 
     /// The places of a column.
@@ -93,8 +91,8 @@ impl Hosts {
         self.of(column).iter().any(|&host| usize::from(host) == place)
     }
 
-    /// Places that a token at `place` with these experts is sent to, itself left out: an expert with a replica at `place` is
-    /// reached there, another one at its first place. `seen` is scratch.
+    /// Places that a token at `place` with these experts is sent to, itself left out: those of the copies that it uses.
+    /// `seen` is scratch.
     pub(crate) fn sent_to(
         &self,
         layer: usize,
@@ -105,11 +103,10 @@ impl Hosts {
         seen.clear();
         seen.resize(self.places, false);
         for expert in experts {
-            let column = self.column(layer, expert);
-            if !self.is_local(column, place) {
-                seen[usize::from(self.of(column)[0])] = true;
-            }
+            let group = self.computed_on(self.column(layer, expert), place);
+            seen[usize::from(self.place_of[group])] = true;
         }
+        seen[place] = false;
         seen.iter().filter(|&&seen| seen).count()
     }
 
@@ -130,7 +127,7 @@ impl Hosts {
     /// where nodes are not known.
     pub(crate) fn node_share(&self, column: usize, place: Option<usize>) -> Option<f64> {
         let HostNodes { per_node, of_place } = self.nodes.as_ref()?;
-        let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
+        let groups = self.groups_of(column);
         let stays = |place: usize| groups.iter().any(|&group| of_place[place][usize::from(group) / per_node]);
         Some(match place {
             Some(place) => f64::from(u8::from(stays(place))),
@@ -145,16 +142,6 @@ impl Hosts {
             Some(_) => 0.0,
             None => self.random_share(column),
         }
-    }
-
-    /// The groups that share an activation of this column by a token at `place` evenly: those of its place that hold
-    /// the expert, as static dispatch takes the nearest replica, else all that do.
-    pub(crate) fn computed_on(&self, column: usize, place: Option<usize>) -> &[u16] {
-        let groups = &self.group[self.group_start[column]..self.group_start[column + 1]];
-        let at_place = |group: &u16| Some(usize::from(self.place_of[usize::from(*group)])) == place;
-        let Some(first) = groups.iter().position(at_place) else { return groups };
-        // One is enough: groups of one place are as near as each other, and the lowest is taken.
-        &groups[first..=first]
     }
 
     /// Spread of each layer's loads over groups, [L * G]. Layers without load are left out.

@@ -171,8 +171,11 @@ impl SolveOptions {
         ((u32::from(experts) + u32::from(self.redundant)) / u32::from(self.groups.max(1))) as u16
     }
 
-    /// Checks that every group gets equally many slots, none more than there are experts.
-    pub(crate) fn check_redundant(&self, experts: u16) -> Result<(), SolveError> {
+    /// Checks that every group gets equally many slots of a model's experts, none more than there are experts.
+    ///
+    /// # Errors
+    /// [`SolveError::RedundantDoesNotDivide`] names the numbers that would do.
+    pub fn check_redundant(&self, experts: u16) -> Result<(), SolveError> {
         let (redundant, groups) = (self.redundant, self.groups);
         if redundant == 0 {
             return Ok(());

@@ -13,7 +13,7 @@ pub(crate) struct Tally {
     pub(crate) activations: Vec<u64>,
     /// [L * N]
     pub(crate) column_load: Vec<u64>,
-    /// [L * G] activations that each group computes, under static nearest dispatch.
+    /// [L * G] activations that each group computes.
     pub(crate) group_load: Vec<f64>,
     /// Places other than their own that tokens had to be sent to, all layers.
     remote_ranks: f64,
@@ -44,9 +44,10 @@ impl Tally {
     pub(crate) fn add(&mut self, hosts: &Hosts, (layer, expert): (usize, usize), count: u64, place: Option<usize>) {
         let column = hosts.column(layer, expert);
         self.column_load[column] += count;
-        let computed = hosts.computed_on(column, place);
-        for &group in computed {
-            self.group_load[layer * hosts.groups + usize::from(group)] += count as f64 / computed.len() as f64;
+        let places = place.map_or(0..hosts.places, |place| place..place + 1);
+        let each = count as f64 / places.len() as f64;
+        for place in places {
+            self.group_load[layer * hosts.groups + hosts.computed_on(column, place)] += each;
         }
         self.activations[layer] += count;
         if let (Some(sum), Some(share)) = (&mut self.node_local, hosts.node_share(column, place)) {

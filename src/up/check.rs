@@ -1,18 +1,19 @@
 //! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity; with
-//! attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them.
+//! attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them. Where there are
+//! slots for replicas, also under tables that use them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_solver::{EvalInput, EvalOptions, evaluate};
-use semmoe_tables::{Attention, Tables, Trace};
+use semmoe_tables::{Attention, Phase, ProfileBuilder, Tables, Trace};
 
 use super::assets::Assets;
 use super::cache::Cache;
 use super::drive::{Job, drive, read_jobs};
 use super::front::{GatewaySpec, start_gateway};
-use super::report::{CheckReport, Measured};
+use super::report::{CheckReport, Measured, Predicted, WithReplicas};
 use super::scrape::UnitCounters;
 use super::setup::{Recording, recorded};
 use super::unit::{Unit, UnitLayout, UnitSpec};
@@ -24,8 +25,10 @@ const MAX_TOKENS: u32 = 16;
 const CONCURRENCY_PER_RANK: u16 = 4;
 /// The policy under test, as the registry names it.
 const AFFINITY: &str = "affinity";
+/// What the configuration with replicas is called.
+const REPLICAS: &str = "tables with replicas";
 
-/// Measures both configurations and predicts the second.
+/// Measures the configurations and predicts those with tables.
 pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<CheckReport, CliError> {
     let model = assets.model_name()?;
     let jobs = Arc::new(read_jobs(&assets.heldout_prompts, &model, MAX_TOKENS)?);
@@ -35,9 +38,18 @@ pub(crate) async fn check(assets: &Assets, cache: &Cache, layout: UnitLayout) ->
     };
     let heldout = heldout(assets, cache, layout).await?;
     let (baseline, _) = measure(assets, layout, None, &jobs, titles[0]).await?;
-    let (affinity, step_tokens) = measure(assets, layout, Some(&cache.tables()), &jobs, titles[1]).await?;
-    let predicted_lar = predict(&heldout, cache, layout, step_tokens)?;
-    Ok(CheckReport { titles, baseline, affinity, predicted_lar })
+    let (affinity, step_tokens) = measure(assets, layout, Some(&cache.tables(0)), &jobs, titles[1]).await?;
+    let predicted = predict(&heldout, &cache.tables(0), layout, step_tokens)?;
+    let replicas = match layout.redundant {
+        0 => None,
+        redundant => {
+            let tables = cache.tables(redundant);
+            let (measured, step_tokens) = measure(assets, layout, Some(&tables), &jobs, REPLICAS).await?;
+            let predicted = predict(&heldout, &tables, layout, step_tokens)?;
+            Some(WithReplicas { redundant, measured, predicted })
+        }
+    };
+    Ok(CheckReport { titles, baseline, affinity, predicted_lar: predicted.lar, predicted, replicas })
 }
 
 /// The routing of the held-out prompts, which neither profile nor solver has seen; recorded straight from a unit.
@@ -51,25 +63,36 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
     recorded(assets, cache, layout, work).await
 }
 
-/// What `evaluate` expects of affinity on that routing; the gateway and its live loads are what it leaves to chance. With attention tp
+/// What `evaluate` expects of tables on that routing; the gateway and its live loads are what it leaves to chance. With attention tp
 /// it is told how many tokens a step had in the mean, as the rows of small steps are harder to split evenly.
-fn predict(heldout: &Trace, cache: &Cache, layout: UnitLayout, step_tokens: usize) -> Result<f64, CliError> {
-    let tables = Tables::open(&cache.tables()).map_err(CliError::input)?;
+fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usize) -> Result<Predicted, CliError> {
+    let tables = Tables::open(tables).map_err(CliError::input)?;
+    let judged = |input, options| evaluate(&tables, input, &options).map_err(CliError::failed);
     if layout.attention.attention == Attention::Tp {
         let options = EvalOptions { step_tokens: Some(step_tokens), ..EvalOptions::default() };
-        let evaluation = evaluate(&tables, EvalInput::Trace(heldout), &options);
-        return evaluation.map(|evaluation| evaluation.lar).map_err(CliError::failed);
+        let evaluation = judged(EvalInput::Trace(heldout), options)?;
+        let expert_load_max_over_mean = evaluation.expert_load_imbalance;
+        return Ok(Predicted { lar: evaluation.lar, token_lar: evaluation.lar, expert_load_max_over_mean });
     }
     let options = EvalOptions {
         concurrency: usize::from(layout.ranks * CONCURRENCY_PER_RANK),
         policies: vec![AFFINITY.to_owned()],
         ..EvalOptions::default()
     };
-    let evaluation = evaluate(&tables, EvalInput::Trace(heldout), &options).map_err(CliError::failed)?;
-    evaluation
-        .policies
-        .and_then(|policies| policies.get(AFFINITY).map(|figures| figures.request_lar))
-        .ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))
+    let evaluation = judged(EvalInput::Trace(heldout), options)?;
+    let affinity = evaluation.policies.as_ref().and_then(|policies| policies.get(AFFINITY));
+    let affinity =
+        affinity.ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))?;
+    let mut counts = ProfileBuilder::new(heldout.model().clone(), heldout.provenance().clone(), Phase::All)
+        .map_err(CliError::failed)?;
+    counts.add_trace(heldout).map_err(CliError::failed)?;
+    let counts = counts.finish().map_err(CliError::failed)?;
+    let tokens = judged(EvalInput::Profile(&counts), EvalOptions::default())?;
+    Ok(Predicted {
+        lar: affinity.request_lar,
+        token_lar: tokens.lar,
+        expert_load_max_over_mean: evaluation.expert_load_imbalance,
+    })
 }
 
 /// The figures of one configuration, and the tokens of a step of its ranks together, in the mean.

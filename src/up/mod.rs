@@ -33,6 +33,7 @@ const AFTER_DEATH: Duration = Duration::from_secs(5);
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let layout = UnitLayout::of(args)?;
     let assets = Assets::find(args.model.clone())?;
+    setup::check_redundant(&assets, layout)?;
     if !args.check {
         check_ports(args.port)?;
     }
@@ -40,7 +41,11 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let cache = Cache::open(&data, &assets, args.ranks, layout.attention.attention)?;
     block_on(async {
         if layout.takes_tables() {
-            until_stopped(setup::prepare(&assets, &cache, layout)).await?;
+            // The check compares with the tables without replicas.
+            let plain = UnitLayout { redundant: 0, ..layout };
+            for layout in [plain, layout].iter().skip(usize::from(!args.check || layout.redundant == 0)) {
+                until_stopped(setup::prepare(&assets, &cache, *layout)).await?;
+            }
         }
         if args.check {
             let report = until_stopped(check::check(&assets, &cache, layout)).await?;
@@ -65,7 +70,7 @@ async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout
 }
 
 async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(Unit, Running), CliError> {
-    let tables = layout.takes_tables().then(|| cache.tables());
+    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
     let spec = UnitSpec { model: assets.model.clone(), tables: tables.clone(), layout };
     let unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {

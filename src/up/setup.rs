@@ -6,7 +6,8 @@ use std::sync::Arc;
 use semmoe_engines::Engine;
 use semmoe_profiler::{ProfilerError, RecordOptions};
 use semmoe_solver::{SolveOptions, TokenStrings};
-use semmoe_tables::{Attention, Phase, ProfileBuilder, Provenance, Tables, Trace};
+use semmoe_tables::{Phase, ProfileBuilder, Provenance, Tables, Trace};
+use semmoe_worker::model::ModelConfig;
 
 use super::assets::Assets;
 use super::cache::Cache;
@@ -24,9 +25,9 @@ const PROFILE_MAX_TOKENS: u32 = 1;
 /// The tables of a model depend on nothing but the recorded routing, the tokenizer and this.
 const SEED: u64 = 1;
 
-/// Makes sure that the cache holds valid tables.
+/// Makes sure that the cache holds valid tables for a unit.
 pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
-    match cached(cache) {
+    match cached(cache, layout) {
         Ok(true) => return Ok(()),
         Ok(false) => {}
         Err(cause) => say(&format!("the cached tables cannot be used ({cause}); they are made again")),
@@ -38,18 +39,16 @@ pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) 
         title: "recording a profile",
     };
     let trace = recorded(assets, cache, layout, work).await?;
-    let (profile_path, tables_path) = (cache.profile(), cache.tables());
+    let (profile_path, tables_path) = (cache.profile(), cache.tables(layout.redundant));
     let strings = token_strings(&assets.model)?;
-    tokio::task::spawn_blocking(move || {
-        solve(&trace, (layout.ranks, layout.attention.attention), strings, &profile_path, &tables_path)
-    })
+    tokio::task::spawn_blocking(move || solve(&trace, layout, strings, &profile_path, &tables_path))
     .await
     .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
 }
 
 fn solve(
     trace: &Trace,
-    (ranks, attention): (u16, Attention),
+    layout: UnitLayout,
     strings: Arc<TokenStrings>,
     profile_path: &Path,
     tables_path: &Path,
@@ -60,7 +59,7 @@ fn solve(
     builder.write(profile_path).map_err(CliError::failed)?;
     let profile = builder.finish().map_err(CliError::failed)?;
     let source = format!("solved by up from profile {}", profile.digest());
-    let mut options = SolveOptions::new(ranks, attention, Provenance { source, created: created() });
+    let mut options = solve_options(layout, Provenance { source, created: created() });
     options.seed = SEED;
     options.threads = threads();
     // Nobody reads the report, and the tables do not depend on it.
@@ -71,12 +70,26 @@ fn solve(
     Ok(())
 }
 
+fn solve_options(layout: UnitLayout, provenance: Provenance) -> SolveOptions {
+    let redundant = layout.redundant;
+    SolveOptions { redundant, ..SolveOptions::new(layout.ranks, layout.attention.attention, provenance) }
+}
+
+/// Slots for replicas that cannot be dealt out are an error before anything is recorded.
+pub(super) fn check_redundant(assets: &Assets, layout: UnitLayout) -> Result<(), CliError> {
+    // A model that cannot be read is the worker's to report: it knows what it needs.
+    let Ok(config) = ModelConfig::load(&assets.model) else { return Ok(()) };
+    let provenance = Provenance { source: String::new(), created: created() };
+    solve_options(layout, provenance).check_redundant(config.num_experts as u16).map_err(CliError::input)
+}
+
 /// Whether the tables are there and valid.
-fn cached(cache: &Cache) -> Result<bool, CliError> {
-    if !cache.tables().exists() {
+fn cached(cache: &Cache, layout: UnitLayout) -> Result<bool, CliError> {
+    let tables = cache.tables(layout.redundant);
+    if !tables.exists() {
         return Ok(false);
     }
-    Tables::open(&cache.tables()).map(|_| true).map_err(CliError::input)
+    Tables::open(&tables).map(|_| true).map_err(CliError::input)
 }
 
 /// One recording from a unit.

@@ -35,6 +35,8 @@ pub(crate) struct UnitLayout {
     pub(crate) experts: ExpertLayout,
     /// How ranks exchange.
     pub(crate) transport: TransportChoice,
+    /// Slots of a layer beyond one for each expert, for replicas.
+    pub(crate) redundant: u16,
 }
 
 impl UnitLayout {
@@ -47,13 +49,23 @@ impl UnitLayout {
                 "--check compares placements of experts, and with --experts tp there are none",
             ));
         }
-        Ok(Self { ranks: args.ranks, attention, experts, transport: args.layout.transport })
+        let no_replicas = match (experts, attention.attention) {
+            _ if args.redundant == 0 => None,
+            (ExpertLayout::Tp, _) => Some("--experts tp, where every rank has a slice of every expert"),
+            (_, Attention::Tp) => Some("--attention tp, where the rank of a row depends on the batch"),
+            _ => None,
+        };
+        if let Some(other) = no_replicas {
+            return Err(CliError::input(format!("--redundant {} does not go with {other}", args.redundant)));
+        }
+        let (transport, redundant) = (args.layout.transport, args.redundant);
+        Ok(Self { ranks: args.ranks, attention, experts, transport, redundant })
     }
 
     /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's alone.
     pub(crate) fn to_record(self) -> Self {
         let attention = UnitAttention { attention: Attention::Dp, shuffle: true };
-        Self { attention, experts: ExpertLayout::Ep, ..self }
+        Self { attention, experts: ExpertLayout::Ep, redundant: 0, ..self }
     }
 
     /// Whether tables say anything to it.

@@ -28,6 +28,7 @@ compile_error!("the formats are little-endian and their slices are lent as they 
 
 mod attention;
 mod container;
+mod copies;
 mod embeddings;
 mod error;
 mod even;
@@ -53,6 +54,7 @@ mod trace_rows;
 mod trace_writer;
 
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
+pub use copies::ExpertCopies;
 pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
 pub use even::{EvenGroups, PlacedBy};

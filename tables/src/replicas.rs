@@ -76,6 +76,12 @@ impl Replicas {
         self.groups
     }
 
+    /// L.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.logical.len() / self.slots
+    }
+
     /// S: slots per layer, of all groups together.
     #[must_use]
     pub fn slots(&self) -> usize {
@@ -112,9 +118,8 @@ impl Replicas {
     /// experts so far, ties to the lowest. Groups may get unequal numbers.
     #[must_use]
     pub fn primary(&self) -> Placement {
-        let layers = self.logical.len() / self.slots;
-        let mut group_of = Vec::with_capacity(layers * usize::from(self.experts));
-        for layer in 0..layers {
+        let mut group_of = Vec::with_capacity(self.layers() * usize::from(self.experts));
+        for layer in 0..self.layers() {
             let mut load = vec![0u32; usize::from(self.groups)];
             for holders in self.holders(LayerIdx::new(layer as u16)) {
                 let first = holders.into_iter().min_by_key(|&g| (load[usize::from(g)], g)).unwrap_or(0);
@@ -131,8 +136,8 @@ impl Replicas {
         (self.slots == usize::from(self.experts)).then(|| self.primary())
     }
 
-    /// The groups of every expert of a layer.
-    fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
+    /// The groups of every expert of a layer, ascending.
+    pub(crate) fn holders(&self, layer: LayerIdx) -> Vec<Vec<u16>> {
         let per_group = self.slots / usize::from(self.groups);
         let mut holders = vec![Vec::new(); usize::from(self.experts)];
         for (slot, &expert) in self.layer(layer).iter().enumerate().filter(|(_, e)| **e != PADDING) {
@@ -142,6 +147,6 @@ impl Replicas {
     }
 
     pub(crate) fn tensor(&self) -> LayoutTensor<'_> {
-        LayoutTensor::new(TENSOR, &[self.logical.len() / self.slots, self.slots], &self.logical)
+        LayoutTensor::new(TENSOR, &[self.layers(), self.slots], &self.logical)
     }
 }

@@ -132,6 +132,14 @@ impl Tables {
         &self.solver
     }
 
+    /// The nodes that the tables were solved for, by what this project's solver says of itself: M nodes of G/M neighbouring
+    /// groups. `None` where they are not known.
+    #[must_use]
+    pub fn solved_nodes(&self) -> Option<u16> {
+        let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
+        self.solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
+    }
+
     /// How the attention of the unit is parallelised.
     #[must_use]
     pub fn attention(&self) -> Attention {

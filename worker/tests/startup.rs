@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use half::f16;
-use semmoe_tables::{ModelInfo, Placement, Provenance, TablesBuilder};
+use semmoe_tables::{Attention, ModelInfo, Placement, Provenance, Replicas, Tables, TablesBuilder, TpParts};
 use semmoe_worker::{ExpertLayout, TransportChoice, WorkerConfig, WorkerError, WorkerEvent, run};
 use serde_json::{Value, json};
 use support::{EXPERTS, LAYERS, TOP_K, Unit, config, golden, greedy, loopback, model_dir};
@@ -56,7 +56,12 @@ fn tables(path: &Path, model: &str, groups: u16) -> String {
     let layer: Vec<u16> = (0..EXPERTS).map(|expert| expert % groups).collect();
     let placement = Placement::new(groups, vec![layer; LAYERS]).unwrap();
     let digest = placement.digest();
-    let info = ModelInfo {
+    dp_builder(info(model), placement).write(path).unwrap();
+    digest
+}
+
+fn info(model: &str) -> ModelInfo {
+    ModelInfo {
         model: model.into(),
         tokenizer_sha256: None,
         num_experts: EXPERTS,
@@ -64,12 +69,66 @@ fn tables(path: &Path, model: &str, groups: u16) -> String {
         vocab_size: 10_240,
         num_hidden_layers: LAYERS as u16,
         layer_ids: (0..LAYERS as u16).collect(),
+    }
+}
+
+fn provenance() -> Provenance {
+    Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() }
+}
+
+fn dp_builder(info: ModelInfo, placement: Placement) -> TablesBuilder {
+    let groups = placement.groups();
+    let t = vec![f16::from_f64(1.0 / f64::from(groups)); 10_240 * usize::from(groups)];
+    TablesBuilder::dp(info, provenance(), placement, t, vec![0.0; usize::from(groups)])
+}
+
+/// Experts in order, and on every rank also the first `extra` of the next rank.
+fn replicas(groups: u16, extra: u16) -> Replicas {
+    let each = EXPERTS / groups;
+    let held = |group: u16| {
+        let next = (group + 1) % groups * each;
+        let mut held: Vec<i32> = (group * each..(group + 1) * each).chain(next..next + extra).map(i32::from).collect();
+        held.sort_unstable();
+        held
     };
-    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
-    let share = f16::from_f64(1.0 / f64::from(groups));
-    let t = vec![share; 10_240 * usize::from(groups)];
-    TablesBuilder::dp(info, provenance, placement, t, vec![0.0; usize::from(groups)]).write(path).unwrap();
-    digest
+    let layer: Vec<i32> = (0..groups).flat_map(held).collect();
+    Replicas::new(&info("m"), groups, layer.len(), layer.repeat(LAYERS)).unwrap()
+}
+
+/// Tables with [`replicas`].
+fn replica_tables(path: &Path, groups: u16, extra: u16, attention: Attention) -> Tables {
+    let info = info("tiny-qwen3moe-15m");
+    let placement = Placement::contiguous(LAYERS, EXPERTS, groups).unwrap();
+    let builder = match attention {
+        Attention::Dp => dp_builder(info, placement),
+        Attention::Tp => {
+            let (rows, pairs) = (LAYERS * 10_240, LAYERS * usize::from(groups * groups));
+            let parts = TpParts {
+                labels: 1,
+                token_group: vec![0; rows],
+                token_prob: vec![f16::ONE; rows],
+                transition_group: vec![0; pairs],
+                transition_prob: vec![f16::ONE; pairs],
+            };
+            TablesBuilder::tp(info, provenance(), placement, parts, vec![0.0; usize::from(groups)])
+        }
+    };
+    builder.replicas(replicas(groups, extra)).write(path).unwrap();
+    Tables::open(path).unwrap()
+}
+
+/// A copy of tables with the first slots of the first layer overwritten.
+fn with_slots(tables: &Path, name: &str, slots: &[i32]) -> PathBuf {
+    let mut bytes = std::fs::read(tables).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let json: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let at = 8 + header + json["physical_to_logical"]["data_offsets"][0].as_u64().unwrap() as usize;
+    for (slot, expert) in slots.iter().enumerate() {
+        bytes[at + 4 * slot..][..4].copy_from_slice(&expert.to_le_bytes());
+    }
+    let path = tables.with_file_name(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
 }
 
 #[test]
@@ -228,6 +287,66 @@ async fn tables_give_the_placement_and_the_same_tokens() {
     let prompt = &golden()[0];
     assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
     unit.stop(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_with_replicas_run_and_are_told_apart_from_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.tables.safetensors");
+    let mut digests = Vec::new();
+    // The same unit, started again with another E each time.
+    for (extra, attention) in [(0, Attention::Dp), (3, Attention::Dp), (5, Attention::Dp)] {
+        let tables = replica_tables(&path, 2, extra, attention);
+        let unit = Unit::start_with(2, |config| config.tables = Some(path.clone()));
+        let info = unit.get("/server_info").await;
+        assert_eq!(info["placement_digest"], tables.placement_digest());
+        assert_eq!(info["ep_num_redundant_experts"], 2 * extra);
+        let prompt = &golden()[0];
+        assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
+        let metrics = unit.metrics().await;
+        let [local, remote] =
+            ["local", "remote"].map(|place| metrics.sum("semmoe_activations_total", &[("where", place)]));
+        let tokens = metrics.sum("semmoe_tokens_total", &[]);
+        assert_eq!(local + remote, tokens * (LAYERS * TOP_K) as u64, "{extra} more on each rank");
+        digests.push(tables.placement_digest().to_owned());
+        unit.stop(0);
+    }
+    digests.dedup();
+    assert_eq!(digests.len(), 3, "each E has a digest of its own");
+}
+
+#[test]
+fn replicas_that_do_not_fit_are_refused_before_anything_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let [good, four, tp] = ["good", "four", "tp"].map(file);
+    replica_tables(&good, 2, 3, Attention::Dp);
+    replica_tables(&four, 4, 2, Attention::Dp);
+    replica_tables(&tp, 2, 3, Attention::Tp);
+    let twice = with_slots(&good, "twice", &[0, 1, 1]);
+    let beyond = with_slots(&good, "beyond", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 32]);
+    let nowhere = with_slots(&good, "nowhere", &[0, 1, 2, 3, -1]);
+    let moved = with_slots(&good, "moved", &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19]);
+    type Adjust = fn(&mut WorkerConfig);
+    let plain: Adjust = |_| {};
+    let cases: [(&Path, Adjust, &str); 7] = [
+        (&four, plain, "are for 4 groups, this unit has 2 ranks"),
+        (&twice, plain, "holds 1 at layer 0, slot 2, expected more than 1, the expert before in its group"),
+        (&beyond, plain, "holds 32 at layer 0, slot 18, expected -1, or experts below 32"),
+        (&nowhere, plain, "holds no slot of expert 4 at layer 0, expected at least one"),
+        (&moved, plain, "the digest of the placement in the file"),
+        (&good, |config| config.experts = ExpertLayout::Tp, "would have no effect, as with experts tp"),
+        (&tp, |config| config.attention = Attention::Tp, "replicate experts, which does not go with attention tp"),
+    ];
+    for (path, adjust, expected) in cases {
+        let mut wrong = config(0, 2, loopback());
+        wrong.tables = Some(path.to_owned());
+        adjust(&mut wrong);
+        let (message, code) = failure(run(wrong));
+        let named = message.contains(&path.display().to_string());
+        assert!(named && message.contains(expected) && !message.contains('\n'), "{expected}: {message}");
+        assert_eq!(code, 2, "{message}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

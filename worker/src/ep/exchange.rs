@@ -9,7 +9,7 @@ use semmoe_kernels::collectives::{
     Waker, dispatch_row_bytes, split_bytes,
 };
 use semmoe_kernels::{DispatchPlan, RowSplit};
-use semmoe_tables::{ExpertId, LayerIdx, Placement, RankId};
+use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
 use serde::{Deserialize, Serialize};
 
 use super::counters::{Collective, Counters, LayerTraffic, StepPhase};
@@ -56,7 +56,7 @@ pub struct WorldMismatch {
 
 /// Where the experts of one layer are.
 pub(super) struct LayerHosts {
-    /// `[N]`: the rank of each expert; empty where every rank has a slice of each.
+    /// `[N]`: the rank whose copy of each expert this rank's tokens use; empty where every rank has a slice of each.
     rank_of: Vec<u16>,
     /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
     pub(super) slot_of: Vec<u16>,
@@ -101,11 +101,16 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Joins a placement to a link, over which rows travel in messages; group g of the placement is rank g.
+    /// Joins a placement to a link, over which rows travel in messages; group g of the placement is rank g. Where it has several
+    /// copies of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
     ///
     /// # Errors
     /// A placement for another number of ranks.
-    pub fn new(link: Box<dyn Lockstep>, placement: &Placement, counters: Arc<Counters>) -> Result<Self, WorldMismatch> {
+    pub fn new(
+        link: Box<dyn Lockstep>,
+        placement: impl Into<ExpertCopies>,
+        counters: Arc<Counters>,
+    ) -> Result<Self, WorldMismatch> {
         let memory = PrivateMemory::new(link.rank());
         Self::over(Box::new(RowCollectives::new(link, memory)), placement, ExpertLayout::Ep, counters)
     }
@@ -117,10 +122,11 @@ impl ExpertParallel {
     /// As [`ExpertParallel::new`].
     pub fn over(
         unit: Box<dyn Collectives<f32>>,
-        placement: &Placement,
+        placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
         counters: Arc<Counters>,
     ) -> Result<Self, WorldMismatch> {
+        let placement = placement.into();
         let (groups, world) = (usize::from(placement.groups()), unit.world());
         if groups != world {
             return Err(WorldMismatch { groups, world });
@@ -128,7 +134,7 @@ impl ExpertParallel {
         let rank = RankId::new(unit.rank() as u16);
         let layers = (0..placement.layers())
             .map(|layer| match layout {
-                ExpertLayout::Ep => LayerHosts::new(placement, LayerIdx::new(layer as u16), rank),
+                ExpertLayout::Ep => LayerHosts::new(&placement, LayerIdx::new(layer as u16), rank),
                 ExpertLayout::Tp => LayerHosts::everywhere(placement.experts()),
             })
             .collect();
@@ -335,21 +341,18 @@ impl LayerHosts {
         Self { rank_of: Vec::new(), slot_of: (0..experts).collect(), slots: experts.into() }
     }
 
-    fn new(placement: &Placement, layer: LayerIdx, rank: RankId) -> Self {
+    fn new(copies: &ExpertCopies, layer: LayerIdx, rank: RankId) -> Self {
         let mut slots = 0;
-        let (mut rank_of, mut slot_of) = (Vec::new(), Vec::new());
-        for expert in 0..placement.experts() {
-            let group = placement.group_of(layer, ExpertId::new(expert)).get();
-            rank_of.push(group);
-            if group == rank.get() {
+        let mut slot_of = Vec::new();
+        for expert in 0..copies.experts() {
+            if copies.holds(GroupId::new(rank.get()), layer, ExpertId::new(expert)) {
                 slot_of.push(slots);
                 slots += 1;
             } else {
                 slot_of.push(NOT_HERE);
             }
         }
-        let slots = usize::from(slots);
-        Self { rank_of, slot_of, slots }
+        Self { rank_of: copies.used_at(rank.index(), layer).to_vec(), slot_of, slots: slots.into() }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use semmoe_ranks::LocalTransport;
+use semmoe_tables::Placement;
 
 fn on_two_ranks<T: Send>(work: impl Fn(usize, &mut ExpertParallel) -> T + Sync) -> Vec<T> {
     let placement = Placement::contiguous(1, 2, 2).unwrap();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use semmoe_tables::{ExpertId, GroupId, LayerIdx, Placement, RankId};
+use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
 
 use super::attention::{Attention, Heads};
 use super::checkpoint::{Checkpoint, TensorData};
@@ -20,7 +20,7 @@ use super::{ModelConfig, ModelError};
 pub(super) struct Loader<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
-    pub(super) placement: &'a Placement,
+    pub(super) placement: &'a ExpertCopies,
     pub(super) rank: RankId,
     /// With experts tp: what it keeps of every expert; none otherwise.
     pub(super) slice: Option<ExpertSlice>,
@@ -161,7 +161,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Every expert is checked; this rank's are kept, or this rank's slices of all.
+    /// Every expert is checked; those that this rank has a copy of are kept, or this rank's slices of all.
     fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe, ModelError> {
         let ModelConfig { hidden, num_experts, expert_width, .. } = *self.config;
         let names = self.config.architecture.moe_names();
@@ -178,7 +178,7 @@ impl<'a> Loader<'a> {
         for expert in 0..num_experts as u16 {
             let prefix = format!("{block}.experts.{expert}");
             let tensors = self.mlp_tensors(&prefix, names.projections, expert_width)?;
-            if self.slice.is_some() || self.placement.group_of(layer, ExpertId::new(expert)) == here {
+            if self.slice.is_some() || self.placement.holds(here, layer, ExpertId::new(expert)) {
                 let columns = self.slice.unwrap_or(ExpertSlice::WHOLE).columns(expert_width);
                 experts.push(self.pack_mlp(&tensors, expert_width, columns));
             }

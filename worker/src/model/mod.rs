@@ -41,7 +41,7 @@ mod weights;
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_tables::{Placement, RankId, Tables};
+use semmoe_tables::{ExpertCopies, RankId, Tables};
 
 pub(crate) use compute::instructions;
 pub use config::{
@@ -82,12 +82,13 @@ pub struct Model {
 
 impl Model {
     /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement` gives this
-    /// rank (group g is rank g). Every tensor is checked, also those that other ranks keep.
+    /// rank (group g is rank g), its own copies of replicated ones among them. Every tensor is checked, also those that other
+    /// ranks keep.
     ///
     /// # Errors
     /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not supported; a
     /// tensor that is missing or has another shape or type; a placement for another model.
-    pub fn load(model_dir: &Path, rank: RankId, placement: &Placement) -> Result<Self, ModelError> {
+    pub fn load(model_dir: &Path, rank: RankId, placement: impl Into<ExpertCopies>) -> Result<Self, ModelError> {
         Self::load_experts(model_dir, rank, placement, ExpertLayout::Ep)
     }
 
@@ -99,10 +100,10 @@ impl Model {
     pub fn load_experts(
         model_dir: &Path,
         rank: RankId,
-        placement: &Placement,
+        placement: impl Into<ExpertCopies>,
         experts: ExpertLayout,
     ) -> Result<Self, ModelError> {
-        Self::load_split(model_dir, (rank, placement), experts, |_| Ok((HeadShare::ALL, None)))
+        Self::load_split(model_dir, (rank, &placement.into()), experts, |_| Ok((HeadShare::ALL, None)))
     }
 
     /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and between
@@ -114,19 +115,20 @@ impl Model {
     pub fn load_tp(
         model_dir: &Path,
         rank: RankId,
-        placement: &Placement,
+        placement: impl Into<ExpertCopies>,
         experts: ExpertLayout,
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
+        let placement = placement.into();
         let ranks = usize::from(placement.groups());
-        Self::load_split(model_dir, (rank, placement), experts, |config| {
+        Self::load_split(model_dir, (rank, &placement), experts, |config| {
             Ok((HeadShare::new(config, rank.index(), ranks)?, Some(RowPlan::new(ranks, tables))))
         })
     }
 
     fn load_split(
         model_dir: &Path,
-        (rank, placement): (RankId, &Placement),
+        (rank, placement): (RankId, &ExpertCopies),
         experts: ExpertLayout,
         split: impl FnOnce(&ModelConfig) -> Result<(HeadShare, Option<RowPlan>), ModelError>,
     ) -> Result<Self, ModelError> {
@@ -240,7 +242,7 @@ fn check_item(config: &ModelConfig, item: &StepItem<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn check_placement(config: &ModelConfig, rank: RankId, placement: &Placement) -> Result<(), ModelError> {
+fn check_placement(config: &ModelConfig, rank: RankId, placement: &ExpertCopies) -> Result<(), ModelError> {
     let check = |field, found: usize, of, expected: usize| match found == expected {
         true => Ok(()),
         false => Err(ModelError::Placement { field, found, of, expected }),

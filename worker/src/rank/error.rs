@@ -74,6 +74,16 @@ pub enum WorkerError {
         /// The file.
         path: PathBuf,
     },
+    /// Tables with replicas for attention tp.
+    #[error(
+        "the tables in {} replicate experts, which does not go with attention tp: there the rank of a row depends on the batch, \
+         and with it would the order in which its experts are summed; solve them without replicas, or for attention dp",
+        path.display()
+    )]
+    TablesReplicas {
+        /// The file.
+        path: PathBuf,
+    },
     /// Without tables, the experts cannot be divided among the ranks.
     #[error("the experts cannot be divided among the ranks: {source}")]
     Placement {
@@ -124,6 +134,7 @@ impl WorkerError {
             | Self::TablesWorld { .. }
             | Self::TablesAttention { .. }
             | Self::TablesExperts { .. }
+            | Self::TablesReplicas { .. }
             | Self::Placement { .. }
             | Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,
             Self::Lost { .. } => 3,

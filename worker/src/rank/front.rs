@@ -59,6 +59,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         template: prepared.template,
         model: prepared.model,
         model_dir: prepared.model_dir,
+        redundant: prepared.placement.slots().saturating_sub(prepared.placement.experts().into()),
         placement_digest: prepared.identity.placement,
         transport,
         experts: prepared.identity.experts,

@@ -5,7 +5,7 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use semmoe_tables::{Attention, ModelInfo, Placement, RankId, Tables};
+use semmoe_tables::{Attention, ExpertCopies, ModelInfo, Placement, RankId, Tables};
 use semmoe_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub(super) struct Prepared {
     pub(super) model: ModelConfig,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
-    pub(super) placement: Placement,
+    pub(super) placement: ExpertCopies,
     pub(super) attention: Attention,
     /// By what rows are shuffled, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
@@ -68,18 +68,14 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         Attention::Tp => HeadShare::new(&model, RankId::new(config.rank).index(), usize::from(config.world))?,
     };
     let tables = tables(config, &info)?;
-    let placement = match &tables {
-        Some(tables) => tables.placement().clone(),
-        None => Placement::contiguous(info.layers(), info.num_experts, config.world)
-            .map_err(|source| WorkerError::Placement { source })?,
-    };
+    let (placement, placement_digest) = placement(config, tables.as_ref(), &info)?;
     let shuffle = tables.filter(|_| config.attention == Attention::Tp && config.shuffle).map(Arc::new);
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         world: config.world,
         model: info,
         checkpoint: checkpoint_digest(&model_dir)?,
-        placement: placement.digest(),
+        placement: placement_digest,
         experts: config.experts,
         transport: config.transport,
         attention: config.attention.to_string(),
@@ -125,11 +121,29 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
         let (found, expected) = (tables.groups(), config.world);
         return Err(WorkerError::TablesWorld { path: path.clone(), found, expected });
     }
-    if tables.physical_to_logical().is_some() {
-        let detail = "it replicates experts, which this worker cannot place".to_owned();
-        return Err(WorkerError::Inconsistent { path: path.clone(), detail });
+    if config.attention == Attention::Tp && tables.physical_to_logical().is_some() {
+        return Err(WorkerError::TablesReplicas { path: path.clone() });
     }
     Ok(Some(tables))
+}
+
+/// Where the experts are, and the digest of that: as the tables say, or in order.
+fn placement(
+    config: &WorkerConfig,
+    tables: Option<&Tables>,
+    info: &ModelInfo,
+) -> Result<(ExpertCopies, String), WorkerError> {
+    match tables {
+        Some(tables) => {
+            let copies = ExpertCopies::between_groups(tables).map_err(|source| WorkerError::Tables { source })?;
+            Ok((copies, tables.placement_digest().to_owned()))
+        }
+        None => {
+            let placement = Placement::contiguous(info.layers(), info.num_experts, config.world)
+                .map_err(|source| WorkerError::Placement { source })?;
+            Ok((ExpertCopies::from(&placement), placement.digest()))
+        }
+    }
 }
 
 /// With experts tp, whether they can be cut, and that nothing is given that would then have no effect.

@@ -25,6 +25,8 @@ pub(crate) struct App {
     pub(crate) name: String,
     pub(crate) model_dir: PathBuf,
     pub(crate) placement_digest: String,
+    /// Slots of a layer beyond one for each expert, of all ranks together.
+    pub(crate) redundant: usize,
     /// What carries the data between the ranks: `shm`, `tcp`, or `local` where there is only one.
     pub(crate) transport: &'static str,
     /// How experts are divided among ranks.
@@ -57,6 +59,8 @@ pub(crate) struct WorkerInfo {
     /// With attention tp: `tables`, or `off`.
     #[serde(skip_serializing_if = "Option::is_none")]
     shuffle: Option<&'static str>,
+    /// Slots of a layer beyond one for each expert, of all ranks together; SGLang's word.
+    ep_num_redundant_experts: usize,
     /// The instruction set that products use.
     compute_instructions: &'static str,
 }
@@ -80,6 +84,7 @@ impl App {
             engine: self.engine_info(),
             attention: attention.to_string(),
             shuffle,
+            ep_num_redundant_experts: self.redundant,
             compute_instructions: instructions(),
         }
     }

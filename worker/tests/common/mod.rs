@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use half::f16;
 use safetensors::SafeTensors;
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
-use semmoe_tables::{GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Tables, TablesBuilder, TpParts};
+use semmoe_tables::{
+    ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables, TablesBuilder, TpParts,
+};
 use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
     Waker,
@@ -113,6 +115,31 @@ pub(crate) fn shuffled_of(config: &ModelConfig, world: u16, seed: u64) -> Placem
     Placement::new(world, (0..config.num_moe_layers()).map(layer).collect()).unwrap()
 }
 
+/// Every rank with the experts of a placement by chance and with `extra` others, and with an empty slot in every layer.
+pub(crate) fn replicated_of(config: &ModelConfig, world: u16, extra: usize, seed: u64) -> Replicas {
+    let placement = shuffled_of(config, world, seed);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut slots = Vec::new();
+    for layer in (0..config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16)) {
+        for group in (0..world).map(GroupId::new) {
+            let mut held: Vec<i32> = placement.experts_of(layer, group).map(|expert| expert.get().into()).collect();
+            let mut others: Vec<i32> = (0..config.num_experts as i32).filter(|expert| !held.contains(expert)).collect();
+            random.shuffle(&mut others);
+            held.extend(&others[..extra]);
+            held.sort_unstable();
+            slots.push(-1);
+            slots.extend(held);
+        }
+    }
+    let each = slots.len() / config.num_moe_layers();
+    Replicas::new(&config.model_info("tiny-qwen3moe-15m", None), world, each, slots).unwrap()
+}
+
+/// A placement that ranks can be given, with replicas or without.
+pub(crate) trait Placed: Into<ExpertCopies> + Copy + Send + Sync {}
+
+impl<P: Into<ExpertCopies> + Copy + Send + Sync> Placed for P {}
+
 /// One rank with its model.
 pub(crate) struct Rank {
     pub(crate) rank: usize,
@@ -121,12 +148,12 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    pub(crate) fn new(transport: Box<dyn Lockstep>, placement: &Placement) -> Self {
+    pub(crate) fn new(transport: Box<dyn Lockstep>, placement: impl Placed) -> Self {
         Self::of(&model_dir(), transport, placement)
     }
 
     /// A rank of another model.
-    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Lockstep>, placement: &Placement) -> Self {
+    pub(crate) fn of(model_dir: &Path, transport: Box<dyn Lockstep>, placement: impl Placed) -> Self {
         Self::with_experts(model_dir, transport, placement, ExpertLayout::Ep)
     }
 
@@ -134,10 +161,11 @@ impl Rank {
     pub(crate) fn with_experts(
         model_dir: &Path,
         transport: Box<dyn Lockstep>,
-        placement: &Placement,
+        placement: impl Placed,
         experts: ExpertLayout,
     ) -> Self {
         let rank = transport.rank();
+        let placement = &placement.into();
         let model = Model::load_experts(model_dir, RankId::new(rank as u16), placement, experts).unwrap();
         Self { rank, model, ep: join(transport, placement, experts) }
     }
@@ -146,11 +174,12 @@ impl Rank {
     pub(crate) fn tp(
         model_dir: &Path,
         transport: Box<dyn Lockstep>,
-        placement: &Placement,
+        placement: impl Placed,
         experts: ExpertLayout,
         tables: Option<Arc<Tables>>,
     ) -> Self {
         let rank = transport.rank();
+        let placement = &placement.into();
         let model = Model::load_tp(model_dir, RankId::new(rank as u16), placement, experts, tables).unwrap();
         Self { rank, model, ep: join(transport, placement, experts) }
     }
@@ -196,7 +225,7 @@ impl Rank {
 /// Runs every rank of a unit in a thread of its own, over the given transports, and returns their results in rank order.
 pub(crate) fn on_ranks<T: Send>(
     transports: Vec<Box<dyn Lockstep>>,
-    placement: &Placement,
+    placement: impl Placed,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     on_ranks_of(&model_dir(), transports, placement, work)
@@ -206,7 +235,7 @@ pub(crate) fn on_ranks<T: Send>(
 pub(crate) fn on_ranks_of<T: Send>(
     model_dir: &Path,
     transports: Vec<Box<dyn Lockstep>>,
-    placement: &Placement,
+    placement: impl Placed,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     std::thread::scope(|scope| {
@@ -225,7 +254,7 @@ pub(crate) fn local_mesh(world: u16) -> Vec<Box<dyn Lockstep>> {
 pub(crate) fn on_tp_ranks<T: Send>(
     model_dir: &Path,
     transports: Vec<Box<dyn Lockstep>>,
-    placement: &Placement,
+    placement: impl Placed,
     tables: Option<&Arc<Tables>>,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
@@ -240,6 +269,16 @@ pub(crate) fn on_tp_ranks<T: Send>(
 
 /// Tables for attention tp by chance: two labels for most tokens and for most pairs of groups, none for the others.
 pub(crate) fn tp_tables(config: &ModelConfig, placement: &Placement, seed: u64) -> Tables {
+    tp_builder(config, placement.clone(), seed).finish().unwrap()
+}
+
+/// The same with replicas.
+pub(crate) fn replicated_tp_tables(config: &ModelConfig, replicas: &Replicas, seed: u64) -> Tables {
+    let builder = tp_builder(config, contiguous_of(config, replicas.groups()), seed);
+    builder.replicas(replicas.clone()).finish().unwrap()
+}
+
+fn tp_builder(config: &ModelConfig, placement: Placement, seed: u64) -> TablesBuilder {
     let mut random = fastrand::Rng::with_seed(seed);
     let groups = placement.groups();
     let labelled = usize::from(groups).min(2);
@@ -262,7 +301,7 @@ pub(crate) fn tp_tables(config: &ModelConfig, placement: &Placement, seed: u64) 
     let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
     let info = config.model_info("tiny-qwen3moe-15m", None);
     let prices = vec![0.0; usize::from(groups)];
-    TablesBuilder::tp(info, provenance, placement.clone(), parts, prices).finish().unwrap()
+    TablesBuilder::tp(info, provenance, placement, parts, prices)
 }
 
 /// [`Placement::main_group`], written another way.
@@ -273,10 +312,10 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
 }
 
 /// The collectives over messages of a link.
-pub(crate) fn join(link: Box<dyn Lockstep>, placement: &Placement, experts: ExpertLayout) -> ExpertParallel {
+pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
     let counters = Arc::new(Counters::new(placement.layers()));
-    ExpertParallel::over(Box::new(RowCollectives::new(link, memory)), placement, experts, counters).unwrap()
+    ExpertParallel::over(Box::new(RowCollectives::new(link, memory)), placement.clone(), experts, counters).unwrap()
 }
 
 /// A transport that measures what it carries.

@@ -1,0 +1,269 @@
+//! Which copy of an expert the tokens of a rank use: one rule, for the worker that sends them there and for the figures that
+//! predict what it sends.
+
+use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
+
+/// The groups that hold each expert, and the one whose copy the tokens at each place use.
+///
+/// A place is where tokens are: a group or, where an attention-DP rank has several groups, that rank. Tokens use the copy at
+/// their own place if there is one, else one on a node of their place where nodes are known, else any. Where several are as
+/// near, the places that have to choose among the same ones take them in turns, so that each serves equally many places, give
+/// or take one. The choice depends on place, layer and expert alone, never on a batch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExpertCopies {
+    groups: u16,
+    experts: u16,
+    layers: usize,
+    /// [L * N + 1] into `held_by`.
+    start: Vec<usize>,
+    /// The groups that hold each expert, ascending.
+    held_by: Vec<u16>,
+    /// S: slots of a layer, empty ones included.
+    slots: usize,
+    /// [places, L, N]: the group whose copy is used.
+    used: Vec<u16>,
+}
+
+/// Where the groups are.
+struct Sites<'a> {
+    /// \[G\]
+    place_of: &'a [u16],
+    places: usize,
+    /// Groups of a node, neighbours.
+    per_node: Option<usize>,
+}
+
+impl ExpertCopies {
+    /// For tokens on the groups themselves, as ranks have them that hold one group each. Nodes are those that the tables were
+    /// solved for, if any.
+    ///
+    /// # Errors
+    /// Nodes that do not divide the groups.
+    pub fn between_groups(tables: &Tables) -> Result<Self, FormatError> {
+        let places: Vec<u16> = (0..tables.groups()).collect();
+        Self::between_places(tables, (&places, places.len()), tables.solved_nodes())
+    }
+
+    /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes of
+    /// neighbours.
+    ///
+    /// # Errors
+    /// Places for another number of groups; nodes that do not divide the groups.
+    pub fn between_places(
+        tables: &Tables,
+        (place_of, places): (&[u16], usize),
+        nodes: Option<u16>,
+    ) -> Result<Self, FormatError> {
+        let groups = tables.groups();
+        if place_of.len() != usize::from(groups) {
+            let expected = format!("one for each of {groups} groups");
+            return Err(FormatError::shape("places", format!("{} places", place_of.len()), expected));
+        }
+        if let Some(nodes) = nodes.filter(|&nodes| nodes == 0 || !groups.is_multiple_of(nodes)) {
+            return Err(FormatError::field("nodes", nodes, format!("a number that divides the {groups} groups")));
+        }
+        let per_node = nodes.map(|nodes| usize::from(groups / nodes));
+        let sites = Sites { place_of, places, per_node };
+        Ok(match tables.physical_to_logical() {
+            Some(replicas) => Self::of_holders((groups, replicas.slots()), &held(replicas), &sites),
+            None => {
+                let slots = usize::from(tables.model().num_experts);
+                Self::of_holders((groups, slots), &held_once(tables.placement()), &sites)
+            }
+        })
+    }
+
+    /// From the groups that hold each expert of each layer.
+    fn of_holders((groups, slots): (u16, usize), holders: &[Vec<Vec<u16>>], sites: &Sites<'_>) -> Self {
+        let (layers, experts) = (holders.len(), holders.first().map_or(0, Vec::len));
+        let (mut start, mut held_by) = (vec![0], Vec::new());
+        let mut used = vec![0; sites.places * layers * experts];
+        for (column, of) in holders.iter().flatten().enumerate() {
+            held_by.extend_from_slice(of);
+            start.push(held_by.len());
+            let turn = column / experts + column % experts;
+            for (place, group) in sites.choices(of, turn).into_iter().enumerate() {
+                used[place * layers * experts + column] = group;
+            }
+        }
+        Self { groups, experts: experts as u16, layers, start, held_by, slots, used }
+    }
+
+    /// G.
+    #[must_use]
+    pub fn groups(&self) -> u16 {
+        self.groups
+    }
+
+    /// N: experts per layer.
+    #[must_use]
+    pub fn experts(&self) -> u16 {
+        self.experts
+    }
+
+    /// L.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// S: slots of a layer, of all groups together; N without replicas and padding.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Places that tokens can be at.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.used.len() / (self.layers * usize::from(self.experts)).max(1)
+    }
+
+    /// The groups that hold an expert, ascending.
+    ///
+    /// # Panics
+    /// When the layer or the expert is out of range.
+    #[must_use]
+    pub fn held_by(&self, layer: LayerIdx, expert: ExpertId) -> &[u16] {
+        let column = layer.index() * usize::from(self.experts) + expert.index();
+        &self.held_by[self.start[column]..self.start[column + 1]]
+    }
+
+    /// Whether a group holds an expert.
+    ///
+    /// # Panics
+    /// As [`ExpertCopies::held_by`].
+    #[must_use]
+    pub fn holds(&self, group: GroupId, layer: LayerIdx, expert: ExpertId) -> bool {
+        self.held_by(layer, expert).contains(&group.get())
+    }
+
+    /// The group whose copy of each expert of a layer the tokens at a place use: \[N\].
+    ///
+    /// # Panics
+    /// When the place or the layer is out of range.
+    #[must_use]
+    pub fn used_at(&self, place: usize, layer: LayerIdx) -> &[u16] {
+        let experts = usize::from(self.experts);
+        &self.used[(place * self.layers + layer.index()) * experts..][..experts]
+    }
+}
+
+/// Every expert once, and tokens on the groups.
+impl From<&Placement> for ExpertCopies {
+    fn from(placement: &Placement) -> Self {
+        let places: Vec<u16> = (0..placement.groups()).collect();
+        let sites = Sites { place_of: &places, places: places.len(), per_node: None };
+        Self::of_holders((placement.groups(), placement.experts().into()), &held_once(placement), &sites)
+    }
+}
+
+/// Tokens on the groups, which are on no nodes.
+impl From<&Replicas> for ExpertCopies {
+    fn from(replicas: &Replicas) -> Self {
+        let places: Vec<u16> = (0..replicas.groups()).collect();
+        let sites = Sites { place_of: &places, places: places.len(), per_node: None };
+        Self::of_holders((replicas.groups(), replicas.slots()), &held(replicas), &sites)
+    }
+}
+
+impl From<&ExpertCopies> for ExpertCopies {
+    fn from(copies: &ExpertCopies) -> Self {
+        copies.clone()
+    }
+}
+
+fn held(replicas: &Replicas) -> Vec<Vec<Vec<u16>>> {
+    (0..replicas.layers()).map(|layer| replicas.holders(LayerIdx::new(layer as u16))).collect()
+}
+
+fn held_once(placement: &Placement) -> Vec<Vec<Vec<u16>>> {
+    let layer = |layer| placement.layer(LayerIdx::new(layer as u16)).iter().map(|&group| vec![group]).collect();
+    (0..placement.layers()).map(layer).collect()
+}
+
+impl Sites<'_> {
+    /// The copy that each place uses of an expert that these groups hold, ascending; `turn` is with which of them the first
+    /// place begins that has a choice.
+    fn choices(&self, holders: &[u16], turn: usize) -> Vec<u16> {
+        // Places that choose among the same copies, as many as there are so far.
+        let mut choosing: Vec<(Vec<u16>, usize)> = Vec::new();
+        let choice = |place| {
+            let here = |group: &&u16| usize::from(self.place_of[usize::from(**group)]) == place;
+            if let Some(&own) = holders.iter().find(here) {
+                return own;
+            }
+            let nearest = self.nearest(holders, place);
+            let at = choosing.iter().position(|(among, _)| *among == nearest).unwrap_or_else(|| {
+                choosing.push((nearest, 0));
+                choosing.len() - 1
+            });
+            let (among, before) = &mut choosing[at];
+            *before += 1;
+            among[(turn + *before - 1) % among.len()]
+        };
+        (0..self.places).map(choice).collect()
+    }
+
+    /// Of the copies elsewhere, those on the nodes of a place, or all if there are none or nodes are not known.
+    fn nearest(&self, holders: &[u16], place: usize) -> Vec<u16> {
+        let Some(per_node) = self.per_node else { return holders.to_vec() };
+        let groups = self.place_of.iter().enumerate().filter(|(_, of)| usize::from(**of) == place);
+        let nodes: Vec<usize> = groups.map(|(group, _)| group / per_node).collect();
+        let near = holders.iter().copied().filter(|group| nodes.contains(&(usize::from(*group) / per_node)));
+        let near: Vec<u16> = near.collect();
+        if near.is_empty() { holders.to_vec() } else { near }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choices(holders: &[u16], places: usize, per_node: Option<usize>, turn: usize) -> Vec<u16> {
+        let place_of: Vec<u16> = (0..places as u16).collect();
+        Sites { place_of: &place_of, places, per_node }.choices(holders, turn)
+    }
+
+    #[test]
+    fn the_own_copy_is_used_first_and_the_others_serve_equally_many_places() {
+        for turn in 0..4 {
+            let used = choices(&[1, 4, 6], 8, None, turn);
+            assert_eq!([used[1], used[4], used[6]], [1, 4, 6]);
+            let served = [1, 4, 6].map(|group| used.iter().filter(|&&of| of == group).count());
+            assert_eq!((served.iter().sum::<usize>(), served.iter().max(), served.iter().min()), (8, Some(&3), Some(&2)));
+        }
+        assert_ne!(choices(&[1, 4, 6], 8, None, 0), choices(&[1, 4, 6], 8, None, 1), "experts begin with other copies");
+    }
+
+    #[test]
+    fn a_copy_on_the_own_node_is_nearer_than_others() {
+        // Nodes of four: 0..4 and 4..8.
+        let used = choices(&[1, 4, 6], 8, Some(4), 0);
+        assert_eq!(used[..4], [1; 4]);
+        assert_eq!((used[5] != used[7], used[5].min(used[7])), (true, 4));
+        // The second node has none: its places take those of the first in turns.
+        assert_eq!(choices(&[0, 3], 8, Some(4), 0)[4..], [0, 3, 0, 3]);
+        assert_eq!(choices(&[0, 3], 8, Some(4), 1)[4..], [3, 0, 3, 0]);
+    }
+
+    #[test]
+    fn groups_of_one_place_are_equally_near() {
+        let place_of = [0, 0, 1, 1];
+        let sites = Sites { place_of: &place_of, places: 2, per_node: None };
+        assert_eq!(sites.choices(&[1, 2, 3], 0), [1, 2]);
+        assert_eq!(sites.choices(&[3], 5), [3, 3]);
+    }
+
+    #[test]
+    fn a_placement_is_one_copy_of_each() {
+        let placement = Placement::new(2, vec![vec![0, 1, 0, 1], vec![1, 1, 0, 0]]).unwrap();
+        let copies = ExpertCopies::from(&placement);
+        assert_eq!((copies.groups(), copies.layers(), copies.experts(), copies.slots(), copies.places()), (2, 2, 4, 4, 2));
+        for place in 0..2 {
+            assert_eq!(copies.used_at(place, LayerIdx::new(1)), placement.layer(LayerIdx::new(1)));
+        }
+        assert!(copies.holds(GroupId::new(1), LayerIdx::new(0), ExpertId::new(3)));
+        assert!(!copies.holds(GroupId::new(0), LayerIdx::new(0), ExpertId::new(3)));
+    }
+}
