@@ -277,8 +277,15 @@ fn note_silence(core: &Core, backend: &Backend, change: Option<Change>, silence:
     core.metrics.backend_healthy(name, !suspected && backend.health().is_healthy());
     core.metrics.faults.silence(name, if suspected { "suspected" } else { "recovered" });
     if suspected {
-        let silent_seconds = silence.silent().as_secs_f64();
-        tracing::warn!(backend = name, silent_seconds, cause = SILENT, "backend gets requests only if no other can serve");
+        let (silent_seconds, explained_seconds) = (silence.silent().as_secs_f64(), silence.explained().as_secs_f64());
+        let cause = SILENT;
+        tracing::warn!(
+            backend = name,
+            silent_seconds,
+            explained_seconds,
+            cause,
+            "backend gets requests only if no other can serve"
+        );
     } else {
         tracing::info!(backend = name, "the scheduler lives after all: backend gets requests again");
     }

@@ -1,9 +1,9 @@
 //! Tells a dead scheduler from a long prefill, by the streams that run on a backend.
 //!
 //! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks the same, but its
-//! prompt is nearly always one of ours that waits for its first token. So a backend is suspected when its streams have been
-//! silent for longer than the waiting prompts can take at the rate at which it computed prompts so far, and a probe hangs,
-//! too. Another client's prompt can still be the reason, hence a suspected backend loses no request: new ones go elsewhere
+//! prompt is nearly always one of ours that waited for its first token when the streams fell silent; a prompt that comes
+//! later is computed in a later step, before which the streams would move. So a backend is suspected when its streams have
+//! been silent for longer than these prompts can take at the rate at which it computed prompts so far, and a probe hangs, too. Another client's prompt can still be the reason, hence a suspected backend loses no request: new ones go elsewhere
 //! while there is an elsewhere. The first piece or answered probe clears it, and each false alarm doubles the patience.
 
 use std::time::Duration;
@@ -89,6 +89,8 @@ pub(crate) struct Silence {
     rate: Rate,
     /// How long streams have been running without a piece of any answer.
     silent: Duration,
+    /// Tokens of the prompts that waited when the streams fell silent.
+    explaining_tokens: u64,
     /// How long an answer of the scheduler has been wanted.
     asked: Option<Duration>,
     suspected: bool,
@@ -112,15 +114,18 @@ impl Silence {
             self.forget();
             return None;
         }
+        let patience = (rules.stall * (1 << self.false_alarms)).min(rules.most.max(rules.stall));
+        let at_first = self.silent <= patience / 8;
+        let most = if at_first { u64::MAX } else { self.explaining_tokens };
+        self.explaining_tokens = seen.waiting_tokens.min(most);
         self.silent += elapsed;
         if let Some(asked) = &mut self.asked {
             *asked += elapsed;
         }
-        let patience = (rules.stall * (1 << self.false_alarms)).min(rules.most.max(rules.stall));
         if self.silent >= patience / 3 {
             self.asked.get_or_insert(Duration::ZERO);
         }
-        let unexplained = self.silent >= patience.saturating_add(self.rate.time_of(seen.waiting_tokens));
+        let unexplained = self.silent >= patience.saturating_add(self.rate.time_of(self.explaining_tokens));
         if unexplained && self.asked.is_some_and(|asked| asked >= patience / 2) {
             self.suspected = true;
             return Some(Change::Suspected);
@@ -147,6 +152,11 @@ impl Silence {
     /// How long its streams have been silent.
     pub(crate) fn silent(&self) -> Duration {
         self.silent
+    }
+
+    /// The longest part of that which waiting prompts explain.
+    pub(crate) fn explained(&self) -> Duration {
+        self.rate.time_of(self.explaining_tokens)
     }
 
     fn forget(&mut self) {

@@ -85,13 +85,7 @@ impl Ticket {
 
     /// The request was placed, on `rank` as far as anybody can tell; a lease that it held before is given back.
     /// `flow` is its part in what the backend computes, if it has one.
-    pub(crate) fn place(
-        &mut self,
-        backend: &Arc<Backend>,
-        rank: Option<RankId>,
-        lease: Lease,
-        flow: Option<FlowPart>,
-    ) {
+    pub(crate) fn place(&mut self, backend: &Arc<Backend>, rank: Option<RankId>, lease: Lease, flow: Option<FlowPart>) {
         self.backend = Some(Arc::clone(backend));
         self.place = rank.map_or(Place::Any, Place::Rank);
         self.lease = Some(lease);
