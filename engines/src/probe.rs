@@ -84,6 +84,22 @@ pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     Ok(())
 }
 
+/// Asks every URL of an engine of SGLang's dialect for something that its schedulers must answer. An answer of any status is
+/// good: what it says is not judged here.
+///
+/// # Errors
+/// When a URL does not answer.
+pub async fn schedulers(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
+    for url in target.urls {
+        match server_info(client, url, limits).await {
+            Err(error @ HttpError::Timeout { .. }) => return Err(error),
+            Err(error) if !error.may_have_been_sent() => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// What a probe found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {

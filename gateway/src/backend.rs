@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::config::BackendConfig;
 use crate::credentials::Seen;
+use crate::flow::Flow;
 use crate::gate::Gate;
 use crate::live::BackendLive;
 use crate::outgoing::Client;
@@ -72,6 +73,8 @@ pub(crate) struct Backend {
     health: watch::Sender<Health>,
     /// What else decides about requests.
     pub(crate) gate: Gate,
+    /// Its requests that wait for a first piece, and its streams.
+    pub(crate) flow: Flow,
     /// Wakes the prober before its interval is over.
     suspicion: Notify,
     /// The longest prompt and answer together, in tokens, as the engine's list of models says; 0: it does not.
@@ -103,6 +106,7 @@ impl Backend {
             tables_trouble: Mutex::new(None),
             health: watch::Sender::new(Health::Unknown),
             gate: Gate::default(),
+            flow: Flow::default(),
             suspicion: Notify::new(),
             max_model_len: AtomicU64::new(0),
             heard: AtomicBool::new(false),

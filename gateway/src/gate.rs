@@ -18,6 +18,8 @@ const NEWS: u8 = 1;
 const TRIALS: u8 = 2;
 /// It asked not to be asked for a while.
 const RESTS: u8 = 4;
+/// Its streams fell silent, and its scheduler answers no probe.
+const SILENT: u8 = 8;
 
 /// The gate of one backend.
 #[derive(Default)]
@@ -48,9 +50,9 @@ impl Gate {
         !self.is_draining() && (self.marks() & NEWS == 0 || self.state() != State::Open)
     }
 
-    /// Whether a request must ask before it is placed: for a trial, or as the backend rests.
+    /// Whether a request must ask before it is placed: for a trial, or as the backend rests or is silent.
     pub(crate) fn asks_for_care(&self) -> bool {
-        self.marks() & (TRIALS | RESTS) != 0
+        self.marks() & (TRIALS | RESTS | SILENT) != 0
     }
 
     pub(crate) fn is_on_trial(&self) -> bool {
@@ -68,7 +70,26 @@ impl Gate {
         self.marks.fetch_or(RESTS, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_resting(&self, now: Instant) -> bool {
+    /// Sends requests elsewhere while its scheduler looks dead, where there is an elsewhere.
+    pub(crate) fn set_silent(&self, silent: bool) {
+        if silent {
+            self.marks.fetch_or(SILENT, Ordering::Relaxed);
+        } else {
+            self.marks.fetch_and(!SILENT, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether its scheduler looks dead.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.marks() & SILENT != 0
+    }
+
+    /// Whether requests should rather go to another backend.
+    pub(crate) fn is_spared(&self, now: Instant) -> bool {
+        self.is_silent() || self.is_resting(now)
+    }
+
+    fn is_resting(&self, now: Instant) -> bool {
         if self.marks() & RESTS == 0 {
             return false;
         }

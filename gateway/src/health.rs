@@ -7,7 +7,8 @@
 //! A busy engine must not be taken for a dead one. A refused connection closes a backend at once, and answers that say no
 //! close it after `unhealthy_after`; silence closes it only after `busy`, and bytes of any answer to a request end that
 //! silence. SGLang's server answers for itself while its scheduler hangs, so where no answers flow for `busy` its health
-//! route is asked as well, which runs the model and may take as long again.
+//! route is asked as well, which runs the model and may take as long again. Streams that ran and fell silent show a dead
+//! scheduler within seconds, though not for certain: see [`silence`](crate::silence).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::Backend;
 use crate::compat::Incompatible;
 use crate::pins;
+use crate::silence::{Change, Silence, SilenceRules};
 use crate::state::Core;
 
 /// What one full probe came to.
@@ -119,6 +121,7 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
         () = stop.cancelled() => {}
         () = watch_server(&core, &backend) => {}
         () = watch_scheduler(&core, &backend) => {}
+        () = watch_streams(&core, &backend) => {}
     }
 }
 
@@ -207,5 +210,83 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
                 }
             }
         }
+    }
+}
+
+/// What silent streams and an unanswered probe are called.
+pub(crate) const SILENT: &str =
+    "its streams are silent and its scheduler answers no probe: requests go to other backends while there are some";
+
+/// Watches whether streams move, which shows a dead scheduler sooner than any route of its server does.
+async fn watch_streams(core: &Arc<Core>, backend: &Arc<Backend>) {
+    if !probe::health_generates(backend.engine) {
+        return std::future::pending().await;
+    }
+    let (mut silence, mut last, mut probe) = (Silence::default(), Instant::now(), None);
+    loop {
+        let health = core.config().health.clone();
+        let rules = SilenceRules { stall: health.stall, most: health.busy };
+        let answered = tokio::select! {
+            () = tokio::time::sleep(rules.tick()) => None,
+            answered = answer_of(&mut probe) => Some(answered),
+        };
+        if !backend.health().is_healthy() {
+            // What comes back is another process.
+            (silence, probe) = (Silence::default(), None);
+            backend.gate.set_silent(false);
+            continue;
+        }
+        let elapsed = std::mem::replace(&mut last, Instant::now()).elapsed();
+        let looked = silence.look(&rules, elapsed, &backend.flow.read());
+        note_silence(core, backend, looked, &silence);
+        if answered == Some(true) {
+            let recovered = silence.alive();
+            note_silence(core, backend, recovered, &silence);
+        }
+        // One that failed at once is not repeated before the next tick.
+        if answered.is_none() && probe.is_none() && silence.wants_answer() {
+            probe = Some(Box::pin(scheduler_answers(core, backend)));
+        }
+    }
+}
+
+/// Waits for the answer of a probe, which ends it; for ever where there is none.
+async fn answer_of<F: Future<Output = bool> + Unpin>(probe: &mut Option<F>) -> bool {
+    let Some(running) = probe else { return std::future::pending().await };
+    let answered = running.await;
+    *probe = None;
+    answered
+}
+
+async fn scheduler_answers(core: &Core, backend: &Backend) -> bool {
+    match probe::schedulers(&backend.client, &backend.target(), &core.patient_limits()).await {
+        Ok(()) => true,
+        Err(error) => {
+            if !error.may_have_been_sent() {
+                backend.suspect();
+            }
+            false
+        }
+    }
+}
+
+fn note_silence(core: &Core, backend: &Backend, change: Option<Change>, silence: &Silence) {
+    let Some(change) = change else { return };
+    let (name, suspected) = (backend.name.as_str(), change == Change::Suspected);
+    backend.gate.set_silent(suspected);
+    core.metrics.backend_healthy(name, !suspected && backend.health().is_healthy());
+    core.metrics.faults.silence(name, if suspected { "suspected" } else { "recovered" });
+    if suspected {
+        let (silent_seconds, explained_seconds) = (silence.silent().as_secs_f64(), silence.explained().as_secs_f64());
+        let cause = SILENT;
+        tracing::warn!(
+            backend = name,
+            silent_seconds,
+            explained_seconds,
+            cause,
+            "backend gets requests only if no other can serve"
+        );
+    } else {
+        tracing::info!(backend = name, "the scheduler lives after all: backend gets requests again");
     }
 }

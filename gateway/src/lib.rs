@@ -11,6 +11,7 @@
 //! | `queue` | requests that wait for a rank, or for a backend |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
+//! | `flow`, `silence` | what is in flight on a backend; whether its silent streams mean that its scheduler is dead |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
 //! | `pins` | whether pins take effect: probes before a backend gets requests, and now and then after |
 //! | `otlp` | spans of requests for an OpenTelemetry collector |
@@ -42,6 +43,7 @@ mod data;
 mod discovery;
 mod drains;
 mod error;
+mod flow;
 mod gate;
 mod gateway;
 mod health;
@@ -58,6 +60,7 @@ mod pool;
 mod queue;
 mod reload;
 mod server;
+mod silence;
 mod snapshot;
 mod stall;
 mod stamp;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::backend::Health;
 use crate::compat::placement_source;
 use crate::error::RequestError;
+use crate::health::SILENT;
 use crate::pins::PinState;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
@@ -48,7 +49,7 @@ struct Backend {
     placement_by: &'static str,
     pins: Pins,
     healthy: bool,
-    /// Why it gets no requests.
+    /// Why it gets no requests, or only where there is no other backend.
     cause: Option<String>,
     /// It finishes its requests and gets no new ones.
     draining: bool,
@@ -198,9 +199,9 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
                 placement_source(probe, backend.configured_placement.as_deref(), tables)
             }),
             pins: pins(member),
-            healthy: health.is_healthy(),
+            healthy: health.is_healthy() && !backend.gate.is_silent(),
             cause: match health {
-                Health::Healthy => None,
+                Health::Healthy => backend.gate.is_silent().then(|| SILENT.to_owned()),
                 Health::Unknown => Some("not probed yet".to_owned()),
                 Health::Unhealthy { cause } => Some(cause),
             },

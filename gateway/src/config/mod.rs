@@ -234,6 +234,7 @@ pub(crate) struct HealthConfig {
     pub(crate) timeout: Duration,
     pub(crate) unhealthy_after: u32,
     pub(crate) busy: Duration,
+    pub(crate) stall: Duration,
     pub(crate) identity: Duration,
 }
 

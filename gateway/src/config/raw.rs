@@ -298,6 +298,10 @@ pub struct RawHealth {
     /// too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be silent before
     /// its health route, which runs the model, is asked.
     pub busy_seconds: f64,
+    /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there should take,
+    /// while its scheduler answers no probe. Then new requests go to other backends, where there are some, until a piece or an
+    /// answer comes. Each false alarm doubles it, up to `busy_seconds`.
+    pub stall_seconds: f64,
     /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its place. It is
     /// also asked after it closed a connection that was in use or kept for reuse.
     pub identity_seconds: f64,
@@ -310,6 +314,7 @@ impl Default for RawHealth {
             timeout_seconds: 3.0,
             unhealthy_after: 2,
             busy_seconds: 20.0,
+            stall_seconds: 2.0,
             identity_seconds: 30.0,
         }
     }

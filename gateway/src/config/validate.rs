@@ -364,6 +364,7 @@ fn health(raw: &RawHealth) -> Result<HealthConfig> {
         timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
         unhealthy_after: raw.unhealthy_after,
         busy: seconds("health.busy_seconds", raw.busy_seconds)?,
+        stall: seconds("health.stall_seconds", raw.stall_seconds)?,
         identity: seconds("health.identity_seconds", raw.identity_seconds)?,
     })
 }

@@ -32,9 +32,9 @@ pub(crate) fn place(core: &Arc<Core>, job: &Job, route: Route, except: &[usize])
         return place_among(core, job, route, except);
     }
     let now = Instant::now();
-    let rests = |at: &usize| members[*at].backend.gate.is_resting(now);
-    let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(rests)).collect();
-    // Rather a backend that rests than none, and rather more trials than are allowed than an error.
+    let is_spared = |at: &usize| members[*at].backend.gate.is_spared(now);
+    let mut spared: Vec<usize> = except.iter().copied().chain((0..members.len()).filter(is_spared)).collect();
+    // Rather a backend that rests or is silent than none, and rather more trials than are allowed than an error.
     place_with_care(core, job, route, &mut spared)
         .or_else(|_| place_with_care(core, job, route, &mut except.to_vec()))
         .or_else(|error| {

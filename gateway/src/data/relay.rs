@@ -15,6 +15,7 @@ use semmoe_tables::RankId;
 use crate::backend::Backend;
 use crate::config::RetryConfig;
 use crate::error::RequestError;
+use crate::flow::FlowPart;
 use crate::live::{self, Edit, Sample};
 use crate::otlp::Stage;
 use crate::state::Core;
@@ -154,7 +155,8 @@ async fn attempt(
     let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
     let told = rank.filter(|_| !job.model.members[member].runs_anywhere());
     ticket.policy(policy);
-    ticket.place(backend, told, lease);
+    let flow = route.runs_model().then(|| FlowPart::begin(backend, job.tokens, job.streams));
+    ticket.place(backend, told, lease, flow);
     trace::placed(ticket, &backend.name, told, policy);
     let traced = ticket.trace().map(|trace| trace.here());
     let write = |body: &Stripped| {

@@ -99,7 +99,7 @@ impl RelayBody {
         if is_good {
             self.watch.backend.hear();
         }
-        self.ticket.computed();
+        self.ticket.piece();
         self.ticket.record().sent(data.len());
         self.watch.look(self.ticket.core(), &data);
         let now = match &mut self.events {

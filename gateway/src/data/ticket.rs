@@ -7,6 +7,7 @@ use semmoe_tables::RankId;
 
 use crate::backend::Backend;
 use crate::error::RequestError;
+use crate::flow::FlowPart;
 use crate::metrics::{CLIENT_CLOSED, NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
@@ -25,6 +26,8 @@ pub(crate) struct Ticket {
     started: Instant,
     record: Record,
     lease: Option<Lease>,
+    /// While it is placed, on a route that runs the model.
+    flow: Option<FlowPart>,
     /// Where the request is traced.
     trace: Option<Box<RequestTrace>>,
     /// The backend was judged by this attempt.
@@ -47,6 +50,7 @@ impl Ticket {
             started: Instant::now(),
             record,
             lease: None,
+            flow: None,
             trace: None,
             judged: false,
             finished: false,
@@ -80,10 +84,12 @@ impl Ticket {
     }
 
     /// The request was placed, on `rank` as far as anybody can tell; a lease that it held before is given back.
-    pub(crate) fn place(&mut self, backend: &Arc<Backend>, rank: Option<RankId>, lease: Lease) {
+    /// `flow` is its part in what the backend computes, if it has one.
+    pub(crate) fn place(&mut self, backend: &Arc<Backend>, rank: Option<RankId>, lease: Lease, flow: Option<FlowPart>) {
         self.backend = Some(Arc::clone(backend));
         self.place = rank.map_or(Place::Any, Place::Rank);
         self.lease = Some(lease);
+        self.flow = flow;
         self.judged = false;
     }
 
@@ -101,8 +107,11 @@ impl Ticket {
         }
     }
 
-    /// The first piece of the answer is there.
-    pub(crate) fn computed(&mut self) {
+    /// A piece of the answer is there; the first one shows that the prompt has been computed.
+    pub(crate) fn piece(&mut self) {
+        if let Some(flow) = &mut self.flow {
+            flow.piece();
+        }
         if let Some(lease) = &mut self.lease {
             lease.computed();
         }
@@ -111,6 +120,7 @@ impl Ticket {
     /// The attempt failed, and the request may be placed again.
     pub(crate) fn unplace(&mut self) {
         self.lease = None;
+        self.flow = None;
     }
 
     /// The attempt failed by the backend's fault.
@@ -166,6 +176,7 @@ impl Ticket {
         }
         self.finished = true;
         self.lease = None;
+        self.flow = None;
         let took = self.started.elapsed();
         let backend = self.backend.as_deref().map_or(NONE, |backend| backend.name.as_str());
         let (place, policy) = (self.place, self.policy);

@@ -31,6 +31,13 @@ struct FailureLabels {
     kind: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct SilenceLabels {
+    backend: String,
+    /// `suspected`, `recovered`.
+    to: &'static str,
+}
+
 /// What is counted of faults.
 pub(crate) struct FaultMetrics {
     breaker_state: Family<BackendLabels, Gauge>,
@@ -41,6 +48,7 @@ pub(crate) struct FaultMetrics {
     shed: Family<ShedLabels, Counter>,
     strays: Family<BackendLabels, Counter>,
     engine_failures: Family<FailureLabels, Counter>,
+    silences: Family<SilenceLabels, Counter>,
 }
 
 impl Default for FaultMetrics {
@@ -55,6 +63,7 @@ impl Default for FaultMetrics {
             shed: Family::default(),
             strays: Family::default(),
             engine_failures: Family::default(),
+            silences: Family::default(),
         }
     }
 }
@@ -75,6 +84,11 @@ impl FaultMetrics {
             "engine_failures",
             "Answers in which the engine says that it failed, by kind",
             self.engine_failures.clone(),
+        );
+        registry.register(
+            "backend_silences",
+            "Times that streams fell silent while the scheduler answered no probe, and that it lived after all",
+            self.silences.clone(),
         );
         registry.register("backend_draining", "1 while no new requests are placed", self.draining.clone());
     }
@@ -98,6 +112,11 @@ impl FaultMetrics {
     /// An answer in which the engine said that it failed.
     pub(crate) fn engine_failed(&self, backend: &str, kind: &'static str) {
         self.engine_failures.get_or_create(&FailureLabels { backend: backend.to_owned(), kind }).inc();
+    }
+
+    /// A backend's scheduler looks dead, or lives after all.
+    pub(crate) fn silence(&self, backend: &str, to: &'static str) {
+        self.silences.get_or_create(&SilenceLabels { backend: backend.to_owned(), to }).inc();
     }
 
     /// Sets the state; returns that before.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use http::Method;
 use semmoe_gateway::Running;
 
-use crate::support::{Client, Mock, PATIENCE, next_frame, plain_model, settled, several, shown};
+use crate::support::{Client, Mock, PATIENCE, metric, next_frame, plain_model, settled, several, shown, until_shown};
 
 const GENERATE: &str = "/generate";
 
@@ -144,4 +144,91 @@ async fn one_503_of_vllm_is_enough() {
     let gateway = semmoe_gateway::Gateway::start(config).await.unwrap();
     mock.set_health(503);
     marked_down_within(&gateway, Duration::from_secs(20)).await;
+}
+
+/// The prober's own patience never ends here; silent streams are found by the short one.
+async fn start_with_stall(stall_seconds: f64, models: &str) -> Running {
+    let text = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[health]\nidentity_seconds = 3600.0\n\
+         busy_seconds = 3600.0\nstall_seconds = {stall_seconds}\n{models}"
+    );
+    let config = semmoe_gateway::Config::from_toml(&text, std::path::Path::new("")).unwrap();
+    semmoe_gateway::Gateway::start(config).await.unwrap()
+}
+
+async fn silences(gateway: &Running, to: &str) -> f64 {
+    metric(gateway, &format!("semmoe_backend_silences_total{{backend=\"pod-a\",to=\"{to}\"}}")).await
+}
+
+/// A killed scheduler of SGLang, seen from outside: `/ping` is answered, streams stop, everything else hangs.
+#[tokio::test]
+async fn streams_that_stop_with_their_scheduler_send_requests_elsewhere() {
+    let (a, b) = (Mock::start(2), Mock::start(2));
+    let gateway = start_with_stall(0.5, &several(&[&a, &b])).await;
+    let client = Client::data(&gateway);
+    a.release(1);
+    let mut stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
+    assert_eq!(stream.headers()["x-semmoe-backend"], "pod-a");
+    assert!(next_frame(&mut stream).await.unwrap().starts_with("data: 1"));
+    a.set_hung(true);
+    let shown = until_shown(&gateway, "pod-a", |shown| shown["healthy"] == false).await;
+    assert!(shown["cause"].as_str().unwrap().starts_with("its streams are silent"), "{shown}");
+    assert_eq!(silences(&gateway, "suspected").await, 1.0);
+    for _ in 0..8 {
+        let answer = client.post(GENERATE, "{\"text\":\"x\"}").await;
+        assert_eq!((answer.status.into(), &answer.headers["x-semmoe-backend"]), (200u16, &"pod-b".parse().unwrap()));
+    }
+    // The other one goes, too: rather a silent backend than none.
+    drop(b);
+    let answer = client.post(GENERATE, "{\"text\":\"x\"}").await;
+    assert_eq!((answer.status.into(), &answer.headers["x-semmoe-backend"]), (200u16, &"pod-a".parse().unwrap()));
+    // It was somebody else's long prompt: the stream goes on and loses nothing.
+    a.release(2);
+    let mut rest = String::new();
+    while let Some(frame) = next_frame(&mut stream).await {
+        rest.push_str(&frame);
+    }
+    assert_eq!(rest, "data: 2\n\ndata: 3\n\ndata: [DONE]\n\n");
+    until_shown(&gateway, "pod-a", |shown| shown["healthy"] == true).await;
+    assert!(silences(&gateway, "recovered").await >= 1.0);
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn the_only_backend_is_used_though_its_streams_stopped_until_its_scheduler_answers() {
+    let mock = Mock::start(2);
+    let gateway = start_with_stall(0.5, &plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    mock.release(1);
+    let stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
+    mock.set_hung(true);
+    until_shown(&gateway, "pod-a", |shown| shown["healthy"] == false).await;
+    assert_eq!(Client::admin(&gateway).get("/readyz").await.status, 200);
+    assert_eq!(client.post(GENERATE, "{\"text\":\"x\"}").await.status, 200);
+    mock.set_hung(false);
+    until_shown(&gateway, "pod-a", |shown| shown["healthy"] == true).await;
+    drop(stream);
+    settled(&gateway).await;
+}
+
+#[tokio::test]
+async fn a_long_prompt_of_ours_explains_silent_streams() {
+    let mut mock = Mock::start(2);
+    let gateway = start_with_stall(0.3, &plain_model(&mock, 2)).await;
+    let client = Client::data(&gateway);
+    let long = format!("{{\"text\":\"{}\"}}", "word ".repeat(20_000));
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.mock(GENERATE, "hang", long).await }
+    });
+    mock.next().await;
+    mock.set_hung(true);
+    mock.release(1);
+    let stream = client.open(Method::POST, GENERATE, &[("x-mock", "stream")], "{\"stream\":true}").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(silences(&gateway, "suspected").await, 0.0);
+    call.abort();
+    until_shown(&gateway, "pod-a", |shown| shown["healthy"] == false).await;
+    drop(stream);
+    settled(&gateway).await;
 }

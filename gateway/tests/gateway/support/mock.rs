@@ -47,6 +47,8 @@ struct Shared {
     health_millis: AtomicU64,
     /// The server accepts probes and answers none.
     mute: AtomicBool,
+    /// Routes that need the scheduler are not answered.
+    hung: AtomicBool,
     /// The longest prompt and answer together; 0: it does not say.
     context: AtomicU64,
     /// It has no `/ping`.
@@ -89,6 +91,7 @@ impl Mock {
             health,
             health_millis: AtomicU64::new(0),
             mute: AtomicBool::new(false),
+            hung: AtomicBool::new(false),
             context: AtomicU64::new(0),
             no_ping: AtomicBool::new(false),
             info: Mutex::new(info),
@@ -152,6 +155,11 @@ impl Mock {
     /// Whether the server leaves probes without an answer.
     pub(crate) fn set_mute(&self, mute: bool) {
         self.shared.mute.store(mute, Ordering::SeqCst);
+    }
+
+    /// Whether its scheduler hangs: the server answers only `/ping`, and the rest once it goes on.
+    pub(crate) fn set_hung(&self, hung: bool) {
+        self.shared.hung.store(hung, Ordering::SeqCst);
     }
 
     pub(crate) fn set_info(&self, info: Value) {
@@ -221,6 +229,9 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let sent = head.headers.get("authorization").map(|value| value.to_str().unwrap().to_owned());
     if shared.authorization.lock().unwrap().as_ref().is_some_and(|wanted| sent.as_ref() != Some(wanted)) {
         return StatusCode::UNAUTHORIZED.into_response();
+    }
+    while matches!(path.as_str(), "/health" | "/server_info") && shared.hung.load(Ordering::SeqCst) {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     match path.as_str() {
         "/v1/models" if shared.context.load(Ordering::SeqCst) > 0 => {

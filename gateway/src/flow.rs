@@ -1,0 +1,110 @@
+//! What is in flight on one backend, as its streams show it: prompts that wait for their first piece, and streams that run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::backend::Backend;
+
+/// Counts of one backend. Each is exact; several read together may be a moment apart.
+#[derive(Default)]
+pub(crate) struct Flow {
+    waiting_tokens: AtomicU64,
+    waiting_streams: AtomicU64,
+    running_streams: AtomicU64,
+    /// Prompt tokens of streams whose first piece came, since the gateway started.
+    computed_tokens: AtomicU64,
+    /// Whether a piece came since this was last read.
+    moved: AtomicBool,
+}
+
+/// One reading of a backend's [`Flow`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FlowReading {
+    /// Prompt tokens of all requests that wait for the first piece of their answer.
+    pub(crate) waiting_tokens: u64,
+    /// Streams among these requests.
+    pub(crate) waiting_streams: u64,
+    /// Streams after their first piece.
+    pub(crate) running_streams: u64,
+    /// Prompt tokens of streams whose first piece came, since the gateway started.
+    pub(crate) computed_tokens: u64,
+    /// Whether a piece of any answer came since the last reading.
+    pub(crate) moved: bool,
+}
+
+impl Flow {
+    /// Reads the counts; the next reading's `moved` begins here.
+    pub(crate) fn read(&self) -> FlowReading {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        FlowReading {
+            moved: self.moved.swap(false, Ordering::Relaxed),
+            waiting_tokens: read(&self.waiting_tokens),
+            waiting_streams: read(&self.waiting_streams),
+            running_streams: read(&self.running_streams),
+            computed_tokens: read(&self.computed_tokens),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Waiting,
+    Running,
+}
+
+/// One request's part in the flow of its backend; dropping it takes it out.
+pub(crate) struct FlowPart {
+    backend: Arc<Backend>,
+    prompt_tokens: u64,
+    streams: bool,
+    stage: Stage,
+}
+
+impl FlowPart {
+    /// A request was placed. `streams`: its answer comes piece by piece.
+    pub(crate) fn begin(backend: &Arc<Backend>, prompt_tokens: u64, streams: bool) -> Self {
+        let flow = &backend.flow;
+        flow.waiting_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
+        flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
+        Self { backend: Arc::clone(backend), prompt_tokens, streams, stage: Stage::Waiting }
+    }
+
+    /// A piece of the answer came.
+    pub(crate) fn piece(&mut self) {
+        let flow = &self.backend.flow;
+        // Nearly every call changes nothing, and then leaves the cache line where it is.
+        if !flow.moved.load(Ordering::Relaxed) {
+            flow.moved.store(true, Ordering::Relaxed);
+        }
+        if self.stage == Stage::Running {
+            return;
+        }
+        self.leave();
+        self.stage = Stage::Running;
+        let flow = &self.backend.flow;
+        if self.streams {
+            flow.computed_tokens.fetch_add(self.prompt_tokens, Ordering::Relaxed);
+            flow.running_streams.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn leave(&self) {
+        let flow = &self.backend.flow;
+        let streams = u64::from(self.streams);
+        match self.stage {
+            Stage::Waiting => {
+                flow.waiting_tokens.fetch_sub(self.prompt_tokens, Ordering::Relaxed);
+                flow.waiting_streams.fetch_sub(streams, Ordering::Relaxed);
+            }
+            Stage::Running => {
+                flow.running_streams.fetch_sub(streams, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for FlowPart {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
