@@ -81,8 +81,7 @@ fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usiz
     };
     let evaluation = judged(EvalInput::Trace(heldout), options)?;
     let affinity = evaluation.policies.as_ref().and_then(|policies| policies.get(AFFINITY));
-    let affinity =
-        affinity.ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))?;
+    let affinity = affinity.ok_or_else(|| CliError::failed("the evaluation has no result for the affinity policy"))?;
     let mut counts = ProfileBuilder::new(heldout.model().clone(), heldout.provenance().clone(), Phase::All)
         .map_err(CliError::failed)?;
     counts.add_trace(heldout).map_err(CliError::failed)?;

@@ -42,8 +42,8 @@ pub(crate) async fn prepare(assets: &Assets, cache: &Cache, layout: UnitLayout) 
     let (profile_path, tables_path) = (cache.profile(), cache.tables(layout.redundant));
     let strings = token_strings(&assets.model)?;
     tokio::task::spawn_blocking(move || solve(&trace, layout, strings, &profile_path, &tables_path))
-    .await
-    .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
+        .await
+        .map_err(|error| CliError::failed(format!("the solver failed: {error}")))?
 }
 
 fn solve(

@@ -231,7 +231,10 @@ mod tests {
             let used = choices(&[1, 4, 6], 8, None, turn);
             assert_eq!([used[1], used[4], used[6]], [1, 4, 6]);
             let served = [1, 4, 6].map(|group| used.iter().filter(|&&of| of == group).count());
-            assert_eq!((served.iter().sum::<usize>(), served.iter().max(), served.iter().min()), (8, Some(&3), Some(&2)));
+            assert_eq!(
+                (served.iter().sum::<usize>(), served.iter().max(), served.iter().min()),
+                (8, Some(&3), Some(&2))
+            );
         }
         assert_ne!(choices(&[1, 4, 6], 8, None, 0), choices(&[1, 4, 6], 8, None, 1), "experts begin with other copies");
     }
@@ -259,7 +262,10 @@ mod tests {
     fn a_placement_is_one_copy_of_each() {
         let placement = Placement::new(2, vec![vec![0, 1, 0, 1], vec![1, 1, 0, 0]]).unwrap();
         let copies = ExpertCopies::from(&placement);
-        assert_eq!((copies.groups(), copies.layers(), copies.experts(), copies.slots(), copies.places()), (2, 2, 4, 4, 2));
+        assert_eq!(
+            (copies.groups(), copies.layers(), copies.experts(), copies.slots(), copies.places()),
+            (2, 2, 4, 4, 2)
+        );
         for place in 0..2 {
             assert_eq!(copies.used_at(place, LayerIdx::new(1)), placement.layer(LayerIdx::new(1)));
         }
