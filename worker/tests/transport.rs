@@ -30,7 +30,7 @@ impl End {
 type Ends = fn(usize) -> Vec<End>;
 
 fn tcp(world: usize) -> Vec<End> {
-    let end = |(rank, streams)| End { rank: rank, streams, memory: None };
+    let end = |(rank, streams)| End { rank, streams, memory: None };
     tcp_streams(world).into_iter().enumerate().map(end).collect()
 }
 

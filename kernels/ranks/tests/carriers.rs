@@ -1,4 +1,5 @@
 //! The carriers between threads: messages, shared memory, and shared memory within hosts with messages between them.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod law;
 
