@@ -11,7 +11,6 @@
 //! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
-//! | `rebatch` | the paper's Algorithm 3: order, optional alignment, and back |
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `vector` | sums and norms of rows at the width of the processor's vectors |
@@ -23,7 +22,6 @@ mod dispatch;
 mod element;
 mod error;
 mod norm;
-mod rebatch;
 pub mod reference;
 mod rows;
 mod split;
@@ -34,7 +32,6 @@ pub use dispatch::{DispatchPlan, RankRows};
 pub use element::{Dtype, Element};
 pub use error::KernelError;
 pub use norm::{NORM_LANES, inverse_rms};
-pub use rebatch::{Alignment, RebatchScratch, rebatch, resume_rows};
 pub use rows::add_weighted_rows;
 pub use split::{RowSplit, SeenTokens, even_offsets};
 pub use vector::{NormRow, norm_row, prefetch, sum_rows, sum_rows_wide};

@@ -7,8 +7,7 @@ use semmoe_kernels::reference::{
     self, Dispatched, NO_EXPERT, NO_ROW, ResidualNorm, RoutedTokens, reduce_scatter, reduce_scatter_norm,
 };
 use semmoe_kernels::{
-    Alignment, Element, KernelError, RankOrder, RebatchScratch, RowSplit, SeenTokens, argsort_by_rank, even_offsets,
-    inverse_rms, rebatch, resume_rows,
+    Element, KernelError, RankOrder, RowSplit, SeenTokens, argsort_by_rank, even_offsets, inverse_rms,
 };
 
 /// Shapes with empty ranks, everything on one rank, odd sizes, no tokens at all.
@@ -78,34 +77,6 @@ proptest! {
         for (rank, rows) in rows.iter().enumerate() {
             let tokens = (0..to.len()).filter(|&token| usize::from(to[token]) == rank).map(|token| token as f32);
             prop_assert_eq!(rows, &tokens.collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn rebatch_and_resume_are_algorithm_3((ranks, to) in destinations(), hidden in 1usize..4) {
-        let n = to.len();
-        let tokens: Vec<f32> = (0..n * hidden).map(|i| i as f32).collect();
-        for alignment in [Alignment::Uneven, Alignment::Even] {
-            let (mut order, mut scratch) = (RankOrder::default(), RebatchScratch::default());
-            rebatch(&to, ranks, alignment, &mut scratch, &mut order).unwrap();
-            let shuffled: Vec<f32> = order.permutation().iter()
-                .flat_map(|&token| tokens[token as usize * hidden..][..hidden].to_vec()).collect();
-            let mut resumed = vec![0.0; n * hidden];
-            resume_rows(&shuffled, &order, hidden, &mut resumed).unwrap();
-            prop_assert_eq!(&resumed, &tokens);
-            RowSplit::shuffled(order.permutation(), order.offsets(), &mut SeenTokens::default()).unwrap();
-            if alignment == Alignment::Even {
-                prop_assert_eq!(order.offsets(), &even_offsets(n, ranks).unwrap()[..]);
-                // No token moved without need: as many stay as the groups have room for.
-                let stay = (0..ranks).map(|rank| {
-                    let wanted = to.iter().filter(|&&group| usize::from(group) == rank).count();
-                    wanted.min(order.items(rank).len())
-                });
-                let stayed = (0..ranks).map(|rank| {
-                    order.items(rank).iter().filter(|&&token| usize::from(to[token as usize]) == rank).count()
-                });
-                prop_assert_eq!(stayed.collect::<Vec<_>>(), stay.collect::<Vec<_>>());
-            }
         }
     }
 

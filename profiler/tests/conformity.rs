@@ -21,6 +21,7 @@ use semmoe_text::{ChatTemplate, Tokenizer};
 /// What this mock does not have.
 const LEFT_OUT: &[LeftOut] = &[
     ("model info", "semmoe does not ask for it"),
+    ("ping", "recording does not ask for it"),
     ("responses", "passes through the gateway unread"),
     ("embeddings", "passes through the gateway unread"),
     ("messages", "passes through the gateway unread"),

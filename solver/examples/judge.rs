@@ -153,6 +153,9 @@ fn print_judged(judged: &Evaluation) {
     if let Some(lar) = judged.lar_t_only {
         print(&format!("    out: by T alone {lar:.4}"));
     }
+    if let Some(lar) = judged.lar_paper_rule {
+        print(&format!("    out: by the surer of T and A, as the paper has it, {lar:.4}"));
+    }
     let curves = [("tokens", &judged.calibration.tokens), ("requests", &judged.calibration.requests)];
     for (what, curve) in curves.iter().filter_map(|(what, curve)| Some((what, curve.as_ref()?))) {
         let bin = |bin: &ReliabilityBin| format!("{} x {:.3} was {:.3}", bin.count, bin.predicted, bin.observed);

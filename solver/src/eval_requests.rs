@@ -74,6 +74,7 @@ pub(crate) fn judge(
         token_imbalance: figures(&jobs, &ranks, hosts.places).request_imbalance,
         tokens: jobs.iter().map(|job| job.known_tokens).sum(),
         lar_t_only: None,
+        lar_paper_rule: None,
         steps: None,
         policies: Some(policies),
         argmax: Some(figures(&jobs, &argmax(&jobs), hosts.places)),

@@ -1,8 +1,8 @@
 //! Evaluation of attention tp in steps, as a unit runs them: the rows of a layer go to the groups in even parts.
 
-use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest};
+use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, Trace, TraceRequest, group_shares};
 
-use crate::eval_tokens::{TokenLoads, judged};
+use crate::eval_tokens::{TokenLoads, judged, paper_labels};
 use crate::evaluate::{Judged, StepFigures};
 use crate::hosts::Hosts;
 use crate::labels::MainGroups;
@@ -25,8 +25,11 @@ struct Judge<'a> {
     loads: TokenLoads,
     /// Local activations with rows split by T alone.
     local_t_only: f64,
+    /// The same by the paper's printed rule.
+    local_paper_rule: f64,
     even: EvenGroups,
     even_t_only: EvenGroups,
+    even_paper_rule: EvenGroups,
     /// The likeliest group of each row of the layer.
     wanted: Vec<Option<usize>>,
     links: Links,
@@ -78,7 +81,9 @@ impl<'a> Judge<'a> {
             tally: Tally::new(hosts),
             loads: TokenLoads::new(hosts),
             local_t_only: 0.0,
+            local_paper_rule: 0.0,
             even_t_only: even.clone(),
+            even_paper_rule: even.clone(),
             even,
             wanted: Vec::new(),
             links: Links::new(hosts.places),
@@ -99,6 +104,7 @@ impl<'a> Judge<'a> {
         let routes = || rows.iter().filter_map(|row| Some((row, row.request.route(row.position, id)?)));
         self.even.clear();
         self.even_t_only.clear();
+        self.even_paper_rule.clear();
         self.wanted.clear();
         for (row, _) in routes() {
             let token = TokenId::new(row.request.token_ids()[row.position]);
@@ -109,14 +115,20 @@ impl<'a> Judge<'a> {
                 likely
             });
             self.even_t_only.push(|shares| self.tables.group_shares(id, token, None, shares));
+            let labels = paper_labels(self.tables, id, token, before);
+            self.even_paper_rule.push(|shares| group_shares(labels, None, shares));
         }
-        self.even.settle();
-        self.even_t_only.settle();
+        let evens = [&mut self.even, &mut self.even_t_only, &mut self.even_paper_rule];
+        evens.into_iter().for_each(EvenGroups::settle);
         for (at, (_, route)) in routes().enumerate() {
-            let [place, by_t] = [&self.even, &self.even_t_only].map(|even| Some(usize::from(even.groups()[at])));
+            let evens = [&self.even, &self.even_t_only, &self.even_paper_rule];
+            let [place, by_t, by_paper] = evens.map(|even| Some(usize::from(even.groups()[at])));
             let experts = || route.experts().map(|expert| expert.index());
-            let local = experts().map(|expert| self.hosts.local_share(self.hosts.column(layer, expert), by_t));
-            self.local_t_only += local.sum::<f64>();
+            let local = |place| {
+                experts().map(|expert| self.hosts.local_share(self.hosts.column(layer, expert), place)).sum::<f64>()
+            };
+            self.local_t_only += local(by_t);
+            self.local_paper_rule += local(by_paper);
             self.tally.add_route(self.hosts, layer, experts(), place);
             self.loads.add(layer, place, 1);
             self.moved += u64::from(self.even.placed_by(at) == PlacedBy::Evening);
@@ -159,7 +171,8 @@ impl<'a> Judge<'a> {
         let steps =
             StepFigures { step_tokens, fullest_group, fullest_group_wanted, moved, fullest_link, fullest_link_wanted };
         let lar_t_only = Some(self.local_t_only / activations as f64);
-        Judged { lar_t_only, steps: Some(steps), ..judged(self.tally, &self.loads, tokens) }
+        let lar_paper_rule = Some(self.local_paper_rule / activations as f64);
+        Judged { lar_t_only, lar_paper_rule, steps: Some(steps), ..judged(self.tally, &self.loads, tokens) }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a unit make
 //! of that is in `eval_steps`.
 
-use semmoe_tables::{Attention, GroupId, LayerIdx, Profile, Tables, TokenId, Trace};
+use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
 
 use crate::balance::spread_of;
 use crate::evaluate::Judged;
@@ -23,6 +23,23 @@ fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(u1
             let best = (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best });
             row.iter().any(|share| *share != row[best]).then_some(best)
         }
+    }
+}
+
+/// The labels that the paper's Algorithm 3 goes by in its line 2, `cond(T_p > A_p)`: a baseline, as what the other table knows is
+/// lost.
+pub(crate) fn paper_labels(
+    tables: &Tables,
+    layer: LayerIdx,
+    token: TokenId,
+    before: Option<(GroupId, GroupId)>,
+) -> Option<GroupLabels<'_>> {
+    let by_groups = before.and_then(|(older, newer)| tables.next_groups(layer, older, newer));
+    match (tables.token_groups(layer, token), by_groups) {
+        (Some(by_token), Some(by_groups)) => {
+            Some(if by_token.probs[0] > by_groups.probs[0] { by_token } else { by_groups })
+        }
+        (one, other) => one.or(other),
     }
 }
 
@@ -58,7 +75,7 @@ impl TokenLoads {
 pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judged {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);
-    let (mut tokens, mut local_t_only) = (0, 0.0);
+    let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
     let mut main = MainGroups::new(tables.placement());
     for request in trace.iter() {
         for (position, &token) in request.token_ids().iter().enumerate() {
@@ -72,9 +89,14 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judg
                     Some(before) => place_of(tables, id, TokenId::new(token), Some(before)),
                     None => by_t,
                 };
+                let before = main.before(layer).map(|(older, newer)| (GroupId::new(older), GroupId::new(newer)));
+                let by_paper = paper_labels(tables, id, TokenId::new(token), before);
+                let by_paper = by_paper.map(|labels| usize::from(labels.groups[0]));
                 let experts = || route.experts().map(|expert| expert.index());
-                local_t_only +=
-                    experts().map(|expert| hosts.local_share(hosts.column(layer, expert), by_t)).sum::<f64>();
+                let local =
+                    |place| experts().map(|expert| hosts.local_share(hosts.column(layer, expert), place)).sum::<f64>();
+                local_t_only += local(by_t);
+                local_paper_rule += local(by_paper);
                 tally.add_route(hosts, layer, experts(), place);
                 loads.add(layer, place, 1);
                 known = true;
@@ -83,8 +105,9 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judg
         }
     }
     let activations: u64 = tally.activations.iter().sum();
-    let lar_t_only = (tables.attention() == Attention::Tp).then(|| local_t_only / activations as f64);
-    Judged { lar_t_only, ..judged(tally, &loads, tokens) }
+    let of_tp = |local: f64| (tables.attention() == Attention::Tp).then(|| local / activations as f64);
+    let (lar_t_only, lar_paper_rule) = (of_tp(local_t_only), of_tp(local_paper_rule));
+    Judged { lar_t_only, lar_paper_rule, ..judged(tally, &loads, tokens) }
 }
 
 /// Every token of a profile, by its counts; these do not say what a token's groups were in the layers before.
@@ -115,6 +138,7 @@ pub(crate) fn judged(tally: Tally, loads: &TokenLoads, tokens: u64) -> Judged {
         token_imbalance,
         tokens,
         lar_t_only: None,
+        lar_paper_rule: None,
         steps: None,
         policies: None,
         argmax: None,

@@ -36,6 +36,10 @@ pub struct Evaluation {
     /// before are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_t_only: Option<f64>,
+    /// The same by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`: by the one of T and A whose first label has the
+    /// greater share, A where they are equal; for a trace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lar_paper_rule: Option<f64>,
     /// `lar` for each MoE layer; null for a layer without known routes.
     pub lar_per_layer: Vec<Option<f64>>,
     /// The same with every token or request on a random rank: the expected value.
@@ -127,6 +131,7 @@ pub(crate) struct Judged {
     pub(crate) token_imbalance: f64,
     pub(crate) tokens: u64,
     pub(crate) lar_t_only: Option<f64>,
+    pub(crate) lar_paper_rule: Option<f64>,
     pub(crate) steps: Option<StepFigures>,
     pub(crate) policies: Option<BTreeMap<String, RequestFigures>>,
     pub(crate) argmax: Option<RequestFigures>,
@@ -176,6 +181,7 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
         unit: judged.unit,
         lar: judged.tally.lar(),
         lar_t_only: judged.lar_t_only,
+        lar_paper_rule: judged.lar_paper_rule,
         lar_per_layer: judged.tally.lar_per_layer(),
         lar_random: judged.tally.lar_random(&hosts),
         node_local_rate: judged.tally.node_local_rate(),

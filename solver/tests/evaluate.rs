@@ -10,8 +10,8 @@ use common::{options, planted, profile_of, provenance, solve_trace};
 use half::f16;
 use semmoe_solver::{EvalInput, EvalOptions, Evaluation, SolveError, Unit, evaluate};
 use semmoe_tables::{
-    Attention, EvenGroups, GroupId, LayerIdx, NO_GROUP, PlacedBy, Placement, Tables, TablesBuilder, TokenId, TpParts,
-    Trace, TraceRequest,
+    Attention, EvenGroups, GroupId, LayerIdx, LikelyGroup, NO_GROUP, PlacedBy, Placement, Tables, TablesBuilder,
+    TokenId, TpParts, Trace, TraceRequest,
 };
 
 /// Contiguous placement, and T that knows nothing.
@@ -95,6 +95,22 @@ fn groups_before(
     layer.checked_sub(2).and_then(|older| Some((main(older)?, main(older + 1)?)))
 }
 
+/// The group by the paper's line 2, from the labels' own halves: whichever of T and A is surer of its first label.
+fn group_by_the_printed_rule(tables: &Tables, request: TraceRequest<'_>, position: usize, layer: u16) -> Option<usize> {
+    let id = LayerIdx::new(layer);
+    let t = tables.token_groups(id, TokenId::new(request.token_ids()[position]));
+    let a = groups_before(tables, request, position, layer).and_then(|(b, a)| tables.next_groups(id, b, a));
+    let sure = |probs: &[f16]| probs[0].to_f32();
+    let first = |groups: &[u16]| Some(usize::from(groups[0]));
+    match (t, a) {
+        (None, None) => None,
+        (Some(t), None) => first(t.groups),
+        (None, Some(a)) => first(a.groups),
+        (Some(t), Some(a)) if sure(a.probs) >= sure(t.probs) => first(a.groups),
+        (Some(t), Some(_)) => first(t.groups),
+    }
+}
+
 /// T and A by chance, some of them silent; A only where there are two layers before.
 fn labels_by_chance(trace: &Trace) -> Tables {
     let model = trace.model();
@@ -122,6 +138,10 @@ fn figures_of_tokens_equal_a_plain_count() {
     let solved = evaluated_plainly(&solve_trace(&trace, &options(4, Attention::Tp)).unwrap().tables, &other);
     assert!(solved.remote_ranks_per_token < solved.remote_ranks_random.map(|random| 0.8 * random), "{solved:?}");
     let by_chance = evaluated_plainly(&labels_by_chance(&other), &other);
+    let printed = by_chance.lar_paper_rule.unwrap();
+    for other in [by_chance.lar, by_chance.lar_t_only.unwrap()] {
+        assert!((printed - other).abs() > 1e-6, "three rules: {by_chance:?}");
+    }
     assert!((by_chance.lar - by_chance.lar_t_only.unwrap()).abs() > 1e-6, "A has its say: {by_chance:?}");
 }
 
@@ -129,7 +149,7 @@ fn figures_of_tokens_equal_a_plain_count() {
 fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
     let judged = evaluate(tables, EvalInput::Trace(other), &EvalOptions::default()).unwrap();
     // Local activations and remote groups, where the tables put a token and summed over all four groups.
-    let (mut local, mut remote, mut all, mut routes) = ([0.0; 2], [0.0; 2], 0.0, 0.0);
+    let (mut local, mut remote, mut all, mut routes) = ([0.0; 3], [0.0; 3], 0.0, 0.0);
     for request in other.iter() {
         for (position, layer) in (0..request.token_ids().len()).flat_map(|at| (0..3).map(move |layer| (at, layer))) {
             let Some(route) = request.route(position, LayerIdx::new(layer)) else { continue };
@@ -143,7 +163,8 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
             };
             let everywhere = (0..4).map(figures).fold((0.0, 0.0), |sum, at| (sum.0 + at.0 / 4.0, sum.1 + at.1 / 4.0));
             let own = group_by_algorithm_3(tables, request, position, layer);
-            for (at, (here, there)) in [own.map_or(everywhere, figures), everywhere].into_iter().enumerate() {
+            let printed = group_by_the_printed_rule(tables, request, position, layer).map_or(everywhere, figures);
+            for (at, (here, there)) in [own.map_or(everywhere, figures), everywhere, printed].into_iter().enumerate() {
                 local[at] += here;
                 remote[at] += there;
             }
@@ -154,6 +175,7 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
     for (found, expected) in [
         (judged.lar, local[0] / all),
         (judged.lar_random, local[1] / all),
+        (judged.lar_paper_rule.unwrap(), local[2] / all),
         (judged.remote_ranks_per_token.unwrap(), remote[0] / routes),
         (judged.remote_ranks_random.unwrap(), remote[1] / routes),
     ] {
@@ -171,10 +193,11 @@ fn figures_of_steps_equal_a_plain_count() {
         let judged = evaluate(&tables, EvalInput::Trace(&trace), &options).unwrap();
         let steps = judged.steps.unwrap();
         assert_eq!(steps.step_tokens, step_tokens);
-        let [lar, lar_t_only, fullest, wanted, moved] = counted_in_steps(&tables, &trace, step_tokens);
+        let [lar, lar_t_only, lar_paper_rule, fullest, wanted, moved] = counted_in_steps(&tables, &trace, step_tokens);
         for (found, expected) in [
             (judged.lar, lar),
             (judged.lar_t_only.unwrap(), lar_t_only),
+            (judged.lar_paper_rule.unwrap(), lar_paper_rule),
             (steps.fullest_group, fullest),
             (steps.fullest_group_wanted, wanted),
             (steps.moved, moved),
@@ -186,22 +209,23 @@ fn figures_of_steps_equal_a_plain_count() {
     assert!(alone.steps.is_none());
 }
 
-/// Local rate by T and A and by T alone, the fullest group over the mean with even parts and without, and the share that moved.
-fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64; 5] {
+/// Local rate by T and A, by T alone and by the printed rule, the fullest group over the mean with even parts and without, and the share that moved.
+fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64; 6] {
     // Routes are known in all layers or in none.
     let known = |request: TraceRequest<'_>, at: &usize| request.route(*at, LayerIdx::new(0)).is_some();
     let tokens = trace.iter().flat_map(|request| (0..request.token_ids().len()).map(move |at| (request, at)));
     let tokens: Vec<_> = tokens.filter(|(request, at)| known(*request, at)).collect();
-    let (mut local, mut all, mut rows, mut fullest, mut wanted, mut moved) = ([0.0; 2], 0.0, 0.0, 0.0, 0.0, 0.0);
+    let (mut local, mut all, mut rows, mut fullest, mut wanted, mut moved) = ([0.0; 3], 0.0, 0.0, 0.0, 0.0, 0.0);
     for (step, layer) in tokens.chunks(step_tokens).flat_map(|step| (0..3).map(move |layer| (step, layer))) {
         let id = LayerIdx::new(layer);
-        let mut even = [EvenGroups::new(4), EvenGroups::new(4)];
+        let mut even = [EvenGroups::new(4), EvenGroups::new(4), EvenGroups::new(4)];
         for &(request, at) in step {
             let token = TokenId::new(request.token_ids()[at]);
             let before = [groups_before(tables, request, at, layer), None];
             for (even, before) in even.iter_mut().zip(before) {
                 even.push(|shares| tables.group_shares(id, token, before, shares));
             }
+            even[2].push(|shares| printed_shares(tables, request, at, layer, shares));
         }
         even.iter_mut().for_each(EvenGroups::settle);
         for (row, &(request, at)) in step.iter().enumerate() {
@@ -219,7 +243,28 @@ fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64;
         fullest += f64::from(even[0].fullest());
         wanted += f64::from(even[0].fullest_wanted());
     }
-    [local[0] / all, local[1] / all, 4.0 * fullest / rows, 4.0 * wanted / rows, moved / rows]
+    [local[0] / all, local[1] / all, local[2] / all, 4.0 * fullest / rows, 4.0 * wanted / rows, moved / rows]
+}
+
+/// The shares of the surer table alone: those of its labels, and what they leave for the groups without one.
+fn printed_shares(
+    tables: &Tables,
+    request: TraceRequest<'_>,
+    at: usize,
+    layer: u16,
+    shares: &mut [f64],
+) -> Option<LikelyGroup> {
+    let id = LayerIdx::new(layer);
+    let t = tables.token_groups(id, TokenId::new(request.token_ids()[at]));
+    let a = groups_before(tables, request, at, layer).and_then(|(b, a)| tables.next_groups(id, b, a));
+    let surer = match (t, a) {
+        (Some(t), Some(a)) if t.probs[0] <= a.probs[0] => Some(a),
+        (t, a) => t.or(a),
+    };
+    shares.fill(1.0);
+    let labels = surer?;
+    (0..4).for_each(|group| shares[usize::from(group)] = labels.share_of(group, 4));
+    Some(LikelyGroup { group: GroupId::new(labels.groups[0]), share: labels.probs[0].to_f64() })
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use semmoe_tables::Attention;
-use semmoe_worker::{CpuList, ExpertLayout, TransportChoice};
+use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 
 use super::AttentionArg;
 use crate::error::CliError;
@@ -98,6 +98,10 @@ pub(crate) struct UnitLayoutArgs {
     /// all ranks.
     #[arg(long, value_name = "auto|shm|tcp", default_value = "auto")]
     pub(crate) transport: TransportChoice,
+    /// As what rows travel between ranks: bf16 takes half the bytes of f32, and sums over ranks are rounded to it. The same on all
+    /// ranks.
+    #[arg(long, value_name = "f32|bf16", default_value = "f32")]
+    pub(crate) wire: WireType,
     /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every rank has a
     /// slice of each, and gathers the tokens of all, so that there is nothing for tables to say. The same on all ranks.
     #[arg(long, value_enum, default_value_t = ExpertsArg::Ep)]

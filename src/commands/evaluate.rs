@@ -51,6 +51,9 @@ fn describe(evaluation: &Evaluation) -> String {
     if let Some(lar) = evaluation.lar_t_only {
         line("  by T alone, without A", format!("{lar:.4}"));
     }
+    if let Some(lar) = evaluation.lar_paper_rule {
+        line("  by the surer of T and A (paper)", format!("{lar:.4}"));
+    }
     let layers = evaluation.lar_per_layer.iter().map(|lar| lar.map_or("-".to_owned(), |lar| format!("{lar:.3}")));
     line("  by layer", layers.collect::<Vec<_>>().join(" "));
     if let (Some(rate), Some(inter)) = (evaluation.node_local_rate, evaluation.inter_node_activations_per_token) {

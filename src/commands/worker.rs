@@ -20,6 +20,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.listen = (args.rank == 0).then_some(args.listen);
     config.tables = args.tables;
     config.transport = args.layout.transport;
+    config.wire = args.layout.wire;
     config.experts = args.layout.experts.into();
     let unit = args.attention.read()?;
     (config.attention, config.shuffle) = (unit.attention, unit.shuffle);

@@ -5,7 +5,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use semmoe_tables::Attention;
-use semmoe_worker::{ExpertLayout, TransportChoice};
+use semmoe_worker::{ExpertLayout, TransportChoice, WireType};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -35,6 +35,8 @@ pub(crate) struct UnitLayout {
     pub(crate) experts: ExpertLayout,
     /// How ranks exchange.
     pub(crate) transport: TransportChoice,
+    /// As what rows travel.
+    pub(crate) wire: WireType,
     /// Slots of a layer beyond one for each expert, for replicas.
     pub(crate) redundant: u16,
 }
@@ -58,14 +60,14 @@ impl UnitLayout {
         if let Some(other) = no_replicas {
             return Err(CliError::input(format!("--redundant {} does not go with {other}", args.redundant)));
         }
-        let (transport, redundant) = (args.layout.transport, args.redundant);
-        Ok(Self { ranks: args.ranks, attention, experts, transport, redundant })
+        let (transport, wire, redundant) = (args.layout.transport, args.layout.wire, args.redundant);
+        Ok(Self { ranks: args.ranks, attention, experts, transport, wire, redundant })
     }
 
     /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's alone.
     pub(crate) fn to_record(self) -> Self {
         let attention = UnitAttention { attention: Attention::Dp, shuffle: true };
-        Self { attention, experts: ExpertLayout::Ep, redundant: 0, ..self }
+        Self { attention, experts: ExpertLayout::Ep, wire: WireType::F32, redundant: 0, ..self }
     }
 
     /// Whether tables say anything to it.
@@ -177,6 +179,7 @@ impl Unit {
             command.arg("--tables").arg(tables);
         }
         command.args(["--experts", &layout.experts.to_string(), "--transport", &layout.transport.to_string()]);
+        command.args(["--wire", &layout.wire.to_string()]);
         if layout.attention.attention == Attention::Tp {
             command.args(["--attention", "tp", "--shuffle", if layout.attention.shuffle { "auto" } else { "off" }]);
         }

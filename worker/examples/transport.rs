@@ -12,7 +12,7 @@ use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, Placement, RankId};
 use semmoe_worker::ep::{
     Counters, ExpertLayout, ExpertParallel, LayerTimings, ShmMemory, ShmTransport, StepPhase, TcpTransport,
-    TimedCollective,
+    TimedCollective, WireRows,
 };
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 
@@ -44,7 +44,7 @@ fn units(world: usize, elements: usize) -> Outcome<Vec<[Unit; 3]>> {
         .map(|(rank, ((data, one), other))| {
             let private = || PrivateMemory::new(rank);
             let tcp = TcpTransport::new(rank, data, limit)?;
-            let (rings, _) = ShmTransport::new(rank, ShmMemory::attach(&files[0], world, 0, 1)?, one, limit)?;
+            let (rings, _) = ShmTransport::new::<f32>(rank, ShmMemory::attach(&files[0], world, 0, 1)?, one, limit)?;
             let memory = ShmMemory::attach(&files[1], world, elements, 1)?;
             let (link, rows) = ShmTransport::new(rank, memory, other, limit)?;
             Ok([
@@ -119,7 +119,7 @@ fn step(step: Step) -> Outcome<[[f64; 3]; 2]> {
         };
         let join = |unit| {
             let counters = Arc::new(Counters::new(placement.layers()));
-            ExpertParallel::over(unit, &placement, ExpertLayout::Ep, counters)
+            ExpertParallel::over(WireRows::f32(unit), &placement, ExpertLayout::Ep, counters)
         };
         let [tcp, rings, memory] = units.map(join);
         let mut eps = [tcp?, rings?, memory?];

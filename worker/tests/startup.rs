@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use half::f16;
 use semmoe_tables::{Attention, ModelInfo, Placement, Provenance, Replicas, Tables, TablesBuilder, TpParts};
-use semmoe_worker::{ExpertLayout, TransportChoice, WorkerConfig, WorkerError, WorkerEvent, run};
+use semmoe_worker::{ExpertLayout, TransportChoice, WireType, WorkerConfig, WorkerError, WorkerEvent, run};
 use serde_json::{Value, json};
 use support::{EXPERTS, LAYERS, TOP_K, Unit, config, golden, greedy, loopback, model_dir};
 
@@ -164,6 +164,7 @@ fn ranks_with_other_arguments_are_refused_on_both_sides() {
             Box::new(|config| config.transport = TransportChoice::Tcp),
             "rank 1 was started with transport tcp, rank 0 auto",
         ),
+        (Box::new(|config| config.wire = WireType::Bf16), "rank 1 sends rows as bf16, rank 0 f32"),
         (Box::new(|config| config.model_dir = other.clone()), "rank 1 runs another model than rank 0"),
         (Box::new(|config| config.model_dir = retrained.clone()), "rank 1 has a checkpoint with digest"),
     ];

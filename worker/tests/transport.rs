@@ -22,7 +22,7 @@ impl End {
     fn transport(self, limit: Duration) -> Box<dyn Lockstep> {
         match self.memory {
             None => Box::new(TcpTransport::new(self.rank, self.streams, limit).unwrap()),
-            Some(memory) => Box::new(ShmTransport::new(self.rank, memory, self.streams, limit).unwrap().0),
+            Some(memory) => Box::new(ShmTransport::new::<f32>(self.rank, memory, self.streams, limit).unwrap().0),
         }
     }
 }
@@ -270,9 +270,9 @@ fn streams_must_fit_the_rank() {
 
     let memory = |world| ShmMemory::create(world, 0, 1).unwrap().1;
     let mut streams = tcp_streams(2);
-    let wrong = ShmTransport::new(0, memory(2), streams.pop().unwrap(), PATIENT);
+    let wrong = ShmTransport::new::<f32>(0, memory(2), streams.pop().unwrap(), PATIENT);
     assert!(wrong.is_err_and(|error| error.to_string().contains("slot 0 is not right")));
-    let wrong = ShmTransport::new(0, memory(3), streams.pop().unwrap(), PATIENT);
+    let wrong = ShmTransport::new::<f32>(0, memory(3), streams.pop().unwrap(), PATIENT);
     assert!(wrong.is_err_and(|error| error.to_string().contains("memory for 3 ranks, expected 2")));
-    assert!(ShmTransport::new(0, memory(1), vec![None], PATIENT).is_ok());
+    assert!(ShmTransport::new::<f32>(0, memory(1), vec![None], PATIENT).is_ok());
 }

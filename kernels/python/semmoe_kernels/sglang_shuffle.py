@@ -116,8 +116,7 @@ def even_rows(tokens, world):
 def evened(groups, shares, world):
     """[n] int64: each token's group, or, for tokens without one (-1) and for those that come when it is full, the
     first rank that still has room, so that rank r gets `even_rows(n, world)[r]` tokens. The greatest of `shares` [n]
-    come first, of equals the first token. As Alignment::Even of the crate semmoe-kernels, in that order; waits for
-    nothing."""
+    come first, of equals the first token. Waits for nothing."""
     order = shares.argsort(descending=True, stable=True)
     return torch.empty_like(groups).scatter_(0, order, _evened_in_turn(groups[order], world))
 

@@ -2,7 +2,7 @@
 //!
 //! | role | interface | implementations |
 //! |---|---|---|
-//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below |
+//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type |
 //! | bytes and barrier | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
 //!
@@ -10,6 +10,7 @@
 //! which is also its barrier. Where a peer's memory is within reach, a message has no rows: the peer's are read where they lie,
 //! added or gathered straight from there. So a unit may have shared memory inside its hosts and messages between them.
 
+mod cast;
 mod lockstep;
 mod memory;
 mod rows;
@@ -19,6 +20,7 @@ use crate::dispatch::DispatchPlan;
 use crate::element::Element;
 use crate::split::RowSplit;
 
+pub use cast::CastCollectives;
 pub use lockstep::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
 pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};

@@ -8,7 +8,7 @@ use super::lockstep::{Lockstep, UnitError, Wake, Waker};
 use super::memory::{Half, PeerRows, RowMemory};
 use super::{AllRows, Collectives, OwnRows, Received, ReceivedRows, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
-use crate::element::Element;
+use crate::element::{Dtype, Element};
 use crate::split::RowSplit;
 use crate::vector::sum_rows;
 
@@ -23,14 +23,14 @@ pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
 
 /// What one row with so many pairs takes in its dispatch message and in the combine message that answers it.
 #[must_use]
-pub fn dispatch_row_bytes<T: Element>(pairs: usize, hidden: usize) -> usize {
-    wire::ROW_BYTES + wire::PAIR_BYTES * pairs + 2 * hidden * size_of::<T>()
+pub fn dispatch_row_bytes(dtype: Dtype, pairs: usize, hidden: usize) -> usize {
+    wire::ROW_BYTES + wire::PAIR_BYTES * pairs + 2 * hidden * dtype.bytes()
 }
 
 /// What one rank sends another in a reduce-scatter of `rows` rows; in an allgather with `labels` labels beside them.
 #[must_use]
-pub fn split_bytes<T: Element>(rows: usize, hidden: usize, labels: usize) -> usize {
-    wire::HEADER_BYTES + rows * hidden * size_of::<T>() + labels * size_of::<u16>()
+pub fn split_bytes(dtype: Dtype, rows: usize, hidden: usize, labels: usize) -> usize {
+    wire::HEADER_BYTES + rows * hidden * dtype.bytes() + labels * size_of::<u16>()
 }
 
 /// One rank's end over messages and memory.

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use super::carrier::{Host, MemoryAddress, TransportChoice};
 use crate::engine::UnitLimits;
-use crate::ep::ExpertLayout;
+use crate::ep::{ExpertLayout, WireType};
 
 /// First field of every handshake; a stranger's bytes do not have it.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
-pub(super) const PROTOCOL: u32 = 3;
+pub(super) const PROTOCOL: u32 = 4;
 
 /// What all ranks of a unit must have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +31,8 @@ pub(crate) struct Identity {
     pub(crate) experts: ExpertLayout,
     /// How it was told to exchange.
     pub(crate) transport: TransportChoice,
+    /// As what rows travel.
+    pub(crate) wire: WireType,
     /// `dp` or `tp`.
     pub(crate) attention: String,
     /// Digest of the tables by which rows are shuffled (attention tp), empty without.
@@ -103,6 +105,9 @@ impl Identity {
         if self.transport != other.transport {
             let (theirs, ours) = (other.transport.to_string(), self.transport.to_string());
             return differ("was started with transport", &theirs, &ours);
+        }
+        if self.wire != other.wire {
+            return differ("sends rows as", &other.wire.to_string(), &self.wire.to_string());
         }
         if self.attention != other.attention {
             return differ("was started with attention", &other.attention, &self.attention);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use semmoe_kernels::collectives::{
-    AllRows, Collectives, DISPATCH_HEADER_BYTES, Lockstep, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake,
-    Waker, dispatch_row_bytes, split_bytes,
+    AllRows, DISPATCH_HEADER_BYTES, Lockstep, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker,
+    dispatch_row_bytes, split_bytes,
 };
 use semmoe_kernels::{DispatchPlan, RowSplit};
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::counters::{Collective, Counters, LayerTraffic, StepPhase};
 use super::inbox::Inbox;
 use super::timings::{TimedCollective, Timings};
+use super::wire::WireRows;
 
 /// The experts of this rank, as the model computes them.
 pub trait LocalExperts: Sync {
@@ -89,7 +90,7 @@ impl fmt::Display for ExpertLayout {
 
 /// This rank's part in the unit: its collectives, where every expert lies, and what it counts.
 pub struct ExpertParallel {
-    unit: Box<dyn Collectives<f32>>,
+    unit: WireRows,
     layout: ExpertLayout,
     layers: Vec<LayerHosts>,
     counters: Arc<Counters>,
@@ -112,7 +113,7 @@ impl ExpertParallel {
         counters: Arc<Counters>,
     ) -> Result<Self, WorldMismatch> {
         let memory = PrivateMemory::new(link.rank());
-        Self::over(Box::new(RowCollectives::new(link, memory)), placement, ExpertLayout::Ep, counters)
+        Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
     }
 
     /// Joins a placement to the collectives of a unit, with experts in either layout; of the placement, tensor-parallel experts
@@ -121,7 +122,7 @@ impl ExpertParallel {
     /// # Errors
     /// As [`ExpertParallel::new`].
     pub fn over(
-        unit: Box<dyn Collectives<f32>>,
+        unit: WireRows,
         placement: impl Into<ExpertCopies>,
         layout: ExpertLayout,
         counters: Arc<Counters>,
@@ -216,12 +217,12 @@ impl ExpertParallel {
     /// Where this rank writes its `[n, H]` partial sums before [`ExpertParallel::reduce_scatter`].
     ///
     /// # Errors
-    /// As [`Collectives::part`].
+    /// As [`Collectives::part`](semmoe_kernels::collectives::Collectives::part).
     pub(crate) fn part(&mut self, len: usize) -> Result<&mut [f32], UnitError> {
         self.unit.part(len)
     }
 
-    /// [`Collectives::reduce_scatter`]; its time counts for `layer`, unless that has no experts.
+    /// [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter); its time counts for `layer`, unless that has no experts.
     pub(crate) fn reduce_scatter(
         &mut self,
         layer: Option<LayerIdx>,
@@ -230,7 +231,7 @@ impl ExpertParallel {
         out: &mut [f32],
     ) -> Result<(), UnitError> {
         self.count_collective(Collective::ReduceScatter, |peer| {
-            split_bytes::<f32>(split.positions(peer).len(), hidden, 0)
+            split_bytes(self.unit.dtype(), split.positions(peer).len(), hidden, 0)
         });
         let began = Instant::now();
         self.unit.reduce_scatter(hidden, split, out)?;
@@ -238,7 +239,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// [`Collectives::allgather`]; its time counts as there.
+    /// [`Collectives::allgather`](semmoe_kernels::collectives::Collectives::allgather); its time counts as there.
     pub(crate) fn allgather(
         &mut self,
         layer: Option<LayerIdx>,
@@ -247,7 +248,9 @@ impl ExpertParallel {
         out: AllRows<'_, f32>,
     ) -> Result<(), UnitError> {
         let rows = split.positions(self.unit.rank()).len();
-        self.count_collective(Collective::Allgather, |_| split_bytes::<f32>(rows, own.hidden, own.labels.len()));
+        self.count_collective(Collective::Allgather, |_| {
+            split_bytes(self.unit.dtype(), rows, own.hidden, own.labels.len())
+        });
         let began = Instant::now();
         self.unit.allgather(own, split, out)?;
         self.time(layer, TimedCollective::Gather, began);
@@ -324,7 +327,7 @@ impl ExpertParallel {
                 if is_local || self.layout == ExpertLayout::Ep {
                     of.activations.add(is_local, u64::from(*pairs));
                 }
-                of.bytes.add(is_local, dispatch_row_bytes::<f32>(usize::from(*pairs), batch.hidden) as u64);
+                of.bytes.add(is_local, dispatch_row_bytes(self.unit.dtype(), usize::from(*pairs), batch.hidden) as u64);
             }
             // A message's header goes with its first row.
             if let Some(first) = rows.tokens.first() {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
 //! | `inbox` | the rows that a rank was sent, expert by expert |
+//! | `wire` | as what type rows travel |
 //! | `links` | one link to each other rank |
 //! | `stream` | W ranks as processes: messages and failures over a byte stream between every two of them |
 //! | `tcp` | those streams over TCP |
@@ -23,6 +24,7 @@ mod shm;
 mod stream;
 mod tcp;
 mod timings;
+mod wire;
 
 pub(crate) use counters::RowCounts;
 pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, StepPhase, Traffic};
@@ -34,3 +36,4 @@ pub(crate) use shm::ShmError;
 pub use shm::{MAX_SHARED_WORLD, ShmMemory, ShmTransport};
 pub use tcp::TcpTransport;
 pub use timings::{LayerTimings, TimedCollective, Timings};
+pub use wire::{UnknownWireType, WireRows, WireType};

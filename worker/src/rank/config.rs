@@ -12,7 +12,7 @@ use super::cpus::CpuList;
 use super::error::WorkerError;
 use crate::control::{Secret, TransportChoice};
 use crate::engine::EngineLimits;
-use crate::ep::ExpertLayout;
+use crate::ep::{ExpertLayout, WireType};
 use crate::unit::Shutdown;
 
 /// Takes what a rank announces while it starts; each is meant to be printed as one line of JSON.
@@ -53,6 +53,8 @@ pub struct WorkerConfig {
     pub experts: ExpertLayout,
     /// How the ranks exchange.
     pub transport: TransportChoice,
+    /// As what type rows travel between them.
+    pub wire: WireType,
     /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them where the
     /// rendezvous is, and the others at the address from which they reach it.
     pub data_address: Option<IpAddr>,
@@ -104,6 +106,7 @@ impl WorkerConfig {
             rendezvous,
             experts: ExpertLayout::default(),
             transport: TransportChoice::default(),
+            wire: WireType::default(),
             data_address: None,
             secret: None,
             admin_token: None,

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended, Place};
+use super::start::{self, Connected, Ended, Ends, Place};
 use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience};
@@ -38,8 +38,12 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         host.gather(&prepared.identity, config.secret.as_ref(), prepared.limits, config.rendezvous_timeout, &patience)?;
 
     let limits = members.limits;
-    let connected =
-        start::connect(RankId::new(0), (members.data, members.memory), &prepared, config.collective_timeout)?;
+    let connected = start::connect(
+        RankId::new(0),
+        Ends { data: members.data, memory: members.memory },
+        &prepared,
+        config.collective_timeout,
+    )?;
     if limits.kv_tokens() < prepared.model.max_positions {
         let (found, context) = (limits.kv_tokens(), prepared.model.max_positions);
         tracing::warn!(

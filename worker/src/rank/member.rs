@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::config::{WorkerConfig, WorkerEvent};
 use super::error::WorkerError;
 use super::prepare::{Prepared, prepare};
-use super::start::{self, Connected, Ended, Place};
+use super::start::{self, Connected, Ended, Ends, Place};
 use crate::control::link::{self, LinkSender};
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Patience, join};
@@ -45,7 +45,8 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         &patience,
     )?;
     let limits = member.limits;
-    let connected = start::connect(rank, (member.data, member.memory), &prepared, config.collective_timeout)?;
+    let connected =
+        start::connect(rank, Ends { data: member.data, memory: member.memory }, &prepared, config.collective_timeout)?;
 
     let (notify, notices) = mpsc::unbounded_channel();
     let (handle, notice) = (connected.handle.clone(), notify.clone());

@@ -78,6 +78,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         placement: placement_digest,
         experts: config.experts,
         transport: config.transport,
+        wire: config.wire,
         attention: config.attention.to_string(),
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };

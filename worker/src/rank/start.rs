@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
 use semmoe_tables::{Attention, RankId};
 
@@ -15,7 +16,7 @@ use super::cpus::CpuList;
 use super::error::WorkerError;
 use super::prepare::Prepared;
 use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
-use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmMemory, ShmTransport, TcpTransport};
+use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmMemory, ShmTransport, TcpTransport, WireRows, WireType};
 use crate::model::{Model, instructions, with_threads};
 use crate::unit::Lost;
 
@@ -54,40 +55,54 @@ pub(super) enum Ended {
 /// Takes over the data links and, where the ranks exchange through it, the memory.
 pub(super) fn connect(
     rank: RankId,
-    (data, memory): (Vec<Option<TcpStream>>, Option<ShmMemory>),
+    ends: Ends,
     prepared: &Prepared,
     collective_timeout: Duration,
 ) -> Result<Connected, WorkerError> {
-    let (name, unit) =
-        join(rank, data, memory, collective_timeout).map_err(|source| WorkerError::Runtime { source })?;
-    tracing::info!(%rank, transport = name, "the rank is connected");
+    let (transport, wire) = (ends.transport(), prepared.identity.wire);
+    let unit = match wire {
+        WireType::F32 => ends.join(rank, collective_timeout).map(WireRows::f32),
+        WireType::Bf16 => ends.join(rank, collective_timeout).map(WireRows::bf16),
+    };
+    let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
+    tracing::info!(%rank, transport, %wire, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
     let experts = prepared.identity.experts;
     let ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
         .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
     let (inbox, handle) = Inbox::new(ep.waker());
-    Ok(Connected { rank, ep, inbox, handle, transport: name })
+    Ok(Connected { rank, ep, inbox, handle, transport })
 }
 
-fn join(
-    rank: RankId,
-    data: Vec<Option<TcpStream>>,
-    memory: Option<ShmMemory>,
-    limit: Duration,
-) -> io::Result<(&'static str, Box<dyn Collectives<f32>>)> {
-    let rank = rank.index();
-    let private = || PrivateMemory::new(rank);
-    Ok(match memory {
-        _ if data.len() == 1 => {
-            let link = LocalTransport::mesh(1).remove(0);
-            ("local", Box::new(RowCollectives::new(link, private())))
+/// What a rank exchanges through.
+pub(super) struct Ends {
+    /// `[world]`: the data links, none to itself.
+    pub(super) data: Vec<Option<TcpStream>>,
+    /// What it shares with the other ranks, if it does.
+    pub(super) memory: Option<ShmMemory>,
+}
+
+impl Ends {
+    fn transport(&self) -> &'static str {
+        match &self.memory {
+            _ if self.data.len() == 1 => "local",
+            Some(_) => "shm",
+            None => "tcp",
         }
-        Some(memory) => {
-            let (link, rows) = ShmTransport::new(rank, memory, data, limit)?;
-            ("shm", Box::new(RowCollectives::new(link, rows)))
-        }
-        None => ("tcp", Box::new(RowCollectives::new(TcpTransport::new(rank, data, limit)?, private()))),
-    })
+    }
+
+    fn join<T: Element>(self, rank: RankId, limit: Duration) -> io::Result<Box<dyn Collectives<T>>> {
+        let rank = rank.index();
+        let private = || PrivateMemory::new(rank);
+        Ok(match self.memory {
+            _ if self.data.len() == 1 => Box::new(RowCollectives::new(LocalTransport::mesh(1).remove(0), private())),
+            Some(memory) => {
+                let (link, rows) = ShmTransport::new(rank, memory, self.data, limit)?;
+                Box::new(RowCollectives::new(link, rows))
+            }
+            None => Box::new(RowCollectives::new(TcpTransport::new(rank, self.data, limit)?, private())),
+        })
+    }
 }
 
 impl Connected {

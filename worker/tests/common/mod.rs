@@ -13,7 +13,7 @@ use semmoe_tables::{
 };
 use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
-    Waker,
+    Waker, WireRows,
 };
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
@@ -315,7 +315,8 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
 pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
     let counters = Arc::new(Counters::new(placement.layers()));
-    ExpertParallel::over(Box::new(RowCollectives::new(link, memory)), placement.clone(), experts, counters).unwrap()
+    let unit = WireRows::f32(Box::new(RowCollectives::new(link, memory)));
+    ExpertParallel::over(unit, placement.clone(), experts, counters).unwrap()
 }
 
 /// A transport that measures what it carries.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use memmap2::MmapRaw;
+use semmoe_kernels::Element;
 use semmoe_ranks::{Bell, MAX_WORLD, SharedHalves, attach_memory, create_memory, halves_bytes};
 
 /// The most ranks that share memory.
@@ -84,8 +85,8 @@ impl ShmError {
 }
 
 impl ShmMemory {
-    /// Makes the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one collective. Nothing of it is left when the last process that has the file or the map ends, however
-    /// it ends. The other ranks attach to the file, by its path under `/proc`.
+    /// Makes the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one collective. Nothing
+    /// of it is left when the last process that has the file or the map ends, however it ends. The other ranks attach to the file, by its path under `/proc`.
     ///
     /// # Errors
     /// More ranks than share memory, or memory that cannot be had.
@@ -141,7 +142,8 @@ impl ShmMemory {
     }
 
     /// A rank's end of the memory for rows. To be called once for each rank of the unit, in the process that is that rank.
-    pub(super) fn rows(self: &Arc<Self>, rank: usize) -> SharedHalves<f32> {
+    pub(super) fn rows<T: Element>(self: &Arc<Self>, rank: usize) -> SharedHalves<T> {
+        const { assert!(size_of::<T>() <= size_of::<f32>(), "the memory has room for f32") };
         let Layout { world, elements, rows, rows_stride, .. } = self.layout;
         let buffers: Vec<*mut u8> = (0..world).map(|rank| self.at(rows + rank * rows_stride)).collect();
         // SAFETY: a part of the map for each rank, at multiples of a page, which the end keeps; a rank joins once, and its

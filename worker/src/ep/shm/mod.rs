@@ -23,6 +23,7 @@ use ring::{BadRing, RingReader, RingWriter};
 use watch::{Life, Watch};
 
 use super::stream::{ByteStream, Medium, Peer, Pending, StreamTransport};
+use semmoe_kernels::Element;
 use semmoe_kernels::collectives::Waker;
 use semmoe_ranks::SharedHalves;
 
@@ -36,17 +37,17 @@ const SPINS: u32 = 64;
 pub type ShmTransport = StreamTransport<Rings>;
 
 impl ShmTransport {
-    /// Joins as a rank, once: the link, and the memory for rows. `links[p]` is a connection to rank p over which nothing is sent: its end tells that the rank is
-    /// no more. `limit` bounds one collective, which includes the time by which a slower rank arrives later.
+    /// Joins as a rank, once: the link, and the memory for rows, of the same type on all ranks. `links[p]` is a connection to rank p
+    /// over which nothing is sent: its end means that the rank is no more. `limit` bounds one collective, which includes the time by which a slower rank arrives later.
     ///
     /// # Errors
     /// A rank without a link, a link in the own slot, memory for another number of ranks, or a thread that cannot be had.
-    pub fn new(
+    pub fn new<T: Element>(
         rank: usize,
         memory: ShmMemory,
         links: Vec<Option<TcpStream>>,
         limit: Duration,
-    ) -> io::Result<(Self, SharedHalves<f32>)> {
+    ) -> io::Result<(Self, SharedHalves<T>)> {
         check_links(rank, &links)?;
         if memory.world() != links.len() {
             let detail = format!("memory for {} ranks, expected {}", memory.world(), links.len());

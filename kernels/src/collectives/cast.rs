@@ -1,0 +1,129 @@
+//! Rows that travel in another type than the caller's.
+
+use super::lockstep::{Lockstep, UnitError, Wake, Waker};
+use super::{AllRows, Collectives, OwnRows, Received, ReceivedRows};
+use crate::dispatch::DispatchPlan;
+use crate::element::Element;
+use crate::split::RowSplit;
+
+/// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are those of `B`, and what
+/// comes is widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like those that travel: results do not
+/// depend on who computes them, and all ranks gather the same rows.
+pub struct CastCollectives<A, B> {
+    unit: Box<dyn Collectives<B>>,
+    part: Vec<A>,
+    /// What is sent.
+    sent: Vec<B>,
+    /// What has come.
+    come: Vec<B>,
+    /// The rows of the last dispatch, by source.
+    rows: Vec<A>,
+    /// `[R]`: which of its source's rows each is, in `rows`.
+    places: Vec<u32>,
+    sums: Vec<A>,
+}
+
+impl<A: Element, B: Element> CastCollectives<A, B> {
+    /// Over a unit whose rows are `B`.
+    #[must_use]
+    pub fn new(unit: Box<dyn Collectives<B>>) -> Self {
+        Self {
+            unit,
+            part: Vec::new(),
+            sent: Vec::new(),
+            come: Vec::new(),
+            rows: Vec::new(),
+            places: Vec::new(),
+            sums: Vec::new(),
+        }
+    }
+}
+
+/// Both have the same length.
+fn cast<A: Element, B: Element>(from: &[A], to: &mut [B]) {
+    to.iter_mut().zip(from).for_each(|(to, value)| *to = B::round(value.widen()));
+}
+
+fn cast_into<A: Element, B: Element>(from: &[A], to: &mut Vec<B>) {
+    to.clear();
+    to.extend(from.iter().map(|value| B::round(value.widen())));
+}
+
+impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
+    fn part(&mut self, len: usize) -> Result<&mut [A], UnitError> {
+        // Before the caller computes what would not fit.
+        self.unit.part(len)?;
+        self.part.resize(len, A::zeroed());
+        Ok(&mut self.part)
+    }
+
+    fn reduce_scatter(&mut self, hidden: usize, split: RowSplit<'_>, out: &mut [A]) -> Result<(), UnitError> {
+        cast(&self.part, self.unit.part(self.part.len())?);
+        self.come.resize(out.len(), B::zeroed());
+        self.unit.reduce_scatter(hidden, split, &mut self.come)?;
+        cast(&self.come, out);
+        Ok(())
+    }
+
+    fn allgather(&mut self, own: OwnRows<'_, A>, split: RowSplit<'_>, out: AllRows<'_, A>) -> Result<(), UnitError> {
+        let OwnRows { rows, hidden, labels, width, bound } = own;
+        cast_into(rows, &mut self.sent);
+        self.come.resize(out.rows.len(), B::zeroed());
+        let own = OwnRows { rows: &self.sent, hidden, labels, width, bound };
+        self.unit.allgather(own, split, AllRows { rows: &mut self.come, labels: out.labels })?;
+        cast(&self.come, out.rows);
+        Ok(())
+    }
+
+    fn dispatch(&mut self, x: &[A], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        cast_into(x, &mut self.sent);
+        self.unit.dispatch(&self.sent, hidden, plan)?;
+        let Received { rows, sums, .. } = self.unit.received();
+        self.rows.clear();
+        self.places.clear();
+        for row in 0..rows.len() {
+            self.rows.extend(rows.row(row).iter().map(|value| A::round(value.widen())));
+            self.places.push((row - rows.of_source(rows.source(row)).start) as u32);
+        }
+        self.sums.resize(sums.len(), A::zeroed());
+        Ok(())
+    }
+
+    fn received(&mut self) -> Received<'_, A> {
+        let Received { rows, pair_rows, experts, weights, .. } = self.unit.received();
+        let ReceivedRows { hidden, offsets, sources, .. } = rows;
+        let of_source = offsets.windows(2).map(|ends| &self.rows[ends[0] as usize * hidden..ends[1] as usize * hidden]);
+        let rows = ReceivedRows { hidden, offsets, places: &self.places, sources, bases: of_source.collect() };
+        Received { rows, pair_rows, experts, weights, sums: &mut self.sums }
+    }
+
+    fn combine(&mut self, plan: &DispatchPlan, out: &mut [A]) -> Result<(), UnitError> {
+        cast(&self.sums, self.unit.received().sums);
+        self.come.resize(out.len(), B::zeroed());
+        self.unit.combine(plan, &mut self.come)?;
+        cast(&self.come, out);
+        Ok(())
+    }
+}
+
+impl<A: Element, B: Element> Lockstep for CastCollectives<A, B> {
+    fn rank(&self) -> usize {
+        self.unit.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.unit.world()
+    }
+
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+        self.unit.all_to_all(outgoing, incoming)
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.unit.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.unit.waker()
+    }
+}

@@ -1,0 +1,105 @@
+//! As what type rows travel between the ranks.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::str::FromStr;
+
+use half::bf16;
+use semmoe_kernels::Dtype;
+use semmoe_kernels::collectives::{CastCollectives, Collectives};
+use serde::{Deserialize, Serialize};
+
+/// As what rows travel, and sums over ranks are rounded. All ranks of a unit must be given the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WireType {
+    /// As they were computed.
+    #[default]
+    F32,
+    /// Rounded: half the bytes.
+    Bf16,
+}
+
+/// Not a type of rows.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("'{found}' is no type of rows between ranks: expected f32 or bf16")]
+pub struct UnknownWireType {
+    found: String,
+}
+
+impl WireType {
+    fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+        }
+    }
+}
+
+impl FromStr for WireType {
+    type Err = UnknownWireType;
+
+    fn from_str(text: &str) -> Result<Self, UnknownWireType> {
+        [Self::F32, Self::Bf16]
+            .into_iter()
+            .find(|wire| wire.dtype().name() == text)
+            .ok_or_else(|| UnknownWireType { found: text.chars().take(100).collect() })
+    }
+}
+
+impl fmt::Display for WireType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype().name())
+    }
+}
+
+/// The collectives of one rank, for rows of f32, that travel as they are or rounded.
+pub struct WireRows {
+    unit: Box<dyn Collectives<f32>>,
+    wire: WireType,
+}
+
+impl WireRows {
+    /// As they are.
+    #[must_use]
+    pub fn f32(unit: Box<dyn Collectives<f32>>) -> Self {
+        Self { unit, wire: WireType::F32 }
+    }
+
+    /// Rounded.
+    #[must_use]
+    pub fn bf16(unit: Box<dyn Collectives<bf16>>) -> Self {
+        Self { unit: Box::new(CastCollectives::new(unit)), wire: WireType::Bf16 }
+    }
+
+    pub(super) fn dtype(&self) -> Dtype {
+        self.wire.dtype()
+    }
+}
+
+impl Deref for WireRows {
+    type Target = dyn Collectives<f32>;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.unit
+    }
+}
+
+impl DerefMut for WireRows {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.unit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_have_names_and_others_are_refused() {
+        for wire in [WireType::F32, WireType::Bf16] {
+            assert_eq!(wire.to_string().parse(), Ok(wire));
+        }
+        let error = "f16".parse::<WireType>().unwrap_err().to_string();
+        assert_eq!(error, "'f16' is no type of rows between ranks: expected f32 or bf16");
+    }
+}
