@@ -76,7 +76,7 @@ fn both_attentions_send_about_half_the_bytes_and_compute_nearly_the_same() {
             for (wide, narrow) in wide.iter().zip(&narrow) {
                 for (wide, rounded) in wide.logits.iter().zip(&narrow.logits) {
                     let error = relative_error(rounded, wide);
-                    assert!(error > 0.0 && error < 0.02, "{error}, tp {is_tp}, {world} ranks");
+                    assert!(error > 0.0 && error < 0.05, "{error}, tp {is_tp}, {world} ranks");
                 }
             }
             let bits = |run: &Run| run.logits.concat().iter().map(|value| value.to_bits()).collect::<Vec<_>>();

@@ -13,7 +13,7 @@ fn one_of_two() -> (ShmTransport, Arc<ShmMemory>, TcpStream) {
     let link = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (file, memory) = ShmMemory::create(2, 0, 3).unwrap();
     let other = ShmMemory::attach(&file, 2, 0, 3).unwrap();
-    let (transport, _) = ShmTransport::new(0, memory, vec![None, Some(link)], PATIENT).unwrap();
+    let (transport, _) = ShmTransport::new::<f32>(0, memory, vec![None, Some(link)], PATIENT).unwrap();
     (transport, Arc::new(other), listener.accept().unwrap().0)
 }
 
