@@ -23,8 +23,8 @@ pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
 /// Steps 2 and 3.
 #[inline(always)]
 pub(crate) fn fold(lanes: &mut [f32; NORM_LANES], columns: usize, epsilon: f32) -> f32 {
-    // In place and compacted: after each pass the accumulators stand side by side.
-    let mut width = NORM_LANES;
+    // In place and compacted: after each pass the accumulators stand side by side. Those past the columns are zeros, which add nothing.
+    let mut width = columns.next_power_of_two().min(NORM_LANES);
     while width > 1 {
         width /= 2;
         for i in 0..width {

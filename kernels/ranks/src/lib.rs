@@ -42,8 +42,8 @@ pub use halves::{SharedHalves, halves_bytes};
 pub use local::LocalTransport;
 pub use member::{Member, RawGroup};
 pub use memory::{attach_memory, create_memory};
-pub use reduce::Norm;
 pub use region::{Shared, threads};
+pub use semmoe_kernels::collectives::Norm;
 pub use signals::SIGNAL_BYTES;
 pub use span::{ALIGNMENT, Span};
 

@@ -1,5 +1,6 @@
 //! Reduce-scatter, allgather and all-reduce, plain and shuffled.
 
+use semmoe_kernels::collectives::Norm;
 use semmoe_kernels::{Element, KernelError, NormRow, RowSplit, norm_row, prefetch, sum_rows, sum_rows_wide};
 
 use crate::call::{Call, Operation};
@@ -7,19 +8,6 @@ use crate::error::RankError;
 use crate::member::Member;
 use crate::span::Span;
 use crate::{MAX_NORM_WIDTH, MAX_WORLD};
-
-/// Residual and RMSNorm of the fused reduce-scatter.
-#[derive(Debug)]
-pub struct Norm<'a, T> {
-    /// `[n, H]`, in the order of the tokens, the same on every rank.
-    pub residual: &'a [T],
-    /// `[H]`
-    pub weight: &'a [T],
-    /// Added to the mean of squares.
-    pub epsilon: f32,
-    /// `[m, H]`: the residual to go on with.
-    pub residual_out: &'a mut [T],
-}
 
 impl Member {
     /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`, as

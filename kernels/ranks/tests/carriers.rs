@@ -7,7 +7,7 @@ use half::bf16;
 use law::{Case, elements};
 use proptest::prelude::*;
 use semmoe_kernels::collectives::{
-    AllRows, CastCollectives, Collectives, OwnRows, PrivateMemory, RowCollectives, RowMemory, UnitError,
+    AllRows, CastCollectives, Collectives, Norm, OwnRows, PrivateMemory, RowCollectives, RowMemory, UnitError,
 };
 use semmoe_kernels::{DispatchPlan, Element, RowSplit};
 use semmoe_ranks::{LocalTransport, SharedHalves};
@@ -33,7 +33,7 @@ proptest! {
         world in prop::sample::select(vec![1usize, 2, 3, 4, 8]), hidden in 1usize..70, tokens in 0usize..20, seed: u64,
         host in prop::sample::select(vec![0usize, 2, 3, 64]),
     ) {
-        let case = Case { hidden, tokens, rounds: 3, seed };
+        let case = Case { hidden, tokens, rounds: 3, seed, norms_rounded_sums: false };
         let room = elements(case, world);
         law::holds::<f32>(ends(world, host, room), case);
         law::holds::<bf16>(ends(world, host, room), case);
@@ -42,7 +42,7 @@ proptest! {
             let wide = Box::new(CastCollectives::<f32, bf16>::new(end));
             Box::new(CastCollectives::<bf16, f32>::new(wide)) as End<bf16>
         });
-        law::holds(rounded.collect(), case);
+        law::holds(rounded.collect(), Case { norms_rounded_sums: true, ..case });
     }
 }
 
@@ -62,7 +62,7 @@ fn ranks_that_disagree_find_out() {
         let errors = on_ranks(ends(2, host, 8), |rank, mut end| {
             let split = RowSplit::contiguous(if rank == 0 { &one } else { &other }).unwrap();
             end.part(2).unwrap().fill(1.0);
-            end.reduce_scatter(1, split, &mut vec![0.0; split.positions(rank).len()]).unwrap_err().to_string()
+            end.reduce_scatter(1, split, None, &mut vec![0.0; split.positions(rank).len()]).unwrap_err().to_string()
         });
         assert_eq!(errors[0], "rank 1 broke the protocol: it split the rows of a step in another way");
         assert!(errors[1].starts_with("rank 0 "));
@@ -104,8 +104,18 @@ fn operands_beyond_the_memory_are_refused_before_anything_is_sent() {
     };
     refused(end.part(6).map(drop), "6 elements of rows, more than the 5 that its memory holds");
     end.part(4).unwrap();
-    refused(end.reduce_scatter(2, split, &mut [0.0; 6]), "the part has 4 elements, expected 6");
-    refused(end.reduce_scatter(1, split, &mut [0.0; 3]), "the part has 4 elements, expected 3");
+    refused(end.reduce_scatter(2, split, None, &mut [0.0; 6]), "the part has 4 elements, expected 6");
+    refused(end.reduce_scatter(1, split, None, &mut [0.0; 3]), "the part has 4 elements, expected 3");
+    end.part(3).unwrap();
+    for (residual, weight, own, expected) in [
+        (2, 1, 3, "the residual has 2 elements, expected 3"),
+        (3, 2, 3, "the norm's weight has 2 elements, expected 1"),
+        (3, 1, 2, "the residual out has 2 elements, expected 3"),
+    ] {
+        let (residual, weight) = (&vec![0.0; residual], &vec![0.0; weight]);
+        let norm = Norm { residual, weight, epsilon: 1e-6, residual_out: &mut vec![0.0; own] };
+        refused(end.reduce_scatter(1, split, Some(norm), &mut [0.0; 3]), expected);
+    }
     let mut plan = DispatchPlan::default();
     plan.build(&[0, 0], &[1.0; 2], 1, &[0], 1).unwrap();
     refused(end.dispatch(&[0.0; 3], 2, &plan), "the rows has 3 elements, expected 4");

@@ -1,10 +1,11 @@
 //! Rows that travel in another type than the caller's.
 
 use super::lockstep::{Lockstep, UnitError, Wake, Waker};
-use super::{AllRows, Collectives, OwnRows, Received, ReceivedRows};
+use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
 use crate::split::RowSplit;
+use crate::vector::{NormRow, norm_row};
 
 /// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are those of `B`, and what
 /// comes is widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like those that travel: results do not
@@ -21,6 +22,8 @@ pub struct CastCollectives<A, B> {
     /// `[R]`: which of its source's rows each is, in `rows`.
     places: Vec<u32>,
     sums: Vec<A>,
+    /// Scratch of the fused norm.
+    wide_row: Vec<f32>,
 }
 
 impl<A: Element, B: Element> CastCollectives<A, B> {
@@ -35,6 +38,23 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
             rows: Vec::new(),
             places: Vec::new(),
             sums: Vec::new(),
+            wide_row: Vec::new(),
+        }
+    }
+}
+
+impl<A: Element, B: Element> CastCollectives<A, B> {
+    /// Of the sums that have come. The residual does not travel, and keeps its type.
+    fn norm_rows(&mut self, hidden: usize, split: RowSplit<'_>, norm: Norm<'_, A>, out: &mut [A]) {
+        let Norm { residual, weight, epsilon, residual_out } = norm;
+        self.wide_row.resize(hidden, 0.0);
+        let width = hidden.max(1);
+        let rows = self.come.chunks_exact(width).zip(out.chunks_exact_mut(width));
+        let rows = rows.zip(residual_out.chunks_exact_mut(width)).zip(split.positions(self.unit.rank()));
+        for (((come, out), residual_out), position) in rows {
+            cast(come, &mut self.wide_row);
+            let residual = &residual[split.token(position) * hidden..][..hidden];
+            norm_row(NormRow { sum: &mut self.wide_row, residual, weight, epsilon, residual_out, out });
         }
     }
 }
@@ -57,11 +77,22 @@ impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
         Ok(&mut self.part)
     }
 
-    fn reduce_scatter(&mut self, hidden: usize, split: RowSplit<'_>, out: &mut [A]) -> Result<(), UnitError> {
+    fn reduce_scatter(
+        &mut self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Option<Norm<'_, A>>,
+        out: &mut [A],
+    ) -> Result<(), UnitError> {
+        let me = self.unit.rank();
+        norm.iter().try_for_each(|norm| norm.check(me, self.part.len(), out.len(), hidden))?;
         cast(&self.part, self.unit.part(self.part.len())?);
         self.come.resize(out.len(), B::zeroed());
-        self.unit.reduce_scatter(hidden, split, &mut self.come)?;
-        cast(&self.come, out);
+        self.unit.reduce_scatter(hidden, split, None, &mut self.come)?;
+        match norm {
+            None => cast(&self.come, out),
+            Some(norm) => self.norm_rows(hidden, split, norm, out),
+        }
         Ok(())
     }
 

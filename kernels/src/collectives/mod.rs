@@ -11,6 +11,7 @@
 //! added or gathered straight from there. So a unit may have shared memory inside its hosts and messages between them.
 
 mod cast;
+mod finish;
 mod lockstep;
 mod memory;
 mod rows;
@@ -34,11 +35,18 @@ pub trait Collectives<T: Element>: Lockstep {
     fn part(&mut self, len: usize) -> Result<&mut [T], UnitError>;
 
     /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, with the last
-    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split.
+    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split. With a norm, `out` is the
+    /// normed rows, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has them.
     ///
     /// # Errors
     /// A rank failed, or has another split.
-    fn reduce_scatter(&mut self, hidden: usize, split: RowSplit<'_>, out: &mut [T]) -> Result<(), UnitError>;
+    fn reduce_scatter(
+        &mut self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Option<Norm<'_, T>>,
+        out: &mut [T],
+    ) -> Result<(), UnitError>;
 
     /// Rows and labels of all ranks to all ranks, each where its token is: the inverse of [`Collectives::reduce_scatter`].
     ///
@@ -61,6 +69,38 @@ pub trait Collectives<T: Element>: Lockstep {
     /// # Errors
     /// A rank failed, or sent what cannot be.
     fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError>;
+}
+
+/// Residual and RMSNorm of the fused reduce-scatter.
+#[derive(Debug)]
+pub struct Norm<'a, T> {
+    /// `[n, H]`, in the order of the tokens, the same on every rank.
+    pub residual: &'a [T],
+    /// `[H]`
+    pub weight: &'a [T],
+    /// Added to the mean of squares.
+    pub epsilon: f32,
+    /// `[m, H]`: the residual to go on with.
+    pub residual_out: &'a mut [T],
+}
+
+impl<T> Norm<'_, T> {
+    /// Whether its lengths fit a part of so many elements and so many of this rank's.
+    fn check(&self, rank: usize, part: usize, own: usize, hidden: usize) -> Result<(), UnitError> {
+        check(rank, "the residual", self.residual.len(), part)?;
+        check(rank, "the residual out", self.residual_out.len(), own)?;
+        check(rank, "the norm's weight", self.weight.len(), hidden)
+    }
+}
+
+fn check(rank: usize, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
+    match found == expected {
+        true => Ok(()),
+        false => {
+            let detail = format!("{what} has {found} elements, expected {expected}");
+            Err(UnitError::Operands { rank, detail })
+        }
+    }
 }
 
 /// Rows of one rank, and labels that go with them.

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::finish::Finish;
 use super::lockstep::{Lockstep, UnitError, Wake, Waker};
 use super::memory::{Half, PeerRows, RowMemory};
-use super::{AllRows, Collectives, OwnRows, Received, ReceivedRows, wire};
+use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows, check, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::{Dtype, Element};
 use crate::split::RowSplit;
@@ -45,6 +46,8 @@ pub struct RowCollectives<L, M, T> {
     /// Elements of the last part.
     part: usize,
     arrived: Arrived,
+    /// Scratch of the fused norm.
+    wide_row: Vec<f32>,
 }
 
 /// The messages of one exchange, and where in them the rows are.
@@ -101,6 +104,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
             inbound: Inbound::new(world),
             part: 0,
             arrived: Arrived::default(),
+            wide_row: Vec::new(),
         }
     }
 
@@ -109,10 +113,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     }
 
     fn check(&self, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
-        match found == expected {
-            true => Ok(()),
-            false => Err(self.operands(format!("{what} has {found} elements, expected {expected}"))),
-        }
+        check(self.link.rank(), what, found, expected)
     }
 
     /// Whether this rank reads a rank's rows where they lie.
@@ -188,12 +189,19 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         self.next_half(len)
     }
 
-    fn reduce_scatter(&mut self, hidden: usize, split: RowSplit<'_>, out: &mut [T]) -> Result<(), UnitError> {
+    fn reduce_scatter(
+        &mut self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Option<Norm<'_, T>>,
+        out: &mut [T],
+    ) -> Result<(), UnitError> {
         let (me, digest) = (self.link.rank(), split.digest());
         self.check("the ranks of the split", split.ranks(), self.link.world())?;
         self.check("the part", self.part, split.tokens() * hidden)?;
         let positions = split.positions(me);
         self.check("out", out.len(), positions.len() * hidden)?;
+        norm.iter().try_for_each(|norm| norm.check(me, self.part, out.len(), hidden))?;
         self.exchange(|peer, rows, message| {
             wire::put(&[digest], message);
             for position in split.positions(peer).take_while(|_| rows.is_some()) {
@@ -205,7 +213,9 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
             wire::after_digest(message, digest, bytes)?;
             Ok(wire::HEADER_BYTES..wire::HEADER_BYTES + bytes)
         })?;
+        let mut wide = std::mem::take(&mut self.wide_row);
         let bases = self.bases();
+        let mut finish = Finish::new(norm, hidden, &mut wide);
         let mut rows: EachRank<&[T]> = EachRank::new();
         for (i, (to, position)) in out.chunks_exact_mut(hidden.max(1)).zip(positions).enumerate() {
             let token = split.token(position);
@@ -214,8 +224,10 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
                 let row = if self.is_direct(rank) { token } else { i };
                 &base[row * hidden..][..hidden]
             }));
-            sum_rows(&rows, to);
+            finish.row(&rows, token, to);
         }
+        drop(bases);
+        self.wide_row = wide;
         Ok(())
     }
 

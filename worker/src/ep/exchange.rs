@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use semmoe_kernels::collectives::{
-    AllRows, DISPATCH_HEADER_BYTES, Lockstep, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker,
+    AllRows, DISPATCH_HEADER_BYTES, Lockstep, Norm, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker,
     dispatch_row_bytes, split_bytes,
 };
 use semmoe_kernels::{DispatchPlan, RowSplit};
@@ -228,13 +228,14 @@ impl ExpertParallel {
         layer: Option<LayerIdx>,
         hidden: usize,
         split: RowSplit<'_>,
+        norm: Option<Norm<'_, f32>>,
         out: &mut [f32],
     ) -> Result<(), UnitError> {
         self.count_collective(Collective::ReduceScatter, |peer| {
             split_bytes(self.unit.dtype(), split.positions(peer).len(), hidden, 0)
         });
         let began = Instant::now();
-        self.unit.reduce_scatter(hidden, split, out)?;
+        self.unit.reduce_scatter(hidden, split, norm, out)?;
         self.time(layer, TimedCollective::Scatter, began);
         Ok(())
     }

@@ -22,7 +22,7 @@ fn split_once(ep: &mut ExpertParallel, layer: Option<LayerIdx>) -> Timings {
     let mine = split.positions(ep.rank().index()).len();
     ep.part(6).unwrap().fill(1.0);
     let mut rows = vec![0.0; 2 * mine];
-    ep.reduce_scatter(layer, 2, split, &mut rows).unwrap();
+    ep.reduce_scatter(layer, 2, split, None, &mut rows).unwrap();
     assert_eq!(rows, vec![2.0; 2 * mine]);
     let before = ep.timings().clone();
     let labels = vec![1; mine];

@@ -29,7 +29,7 @@ mod wire;
 pub(crate) use counters::RowCounts;
 pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, StepPhase, Traffic};
 pub use exchange::{ExpertLayout, ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
-pub(crate) use semmoe_kernels::collectives::{AllRows, OwnRows};
+pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use semmoe_ranks::LocalTransport;
 pub(crate) use shm::ShmError;

@@ -22,7 +22,7 @@ pub(super) struct Scratch {
     /// `[rows, H]`: the residual stream.
     pub(super) residual: Vec<f32>,
     /// `[rows, H]`
-    normed: Vec<f32>,
+    pub(super) normed: Vec<f32>,
     /// `[rows, H]`: what a part of a layer adds to the residual stream.
     pub(super) added: Vec<f32>,
     /// `[rows, heads x value width]`
@@ -121,11 +121,17 @@ impl Forward<'_> {
     }
 
     /// What follows attention, on the rows of `residual`.
-    pub(super) fn feed_forward(&mut self, block: &Block) -> Result<(), UnitError> {
-        let Scratch { residual, normed, added, mlp, .. } = &mut *self.scratch;
+    fn feed_forward(&mut self, block: &Block) -> Result<(), UnitError> {
+        let Scratch { residual, normed, .. } = &mut *self.scratch;
         normed.resize(residual.len(), 0.0);
-        added.resize(residual.len(), 0.0);
         rms_norm(residual, &block.post_norm, self.config.rms_norm_eps, normed);
+        self.feed_forward_of_normed(block)
+    }
+
+    /// The same, of rows that are normed already.
+    pub(super) fn feed_forward_of_normed(&mut self, block: &Block) -> Result<(), UnitError> {
+        let Scratch { residual, normed, added, mlp, .. } = &mut *self.scratch;
+        added.resize(residual.len(), 0.0);
         match &block.feed_forward {
             FeedForward::Dense(dense) => dense.apply(normed, added, &mut mlp.work),
             FeedForward::Moe(moe) => self.moe(moe)?,

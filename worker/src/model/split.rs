@@ -5,11 +5,10 @@ use std::mem::swap;
 
 use semmoe_tables::LayerIdx;
 
-use super::compute::add;
 use super::forward::{Forward, Scratch};
 use super::rows::PlanInput;
 use super::weights::{Block, FeedForward};
-use crate::ep::{AllRows, OwnRows, StepPhase, UnitError};
+use crate::ep::{AllRows, Norm, OwnRows, StepPhase, UnitError};
 
 /// Buffers of this module; those of the other rows wait here while a rank works on its own.
 #[derive(Default)]
@@ -28,29 +27,29 @@ impl Forward<'_> {
     /// From this rank's partial sums to the residual stream after the layer.
     pub(super) fn split_feed_forward(&mut self, block: &Block) -> Result<(), UnitError> {
         self.scatter(block)?;
-        self.feed_forward(block)?;
+        self.feed_forward_of_normed(block)?;
         self.gather(block)?;
         self.keep_routes(block);
         Ok(())
     }
 
-    /// Leaves this rank's rows of the residual stream, with the attention's sums added.
+    /// Leaves this rank's rows of the residual stream, with the attention's sums added, and their norm.
     fn scatter(&mut self, block: &Block) -> Result<(), UnitError> {
         let Some(plan) = self.rows.as_deref_mut() else { return Ok(()) };
         let (hidden, me) = (self.config.hidden, self.ep.rank().index());
-        let Scratch { residual, phases, split: own, .. } = &mut *self.scratch;
+        let Scratch { residual, normed, phases, split: own, .. } = &mut *self.scratch;
         let layer = moe_layer(block);
         let input = PlanInput { tokens: &own.tokens, routes: &self.out.routes, top_k: self.config.top_k };
         plan.split(layer, input);
         let split = plan.current();
-        own.residual.resize(split.positions(me).len() * hidden, 0.0);
-        self.ep.reduce_scatter(layer, hidden, split, &mut own.residual)?;
+        let elements = split.positions(me).len() * hidden;
+        own.residual.resize(elements, 0.0);
+        normed.resize(elements, 0.0);
+        let (weight, epsilon) = (&block.post_norm, self.config.rms_norm_eps);
+        let norm = Norm { residual, weight, epsilon, residual_out: &mut own.residual };
+        self.ep.reduce_scatter(layer, hidden, split, Some(norm), normed)?;
         own.phases.clear();
-        for (row, position) in own.residual.chunks_exact_mut(hidden).zip(split.positions(me)) {
-            let token = split.token(position);
-            add(&residual[token * hidden..][..hidden], row);
-            own.phases.push(phases[token]);
-        }
+        own.phases.extend(split.positions(me).map(|position| phases[split.token(position)]));
         if layer.is_some() {
             self.ep.counters().add_rows(plan.counts(me));
         }

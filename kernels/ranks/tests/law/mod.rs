@@ -1,7 +1,7 @@
 //! What all carriers must do: every collective equal to `semmoe_kernels::reference`, bit for bit, in any order and number.
 
-use semmoe_kernels::collectives::{AllRows, Collectives, OwnRows};
-use semmoe_kernels::reference::{self, NO_EXPERT, RoutedTokens};
+use semmoe_kernels::collectives::{AllRows, Collectives, Norm, OwnRows};
+use semmoe_kernels::reference::{self, NO_EXPERT, ResidualNorm, RoutedTokens};
 use semmoe_kernels::{DispatchPlan, Element, RankOrder, RowSplit, argsort_by_rank};
 
 /// A few rounds of every collective.
@@ -12,6 +12,8 @@ pub(crate) struct Case {
     pub(crate) tokens: usize,
     pub(crate) rounds: usize,
     pub(crate) seed: u64,
+    /// The fused norm is that of the sums as they are rounded: where the residual has another type than what travels.
+    pub(crate) norms_rounded_sums: bool,
 }
 
 /// One rank's tokens with their routes.
@@ -25,6 +27,9 @@ struct Tokens<T> {
 struct Round<T> {
     order: RankOrder,
     parts: Vec<Vec<T>>,
+    /// Of all ranks, and the norm's weight.
+    residual: Vec<T>,
+    weight: Vec<T>,
     top_k: usize,
     rank_of_expert: Vec<u16>,
     tokens: Vec<Tokens<T>>,
@@ -32,6 +37,7 @@ struct Round<T> {
 
 const EXPERTS: usize = 6;
 const WIDTH: usize = 2;
+const EPSILON: f32 = 1e-6;
 
 /// Elements that a rank sends or returns in one collective of a case, at most.
 pub(crate) fn elements(case: Case, world: usize) -> usize {
@@ -51,6 +57,8 @@ impl<T: Element> Round<T> {
         let mut order = RankOrder::default();
         argsort_by_rank(&destinations, world, &mut order).unwrap();
         let parts = (0..world).map(|_| (0..destinations.len() * case.hidden).map(|_| value()).collect()).collect();
+        let residual = (0..destinations.len() * case.hidden).map(|_| value()).collect();
+        let weight = (0..case.hidden).map(|_| value()).collect();
         let top_k = random.usize(1..=EXPERTS);
         let tokens = (0..world).map(|_| {
             let count = if random.bool() { random.usize(0..=case.tokens) } else { 0 };
@@ -66,7 +74,7 @@ impl<T: Element> Round<T> {
         });
         let tokens = tokens.collect();
         let rank_of_expert = (0..EXPERTS).map(|_| random.usize(0..world) as u16).collect();
-        Self { order, parts, top_k, rank_of_expert, tokens }
+        Self { order, parts, residual, weight, top_k, rank_of_expert, tokens }
     }
 
     fn split(&self) -> RowSplit<'_> {
@@ -82,6 +90,8 @@ impl<T: Element> Round<T> {
 #[derive(PartialEq, Debug)]
 struct Found {
     scattered: Vec<u8>,
+    /// The normed rows, and the residual to go on with.
+    normed: [Vec<u8>; 2],
     gathered: Vec<u8>,
     labels: Vec<u16>,
     received: Vec<u8>,
@@ -106,7 +116,13 @@ fn run<T: Element>(case: Case, round: &Round<T>, end: &mut dyn Collectives<T>) -
     let part = &round.parts[me];
     end.part(part.len()).unwrap().copy_from_slice(part);
     let mut own = vec![T::round(9.0); split.positions(me).len() * hidden];
-    end.reduce_scatter(hidden, split, &mut own).unwrap();
+    end.reduce_scatter(hidden, split, None, &mut own).unwrap();
+
+    end.part(part.len()).unwrap().copy_from_slice(part);
+    let (mut normed, mut residual) = (own.clone(), own.clone());
+    let weight = &round.weight;
+    let norm = Norm { residual: &round.residual, weight, epsilon: EPSILON, residual_out: &mut residual };
+    end.reduce_scatter(hidden, split, Some(norm), &mut normed).unwrap();
 
     let labels = round.labels(split.positions(me));
     let (mut rows, mut all) = (vec![T::round(9.0); part.len()], vec![0; WIDTH * split.tokens()]);
@@ -142,6 +158,7 @@ fn run<T: Element>(case: Case, round: &Round<T>, end: &mut dyn Collectives<T>) -
     end.combine(&plan, &mut everywhere).unwrap();
     Found {
         scattered: bytes(&own),
+        normed: [bytes(&normed), bytes(&residual)],
         gathered: bytes(&rows),
         labels: all,
         received: content,
@@ -156,6 +173,14 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
     let (hidden, split, world) = (case.hidden, round.split(), round.parts.len());
     let parts: Vec<&[T]> = round.parts.iter().map(Vec::as_slice).collect();
     let scattered = reference::reduce_scatter(&parts, hidden, split).unwrap();
+    let norm = ResidualNorm { residual: &round.residual, weight: &round.weight, epsilon: EPSILON };
+    let rounded = [reference::all_reduce(&parts).unwrap(), vec![T::round(-0.0); parts[0].len()]];
+    let summed: Vec<&[T]> = match case.norms_rounded_sums {
+        false => parts,
+        // Minus zero changes no sum.
+        true => (0..world).map(|rank| rounded[rank.min(1)].as_slice()).collect(),
+    };
+    let normed = reference::reduce_scatter_norm(&summed, hidden, split, norm).unwrap();
     let own: Vec<&[T]> = scattered.iter().map(Vec::as_slice).collect();
     let gathered = reference::allgather(&own, hidden, split).unwrap();
     let experts: Vec<Vec<i32>> =
@@ -195,6 +220,7 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
             let copies: Vec<&[T]> = vec![&round.tokens[rank].x; world];
             Found {
                 scattered: bytes(&scattered[rank]),
+                normed: [bytes(&normed[rank].normed), bytes(&normed[rank].residual)],
                 gathered: bytes(&gathered),
                 labels: (0..split.tokens() as u16).flat_map(|token| [token, 7]).collect(),
                 received: bytes(&there.rows),
