@@ -163,6 +163,22 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
+    /// Adds up this rank's rows, from where they lie or arrived.
+    fn finish_rows(&self, hidden: usize, split: RowSplit<'_>, mut finish: Finish<'_, T>, out: &mut [T]) {
+        let bases = self.bases();
+        let mut rows: EachRank<&[T]> = EachRank::new();
+        let positions = split.positions(self.link.rank());
+        for (i, (to, position)) in out.chunks_exact_mut(hidden.max(1)).zip(positions).enumerate() {
+            let token = split.token(position);
+            rows.clear();
+            rows.extend(bases.iter().enumerate().map(|(rank, base)| {
+                let row = if self.is_direct(rank) { token } else { i };
+                &base[row * hidden..][..hidden]
+            }));
+            finish.row(&rows, token, to);
+        }
+    }
+
     /// The rows of every rank, in its message or where they lie.
     fn bases(&self) -> EachRank<&[T]> {
         bases(&self.inbound, self.memory.read(self.half), |rank| self.is_direct(rank))
@@ -214,19 +230,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
             Ok(wire::HEADER_BYTES..wire::HEADER_BYTES + bytes)
         })?;
         let mut wide = std::mem::take(&mut self.wide_row);
-        let bases = self.bases();
-        let mut finish = Finish::new(norm, hidden, &mut wide);
-        let mut rows: EachRank<&[T]> = EachRank::new();
-        for (i, (to, position)) in out.chunks_exact_mut(hidden.max(1)).zip(positions).enumerate() {
-            let token = split.token(position);
-            rows.clear();
-            rows.extend(bases.iter().enumerate().map(|(rank, base)| {
-                let row = if self.is_direct(rank) { token } else { i };
-                &base[row * hidden..][..hidden]
-            }));
-            finish.row(&rows, token, to);
-        }
-        drop(bases);
+        self.finish_rows(hidden, split, Finish::new(norm, hidden, &mut wide), out);
         self.wide_row = wide;
         Ok(())
     }
