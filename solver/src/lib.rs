@@ -36,6 +36,7 @@ mod eval_tokens;
 mod evaluate;
 mod evidence;
 mod expert_step;
+mod features;
 mod gating;
 mod given;
 mod held;

@@ -180,14 +180,6 @@ impl SolveOptions {
         if redundant == 0 {
             return Ok(());
         }
-        if self.attention == Attention::Tp {
-            let expected = "0 with attention tp, whose tokens are labelled with one group";
-            return Err(SolveError::BadOption { option: "redundant", found: redundant.to_string(), expected });
-        }
-        if self.objective == Objective::Ranks {
-            let expected = "0 with the objective ranks, which knows one group of each expert";
-            return Err(SolveError::BadOption { option: "redundant", found: redundant.to_string(), expected });
-        }
         let most = u32::from(experts) * (u32::from(groups) - 1);
         let fits = |r: u32| r <= most && (u32::from(experts) + r).is_multiple_of(u32::from(groups));
         if fits(redundant.into()) {
@@ -195,70 +187,6 @@ impl SolveOptions {
         }
         let valid = (1..=most).filter(|&r| fits(r)).take(8).collect();
         Err(SolveError::RedundantDoesNotDivide { redundant, experts, groups, most, valid })
-    }
-
-    /// Checks what excludes each other.
-    pub(crate) fn check_together(&self) -> Result<(), SolveError> {
-        let refuse = |one, other, why| Err(SolveError::Together { one, other, why });
-        if self.placement.is_some() {
-            if self.redundant > 0 {
-                return refuse("a given placement", "redundant slots", "its replicas are those that it has");
-            }
-            if self.objective == Objective::Ranks {
-                return refuse("a given placement", "the objective ranks", "its search moves experts");
-            }
-            if self.warm_start.is_some() {
-                return refuse("a given placement", "a warm start", "its experts never move");
-            }
-        }
-        if self.pad {
-            if self.redundant > 0 {
-                return refuse("padding", "redundant slots", "slots either stay empty or hold replicas");
-            }
-            if self.objective == Objective::Ranks {
-                return refuse("padding", "the objective ranks", "its search deals out experts alone");
-            }
-            if self.gating_groups > 1 {
-                return refuse("padding", "gating groups", "those stay whole only in groups of equally many experts");
-            }
-        }
-        if self.nodes.is_some() || self.gating_groups > 1 {
-            let one = if self.nodes.is_some() { "a number of nodes" } else { "gating groups" };
-            if self.redundant > 0 {
-                return refuse(one, "redundant slots", "replicas are placed for groups that are all alike");
-            }
-            if self.objective == Objective::Ranks {
-                return refuse(one, "the objective ranks", "its search knows groups that are all alike");
-            }
-        }
-        if self.gating_groups > 1 && self.placement.is_some() {
-            return refuse("a given placement", "gating groups", "its experts never move");
-        }
-        if self.warm_start.is_some() {
-            if self.redundant > 0 {
-                return refuse("a warm start", "redundant slots", "moves are counted for experts in one group");
-            }
-            if self.objective == Objective::Ranks {
-                return refuse("a warm start", "the objective ranks", "its search does not count moves");
-            }
-        }
-        Ok(())
-    }
-
-    /// What the paper's algorithm knows nothing of.
-    pub(crate) fn check_paper(&self) -> Result<(), SolveError> {
-        let refuse = |one| {
-            let why = "it places experts in its own way";
-            Err(SolveError::Together { one, other: "the paper's algorithm", why })
-        };
-        match self {
-            SolveOptions { placement: Some(_), .. } => refuse("a given placement"),
-            SolveOptions { warm_start: Some(_), .. } => refuse("a warm start"),
-            SolveOptions { nodes: Some(_), .. } => refuse("a number of nodes"),
-            SolveOptions { pad: true, .. } => refuse("padding"),
-            SolveOptions { gating_groups: 2.., .. } => refuse("gating groups"),
-            _ => Ok(()),
-        }
     }
 
     pub(crate) fn validate(&self) -> Result<(), SolveError> {

@@ -11,6 +11,7 @@ use crate::alternate::{Clustering, Limits};
 use crate::bounds::{Bounds, problem_bounds};
 use crate::error::SolveError;
 use crate::evidence::Shrinkage;
+use crate::features::check_together;
 use crate::given::Given;
 use crate::hold_out::{HeldOut, with_hold_out};
 use crate::labels::tp_parts;
@@ -123,7 +124,7 @@ fn checked(
     options: &SolveOptions,
 ) -> Result<(Option<Given>, Topology), SolveError> {
     options.validate()?;
-    options.check_together()?;
+    check_together(options, false)?;
     let (model, experts) = (profile.model(), profile.model().num_experts);
     let given = options.placement.as_ref().map(|given| Given::new(given, model, options)).transpose()?;
     if given.is_none() {

@@ -118,7 +118,7 @@ pub fn solve_paper(
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
     options.validate()?;
-    options.check_paper()?;
+    check_together(options, true)?;
     if options.objective != Objective::Activations {
         let (found, expected) =
             (options.objective.to_string(), "activations, the only one that the paper's algorithm knows");
