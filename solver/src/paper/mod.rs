@@ -30,6 +30,7 @@ use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 use crate::alternate::{Clustering, Limits, load_excess};
 use crate::error::{SolveError, check_groups};
 use crate::evidence::Shrinkage;
+use crate::features::check_together;
 use crate::hold_out::with_hold_out;
 use crate::labels::tp_parts;
 use crate::load_limit::group_loads;
