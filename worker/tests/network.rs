@@ -67,3 +67,22 @@ async fn times_of_a_unit(attention: Attention) {
     }
     unit.stop(0);
 }
+
+/// Two ranks on each of two hosts, as far as they know: rows within a host stay in memory, and tokens are the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_of_a_host_share_memory_among_others() {
+    let body = greedy(&json!([557, 1712, 298, 4, 77]), 8);
+    for attention in [Attention::Dp, Attention::Tp] {
+        let mut answers = Vec::new();
+        for (places, transport) in [([0, 0, 0, 0], "shm"), ([0, 1, 1, 0], "mixed"), ([0, 1, 2, 3], "tcp")] {
+            let unit = Unit::start_with(4, |config| {
+                config.attention = attention;
+                config.place = Some(format!("host {}", places[usize::from(config.rank)]));
+            });
+            assert_eq!(unit.get("/server_info").await["transport"], transport);
+            answers.push(unit.ok("/generate", &body).await["output_ids"].clone());
+            assert!(unit.stop(0).iter().all(Result::is_ok));
+        }
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+    }
+}

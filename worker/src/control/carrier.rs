@@ -2,18 +2,23 @@
 
 use std::fmt;
 use std::fs::{self, File};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
 use std::str::FromStr;
 
 use semmoe_tables::RankId;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::ep::{MAX_SHARED_WORLD, ShmError, ShmMemory};
+use super::error::RendezvousError;
+use super::frame;
+use super::patience::{Patience, unlimited};
+use crate::ep::{ShmError, ShmMemory};
 
 /// How ranks exchange. All ranks of a unit must be given the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TransportChoice {
-    /// Shared memory if all ranks are on one host, else TCP.
+    /// Shared memory among the ranks of a host, TCP between hosts.
     #[default]
     Auto,
     /// Shared memory; ranks that cannot share it are refused.
@@ -58,13 +63,14 @@ impl fmt::Display for TransportChoice {
 pub(super) struct Host(String);
 
 impl Host {
-    /// None where the system does not say.
-    pub(super) fn here() -> Option<Self> {
+    /// None where the system does not say. Of two processes that are given different places, neither shares with the other.
+    pub(super) fn here(place: Option<&str>) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let namespace = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).ok();
         let (processes, networks) = (namespace("pid")?, namespace("net")?);
         let user = rustix::process::geteuid().as_raw();
-        Some(Self(format!("{} {} {} user {user}", boot.trim(), processes.display(), networks.display())))
+        let place = place.unwrap_or_default();
+        Some(Self(format!("{} {} {} user {user} {place}", boot.trim(), processes.display(), networks.display())))
     }
 }
 
@@ -74,60 +80,137 @@ pub(super) fn apart(rank: RankId, own: Option<&Host>, other: Option<&Host>) -> O
     (!same).then(|| format!("rank {rank} shares no host, namespaces and user with rank 0"))
 }
 
-/// Rank 0's memory, where other processes find it.
+/// With whom each rank may share memory: the lowest rank of its host, itself if none is known to be there.
+pub(super) fn host_leaders(choice: TransportChoice, hosts: &[Option<Host>]) -> Vec<u16> {
+    let leader = |rank: usize| match (choice, &hosts[rank]) {
+        (TransportChoice::Auto | TransportChoice::Shm, Some(host)) => {
+            hosts.iter().position(|other| other.as_ref() == Some(host)).unwrap_or(rank)
+        }
+        _ => rank,
+    };
+    (0..hosts.len()).map(|rank| leader(rank) as u16).collect()
+}
+
+/// Memory that some ranks of the unit have in common.
+#[derive(Debug)]
+pub(crate) struct SharedMemory {
+    pub(crate) memory: ShmMemory,
+    /// Which ranks they are, ascending.
+    pub(crate) ranks: Vec<usize>,
+}
+
+/// What the ranks of a host agree on before their leader makes memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemoryTerms {
+    pub(super) choice: TransportChoice,
+    pub(super) session: u64,
+    /// See [`ShmMemory::create`].
+    pub(super) elements: usize,
+}
+
+/// A leader's memory, where other processes find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct MemoryAddress {
+struct MemoryAddress {
     pid: u32,
     fd: i32,
 }
 
-/// Rank 0's part of it; the file is to be kept until all have attached.
-pub(super) struct Offer {
-    pub(super) memory: ShmMemory,
-    pub(super) address: MemoryAddress,
-    _file: File,
-}
-
 impl MemoryAddress {
     /// Attaches to it.
-    pub(super) fn open(self, world: u16, elements: usize, session: u64) -> Result<ShmMemory, ShmError> {
+    fn open(self, world: usize, terms: MemoryTerms) -> Result<ShmMemory, ShmError> {
         let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
         let file = File::options().read(true).write(true).open(&path);
         let file = file.map_err(|error| ShmError::new(format_args!("{path} cannot be opened: {error}")))?;
-        ShmMemory::attach(&file, world.into(), elements, session)
+        ShmMemory::attach(&file, world, terms.elements, terms.session)
     }
 }
 
-/// Memory for the unit, if it is to exchange through memory: `apart` tells why some rank cannot.
-pub(super) fn offer(
-    choice: TransportChoice,
-    world: u16,
-    elements: usize,
-    session: u64,
-    apart: Option<String>,
-) -> Result<Option<Offer>, ShmError> {
-    let too_many = || {
-        (usize::from(world) > MAX_SHARED_WORLD)
-            .then(|| format!("{world} ranks are more than the {MAX_SHARED_WORLD} that share memory"))
-    };
-    let why_not = apart.or_else(too_many);
-    let outcome = match (choice, why_not) {
-        (TransportChoice::Tcp, _) => return Ok(None),
-        (TransportChoice::Shm, Some(cause)) => return Err(ShmError::new(cause)),
-        (_, None) => ShmMemory::create(world.into(), elements, session),
-        (TransportChoice::Auto, Some(cause)) => Err(ShmError::new(cause)),
-    };
-    match outcome {
-        Ok((file, memory)) => {
-            let address = MemoryAddress { pid: std::process::id(), fd: file.as_raw_fd() };
-            Ok(Some(Offer { memory, address, _file: file }))
-        }
-        Err(error) if choice == TransportChoice::Auto => {
-            tracing::info!("the ranks exchange over TCP: {error}");
-            Ok(None)
-        }
-        Err(error) => Err(error),
+/// The longest message about memory.
+const MAX_ADDRESS_BYTES: usize = 256;
+
+/// Makes the memory of a host's ranks, if there are several, and attaches them to it, over the data links of the unit. `leaders` is
+/// [`host_leaders`].
+///
+/// # Errors
+/// Memory that must be shared and cannot be; a rank that breaks off.
+pub(super) fn share(
+    rank: RankId,
+    leaders: &[u16],
+    links: &mut [Option<TcpStream>],
+    terms: MemoryTerms,
+    patience: &Patience,
+) -> Result<Option<SharedMemory>, RendezvousError> {
+    let leader = leaders[rank.index()];
+    let ranks: Vec<usize> = (0..leaders.len()).filter(|&other| leaders[other] == leader).collect();
+    if ranks.len() == 1 {
+        return Ok(None);
     }
+    let memory = match rank.get() == leader {
+        true => lead(rank, &ranks, links, terms, patience)?,
+        false => follow(RankId::new(leader), ranks.len(), links, terms, patience)?,
+    };
+    Ok(memory.map(|memory| SharedMemory { memory, ranks }))
+}
+
+/// The leader's part: the file is there until all have attached.
+fn lead(
+    rank: RankId,
+    ranks: &[usize],
+    links: &mut [Option<TcpStream>],
+    terms: MemoryTerms,
+    patience: &Patience,
+) -> Result<Option<ShmMemory>, RendezvousError> {
+    let made = match ShmMemory::create(ranks.len(), terms.elements, terms.session) {
+        Ok(made) => Some(made),
+        Err(error) if terms.choice == TransportChoice::Auto => {
+            tracing::info!(%rank, "the ranks of this host exchange over TCP: {error}");
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let address = made.as_ref().map(|(file, _)| MemoryAddress { pid: std::process::id(), fd: file.as_raw_fd() });
+    let others = || ranks.iter().copied().filter(|&other| other != rank.index());
+    for other in others() {
+        tell(RankId::new(other as u16), links, &address)?;
+    }
+    for other in others() {
+        hear::<()>(RankId::new(other as u16), links, patience)?;
+    }
+    Ok(made.map(|(_, memory)| memory))
+}
+
+fn follow(
+    leader: RankId,
+    world: usize,
+    links: &mut [Option<TcpStream>],
+    terms: MemoryTerms,
+    patience: &Patience,
+) -> Result<Option<ShmMemory>, RendezvousError> {
+    let address = hear::<Option<MemoryAddress>>(leader, links, patience)?;
+    let memory = address.map(|address| address.open(world, terms)).transpose()?;
+    tell(leader, links, &())?;
+    Ok(memory)
+}
+
+fn tell<M: Serialize>(to: RankId, links: &mut [Option<TcpStream>], message: &M) -> Result<(), RendezvousError> {
+    let stream = links[to.index()].as_mut().ok_or_else(|| broken_off(to, "it has no data link"))?;
+    frame::write(stream, message).map_err(|error| broken_off(to, &error.to_string()))
+}
+
+fn hear<M: DeserializeOwned>(
+    from: RankId,
+    links: &[Option<TcpStream>],
+    patience: &Patience,
+) -> Result<M, RendezvousError> {
+    let stream = links[from.index()].as_ref().ok_or_else(|| broken_off(from, "it has no data link"))?;
+    let heard = frame::read(&mut patience.reader(stream), MAX_ADDRESS_BYTES);
+    let heard = heard.map_err(|error| broken_off(from, &error.to_string()))?;
+    unlimited(stream).map_err(|source| RendezvousError::Io { source })?;
+    Ok(heard)
+}
+
+fn broken_off(rank: RankId, cause: &str) -> RendezvousError {
+    RendezvousError::BrokenOff { rank, cause: cause.to_owned() }
 }
 
 #[cfg(test)]
@@ -143,34 +226,69 @@ mod tests {
         assert_eq!(error, "'quic' is no transport: expected auto, shm or tcp");
     }
 
-    #[test]
-    fn memory_is_offered_where_it_is_wanted_and_can_be() {
-        let apart_rank = || Some("rank 2 is elsewhere".to_owned());
-        let is_some = |choice, world, apart| offer(choice, world, 8, 1, apart).map(|offer| offer.is_some());
-        assert_eq!(is_some(TransportChoice::Auto, 2, None), Ok(true));
-        assert_eq!(is_some(TransportChoice::Auto, 2, apart_rank()), Ok(false));
-        assert_eq!(is_some(TransportChoice::Auto, 65, None), Ok(false));
-        assert_eq!(is_some(TransportChoice::Tcp, 2, None), Ok(false));
-        assert!(is_some(TransportChoice::Shm, 65, None).unwrap_err().to_string().contains("65 ranks are more than"));
-        assert!(
-            is_some(TransportChoice::Shm, 2, apart_rank()).unwrap_err().to_string().contains("rank 2 is elsewhere")
-        );
+    fn terms(choice: TransportChoice) -> MemoryTerms {
+        MemoryTerms { choice, session: 9, elements: 8 }
     }
 
     #[test]
-    fn an_offer_is_found_under_its_address_and_only_in_its_session() {
-        let made = offer(TransportChoice::Shm, 2, 8, 9, None).unwrap().unwrap();
-        assert!(made.address.open(2, 8, 9).is_ok());
-        assert!(made.address.open(2, 8, 8).unwrap_err().to_string().contains("not this unit's"));
-        let gone = MemoryAddress { fd: 1 << 20, ..made.address };
-        assert!(gone.open(2, 8, 9).unwrap_err().to_string().contains("cannot be opened"));
+    fn ranks_of_a_host_have_its_lowest_rank_as_leader() {
+        let [here, there] = ["here", "there"].map(|name| Some(Host(name.into())));
+        let hosts = [here.clone(), there.clone(), here, None, there, None];
+        for choice in [TransportChoice::Auto, TransportChoice::Shm] {
+            assert_eq!(host_leaders(choice, &hosts), [0, 1, 0, 3, 1, 5]);
+        }
+        assert_eq!(host_leaders(TransportChoice::Tcp, &hosts), [0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn memory_is_found_under_its_address_and_only_in_its_session() {
+        let (file, _memory) = ShmMemory::create(2, 8, 9).unwrap();
+        let address = MemoryAddress { pid: std::process::id(), fd: file.as_raw_fd() };
+        let auto = terms(TransportChoice::Auto);
+        assert!(address.open(2, auto).is_ok());
+        let other = MemoryTerms { session: 8, ..auto };
+        assert!(address.open(2, other).unwrap_err().to_string().contains("not this unit's"));
+        let gone = MemoryAddress { fd: 1 << 20, ..address };
+        assert!(gone.open(2, auto).unwrap_err().to_string().contains("cannot be opened"));
+    }
+
+    /// Both ends of a link between ranks 0 and 1, each among the links of its rank.
+    fn links() -> [Vec<Option<TcpStream>>; 2] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [vec![None, Some(one)], vec![Some(listener.accept().unwrap().0), None]]
+    }
+
+    fn both_share(elements: usize, choice: TransportChoice) -> [Result<Option<SharedMemory>, RendezvousError>; 2] {
+        let patience = Patience::new(std::time::Duration::from_secs(30), &crate::unit::Shutdown::default());
+        let terms = MemoryTerms { elements, ..terms(choice) };
+        let [mut first, mut second] = links();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| share(RankId::new(1), &[0, 0], &mut second, terms, &patience));
+            let own = share(RankId::new(0), &[0, 0], &mut first, terms, &patience);
+            drop(first);
+            [own, other.join().unwrap()]
+        })
+    }
+
+    #[test]
+    fn a_leader_without_memory_leaves_its_host_to_tcp_unless_it_must_share() {
+        for shared in both_share(8, TransportChoice::Auto) {
+            assert_eq!(shared.unwrap().unwrap().ranks, [0, 1]);
+        }
+        let too_much = usize::MAX / 8;
+        assert!(both_share(too_much, TransportChoice::Auto).iter().all(|shared| matches!(shared, Ok(None))));
+        let [own, other] = both_share(too_much, TransportChoice::Shm);
+        assert!(own.unwrap_err().to_string().contains("ranks that share none need --transport tcp"));
+        assert!(other.unwrap_err().to_string().contains("rank 0 broke off"));
     }
 
     #[test]
     fn two_processes_of_one_place_know_it() {
-        let here = Host::here();
+        let here = Host::here(None);
         assert!(here.is_some());
-        assert_eq!(apart(RankId::new(1), here.as_ref(), Host::here().as_ref()), None);
+        assert_eq!(apart(RankId::new(1), here.as_ref(), Host::here(None).as_ref()), None);
+        assert!(Host::here(Some("a")) != Host::here(Some("b")));
         let other = Some(Host("elsewhere".into()));
         for (own, other) in [(&here, &other), (&here, &None), (&None, &None)] {
             assert!(apart(RankId::new(3), own.as_ref(), other.as_ref()).is_some_and(|why| why.contains("rank 3")));

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use semmoe_tables::{ModelInfo, RankId};
 use serde::{Deserialize, Serialize};
 
-use super::carrier::{Host, MemoryAddress, TransportChoice};
+use super::carrier::{Host, TransportChoice};
 use crate::engine::UnitLimits;
 use crate::ep::{ExpertLayout, WireType};
 
@@ -57,14 +57,14 @@ pub(super) struct Hello {
 pub(super) enum Reply {
     /// All ranks have come.
     Welcome {
-        /// What a data link has to show, and the shared memory.
+        /// What a data link has to show, and shared memory.
         session: u64,
         /// Data addresses by rank.
         data: Vec<SocketAddr>,
         /// Those of the unit.
         limits: UnitLimits,
-        /// The memory that they exchange through, if they do.
-        memory: Option<MemoryAddress>,
+        /// By rank: with whom it may share memory, named by the lowest of them.
+        leaders: Vec<u16>,
     },
     /// The unit will not come together.
     Refused { reason: String },

@@ -26,9 +26,10 @@ mod patience;
 mod rendezvous;
 mod secret;
 
+pub(crate) use carrier::SharedMemory;
 pub use carrier::{TransportChoice, UnknownTransport};
 pub use error::RendezvousError;
 pub(crate) use hello::Identity;
 pub(crate) use patience::Patience;
-pub(crate) use rendezvous::{Host, join};
+pub(crate) use rendezvous::{Host, Location, join};
 pub use secret::{Secret, SecretError};

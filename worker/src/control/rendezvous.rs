@@ -8,7 +8,7 @@ use std::time::Duration;
 use semmoe_tables::RankId;
 
 use super::auth::{self, AuthError, Purpose};
-use super::carrier::{self, Host as Place, TransportChoice};
+use super::carrier::{self, Host as Place, MemoryTerms, SharedMemory, TransportChoice};
 use super::door::Door;
 use super::error::RendezvousError;
 use super::frame::{self, FrameError, MAX_HELLO_BYTES};
@@ -17,7 +17,6 @@ use super::mesh;
 use super::patience::{Impatience, Patience, unlimited};
 use super::secret::Secret;
 use crate::engine::UnitLimits;
-use crate::ep::ShmMemory;
 
 /// How long rank 0 stays after it has refused a rank, to tell those that come later.
 const LINGER: Duration = Duration::from_secs(3);
@@ -28,10 +27,21 @@ pub(crate) struct Member<C> {
     pub(crate) control: C,
     /// `[world]`
     pub(crate) data: Vec<Option<TcpStream>>,
-    /// What the ranks exchange through; the data links without.
-    pub(crate) memory: Option<ShmMemory>,
+    /// What the ranks of this host exchange through; the data links without.
+    pub(crate) memory: Option<SharedMemory>,
     /// Those of the unit.
     pub(crate) limits: UnitLimits,
+}
+
+/// Where a rank meets the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Location<'a> {
+    /// Rank 0 listens there (port 0: any).
+    pub(crate) rendezvous: SocketAddr,
+    /// Where this rank takes data links, if not at the address by which it meets rank 0.
+    pub(crate) data: Option<IpAddr>,
+    /// Ranks with other places share no memory.
+    pub(crate) place: Option<&'a str>,
 }
 
 /// Rank 0 before the others have come.
@@ -39,14 +49,16 @@ pub(crate) struct Member<C> {
 pub(crate) struct Host {
     listener: TcpListener,
     data: TcpListener,
+    place: Option<Place>,
 }
 
 impl Host {
-    /// Listens on `address` (port 0: any) and, for data, on a free port of `data` or, without, of the same host.
-    pub(crate) fn bind(address: SocketAddr, data: Option<IpAddr>) -> Result<Self, RendezvousError> {
-        let listener = bind(address)?;
-        let data = bind(SocketAddr::new(data.unwrap_or(address.ip()), 0))?;
-        Ok(Self { listener, data })
+    /// Listens.
+    pub(crate) fn bind(location: Location<'_>) -> Result<Self, RendezvousError> {
+        let Location { rendezvous, data, place } = location;
+        let listener = bind(rendezvous)?;
+        let data = bind(SocketAddr::new(data.unwrap_or(rendezvous.ip()), 0))?;
+        Ok(Self { listener, data, place: Place::here(place) })
     }
 
     /// Where the other ranks have to connect to.
@@ -69,12 +81,12 @@ impl Host {
         let limits = UnitLimits { kv_pages, ..limits };
         let io = |source| RendezvousError::Io { source };
         let session = fastrand::u64(..);
-        let offer =
-            carrier::offer(identity.transport, identity.world, limits.row_elements, session, anyone_apart(&members))?;
+        let mut hosts = vec![self.place.clone()];
+        hosts.extend(members.iter().map(|(hello, _)| hello.host.clone()));
+        let leaders = carrier::host_leaders(identity.transport, &hosts);
         let mut data = vec![self.data.local_addr().map_err(io)?];
         data.extend(members.iter().map(|(hello, _)| hello.data));
-        let memory = offer.as_ref().map(|offer| offer.address);
-        let welcome = Reply::Welcome { session, data, limits, memory };
+        let welcome = Reply::Welcome { session, data, limits, leaders: leaders.clone() };
         for (hello, stream) in &mut members {
             frame::write(stream, &welcome).map_err(|error| RendezvousError::BrokenOff {
                 rank: RankId::new(hello.rank),
@@ -83,10 +95,10 @@ impl Host {
         }
         let own = Link { session, from: 0, to: 0 };
         let lower = vec![None; usize::from(identity.world)];
-        let data = mesh::connect(&self.data, own, &lower, secret, limit, patience)?;
+        let mut data = mesh::connect(&self.data, own, &lower, secret, limit, patience)?;
         let control = members.into_iter().map(|(hello, stream)| (RankId::new(hello.rank), stream)).collect();
-        // All others have attached before they connected.
-        let memory = offer.map(|offer| offer.memory);
+        let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
+        let memory = carrier::share(RankId::new(0), &leaders, &mut data, terms, patience)?;
         Ok(Member { control, data, memory, limits })
     }
 
@@ -100,7 +112,8 @@ impl Host {
     ) -> Result<Vec<(Hello, TcpStream)>, RendezvousError> {
         let mut door = Door::new(&self.listener, Purpose::Control, secret.cloned(), MAX_HELLO_BYTES);
         let mut members: Vec<Option<(Hello, TcpStream)>> = (1..identity.world).map(|_| None).collect();
-        let outcome = collect(&mut door, identity, limit, patience, &mut members);
+        let unit = Admission { identity, place: self.place.as_ref() };
+        let outcome = collect(&mut door, unit, limit, patience, &mut members);
         if let Err(error) = &outcome {
             refuse_all(&mut door, error, patience, members);
             return outcome.map(|()| Vec::new());
@@ -109,16 +122,17 @@ impl Host {
     }
 }
 
-/// Why some rank shares no memory with rank 0.
-fn anyone_apart(members: &[(Hello, TcpStream)]) -> Option<String> {
-    let own = Place::here();
-    members.iter().find_map(|(hello, _)| carrier::apart(RankId::new(hello.rank), own.as_ref(), hello.host.as_ref()))
+/// What a rank is compared with.
+#[derive(Clone, Copy)]
+struct Admission<'a> {
+    identity: &'a Identity,
+    place: Option<&'a Place>,
 }
 
 /// Waits until all have registered.
 fn collect(
     door: &mut Door<'_, Hello>,
-    identity: &Identity,
+    unit: Admission<'_>,
     limit: Duration,
     patience: &Patience,
     members: &mut [Option<(Hello, TcpStream)>],
@@ -130,7 +144,7 @@ fn collect(
         })?;
         let mut come = come.into_iter();
         while let Some((hello, stream)) = come.next() {
-            if let Err(error) = admit(identity, hello, stream, members) {
+            if let Err(error) = admit(unit, hello, stream, members) {
                 // Those that came in the same moment are told with the others.
                 for (hello, stream) in come {
                     if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
@@ -180,19 +194,19 @@ fn refuse_all(
 
 /// Takes a registration, or tells why not. A second process for a rank is turned away alone.
 fn admit(
-    identity: &Identity,
+    unit: Admission<'_>,
     hello: Hello,
     mut stream: TcpStream,
     members: &mut [Option<(Hello, TcpStream)>],
 ) -> Result<(), RendezvousError> {
-    let rank = RankId::new(hello.rank);
+    let (rank, identity) = (RankId::new(hello.rank), unit.identity);
     let mismatch = identity.difference(rank, &hello.identity).or_else(|| {
         let fits = (1..identity.world).contains(&hello.rank);
         (!fits)
             .then(|| format!("a process registered as rank {rank}, expected 1 to {}", identity.world.saturating_sub(1)))
     });
     let mismatch = mismatch.or_else(|| match identity.transport {
-        TransportChoice::Shm => carrier::apart(rank, Place::here().as_ref(), hello.host.as_ref())
+        TransportChoice::Shm => carrier::apart(rank, unit.place, hello.host.as_ref())
             .map(|why| format!("{why}: expected --transport auto or tcp")),
         TransportChoice::Auto | TransportChoice::Tcp => None,
     });
@@ -213,15 +227,15 @@ fn admit(
     Ok(())
 }
 
-/// Registers with rank 0 at `address` and connects the data links, which it takes on `data` or, without, on the address from
-/// which it reached rank 0.
+/// Registers with rank 0 and connects the data links.
 pub(crate) fn join(
-    (address, data): (SocketAddr, Option<IpAddr>),
+    location: Location<'_>,
     (rank, identity, kv_pages): (RankId, &Identity, usize),
     secret: Option<&Secret>,
     limit: Duration,
     patience: &Patience,
 ) -> Result<Member<TcpStream>, RendezvousError> {
+    let Location { rendezvous: address, data, place } = location;
     let unreachable = |cause: String| RendezvousError::Unreachable { address, limit, cause };
     let io = |source| RendezvousError::Io { source };
     let mut control = patience.connect(address).map_err(|reason| match reason {
@@ -235,7 +249,7 @@ pub(crate) fn join(
     })?;
     let own_ip = data.unwrap_or(control.local_addr().map_err(io)?.ip());
     let listener = bind(SocketAddr::new(own_ip, 0))?;
-    let (data, host) = (listener.local_addr().map_err(io)?, Place::here());
+    let (data, host) = (listener.local_addr().map_err(io)?, Place::here(place));
     let hello = Hello { rank: rank.get(), data, kv_pages, host, identity: identity.clone() };
     let broken = |error: FrameError| match patience.slice() {
         Err(Impatience::Stopped) => RendezvousError::Stopped,
@@ -243,21 +257,23 @@ pub(crate) fn join(
     };
     frame::write(&mut control, &hello).map_err(broken)?;
     let reply = frame::read::<Reply>(&mut patience.reader(&control), MAX_HELLO_BYTES).map_err(broken)?;
-    let (session, addresses, limits, memory) = match reply {
+    let (session, addresses, limits, leaders) = match reply {
         Reply::Refused { reason } => return Err(RendezvousError::Mismatch { reason }),
-        Reply::Welcome { session, data, limits, memory } => (session, data, limits, memory),
+        Reply::Welcome { session, data, limits, leaders } => (session, data, limits, leaders),
     };
-    if addresses.len() != usize::from(identity.world) {
-        let cause = format!("it named {} ranks, expected {}", addresses.len(), identity.world);
+    let world = usize::from(identity.world);
+    if addresses.len() != world || leaders.len() != world {
+        let cause = format!("it named {} ranks on {} hosts, expected {world}", addresses.len(), leaders.len());
         return Err(RendezvousError::BrokenOff { rank: RankId::new(0), cause });
     }
-    let memory = memory.map(|address| address.open(identity.world, limits.row_elements, session)).transpose()?;
     let lower: Vec<Option<SocketAddr>> = (0..identity.world)
         .zip(addresses)
         .map(|(peer, data)| (peer < rank.get()).then(|| reachable(data, address.ip())))
         .collect();
     let own = Link { session, from: rank.get(), to: rank.get() };
-    let data = mesh::connect(&listener, own, &lower, secret, limit, patience)?;
+    let mut data = mesh::connect(&listener, own, &lower, secret, limit, patience)?;
+    let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
+    let memory = carrier::share(rank, &leaders, &mut data, terms, patience)?;
     unlimited(&control).map_err(io)?;
     Ok(Member { control, data, memory, limits })
 }

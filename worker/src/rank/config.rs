@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::cpus::CpuList;
 use super::error::WorkerError;
-use crate::control::{Secret, TransportChoice};
+use crate::control::{Location, Secret, TransportChoice};
 use crate::engine::EngineLimits;
 use crate::ep::{ExpertLayout, WireType};
 use crate::unit::Shutdown;
@@ -58,6 +58,8 @@ pub struct WorkerConfig {
     /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them where the
     /// rendezvous is, and the others at the address from which they reach it.
     pub data_address: Option<IpAddr>,
+    /// Ranks that are given different places share no memory, as if they were on several hosts.
+    pub place: Option<String>,
     /// What ranks prove to each other that they know; needed where the rendezvous or the data is not on a loopback address.
     pub secret: Option<Secret>,
     /// What admin routes ask for; without it they are open where HTTP is served on a loopback address, and shut elsewhere.
@@ -108,6 +110,7 @@ impl WorkerConfig {
             transport: TransportChoice::default(),
             wire: WireType::default(),
             data_address: None,
+            place: None,
             secret: None,
             admin_token: None,
             listen: None,
@@ -126,6 +129,10 @@ impl WorkerConfig {
             grace: Duration::from_secs(4),
             exit_after_loss: Some(Duration::from_secs(5)),
         }
+    }
+
+    pub(super) fn location(&self) -> Location<'_> {
+        Location { rendezvous: self.rendezvous, data: self.data_address, place: self.place.as_deref() }
     }
 
     pub(super) fn check(&self) -> Result<(), WorkerError> {

@@ -31,7 +31,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     // The port first: taken, it is the likeliest mistake.
     let (http, http_address) = listen(&config)?;
     let prepared = prepare(&config)?;
-    let host = Host::bind(config.rendezvous, config.data_address)?;
+    let host = Host::bind(config.location())?;
     (config.announce)(&WorkerEvent::Bound { rendezvous: host.address()? });
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
     let members =

@@ -38,7 +38,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
     let rank = RankId::new(config.rank);
     let patience = Patience::new(config.rendezvous_timeout, &config.shutdown);
     let member = join(
-        (config.rendezvous, config.data_address),
+        config.location(),
         (rank, &prepared.identity, prepared.limits.kv_pages),
         config.secret.as_ref(),
         config.rendezvous_timeout,

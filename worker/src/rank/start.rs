@@ -15,8 +15,9 @@ use super::config::WorkerConfig;
 use super::cpus::CpuList;
 use super::error::WorkerError;
 use super::prepare::Prepared;
+use crate::control::SharedMemory;
 use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
-use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmMemory, ShmTransport, TcpTransport, WireRows, WireType};
+use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmTransport, TcpTransport, WireRows, WireType};
 use crate::model::{Model, instructions, with_threads};
 use crate::unit::Lost;
 
@@ -78,15 +79,16 @@ pub(super) fn connect(
 pub(super) struct Ends {
     /// `[world]`: the data links, none to itself.
     pub(super) data: Vec<Option<TcpStream>>,
-    /// What it shares with the other ranks, if it does.
-    pub(super) memory: Option<ShmMemory>,
+    /// What it shares with the other ranks of its host, if it does.
+    pub(super) memory: Option<SharedMemory>,
 }
 
 impl Ends {
     fn transport(&self) -> &'static str {
         match &self.memory {
             _ if self.data.len() == 1 => "local",
-            Some(_) => "shm",
+            Some(shared) if shared.ranks.len() == self.data.len() => "shm",
+            Some(_) => "mixed",
             None => "tcp",
         }
     }
@@ -96,9 +98,14 @@ impl Ends {
         let private = || PrivateMemory::new(rank);
         Ok(match self.memory {
             _ if self.data.len() == 1 => Box::new(RowCollectives::new(LocalTransport::mesh(1).remove(0), private())),
-            Some(memory) => {
-                let (link, rows) = ShmTransport::new(rank, memory, self.data, limit)?;
+            Some(shared) if shared.ranks.len() == self.data.len() => {
+                let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
                 Box::new(RowCollectives::new(link, rows))
+            }
+            // Who waits for ranks of other hosts, too, waits for sockets.
+            Some(shared) => {
+                let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
+                Box::new(RowCollectives::new(TcpTransport::new(rank, self.data, limit)?, rows))
             }
             None => Box::new(RowCollectives::new(TcpTransport::new(rank, self.data, limit)?, private())),
         })

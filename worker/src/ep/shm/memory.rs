@@ -141,11 +141,14 @@ impl ShmMemory {
         (words, self.at(self.layout.rings + ring * self.layout.ring_bytes))
     }
 
-    /// A rank's end of the memory for rows. To be called once for each rank of the unit, in the process that is that rank.
-    pub(super) fn rows<T: Element>(self: &Arc<Self>, rank: usize) -> SharedHalves<T> {
+    /// The end of a rank of a unit of `world` for the memory for rows, which `ranks` of the unit share: as many as there are here, in
+    /// ascending order, this one among them. To be called once for each, in the process that is that rank.
+    pub(crate) fn rows<T: Element>(self: &Arc<Self>, rank: usize, ranks: &[usize], world: usize) -> SharedHalves<T> {
         const { assert!(size_of::<T>() <= size_of::<f32>(), "the memory has room for f32") };
-        let Layout { world, elements, rows, rows_stride, .. } = self.layout;
-        let buffers: Vec<*mut u8> = (0..world).map(|rank| self.at(rows + rank * rows_stride)).collect();
+        let Layout { elements, rows, rows_stride, .. } = self.layout;
+        assert_eq!(ranks.len(), self.layout.world, "the memory of so many ranks");
+        let mut buffers = vec![std::ptr::null_mut(); world];
+        ranks.iter().enumerate().for_each(|(at, &rank)| buffers[rank] = self.at(rows + at * rows_stride));
         // SAFETY: a part of the map for each rank, at multiples of a page, which the end keeps; a rank joins once, and its
         // collectives are those of the unit.
         unsafe { SharedHalves::new(rank, &buffers, elements, Box::new(Arc::clone(self))) }

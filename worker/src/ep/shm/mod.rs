@@ -65,7 +65,8 @@ impl ShmTransport {
         });
         let streams = streams.collect();
         let medium = Rings { rank: me, seen: 0, spins, rung: Arc::default(), memory, _watch: watch };
-        let rows = medium.memory.rows(rank);
+        let all: Vec<usize> = (0..medium.memory.world()).collect();
+        let rows = medium.memory.rows(rank, &all, all.len());
         Ok((Self::over(rank, streams, medium, limit), rows))
     }
 }
