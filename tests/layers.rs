@@ -108,6 +108,29 @@ fn pure_crates_do_no_input_output() {
     assert!(found.is_empty(), "pure crates name impure things: {found:#?}");
 }
 
+/// What adds rows of several ranks, and what sends them anything. The worker calls the interface of the collectives alone.
+const ARITHMETIC: &[&str] = &["sum_rows", "norm_row"];
+
+#[test]
+fn the_arithmetic_of_collectives_stands_in_the_kernels_alone() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let holding = |folder: &str, words: &[&str]| -> BTreeSet<String> {
+        let holds = |file: &std::path::Path| {
+            let text = std::fs::read_to_string(file).expect("readable source");
+            words.iter().any(|word| text.contains(word))
+        };
+        let files = rust_files(&root.join(folder)).into_iter().filter(|file| holds(file));
+        files.map(|file| file.strip_prefix(root).expect("below the root").display().to_string()).collect()
+    };
+    for folder in ["worker/src", "planner/src", "gateway/src", "solver/src", "src"] {
+        assert_eq!(holding(folder, ARITHMETIC), BTreeSet::new(), "sums over ranks outside the kernels");
+    }
+    // Who implements the interface over bytes, and the one word that ranks send each other beside their rows.
+    let sends = holding("worker/src", &["all_to_all("]);
+    let allowed = ["worker/src/ep/exchange.rs", "worker/src/ep/shm/tests.rs", "worker/src/ep/stream/mod.rs"];
+    assert_eq!(sends, allowed.map(str::to_owned).into(), "bytes between ranks past the collectives");
+}
+
 fn rust_files(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a source folder").map(|entry| entry.expect("entry").path()) {
