@@ -98,8 +98,8 @@ pub(crate) struct UnitLayoutArgs {
     /// all ranks.
     #[arg(long, value_name = "auto|shm|tcp", default_value = "auto")]
     pub(crate) transport: TransportChoice,
-    /// As what rows travel between ranks: bf16 takes half the bytes of f32, and sums over ranks are rounded to it. The same on all
-    /// ranks.
+    /// Element type of the rows that ranks send each other: bf16 takes half the bytes of f32, and rounds them and the sums over
+    /// ranks. The same on all ranks.
     #[arg(long, value_name = "f32|bf16", default_value = "f32")]
     pub(crate) wire: WireType,
     /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every rank has a

@@ -35,7 +35,7 @@ pub(crate) struct UnitLayout {
     pub(crate) experts: ExpertLayout,
     /// How ranks exchange.
     pub(crate) transport: TransportChoice,
-    /// As what rows travel.
+    /// The element type of the rows that ranks send each other.
     pub(crate) wire: WireType,
     /// Slots of a layer beyond one for each expert, for replicas.
     pub(crate) redundant: u16,

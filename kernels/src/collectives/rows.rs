@@ -163,7 +163,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         Ok(())
     }
 
-    /// Adds up this rank's rows, from where they lie or arrived.
+    /// Sums up this rank's rows, read where they lie or from messages.
     fn finish_rows(&self, hidden: usize, split: RowSplit<'_>, mut finish: Finish<'_, T>, out: &mut [T]) {
         let bases = self.bases();
         let mut rows: EachRank<&[T]> = EachRank::new();

@@ -31,7 +31,7 @@ pub(crate) struct Identity {
     pub(crate) experts: ExpertLayout,
     /// How it was told to exchange.
     pub(crate) transport: TransportChoice,
-    /// As what rows travel.
+    /// The element type of rows on the wire.
     pub(crate) wire: WireType,
     /// `dp` or `tp`.
     pub(crate) attention: String,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
 //! | `inbox` | the rows that a rank was sent, expert by expert |
-//! | `wire` | as what type rows travel |
+//! | `wire` | the element type of rows on the wire |
 //! | `links` | one link to each other rank |
 //! | `stream` | W ranks as processes: messages and failures over a byte stream between every two of them |
 //! | `tcp` | those streams over TCP |

@@ -1,4 +1,4 @@
-//! As what type rows travel between the ranks.
+//! The element type of rows on the wire.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +9,7 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{CastCollectives, Collectives};
 use serde::{Deserialize, Serialize};
 
-/// As what rows travel, and sums over ranks are rounded. All ranks of a unit must be given the same.
+/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be given the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WireType {
     /// As they were computed.
@@ -19,9 +19,9 @@ pub enum WireType {
     Bf16,
 }
 
-/// Not a type of rows.
+/// Not an element type for the wire.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{found}' is no type of rows between ranks: expected f32 or bf16")]
+#[error("'{found}' is not an element type for the wire: expected f32 or bf16")]
 pub struct UnknownWireType {
     found: String,
 }
@@ -100,6 +100,6 @@ mod tests {
             assert_eq!(wire.to_string().parse(), Ok(wire));
         }
         let error = "f16".parse::<WireType>().unwrap_err().to_string();
-        assert_eq!(error, "'f16' is no type of rows between ranks: expected f32 or bf16");
+        assert_eq!(error, "'f16' is not an element type for the wire: expected f32 or bf16");
     }
 }

@@ -53,7 +53,7 @@ pub struct WorkerConfig {
     pub experts: ExpertLayout,
     /// How the ranks exchange.
     pub transport: TransportChoice,
-    /// As what type rows travel between them.
+    /// The element type of the rows that they send each other.
     pub wire: WireType,
     /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them where the
     /// rendezvous is, and the others at the address from which they reach it.
