@@ -16,7 +16,7 @@ pub struct CastCollectives<A, B> {
     /// What is sent.
     sent: Vec<B>,
     /// What was received.
-    come: Vec<B>,
+    received: Vec<B>,
     /// The rows of the last dispatch, by source.
     rows: Vec<A>,
     /// `[R]`: which of its source's rows each is, in `rows`.
@@ -34,7 +34,7 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
             unit,
             part: Vec::new(),
             sent: Vec::new(),
-            come: Vec::new(),
+            received: Vec::new(),
             rows: Vec::new(),
             places: Vec::new(),
             sums: Vec::new(),
@@ -44,15 +44,15 @@ impl<A: Element, B: Element> CastCollectives<A, B> {
 }
 
 impl<A: Element, B: Element> CastCollectives<A, B> {
-    /// Of the sums that have come. The residual does not travel, and keeps its type.
+    /// Of the sums that were received. The residual does not travel, and keeps its type.
     fn norm_rows(&mut self, hidden: usize, split: RowSplit<'_>, norm: Norm<'_, A>, out: &mut [A]) {
         let Norm { residual, weight, epsilon, residual_out } = norm;
         self.wide_row.resize(hidden, 0.0);
         let width = hidden.max(1);
-        let rows = self.come.chunks_exact(width).zip(out.chunks_exact_mut(width));
+        let rows = self.received.chunks_exact(width).zip(out.chunks_exact_mut(width));
         let rows = rows.zip(residual_out.chunks_exact_mut(width)).zip(split.positions(self.unit.rank()));
-        for (((come, out), residual_out), position) in rows {
-            cast(come, &mut self.wide_row);
+        for (((received, out), residual_out), position) in rows {
+            cast(received, &mut self.wide_row);
             let residual = &residual[split.token(position) * hidden..][..hidden];
             norm_row(NormRow { sum: &mut self.wide_row, residual, weight, epsilon, residual_out, out });
         }
@@ -87,10 +87,10 @@ impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
         let me = self.unit.rank();
         norm.iter().try_for_each(|norm| norm.check(me, self.part.len(), out.len(), hidden))?;
         cast(&self.part, self.unit.part(self.part.len())?);
-        self.come.resize(out.len(), B::zeroed());
-        self.unit.reduce_scatter(hidden, split, None, &mut self.come)?;
+        self.received.resize(out.len(), B::zeroed());
+        self.unit.reduce_scatter(hidden, split, None, &mut self.received)?;
         match norm {
-            None => cast(&self.come, out),
+            None => cast(&self.received, out),
             Some(norm) => self.norm_rows(hidden, split, norm, out),
         }
         Ok(())
@@ -99,10 +99,10 @@ impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
     fn allgather(&mut self, own: OwnRows<'_, A>, split: RowSplit<'_>, out: AllRows<'_, A>) -> Result<(), UnitError> {
         let OwnRows { rows, hidden, labels, width, bound } = own;
         cast_into(rows, &mut self.sent);
-        self.come.resize(out.rows.len(), B::zeroed());
+        self.received.resize(out.rows.len(), B::zeroed());
         let own = OwnRows { rows: &self.sent, hidden, labels, width, bound };
-        self.unit.allgather(own, split, AllRows { rows: &mut self.come, labels: out.labels })?;
-        cast(&self.come, out.rows);
+        self.unit.allgather(own, split, AllRows { rows: &mut self.received, labels: out.labels })?;
+        cast(&self.received, out.rows);
         Ok(())
     }
 
@@ -130,9 +130,9 @@ impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
 
     fn combine(&mut self, plan: &DispatchPlan, out: &mut [A]) -> Result<(), UnitError> {
         cast(&self.sums, self.unit.received().sums);
-        self.come.resize(out.len(), B::zeroed());
-        self.unit.combine(plan, &mut self.come)?;
-        cast(&self.come, out);
+        self.received.resize(out.len(), B::zeroed());
+        self.unit.combine(plan, &mut self.received)?;
+        cast(&self.received, out);
         Ok(())
     }
 }
