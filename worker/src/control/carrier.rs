@@ -128,8 +128,8 @@ impl MemoryAddress {
 /// The longest message about memory.
 const MAX_ADDRESS_BYTES: usize = 256;
 
-/// Makes the memory of a host's ranks, if there are several, and attaches them to it, over the data links of the unit. `leaders` is
-/// [`host_leaders`].
+/// Makes the memory of a host's ranks, if there are several, and hands it to them over the data links. `leaders` is [`host_leaders`],
+/// as rank 0 sent it.
 ///
 /// # Errors
 /// Memory that must be shared and cannot be; a rank that breaks off.
@@ -193,7 +193,8 @@ fn follow(
 }
 
 fn tell<M: Serialize>(to: RankId, links: &mut [Option<TcpStream>], message: &M) -> Result<(), RendezvousError> {
-    let stream = links[to.index()].as_mut().ok_or_else(|| broken_off(to, "it has no data link"))?;
+    let stream =
+        links.get_mut(to.index()).and_then(Option::as_mut).ok_or_else(|| broken_off(to, "it has no data link"))?;
     frame::write(stream, message).map_err(|error| broken_off(to, &error.to_string()))
 }
 
@@ -202,7 +203,8 @@ fn hear<M: DeserializeOwned>(
     links: &[Option<TcpStream>],
     patience: &Patience,
 ) -> Result<M, RendezvousError> {
-    let stream = links[from.index()].as_ref().ok_or_else(|| broken_off(from, "it has no data link"))?;
+    let stream =
+        links.get(from.index()).and_then(Option::as_ref).ok_or_else(|| broken_off(from, "it has no data link"))?;
     let heard = frame::read(&mut patience.reader(stream), MAX_ADDRESS_BYTES);
     let heard = heard.map_err(|error| broken_off(from, &error.to_string()))?;
     unlimited(stream).map_err(|source| RendezvousError::Io { source })?;
@@ -269,6 +271,14 @@ mod tests {
             drop(first);
             [own, other.join().unwrap()]
         })
+    }
+
+    #[test]
+    fn a_leader_that_there_is_not_is_an_error() {
+        let patience = Patience::new(std::time::Duration::from_secs(30), &crate::unit::Shutdown::default());
+        let [_first, mut second] = links();
+        let error = share(RankId::new(1), &[9, 9], &mut second, terms(TransportChoice::Auto), &patience).unwrap_err();
+        assert!(error.to_string().contains("rank 9 broke off"), "{error}");
     }
 
     #[test]

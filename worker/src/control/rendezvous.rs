@@ -122,7 +122,7 @@ impl Host {
     }
 }
 
-/// What a rank is compared with.
+/// What registrations are compared with.
 #[derive(Clone, Copy)]
 struct Admission<'a> {
     identity: &'a Identity,
