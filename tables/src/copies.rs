@@ -1,6 +1,8 @@
 //! Which copy of an expert the tokens of a rank use: one rule, for the worker that sends them there and for the figures that
 //! predict what it sends.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
 
 /// The groups that hold each expert, and the one whose copy the tokens at each place use.
@@ -9,7 +11,8 @@ use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Table
 /// their own place if there is one, else one on a node of their place where nodes are known, else any. Where several are as
 /// near, the places that have to choose among the same ones take them in turns, so that each serves equally many places, give
 /// or take one. The choice depends on place, layer and expert alone, never on a batch.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Unchecked")]
 pub struct ExpertCopies {
     groups: u16,
     experts: u16,
@@ -22,6 +25,40 @@ pub struct ExpertCopies {
     slots: usize,
     /// [places, L, N]: the group whose copy is used.
     used: Vec<u16>,
+}
+
+/// [`ExpertCopies`] as another process wrote them.
+#[derive(Deserialize)]
+struct Unchecked {
+    groups: u16,
+    experts: u16,
+    layers: usize,
+    start: Vec<usize>,
+    held_by: Vec<u16>,
+    slots: usize,
+    used: Vec<u16>,
+}
+
+impl TryFrom<Unchecked> for ExpertCopies {
+    type Error = FormatError;
+
+    fn try_from(copies: Unchecked) -> Result<Self, FormatError> {
+        let Unchecked { groups, experts, layers, start, held_by, slots, used } = copies;
+        let columns = layers.saturating_mul(experts.into());
+        let offsets = start.first() == Some(&0)
+            && start.last() == Some(&held_by.len())
+            && start.len() == columns.saturating_add(1)
+            // Every expert is somewhere.
+            && start.is_sorted_by(|before, after| before < after);
+        let places = columns > 0 && used.len().is_multiple_of(columns);
+        let group = |group: &u16| *group < groups;
+        if !offsets || !places || !held_by.iter().all(group) || !used.iter().all(group) {
+            let found = format!("{} offsets, {} holders, {} choices", start.len(), held_by.len(), used.len());
+            let expected = format!("holders of {experts} experts in {layers} layers among {groups} groups");
+            return Err(FormatError::shape("expert copies", found, expected));
+        }
+        Ok(Self { groups, experts, layers, start, held_by, slots, used })
+    }
 }
 
 /// Where the groups are.
@@ -256,6 +293,28 @@ mod tests {
         let sites = Sites { place_of: &place_of, places: 2, per_node: None };
         assert_eq!(sites.choices(&[1, 2, 3], 0), [1, 2]);
         assert_eq!(sites.choices(&[3], 5), [3, 3]);
+    }
+
+    #[test]
+    fn copies_survive_json_and_what_lies_is_refused() {
+        let placement = Placement::new(2, vec![vec![0, 1, 0, 1], vec![1, 1, 0, 0]]).unwrap();
+        let copies = ExpertCopies::from(&placement);
+        let json = serde_json::to_value(&copies).unwrap();
+        assert_eq!(serde_json::from_value::<ExpertCopies>(json.clone()).unwrap(), copies);
+        let lies = [
+            ("groups", serde_json::json!(1)),
+            ("experts", serde_json::json!(5)),
+            ("layers", serde_json::json!(u64::MAX)),
+            ("start", serde_json::json!([])),
+            ("start", serde_json::json!([0, 1, 2, 3, 3, 5, 6, 7, 8])),
+            ("held_by", serde_json::json!([0, 1, 0, 1, 1, 1, 0, 2])),
+            ("used", serde_json::json!([0, 1, 0])),
+        ];
+        for (field, value) in lies {
+            let mut lie = json.clone();
+            lie[field] = value;
+            assert!(serde_json::from_value::<ExpertCopies>(lie).is_err(), "{field}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{RankStats, SequenceEvent, SequenceRequest};
+use crate::engine::{RankStats, SequenceEvent, SequenceRequest, SwitchOrder, SwitchReport};
 
 /// Rank 0 to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +21,13 @@ pub(crate) enum ToRank {
     },
     /// Forget the cached prefixes that no sequence holds.
     Flush,
+    /// A part of a switch of layouts; answered by [`FromRank::Switch`], but for aborts.
+    Switch {
+        /// Comes back with the answers.
+        ticket: u64,
+        /// What to do.
+        order: SwitchOrder,
+    },
     /// No sequence is left in the unit and none will come: leave the step loop, but stay connected until this link closes.
     Stop,
     /// The unit is dead.
@@ -43,6 +50,13 @@ pub(crate) enum FromRank {
         ticket: u64,
         /// The counts and loads.
         stats: Box<RankStats>,
+    },
+    /// Answer to [`ToRank::Switch`].
+    Switch {
+        /// As asked.
+        ticket: u64,
+        /// What was done.
+        report: SwitchReport,
     },
     /// Answer to [`ToRank::Stop`].
     Stopped,

@@ -29,6 +29,11 @@ impl Inbox {
     pub(crate) fn take(&self) -> Vec<ToRank> {
         std::mem::take(&mut *self.orders.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// Whether this order has come and was not taken yet.
+    pub(super) fn holds(&self, order: &ToRank) -> bool {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).contains(order)
+    }
 }
 
 impl EngineHandle {

@@ -7,6 +7,7 @@
 //! | `inbox` | orders for the engine from other threads |
 //! | `run` | the step loop, and what all loops do |
 //! | `together`, `told` | the loop with attention tp, and what its ranks tell each other |
+//! | `switch` | a rank's part in a switch of the unit's layout |
 //! | `batch` | what goes into one step (pure) |
 //! | `sequence` | one sequence from prompt to end |
 //! | `sampler`, `logprobs` | logits to a token, and how likely it was (pure) |
@@ -21,6 +22,7 @@ mod run;
 mod sampler;
 mod sequence;
 mod stop;
+mod switch;
 mod text;
 mod together;
 mod told;
@@ -30,4 +32,5 @@ pub(crate) use limits::UnitLimits;
 pub use limits::{EngineLimits, KvBudget};
 pub(crate) use request::{Finish, RankStats, Sampling, SequenceEvent, SequenceRequest, StopRules, TokenLogprobs};
 pub(crate) use run::{Emit, Engine, EngineEnd};
+pub(crate) use switch::{SwitchOrder, SwitchReport};
 pub(crate) use text::SequenceText;

@@ -11,6 +11,7 @@ use super::inbox::Inbox;
 use super::limits::UnitLimits;
 use super::request::{Finish, RankStats, SequenceEvent, SequenceRequest};
 use super::sequence::{Sampled, Sequence, reservation};
+use super::switch::Prepared;
 use super::together::Together;
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertParallel, UnitError, Wake};
@@ -30,7 +31,7 @@ pub(crate) enum EngineEnd {
 
 /// Continuous batching: sequences join and leave between steps.
 pub(crate) struct Engine {
-    model: Model,
+    pub(super) model: Model,
     pub(super) config: ModelConfig,
     pub(super) ep: ExpertParallel,
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -48,6 +49,8 @@ pub(crate) struct Engine {
     pub(super) events: Vec<(u64, SequenceEvent)>,
     /// With attention tp.
     together: Option<Together>,
+    /// A switch of layouts that was prepared.
+    pub(super) switch: Option<Prepared>,
 }
 
 impl Engine {
@@ -76,6 +79,7 @@ impl Engine {
             admitted: 0,
             cached_tokens: 0,
             events: Vec::new(),
+            switch: None,
         }
     }
 
@@ -91,13 +95,13 @@ impl Engine {
     /// With attention dp each rank has its own sequences.
     fn run_apart(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
-            if let Some(end) = self.take_orders() {
+            if let Some(end) = self.take_orders()? {
                 return Ok(end);
             }
             self.admit();
             self.flush();
-            if self.running.is_empty() {
-                // Rung by an order: look at it. Rung by a peer: take part with nothing of one's own.
+            if self.running.is_empty() || self.holds() {
+                // Rung by an order: look at it. Rung by a peer: take part in its step.
                 if self.ep.wait()? == Wake::Local {
                     continue;
                 }
@@ -117,7 +121,7 @@ impl Engine {
         self.together.is_none() || self.ep.rank().get() == 0
     }
 
-    fn take_orders(&mut self) -> Option<EngineEnd> {
+    fn take_orders(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         for order in self.inbox.take() {
             match order {
                 ToRank::Submit(request) => self.waiting.push_back(*request),
@@ -130,11 +134,12 @@ impl Engine {
                 ToRank::Flush => {
                     self.pool.flush();
                 }
-                ToRank::Stop => return Some(EngineEnd::Stopped),
-                ToRank::Abort { cause } => return Some(EngineEnd::Aborted(cause)),
+                ToRank::Switch { ticket, order } => self.take_switch_order(ticket, order)?,
+                ToRank::Stop => return Ok(Some(EngineEnd::Stopped)),
+                ToRank::Abort { cause } => return Ok(Some(EngineEnd::Aborted(cause))),
             }
         }
-        None
+        Ok(None)
     }
 
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.

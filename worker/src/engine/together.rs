@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::run::{Engine, EngineEnd, settle};
 use super::sequence::Sampled;
+use super::switch::SwitchOrder;
 use super::told::{Chosen, MAX_ORDER_BYTES, Told};
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{UnitError, Wake};
@@ -81,7 +82,7 @@ impl Engine {
     /// See the module.
     pub(super) fn run_together(&mut self) -> Result<EngineEnd, UnitError> {
         loop {
-            if let Some(cause) = self.hear() {
+            if let Some(cause) = self.hear()? {
                 return Ok(EngineEnd::Aborted(cause));
             }
             if self.running.is_empty() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
@@ -105,21 +106,25 @@ impl Engine {
     }
 
     /// Takes what came from rank 0's front; the cause if the unit is dead.
-    fn hear(&mut self) -> Option<String> {
+    fn hear(&mut self) -> Result<Option<String>, UnitError> {
         for order in self.inbox.take() {
             match order {
-                ToRank::Abort { cause } => return Some(cause),
+                ToRank::Abort { cause } => return Ok(Some(cause)),
                 ToRank::Stats { ticket } if self.together().orders.is_empty() => {
                     let stats = Box::new(self.stats());
                     (self.emit)(FromRank::Stats { ticket, stats });
                 }
                 ToRank::Stats { ticket } => self.together().tickets.push(ticket),
+                // Every rank is asked; but all move between the same two steps, when rank 0 passes that on.
+                ToRank::Switch { ticket, order } if order != SwitchOrder::Move => {
+                    self.take_switch_order(ticket, order)?;
+                }
                 order if self.is_leader() => self.together().orders.push_back(order),
                 // Rank 0 alone is told, and tells the others.
                 order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
             }
         }
-        None
+        Ok(None)
     }
 
     /// Hears what all ranks chose and what rank 0 orders, and does it; true if the loop is to end.
@@ -199,8 +204,9 @@ impl Engine {
                 ToRank::Flush => {
                     self.pool.flush();
                 }
+                ToRank::Switch { ticket, order: SwitchOrder::Move } => self.switch_now(ticket)?,
                 ToRank::Stop => return Ok(true),
-                ToRank::Stats { .. } | ToRank::Abort { .. } => {
+                ToRank::Stats { .. } | ToRank::Abort { .. } | ToRank::Switch { .. } => {
                     return Err(protocol(0, format!("it passed on {}, which it answers itself", kind(&order))));
                 }
             }
@@ -215,6 +221,7 @@ fn kind(order: &ToRank) -> &'static str {
         ToRank::Cancel { .. } => "a cancellation",
         ToRank::Stats { .. } => "a question for counts",
         ToRank::Flush => "a flush",
+        ToRank::Switch { .. } => "a switch of layouts",
         ToRank::Stop => "a stop",
         ToRank::Abort { .. } => "an abort",
     }

@@ -1,6 +1,5 @@
 //! One rank's part in the unit: its MoE layers and attention tp's collectives, counted and timed.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,10 +9,10 @@ use semmoe_kernels::collectives::{
 };
 use semmoe_kernels::{DispatchPlan, RowSplit};
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
-use serde::{Deserialize, Serialize};
 
 use super::counters::{Collective, Counters, LayerTraffic, StepPhase};
 use super::inbox::Inbox;
+use super::spread::{ExpertLayout, ExpertSpread};
 use super::timings::{TimedCollective, Timings};
 use super::wire::WireRows;
 
@@ -68,30 +67,10 @@ pub(super) struct LayerHosts {
 /// In place of a slot: the expert is another rank's.
 pub(super) const NOT_HERE: u16 = u16::MAX;
 
-/// How the experts of a model are divided among ranks. All ranks of a unit must be given the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum ExpertLayout {
-    /// Expert parallel: each expert lies whole on the rank that the placement names.
-    #[default]
-    Ep,
-    /// Tensor parallel: every rank has a slice of every expert, an even part of its intermediate width. Tokens are
-    /// gathered by all ranks, and their partial sums scattered back, summed in rank order.
-    Tp,
-}
-
-impl fmt::Display for ExpertLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ep => "ep",
-            Self::Tp => "tp",
-        })
-    }
-}
-
 /// This rank's part in the unit: its collectives, where every expert lies, and what it counts.
 pub struct ExpertParallel {
     unit: WireRows,
-    layout: ExpertLayout,
+    spread: ExpertSpread,
     layers: Vec<LayerHosts>,
     counters: Arc<Counters>,
     plan: DispatchPlan,
@@ -127,23 +106,16 @@ impl ExpertParallel {
         layout: ExpertLayout,
         counters: Arc<Counters>,
     ) -> Result<Self, WorldMismatch> {
-        let placement = placement.into();
-        let (groups, world) = (usize::from(placement.groups()), unit.world());
+        let spread = ExpertSpread { layout, copies: placement.into() };
+        let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
         if groups != world {
             return Err(WorldMismatch { groups, world });
         }
-        let rank = RankId::new(unit.rank() as u16);
-        let layers = (0..placement.layers())
-            .map(|layer| match layout {
-                ExpertLayout::Ep => LayerHosts::new(&placement, LayerIdx::new(layer as u16), rank),
-                ExpertLayout::Tp => LayerHosts::everywhere(placement.experts()),
-            })
-            .collect();
         Ok(Self {
+            timings: Timings::new(spread.copies.layers()),
+            layers: LayerHosts::of_spread(&spread, RankId::new(unit.rank() as u16)),
             unit,
-            layout,
-            timings: Timings::new(placement.layers()),
-            layers,
+            spread,
             counters,
             plan: DispatchPlan::default(),
             inbox: Inbox::default(),
@@ -162,6 +134,30 @@ impl ExpertParallel {
     #[must_use]
     pub fn world(&self) -> usize {
         self.unit.world()
+    }
+
+    /// Where the experts are.
+    #[must_use]
+    pub fn spread(&self) -> &ExpertSpread {
+        &self.spread
+    }
+
+    /// From now on the experts are elsewhere: of the same model, on the same ranks.
+    pub(crate) fn set_spread(&mut self, spread: ExpertSpread) {
+        debug_assert_eq!(spread.copies.layers(), self.layers.len());
+        self.layers = LayerHosts::of_spread(&spread, self.rank());
+        self.spread = spread;
+    }
+
+    /// Sends each other rank its message and gives what they sent, by rank; the own slot is of no meaning. Outside of steps, and not
+    /// counted.
+    ///
+    /// # Errors
+    /// A rank failed.
+    pub(crate) fn exchange(&mut self, outgoing: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, UnitError> {
+        let mut incoming = vec![Vec::new(); outgoing.len()];
+        self.unit.all_to_all(&outgoing, &mut incoming)?;
+        Ok(incoming)
     }
 
     /// What this rank counts.
@@ -279,7 +275,7 @@ impl ExpertParallel {
         let began = Instant::now();
         let hosts = &self.layers[layer.index()];
         let RoutedBatch { x, experts: chosen, weights, top_k, hidden, .. } = batch;
-        let planned = match self.layout {
+        let planned = match self.spread.layout {
             ExpertLayout::Ep => self.plan.build(chosen, weights, top_k, &hosts.rank_of, self.unit.world()),
             ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
         };
@@ -325,7 +321,7 @@ impl ExpertParallel {
             let (rows, is_local) = (self.plan.rank(rank), rank == self.unit.rank());
             for (token, pairs) in rows.tokens.iter().zip(rows.pairs) {
                 let of = traffic.of_mut(batch.phases[*token as usize]);
-                if is_local || self.layout == ExpertLayout::Ep {
+                if is_local || self.spread.layout == ExpertLayout::Ep {
                     of.activations.add(is_local, u64::from(*pairs));
                 }
                 of.bytes.add(is_local, dispatch_row_bytes(self.unit.dtype(), usize::from(*pairs), batch.hidden) as u64);
@@ -340,6 +336,17 @@ impl ExpertParallel {
 }
 
 impl LayerHosts {
+    /// Of every layer.
+    fn of_spread(spread: &ExpertSpread, rank: RankId) -> Vec<Self> {
+        let layers = (0..spread.copies.layers()).map(|layer| LayerIdx::new(layer as u16));
+        layers
+            .map(|layer| match spread.layout {
+                ExpertLayout::Ep => Self::new(&spread.copies, layer, rank),
+                ExpertLayout::Tp => Self::everywhere(spread.copies.experts()),
+            })
+            .collect()
+    }
+
     /// Every rank has a slice of each: the slot of an expert is its id.
     fn everywhere(experts: u16) -> Self {
         Self { rank_of: Vec::new(), slot_of: (0..experts).collect(), slots: experts.into() }

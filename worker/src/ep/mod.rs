@@ -3,6 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
+//! | `spread` | where the experts of a model are |
 //! | `inbox` | the rows that a rank was sent, expert by expert |
 //! | `wire` | the element type of rows on the wire |
 //! | `links` | one link to each other rank |
@@ -21,6 +22,7 @@ mod inbox;
 mod links;
 mod poll;
 mod shm;
+mod spread;
 mod stream;
 mod tcp;
 mod timings;
@@ -28,12 +30,13 @@ mod wire;
 
 pub(crate) use counters::RowCounts;
 pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, StepPhase, Traffic};
-pub use exchange::{ExpertLayout, ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
+pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use semmoe_ranks::LocalTransport;
 pub(crate) use shm::ShmError;
 pub use shm::{MAX_SHARED_WORLD, ShmMemory, ShmTransport};
+pub use spread::{ExpertLayout, ExpertSpread};
 pub use tcp::TcpTransport;
 pub use timings::{LayerTimings, TimedCollective, Timings};
 pub use wire::{UnknownWireType, WireRows, WireType};

@@ -23,6 +23,14 @@ pub enum ModelError {
         /// What should be there.
         expected: &'static str,
     },
+    /// An expert that cannot move to another rank.
+    #[error("an expert has {bytes} bytes, and ranks send each other at most {limit} at once")]
+    ExpertBytes {
+        /// Of one expert, in f32.
+        bytes: usize,
+        /// Of a message.
+        limit: usize,
+    },
     /// A JSON file is not what it should be.
     #[error("{} is not valid: {detail}", path.display())]
     Json {

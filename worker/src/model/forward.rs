@@ -4,7 +4,8 @@ use semmoe_tables::LayerIdx;
 
 use super::attention::{AttentionScratch, AttentionStep};
 use super::compute::{add, rms_norm};
-use super::mlp::{Mlp, MlpScratch};
+use super::expert::Expert;
+use super::mlp::MlpScratch;
 use super::probe::Probe;
 use super::rope::RotaryTable;
 use super::router::{Choice, RouterScratch};
@@ -200,15 +201,15 @@ impl Forward<'_> {
 const ROWS_OF_A_THREAD: usize = 4;
 
 /// One layer's experts on this rank.
-struct RankExperts<'a>(&'a [Mlp]);
+struct RankExperts<'a>(&'a [Expert]);
 
 impl LocalExperts for RankExperts<'_> {
     fn threads(&self, pairs: usize) -> usize {
         let by_rows = pairs / (ROWS_OF_A_THREAD * self.0.len()).max(1);
-        shares(pairs * self.0.first().map_or(0, Mlp::multiply_adds)).min(by_rows).max(1)
+        shares(pairs * self.0.first().map_or(0, |expert| expert.mlp.multiply_adds())).min(by_rows).max(1)
     }
 
     fn apply(&self, _layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
-        self.0[slot].apply(x, out, work);
+        self.0[slot].mlp.apply(x, out, work);
     }
 }

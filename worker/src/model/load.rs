@@ -8,6 +8,7 @@ use super::attention::{Attention, Heads};
 use super::checkpoint::{Checkpoint, TensorData};
 use super::compute::Linear;
 use super::config::{AttentionKind, GATED, GroupedAttention, HeadNormKind, LatentAttention, Scoring};
+use super::expert::Expert;
 use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
@@ -180,7 +181,7 @@ impl<'a> Loader<'a> {
             let tensors = self.mlp_tensors(&prefix, names.projections, expert_width)?;
             if self.slice.is_some() || self.placement.holds(here, layer, ExpertId::new(expert)) {
                 let columns = self.slice.unwrap_or(ExpertSlice::WHOLE).columns(expert_width);
-                experts.push(self.pack_mlp(&tensors, expert_width, columns));
+                experts.push(Expert::new(self.pack_mlp(&tensors, expert_width, columns)));
             }
         }
         let prefix = format!("{block}.{}", names.shared);

@@ -13,7 +13,8 @@
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
 //! | `grouped`, `latent` | the two kinds of attention: what makes queries, keys and values |
 //! | `slice` | experts tp: a rank's part of every expert |
-//! | `router`, `mlp` | the choice of experts, and an expert |
+//! | `router`, `mlp`, `expert` | the choice of experts, and an expert |
+//! | `moves`, `switch` | experts move to another spread: what goes where, and the moves themselves |
 //! | `compute` | matrix products and element-wise functions |
 //! | `probe` | a look inside, for tests |
 
@@ -22,12 +23,14 @@ mod checkpoint;
 mod compute;
 mod config;
 mod error;
+mod expert;
 mod forward;
 mod grouped;
 mod kv;
 mod latent;
 mod load;
 mod mlp;
+mod moves;
 mod probe;
 mod rope;
 mod router;
@@ -36,6 +39,7 @@ mod share;
 mod slice;
 mod split;
 mod step;
+mod switch;
 mod weights;
 
 use std::path::Path;
@@ -53,6 +57,7 @@ pub use kv::{CacheShape, KvCache, KvPool, KvUsage, PAGE_TOKENS};
 pub use probe::Probe;
 pub use share::HeadShare;
 pub use step::{StepItem, StepOutput, likeliest};
+pub use switch::{Objection, SwitchOutcome};
 
 use crate::ep::{ExpertLayout, ExpertParallel};
 pub use crate::threads::with_threads;

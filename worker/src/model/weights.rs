@@ -5,6 +5,7 @@ use semmoe_tables::LayerIdx;
 use super::attention::Attention;
 use super::checkpoint::{TensorData, bf16_to_f32};
 use super::compute::{Arena, Linear};
+use super::expert::Expert;
 use super::mlp::{Mlp, Shared};
 
 /// All weights that one rank keeps.
@@ -43,7 +44,7 @@ impl Block {
             FeedForward::Moe(moe) => {
                 let moe = &mut **moe;
                 linears.push(&mut moe.router);
-                linears.extend(moe.experts.iter_mut().flat_map(Mlp::linears));
+                linears.extend(moe.experts.iter_mut().flat_map(|expert| expert.mlp.linears()));
                 if let Some(shared) = &mut moe.shared {
                     linears.extend(shared.mlp.linears());
                     linears.extend(&mut shared.gate);
@@ -68,7 +69,7 @@ pub(super) struct Moe {
     /// `[N]`: added to the router's scores for the choice alone.
     pub(super) correction: Option<Vec<f32>>,
     /// This rank's experts in ascending id.
-    pub(super) experts: Vec<Mlp>,
+    pub(super) experts: Vec<Expert>,
     /// Every rank has it, for its own tokens.
     pub(super) shared: Option<Shared>,
 }

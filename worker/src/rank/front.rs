@@ -19,7 +19,8 @@ use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
 use crate::serve::{self, App, Gate};
-use crate::unit::{Lost, Port, Shutdown, Unit, UnitStatus};
+use crate::ep::ExpertSpread;
+use crate::unit::{Lost, Port, Shutdown, Unit, UnitLayout, UnitStatus};
 
 /// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the grace.
 const CANCEL_LIMIT: Duration = Duration::from_millis(1500);
@@ -51,7 +52,13 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         );
     }
     let transport = connected.transport;
-    let unit = Unit::new(config.world, prepared.attention, limits);
+    let spread = ExpertSpread { layout: prepared.identity.experts, copies: prepared.placement.clone() };
+    let placement_digest = prepared.identity.placement.clone();
+    let unit = Unit::new(
+        config.world,
+        UnitLayout { epoch: 0, attention: prepared.attention, spread, placement_digest },
+        limits,
+    );
     unit.connect(ports(&unit, &connected, members.control)?);
     // Held to the end of this function: peers may still be finishing a step.
     let _engine = start_engine(&unit, connected, &prepared, limits, Place::of(&config))?;
@@ -63,10 +70,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         template: prepared.template,
         model: prepared.model,
         model_dir: prepared.model_dir,
-        redundant: prepared.placement.slots().saturating_sub(prepared.placement.experts().into()),
-        placement_digest: prepared.identity.placement,
         transport,
-        experts: prepared.identity.experts,
         shuffles: prepared.shuffle.is_some(),
         eos: prepared.eos,
         defaults: prepared.defaults,

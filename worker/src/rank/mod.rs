@@ -5,7 +5,6 @@
 //! | `config` | what a rank is started with and what it announces |
 //! | `cpus` | processors that its computing threads are kept on |
 //! | `error` | why it ended, and the exit code that says so |
-//! | `memory` | how much there is |
 //! | `prepare` | everything that can be refused before anything is bound or loaded |
 //! | `start` | transport, model and engine once the unit has come together |
 //! | `front` | rank 0: rendezvous, HTTP, and the whole unit's end |
@@ -17,7 +16,6 @@ mod cpus;
 mod error;
 mod front;
 mod member;
-mod memory;
 mod prepare;
 mod start;
 mod stop;

@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 
 use super::config::WorkerConfig;
 use super::error::WorkerError;
-use super::memory::available_bytes;
+
 use crate::control::Identity;
 use crate::engine::UnitLimits;
 use crate::ep::ExpertLayout;
+use crate::memory::available_bytes;
 use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError};
 use crate::serve::Defaults;
 

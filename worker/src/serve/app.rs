@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::admin::Gate;
 use crate::ep::ExpertLayout;
 use crate::model::{ModelConfig, instructions};
-use crate::unit::Unit;
+use crate::unit::{LayoutName, Unit, UnitLayout};
 
 /// Shared by all requests, never changed.
 #[derive(Debug)]
@@ -24,13 +24,8 @@ pub(crate) struct App {
     /// The name that clients use.
     pub(crate) name: String,
     pub(crate) model_dir: PathBuf,
-    pub(crate) placement_digest: String,
-    /// Slots of a layer beyond one for each expert, of all ranks together.
-    pub(crate) redundant: usize,
     /// What carries the data between the ranks: `shm`, `tcp`, or `local` where there is only one.
     pub(crate) transport: &'static str,
-    /// How experts are divided among ranks.
-    pub(crate) experts: ExpertLayout,
     /// Whether rows are shuffled by tables, with attention tp.
     pub(crate) shuffles: bool,
     /// Tokens that end an answer.
@@ -54,6 +49,12 @@ pub(crate) struct Defaults {
 pub(crate) struct WorkerInfo {
     #[serde(flatten)]
     engine: ServerInfo,
+    /// The layout in force: `ep`, `tp`, `dp-tp` or `tp-ep`.
+    layout: LayoutName,
+    /// Switches of layouts since the start.
+    epoch: u64,
+    /// The layouts that it can be switched to, its own among them.
+    layouts: Vec<LayoutName>,
     /// `dp` or `tp`.
     attention: String,
     /// With attention tp: `tables`, or `off`.
@@ -78,19 +79,32 @@ impl App {
 
     /// What `/server_info` says in SGLang's words and ours.
     pub(crate) fn server_info(&self) -> WorkerInfo {
-        let attention = self.unit.attention();
+        let layout = self.unit.layout();
+        let attention = layout.attention;
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
         WorkerInfo {
-            engine: self.engine_info(),
+            engine: self.engine_info(&layout),
+            layout: layout.name(),
+            epoch: layout.epoch,
+            layouts: self.layouts(),
             attention: attention.to_string(),
             shuffle,
-            ep_num_redundant_experts: self.redundant,
+            ep_num_redundant_experts: layout.redundant(),
             compute_instructions: instructions(),
         }
     }
 
-    fn engine_info(&self) -> ServerInfo {
-        let (world, replicas) = (self.unit.world(), self.unit.replicas());
+    /// The layouts that the unit can be switched to, its own among them: attention stays as it is, and slices must be even.
+    pub(crate) fn layouts(&self) -> Vec<LayoutName> {
+        let attention = self.unit.attention();
+        let even = self.model.expert_width.is_multiple_of(self.unit.world().into());
+        let has = |layout: &LayoutName| layout.attention() == attention && (even || layout.experts() == ExpertLayout::Ep);
+        LayoutName::ALL.into_iter().filter(has).collect()
+    }
+
+    fn engine_info(&self, layout: &UnitLayout) -> ServerInfo {
+        let world = self.unit.world();
+        let replicas = if layout.attention == Attention::Dp { world } else { 1 };
         let info = self.model.model_info(&self.name, Some(self.tokenizer.sha256().to_owned()));
         ServerInfo {
             model_path: Some(self.model_dir.display().to_string()),
@@ -98,13 +112,13 @@ impl App {
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             dp_size: Some(replicas),
             tp_size: Some(world / replicas),
-            ep_size: Some(if self.experts == ExpertLayout::Ep { world } else { 1 }),
-            enable_dp_attention: Some(self.unit.attention() == Attention::Dp),
+            ep_size: Some(if layout.spread.layout == ExpertLayout::Ep { world } else { 1 }),
+            enable_dp_attention: Some(layout.attention == Attention::Dp),
             enable_eplb: Some(false),
             disable_radix_cache: Some(!self.unit.limits().prefix_reuse),
             enable_return_routed_experts: Some(true),
-            placement_digest: Some(self.placement_digest.clone()),
-            experts: Some(self.experts.to_string()),
+            placement_digest: Some(layout.placement_digest.clone()),
+            experts: Some(layout.spread.layout.to_string()),
             transport: Some(self.transport.to_owned()),
             tokenizer_sha256: info.tokenizer_sha256,
             num_experts: Some(info.num_experts),

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use semmoe_text::{Fault, TextError};
 use serde_json::{Value, json};
 
-use crate::unit::SubmitError;
+use crate::unit::{SubmitError, SwitchError};
 
 /// An error that a client sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +105,22 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let passing = matches!(error, SubmitError::Full { .. } | SubmitError::Stopping);
         Self { passing, ..Self::unavailable(error.to_string()) }
+    }
+}
+
+impl From<SwitchError> for ApiError {
+    fn from(error: SwitchError) -> Self {
+        let message = error.to_string();
+        match error {
+            SwitchError::Busy(_) | SwitchError::Epoch { .. } | SwitchError::NotPrepared | SwitchError::Aborted => {
+                Self::new(StatusCode::CONFLICT, message)
+            }
+            SwitchError::Refused { .. } | SwitchError::RolledBack { .. } => {
+                Self::new(StatusCode::UNPROCESSABLE_ENTITY, message)
+            }
+            SwitchError::Late { .. } => Self { passing: true, ..Self::unavailable(message) },
+            SwitchError::Unit(error) => error.into(),
+        }
     }
 }
 

@@ -11,13 +11,15 @@ use super::app::App;
 use crate::engine::RankStats;
 use crate::ep::{ByPlace, Collective, StepPhase, TimedCollective, Traffic};
 use crate::model::KvUsage;
+use crate::unit::{SwitchHistory, SwitchKind};
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs; of a
 /// dead unit the last known ones are told.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
-    let text = render(&app.model.moe_layers, &stats, &app.unit.in_flight(), up);
+    let mut text = render(&app.model.moe_layers, &stats, &app.unit.in_flight(), up);
+    text.push_str(&switches(app.unit.layout().epoch, &app.unit.switch_history()));
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 
@@ -84,6 +86,22 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
     }
     page.family("semmoe_unit_up", "gauge", "1 while no rank is lost.");
     page.sample("", u64::from(up));
+    page.text
+}
+
+/// Switches of layouts.
+fn switches(epoch: u64, history: &SwitchHistory) -> String {
+    let mut page = Page::default();
+    page.family("semmoe_layout_epoch", "gauge", "Switches of layouts or placements since the start.");
+    page.sample("", epoch);
+    page.family("semmoe_switch_total", "counter", "Switches by where from, where to, and how they ended.");
+    for (SwitchKind { from, to, outcome }, count) in &history.counts {
+        page.sample(&format!("from=\"{}\",to=\"{}\",outcome=\"{outcome}\"", from.name(), to.name()), count);
+    }
+    if let Some(last) = history.last {
+        page.family("semmoe_switch_last_seconds", "gauge", "How long the last switch held requests.");
+        page.sample("", last.as_secs_f64());
+    }
     page.text
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `admin` | routes that change how the unit works, and who may use them |
 //! | `app` | what all routes share |
+//! | `switch` | another layout, or another placement of experts |
 //! | `error` | errors to status and JSON |
 //! | `wish` | a checked request, whatever its dialect |
 //! | `fields` | every parameter there is: honoured, without effect, or refused |
@@ -26,6 +27,7 @@ mod metrics;
 mod openai;
 mod params;
 mod reply;
+mod switch;
 mod wish;
 
 use std::future::Future;
@@ -61,6 +63,7 @@ fn router(app: Arc<App>) -> Router {
     let admin = Router::new()
         .route("/drain", post(admin::drain))
         .route("/flush_cache", post(admin::flush_cache))
+        .route("/switch", get(switch::status).post(switch::switch))
         .route_layer(axum::middleware::from_fn_with_state(Arc::clone(&app), admin::guard));
     Router::new()
         .merge(admin)

@@ -7,7 +7,9 @@ use std::time::Duration;
 use semmoe_tables::{Attention, RankId};
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::layout::UnitLayout;
 use super::running::{Running, SubmitError};
+use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
 use crate::engine::{EngineHandle, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
@@ -66,22 +68,25 @@ pub(crate) struct Unit(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     world: u16,
-    attention: Attention,
     limits: UnitLimits,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
 
-#[derive(Debug, Default)]
-struct State {
+#[derive(Debug)]
+pub(super) struct State {
     /// By rank; empty before the ranks have come and after the links were closed.
-    ports: Vec<Port>,
+    pub(super) ports: Vec<Port>,
+    pub(super) layout: Arc<UnitLayout>,
+    /// One that has not ended.
+    pub(super) switch: Option<Switch>,
+    pub(super) switches: SwitchHistory,
     sequences: HashMap<u64, Entry>,
     /// By replica.
     in_flight: Vec<usize>,
     next_id: u64,
     next_rank: u16,
-    draining: bool,
+    pub(super) draining: bool,
     tickets: HashMap<u64, (RankId, oneshot::Sender<RankStats>)>,
     /// By rank: the last that was told, for when a rank cannot tell any more.
     last_stats: Vec<RankStats>,
@@ -95,15 +100,22 @@ struct Entry {
 }
 
 impl Unit {
-    pub(crate) fn new(world: u16, attention: Attention, limits: UnitLimits) -> Self {
-        let status = watch::Sender::new(UnitStatus::default());
-        let shared = Shared { world, attention, limits, state: Mutex::default(), status };
+    pub(crate) fn new(world: u16, layout: UnitLayout, limits: UnitLimits) -> Self {
         let state = State {
-            in_flight: vec![0; usize::from(shared.replicas())],
+            ports: Vec::new(),
+            in_flight: vec![0; usize::from(replicas(world, layout.attention))],
+            layout: Arc::new(layout),
+            switch: None,
+            switches: SwitchHistory::default(),
+            sequences: HashMap::new(),
+            next_id: 0,
+            next_rank: 0,
+            draining: false,
+            tickets: HashMap::new(),
             last_stats: vec![RankStats::default(); usize::from(world)],
-            ..State::default()
         };
-        Self(Arc::new(Shared { state: Mutex::new(state), ..shared }))
+        let status = watch::Sender::new(UnitStatus::default());
+        Self(Arc::new(Shared { world, limits, state: Mutex::new(state), status }))
     }
 
     /// Connects the ranks, in rank order.
@@ -118,12 +130,12 @@ impl Unit {
 
     /// How attention is parallel.
     pub(crate) fn attention(&self) -> Attention {
-        self.0.attention
+        self.state().layout.attention
     }
 
     /// Ranks that a sequence can be pinned to: with attention tp all ranks are one, and rank 0 speaks for them.
     pub(crate) fn replicas(&self) -> u16 {
-        self.0.replicas()
+        replicas(self.0.world, self.attention())
     }
 
     pub(crate) fn limits(&self) -> UnitLimits {
@@ -151,16 +163,15 @@ impl Unit {
         }
         let rank = rank.unwrap_or_else(|| {
             let rank = RankId::new(state.next_rank);
-            state.next_rank = (state.next_rank + 1) % self.replicas();
+            state.next_rank = (state.next_rank + 1) % replicas(self.0.world, state.layout.attention);
             rank
         });
         let limit = self.0.limits.running + self.0.limits.waiting;
         if state.in_flight[rank.index()] >= limit {
             return Err(SubmitError::Full { rank, limit });
         }
-        request.id = state.next_id;
-        state.next_id += 1;
-        let id = request.id;
+        let id = state.take_id();
+        request.id = id;
         let (listener, events) = mpsc::unbounded_channel();
         state.sequences.insert(id, Entry { rank, listener: Some(listener) });
         state.in_flight[rank.index()] += 1;
@@ -200,8 +211,8 @@ impl Unit {
     /// that all ranks do it between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
         let all = match order {
-            ToRank::Abort { .. } | ToRank::Stats { .. } => self.0.world,
-            ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => match self.0.attention {
+            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => self.0.world,
+            ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => match self.attention() {
                 Attention::Dp => self.0.world,
                 Attention::Tp => 1,
             },
@@ -244,8 +255,7 @@ impl Unit {
     fn ask(&self, rank: RankId) -> (u64, oneshot::Receiver<RankStats>) {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state();
-        let ticket = state.next_id;
-        state.next_id += 1;
+        let ticket = state.take_id();
         // A dead unit answers nothing: the dropped sender tells so at once.
         if self.lost().is_none() && !state.ports.is_empty() {
             state.tickets.insert(ticket, (rank, sender));
@@ -268,6 +278,7 @@ impl Unit {
                     let _ = sender.send(*stats);
                 }
             }
+            FromRank::Switch { ticket, report } => self.switch_report(rank, ticket, report),
             FromRank::Events(events) => {
                 let mut state = self.state();
                 let mut ended = 0;
@@ -305,27 +316,34 @@ impl Unit {
         // Dropped listeners and tickets end every wait.
         state.sequences.clear();
         state.tickets.clear();
+        state.switch = None;
         state.in_flight.fill(0);
         self.0.status.send_modify(|status| status.in_flight = 0);
     }
 
     /// A thread that panicked while it held the lock left whole entries behind.
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
-    fn replicas(&self) -> u16 {
-        match self.attention {
-            Attention::Dp => self.world,
-            Attention::Tp => 1,
-        }
+/// Ranks that a sequence can be pinned to.
+fn replicas(world: u16, attention: Attention) -> u16 {
+    match attention {
+        Attention::Dp => world,
+        Attention::Tp => 1,
     }
 }
 
 impl State {
-    fn send(&self, rank: RankId, order: ToRank) {
+    /// Never used again.
+    pub(super) fn take_id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    pub(super) fn send(&self, rank: RankId, order: ToRank) {
         if let Some(port) = self.ports.get(rank.index()) {
             port.send(order);
         }

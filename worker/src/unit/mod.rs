@@ -1,10 +1,14 @@
 //! The whole unit as rank 0 sees it: which ranks there are, which sequences run where, and whether all is well.
 
 mod hub;
+mod layout;
 mod running;
 mod shutdown;
+mod switch;
 
 pub(crate) use hub::Lost;
 pub(crate) use hub::{Port, Unit, UnitStatus};
+pub(crate) use layout::{LayoutName, UnitLayout};
 pub(crate) use running::{Running, SubmitError};
 pub use shutdown::Shutdown;
+pub(crate) use switch::{SwitchError, SwitchHistory, SwitchKind, SwitchStatus};

@@ -1,6 +1,7 @@
-//! A weight matrix packed into panels, once, when it is loaded.
+//! A weight matrix packed into panels when it is loaded. Packed panels can be sent to another rank as they are, or unpacked again
+//! to be cut and joined.
 
-use std::ops::{Deref, Range};
+use std::ops::{Deref, DerefMut, Range};
 
 use bytemuck::Pod;
 
@@ -42,7 +43,46 @@ impl<T> Deref for Store<T> {
     }
 }
 
+impl<T> DerefMut for Store<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Heap(values) => values,
+            Self::Arena(values) => values,
+        }
+    }
+}
+
+/// The element type of packed weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::model) enum PanelType {
+    Bf16,
+    F32,
+}
+
+/// Weights in row-major order.
+pub(in crate::model) enum RowMajor {
+    Bf16(Vec<[u8; 2]>),
+    F32(Vec<[u8; 4]>),
+}
+
+impl RowMajor {
+    pub(in crate::model) fn data(&self) -> TensorData<'_> {
+        match self {
+            Self::Bf16(values) => TensorData::Bf16(values),
+            Self::F32(values) => TensorData::F32(values),
+        }
+    }
+}
+
 impl<T: Pod> Store<T> {
+    /// Gives the memory back, as far as it is this store's alone.
+    fn release(&mut self) {
+        match self {
+            Self::Heap(values) => *values = Vec::new(),
+            Self::Arena(piece) => piece.release(),
+        }
+    }
+
     fn settle(&mut self, arena: &mut Arena) {
         if let Some(mut piece) = arena.take(self.len()) {
             piece.copy_from_slice(self);
@@ -91,11 +131,91 @@ impl Linear {
         }
     }
 
+    /// Weights `[outputs, inputs]` from the bytes of [`Linear::packed`]; none if they have another length.
+    pub(in crate::model) fn from_packed(
+        panel_type: PanelType,
+        outputs: usize,
+        inputs: usize,
+        packed: &[u8],
+    ) -> Option<Self> {
+        if packed.len() != Self::packed_bytes(panel_type, outputs, inputs) {
+            return None;
+        }
+        fn copied<T: Pod>(bytes: &[u8]) -> Store<T> {
+            let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+            bytemuck::cast_slice_mut(&mut values).copy_from_slice(bytes);
+            Store::Heap(values)
+        }
+        let panels = match panel_type {
+            PanelType::Bf16 => Panels::Bf16(copied(packed)),
+            PanelType::F32 => Panels::F32(copied(packed)),
+        };
+        Some(Self { outputs, inputs, panels, bias: None })
+    }
+
+    /// Bytes of the packed panels of `[outputs, inputs]`.
+    pub(in crate::model) fn packed_bytes(panel_type: PanelType, outputs: usize, inputs: usize) -> usize {
+        let rows = match panel_type {
+            PanelType::Bf16 => inputs.div_ceil(2),
+            PanelType::F32 => inputs,
+        };
+        outputs.next_multiple_of(group_of(outputs)) * rows * size_of::<u32>()
+    }
+
+    pub(in crate::model) fn panel_type(&self) -> PanelType {
+        match &self.panels {
+            Panels::Bf16(_) => PanelType::Bf16,
+            Panels::F32(_) => PanelType::F32,
+        }
+    }
+
+    /// The packed panels.
+    pub(in crate::model) fn packed(&self) -> &[u8] {
+        match &self.panels {
+            Panels::Bf16(words) => bytemuck::cast_slice(words),
+            Panels::F32(values) => bytemuck::cast_slice(values),
+        }
+    }
+
+    /// Takes over the weights of another matrix where its own lie; false, and nothing done, if shape or type differ.
+    pub(in crate::model) fn overwrite(&mut self, with: &Self) -> bool {
+        if (self.outputs, self.inputs) != (with.outputs, with.inputs) {
+            return false;
+        }
+        match (&mut self.panels, &with.panels) {
+            (Panels::Bf16(own), Panels::Bf16(other)) => own.copy_from_slice(other),
+            (Panels::F32(own), Panels::F32(other)) => own.copy_from_slice(other),
+            (Panels::Bf16(_), Panels::F32(_)) | (Panels::F32(_), Panels::Bf16(_)) => return false,
+        }
+        true
+    }
+
+    /// Gives the memory of the packed weights back to the system.
+    pub(in crate::model) fn release(mut self) {
+        match &mut self.panels {
+            Panels::Bf16(words) => words.release(),
+            Panels::F32(values) => values.release(),
+        }
+    }
+
+    /// `[outputs, inputs]`, without the bias.
+    pub(in crate::model) fn unpack(&self) -> RowMajor {
+        match &self.panels {
+            Panels::Bf16(words) => RowMajor::Bf16(unpack_bf16(words, self.inputs, self.outputs)),
+            Panels::F32(values) => RowMajor::F32(unpack_f32(values, self.inputs, self.outputs)),
+        }
+    }
+
     /// With a bias `[outputs]`.
     pub(in crate::model) fn with_bias(mut self, bias: Vec<f32>) -> Self {
         debug_assert_eq!(bias.len(), self.outputs);
         self.bias = Some(bias);
         self
+    }
+
+    /// Inputs per row.
+    pub(in crate::model) fn inputs(&self) -> usize {
+        self.inputs
     }
 
     /// Outputs per row.
@@ -183,4 +303,70 @@ fn pack_f32(parts: &[TensorData<'_>], inputs: usize, outputs: usize) -> Vec<f32>
         }
     }
     values
+}
+
+fn unpack_bf16(words: &[u32], inputs: usize, outputs: usize) -> Vec<[u8; 2]> {
+    let columns = group_of(outputs);
+    let group_words = columns * inputs.div_ceil(2);
+    let mut rows = Vec::with_capacity(outputs * inputs);
+    for output in 0..outputs {
+        let group = &words[output / columns * group_words..][..group_words];
+        let pairs = group[output % columns..].iter().step_by(columns);
+        let halves = pairs.flat_map(|word| [*word as u16, (*word >> 16) as u16]);
+        rows.extend(halves.take(inputs).map(u16::to_le_bytes));
+    }
+    rows
+}
+
+fn unpack_f32(values: &[f32], inputs: usize, outputs: usize) -> Vec<[u8; 4]> {
+    let columns = group_of(outputs);
+    let mut rows = Vec::with_capacity(outputs * inputs);
+    for output in 0..outputs {
+        let group = &values[output / columns * inputs * columns..][..inputs * columns];
+        rows.extend(group[output % columns..].iter().step_by(columns).map(|value| value.to_le_bytes()));
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every bit pattern is kept, widths that fill no panel included.
+    #[test]
+    fn packed_weights_unpack_to_what_was_packed() {
+        let mut random = fastrand::Rng::with_seed(3);
+        for (outputs, inputs) in [(1, 1), (5, 3), (32, 8), (33, 7), (96, 17), (128, 64), (200, 31)] {
+            let count = outputs * inputs;
+            let halves: Vec<[u8; 2]> = (0..count).map(|_| random.u16(..).to_le_bytes()).collect();
+            let packed = Linear::pack(&[TensorData::Bf16(&halves)], inputs);
+            let RowMajor::Bf16(found) = packed.unpack() else { panic!("another type") };
+            assert_eq!(found, halves, "[{outputs}, {inputs}]");
+            assert_eq!(packed.packed().len(), Linear::packed_bytes(PanelType::Bf16, outputs, inputs));
+            let copy = Linear::from_packed(PanelType::Bf16, outputs, inputs, packed.packed()).unwrap();
+            assert_eq!(copy.packed(), packed.packed());
+            assert!(Linear::from_packed(PanelType::Bf16, outputs, inputs, &packed.packed()[4..]).is_none());
+
+            // Quiet NaNs only: f32 values pass through registers.
+            let values: Vec<[u8; 4]> = (0..count).map(|_| random.f32().to_le_bytes()).collect();
+            let packed = Linear::pack(&[TensorData::F32(&values)], inputs);
+            let RowMajor::F32(found) = packed.unpack() else { panic!("another type") };
+            assert_eq!(found, values, "[{outputs}, {inputs}]");
+            assert_eq!(packed.packed().len(), Linear::packed_bytes(PanelType::F32, outputs, inputs));
+        }
+    }
+
+    #[test]
+    fn weights_are_overwritten_in_place_only_by_ones_of_their_shape() {
+        let pack = |value: f32, outputs: usize| {
+            let values = vec![value.to_le_bytes(); outputs * 4];
+            Linear::pack(&[TensorData::F32(&values)], 4)
+        };
+        let mut own = pack(1.0, 32);
+        let at = own.packed().as_ptr();
+        assert!(own.overwrite(&pack(2.0, 32)));
+        assert_eq!((own.packed().as_ptr(), own.packed()), (at, pack(2.0, 32).packed()));
+        assert!(!own.overwrite(&pack(3.0, 64)));
+        assert_eq!(own.packed(), pack(2.0, 32).packed());
+    }
 }

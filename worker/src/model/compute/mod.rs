@@ -25,7 +25,7 @@ mod tile;
 
 pub(super) use arena::{Arena, Piece};
 pub(super) use gemm::{Columns, Matrix, NR, multiply, multiply_on_top};
-pub(super) use linear::Linear;
+pub(super) use linear::{Linear, PanelType, RowMajor};
 pub(super) use ops::{
     add, add_scaled, clamp, first_largest, rms_norm, rotate, rotate_pairs, scale_to, silu_product, softmax,
 };

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// Available bytes: the least of what the machine has and what the control group leaves; none where nothing says so.
-pub(super) fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| machine_bytes(&text));
     let group = group_bytes(Path::new("/sys/fs/cgroup"));
     match (machine, group) {

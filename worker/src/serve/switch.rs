@@ -1,0 +1,128 @@
+//! `/switch`: another layout of experts, or another placement, while requests run.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use bytes::Bytes;
+use semmoe_tables::{Attention, ExpertCopies, Tables};
+use serde::Deserialize;
+
+use super::app::App;
+use super::error::ApiError;
+use crate::ep::{ExpertLayout, ExpertSpread};
+use crate::unit::{LayoutName, SwitchStatus, UnitLayout};
+
+/// The body of `POST /switch`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SwitchRequest {
+    to: Option<Target>,
+    if_epoch: Option<u64>,
+    action: Option<Action>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Target {
+    /// A layout by its name.
+    Layout(String),
+    /// Whole experts where these tables say.
+    Tables(TablesTarget),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TablesTarget {
+    /// A file that rank 0 can read.
+    tables: PathBuf,
+}
+
+/// A part of a switch; without one, all of it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Action {
+    Prepare,
+    Commit,
+    Abort,
+}
+
+/// `GET /switch`
+pub(super) async fn status(State(app): State<Arc<App>>) -> Json<SwitchStatus> {
+    Json(app.unit.switch_status())
+}
+
+/// `POST /switch`
+pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<SwitchStatus>, ApiError> {
+    let SwitchRequest { to, if_epoch, action } = serde_json::from_slice(&body).map_err(|error| {
+        ApiError::bad(format!("{error}; expected {{\"to\": \"ep\" or \"tp\" or {{\"tables\": FILE}}, \"if_epoch\": N, \"action\": \"prepare\" or \"commit\" or \"abort\"}}"))
+    })?;
+    let prepares = matches!(action, None | Some(Action::Prepare));
+    let target = match to {
+        Some(to) if prepares => Some(target(&app, to).await?),
+        None if prepares => return Err(ApiError::bad("to is missing: where to switch").about("to")),
+        Some(_) => return Err(ApiError::bad("to belongs to the preparation: leave it out").about("to")),
+        None => None,
+    };
+    // Not this connection's alone: a switch goes on to its end if the client leaves.
+    let unit = app.unit.clone();
+    let work = tokio::spawn(async move {
+        if let Some(target) = target {
+            if unit.layout().spread == target.spread {
+                return Ok(());
+            }
+            unit.prepare_switch(target, if_epoch).await?;
+        }
+        match action {
+            None | Some(Action::Commit) => unit.commit_switch(if_epoch).await.map(|_| ()),
+            Some(Action::Abort) => unit.abort_switch(),
+            Some(Action::Prepare) => Ok(()),
+        }
+    });
+    work.await.map_err(|_| ApiError::internal("the switch ended by a panic"))??;
+    Ok(Json(app.unit.switch_status()))
+}
+
+/// The layout that is asked for; its epoch is set when it is prepared.
+async fn target(app: &Arc<App>, to: Target) -> Result<UnitLayout, ApiError> {
+    let current = app.unit.layout();
+    match to {
+        Target::Layout(name) => {
+            let possible = || app.layouts().into_iter().map(LayoutName::name).collect::<Vec<_>>().join(", ");
+            let Some(layout) = LayoutName::from_name(&name).filter(|layout| app.layouts().contains(layout)) else {
+                let name: String = name.chars().take(64).collect();
+                let message = format!("this unit cannot be switched to '{name}', only to one of {}", possible());
+                return Err(ApiError::bad(message).about("to"));
+            };
+            let spread = ExpertSpread { layout: layout.experts(), copies: current.spread.copies.clone() };
+            Ok(UnitLayout { spread, ..(*current).clone() })
+        }
+        Target::Tables(TablesTarget { tables }) => {
+            if app.shuffles {
+                let message = "rows are shuffled by the tables that the unit was started with, which cannot be replaced";
+                return Err(ApiError::bad(message).about("to"));
+            }
+            let app = Arc::clone(app);
+            let read = tokio::task::spawn_blocking(move || of_tables(&app, &tables, &current));
+            read.await.map_err(|_| ApiError::internal("reading the tables ended by a panic"))?
+        }
+    }
+}
+
+fn of_tables(app: &App, path: &std::path::Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
+    let bad = |message: String| ApiError::bad(message).about("to");
+    let tables = Tables::open(path).map_err(|error| bad(error.to_string()))?;
+    let info = app.model.model_info(&app.name, Some(app.tokenizer.sha256().to_owned()));
+    tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
+    // Of tables for attention tp only the placement is of use here, where rows are not shuffled.
+    if current.attention == Attention::Dp && tables.attention() != Attention::Dp {
+        return Err(bad(format!("{} is for attention {}, the unit runs attention dp", path.display(), tables.attention())));
+    }
+    let copies = ExpertCopies::between_groups(&tables).map_err(|error| bad(error.in_file(path).to_string()))?;
+    Ok(UnitLayout {
+        spread: ExpertSpread { layout: ExpertLayout::Ep, copies },
+        placement_digest: tables.placement_digest().to_owned(),
+        ..current.clone()
+    })
+}

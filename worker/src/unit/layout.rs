@@ -1,0 +1,97 @@
+//! How the unit is laid out now, and the names of layouts.
+
+use semmoe_tables::Attention;
+use serde::Serialize;
+
+use crate::ep::{ExpertLayout, ExpertSpread};
+
+/// A layout in force; each switch makes a new one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct UnitLayout {
+    /// Switches since the start.
+    pub(crate) epoch: u64,
+    pub(crate) attention: Attention,
+    pub(crate) spread: ExpertSpread,
+    /// Of the placement, which stays known while experts are sliced.
+    pub(crate) placement_digest: String,
+}
+
+/// The two axes by one name: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the two mixed ones.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LayoutName {
+    /// Attention dp, experts ep.
+    Ep,
+    /// Attention tp, experts tp.
+    Tp,
+    /// Attention dp, experts tp.
+    DpTp,
+    /// Attention tp, experts ep.
+    TpEp,
+}
+
+impl LayoutName {
+    pub(crate) const ALL: [Self; 4] = [Self::Ep, Self::Tp, Self::DpTp, Self::TpEp];
+
+    pub(crate) fn of(attention: Attention, experts: ExpertLayout) -> Self {
+        match (attention, experts) {
+            (Attention::Dp, ExpertLayout::Ep) => Self::Ep,
+            (Attention::Tp, ExpertLayout::Tp) => Self::Tp,
+            (Attention::Dp, ExpertLayout::Tp) => Self::DpTp,
+            (Attention::Tp, ExpertLayout::Ep) => Self::TpEp,
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|layout| layout.name() == name)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ep => "ep",
+            Self::Tp => "tp",
+            Self::DpTp => "dp-tp",
+            Self::TpEp => "tp-ep",
+        }
+    }
+
+    pub(crate) fn attention(self) -> Attention {
+        match self {
+            Self::Ep | Self::DpTp => Attention::Dp,
+            Self::Tp | Self::TpEp => Attention::Tp,
+        }
+    }
+
+    pub(crate) fn experts(self) -> ExpertLayout {
+        match self {
+            Self::Ep | Self::TpEp => ExpertLayout::Ep,
+            Self::Tp | Self::DpTp => ExpertLayout::Tp,
+        }
+    }
+}
+
+impl UnitLayout {
+    pub(crate) fn name(&self) -> LayoutName {
+        LayoutName::of(self.attention, self.spread.layout)
+    }
+
+    /// Slots of a layer beyond one for each expert, of all ranks together.
+    pub(crate) fn redundant(&self) -> usize {
+        self.spread.copies.slots().saturating_sub(self.spread.copies.experts().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_axes_belong_together() {
+        for layout in LayoutName::ALL {
+            assert_eq!(LayoutName::from_name(layout.name()), Some(layout));
+            assert_eq!(LayoutName::of(layout.attention(), layout.experts()), layout);
+            assert_eq!(serde_json::to_value(layout).unwrap(), layout.name());
+        }
+        assert_eq!(LayoutName::from_name("EP"), None);
+    }
+}

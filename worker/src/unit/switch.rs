@@ -1,0 +1,383 @@
+//! A switch of the unit's layout, as rank 0 drives it.
+//!
+//! ```text
+//! stable -> preparing -> prepared -> holding -> moving -> stable, one epoch later
+//!               \____________\__________\__________\____-> stable, as before
+//! ```
+//!
+//! Every rank checks the switch before anything changes (`preparing`). A prepared one waits for its commit for
+//! [`PREPARED_LIMIT`]. `holding` lets the steps that run end; requests that come meanwhile wait on their ranks. In `moving` the ranks
+//! decide together, layer by layer, and end alike: with the new layout or the old one. A rank that is lost on the way ends the unit, as it
+//! does at any time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use semmoe_tables::{Attention, RankId};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::time::{Instant as Deadline, timeout_at};
+
+use super::hub::{State, Unit};
+use super::layout::{LayoutName, UnitLayout};
+use super::running::SubmitError;
+use crate::control::message::ToRank;
+use crate::engine::{SwitchOrder, SwitchReport};
+use crate::model::SwitchOutcome;
+
+/// How long all ranks may take to check a switch.
+const PREPARE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a prepared switch waits for its commit.
+const PREPARED_LIMIT: Duration = Duration::from_secs(30);
+/// How long the steps that run may take to end.
+const HOLD_LIMIT: Duration = Duration::from_secs(30);
+
+/// Where a switch is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Phase {
+    /// There is none.
+    #[default]
+    Stable,
+    Preparing,
+    Prepared,
+    Holding,
+    Moving,
+}
+
+/// A switch that has not ended.
+#[derive(Debug)]
+pub(super) struct Switch {
+    ticket: u64,
+    to: Arc<UnitLayout>,
+    phase: Phase,
+    /// The MoE layer that moves.
+    layer: Option<u16>,
+    reports: mpsc::UnboundedSender<(RankId, SwitchReport)>,
+    /// Taken by the phase that waits for reports.
+    receiver: Option<mpsc::UnboundedReceiver<(RankId, SwitchReport)>>,
+}
+
+/// How the switches so far ended, and how long the last one took.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SwitchHistory {
+    /// Switches from one layout to another by outcome.
+    pub(crate) counts: BTreeMap<SwitchKind, u64>,
+    /// From holding to the end, of the last committed one.
+    pub(crate) last: Option<Duration>,
+}
+
+/// What is counted together.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct SwitchKind {
+    pub(crate) from: LayoutName,
+    pub(crate) to: LayoutName,
+    /// `committed`, `rolled_back`, `refused`, `aborted`.
+    pub(crate) outcome: &'static str,
+}
+
+/// What `GET /switch` says.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SwitchStatus {
+    pub(crate) state: Phase,
+    pub(crate) epoch: u64,
+    pub(crate) layout: LayoutName,
+    pub(crate) placement_digest: String,
+    /// Where it is going.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) to: Option<LayoutName>,
+    /// The MoE layer that moves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) layer: Option<u16>,
+    /// Seconds for which the last switch held requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) last_seconds: Option<f64>,
+}
+
+/// Why a switch did not take place; nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SwitchError {
+    #[error("a switch is under way: it is {}", phase_name(*.0))]
+    Busy(Phase),
+    #[error("if_epoch is {expected}, the unit is at epoch {found}")]
+    Epoch { expected: u64, found: u64 },
+    #[error("no switch is prepared")]
+    NotPrepared,
+    #[error("rank {rank} refuses: {reason}")]
+    Refused { rank: RankId, reason: String },
+    #[error("rank {rank} did not answer within {} seconds while the switch was {}", .limit.as_secs(), phase_name(*.phase))]
+    Late { rank: RankId, phase: Phase, limit: Duration },
+    #[error("the switch was aborted")]
+    Aborted,
+    #[error("the experts are where they were: {cause}")]
+    RolledBack { cause: String },
+    #[error(transparent)]
+    Unit(SubmitError),
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Stable => "over",
+        Phase::Preparing => "being prepared",
+        Phase::Prepared => "prepared",
+        Phase::Holding => "waiting for steps to end",
+        Phase::Moving => "moving",
+    }
+}
+
+/// Ends the switch when its driver goes away, unless there is more to come.
+struct Driver<'a> {
+    unit: &'a Unit,
+    ticket: u64,
+    outcome: Option<&'static str>,
+}
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        if let Some(outcome) = self.outcome {
+            self.unit.end_switch(self.ticket, outcome);
+        }
+    }
+}
+
+impl Unit {
+    /// The layout in force.
+    pub(crate) fn layout(&self) -> Arc<UnitLayout> {
+        Arc::clone(&self.state().layout)
+    }
+
+    pub(crate) fn switch_history(&self) -> SwitchHistory {
+        self.state().switches.clone()
+    }
+
+    pub(crate) fn switch_status(&self) -> SwitchStatus {
+        let state = self.state();
+        let switch = state.switch.as_ref();
+        SwitchStatus {
+            state: switch.map_or(Phase::Stable, |switch| switch.phase),
+            epoch: state.layout.epoch,
+            layout: state.layout.name(),
+            placement_digest: state.layout.placement_digest.clone(),
+            to: switch.map(|switch| switch.to.name()),
+            layer: switch.and_then(|switch| switch.layer),
+            last_seconds: state.switches.last.map(|last| last.as_secs_f64()),
+        }
+    }
+
+    /// Has every rank check a switch to `to`, which takes the next epoch; it then waits for [`Unit::commit_switch`].
+    ///
+    /// # Errors
+    /// See [`SwitchError`].
+    pub(crate) async fn prepare_switch(&self, to: UnitLayout, if_epoch: Option<u64>) -> Result<(), SwitchError> {
+        let (ticket, mut receiver) = self.begin_switch(to, if_epoch)?;
+        let mut driver = Driver { unit: self, ticket, outcome: Some("refused") };
+        self.collect(&mut receiver, Phase::Preparing, PREPARE_LIMIT, |report| match report {
+            SwitchReport::Prepared => Some(Ok(())),
+            SwitchReport::Refused { reason } => Some(Err(reason)),
+            _ => None,
+        })
+        .await?;
+        {
+            let mut state = self.state();
+            let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
+            (switch.phase, switch.receiver) = (Phase::Prepared, Some(receiver));
+        }
+        driver.outcome = None;
+        let unit = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(PREPARED_LIMIT).await;
+            let waits = unit.state().switch_of(ticket).is_some_and(|switch| switch.phase == Phase::Prepared);
+            if waits {
+                tracing::warn!("a prepared switch was not committed in time");
+                unit.end_switch(ticket, "aborted");
+            }
+        });
+        Ok(())
+    }
+
+    /// Does what was prepared: when it returns, all ranks are in the new layout or all in the old one.
+    ///
+    /// # Errors
+    /// See [`SwitchError`].
+    pub(crate) async fn commit_switch(&self, if_epoch: Option<u64>) -> Result<Arc<UnitLayout>, SwitchError> {
+        let (ticket, mut receiver) = self.take_prepared(if_epoch)?;
+        let began = Instant::now();
+        let mut driver = Driver { unit: self, ticket, outcome: Some("aborted") };
+        let held = |report: SwitchReport| matches!(report, SwitchReport::Held).then_some(Ok(()));
+        self.collect(&mut receiver, Phase::Holding, HOLD_LIMIT, held).await?;
+        self.order_move(ticket)?;
+        let mut outcome = None;
+        // No limit: a rank that is lost or late ends the unit, and with it this.
+        for _ in 0..self.world() {
+            loop {
+                let (_, report) = receiver.recv().await.ok_or_else(|| self.gone())?;
+                if let SwitchReport::Ended(ended) = report {
+                    outcome = Some(ended);
+                    break;
+                }
+            }
+        }
+        match outcome {
+            Some(SwitchOutcome::RolledBack { cause }) => {
+                driver.outcome = Some("rolled_back");
+                Err(SwitchError::RolledBack { cause })
+            }
+            Some(SwitchOutcome::Committed) | None => {
+                driver.outcome = Some("committed");
+                self.state().switches.last = Some(began.elapsed());
+                drop(driver);
+                Ok(self.layout())
+            }
+        }
+    }
+
+    /// Ends a switch that has not moved anything yet; one that moves goes back.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn abort_switch(&self) -> Result<(), SwitchError> {
+        let (ticket, phase) = {
+            let state = self.state();
+            let switch = state.switch.as_ref().ok_or(SwitchError::NotPrepared)?;
+            (switch.ticket, switch.phase)
+        };
+        match phase {
+            Phase::Moving => self.order_all(ticket, &SwitchOrder::Abort),
+            _ => self.end_switch(ticket, "aborted"),
+        }
+        Ok(())
+    }
+
+    fn begin_switch(
+        &self,
+        to: UnitLayout,
+        if_epoch: Option<u64>,
+    ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
+        let mut state = self.state();
+        if let Some(lost) = self.lost() {
+            return Err(SwitchError::Unit(SubmitError::Dead(lost)));
+        }
+        if state.draining || state.ports.is_empty() {
+            return Err(SwitchError::Unit(SubmitError::Stopping));
+        }
+        if let Some(switch) = &state.switch {
+            return Err(SwitchError::Busy(switch.phase));
+        }
+        state.check_epoch(if_epoch)?;
+        let (reports, receiver) = mpsc::unbounded_channel();
+        let ticket = state.take_id();
+        let spread = Box::new(to.spread.clone());
+        let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
+        let phase = Phase::Preparing;
+        state.switch = Some(Switch { ticket, to, phase, layer: None, reports, receiver: None });
+        drop(state);
+        self.order_all(ticket, &SwitchOrder::Prepare(spread));
+        Ok((ticket, receiver))
+    }
+
+    fn take_prepared(
+        &self,
+        if_epoch: Option<u64>,
+    ) -> Result<(u64, mpsc::UnboundedReceiver<(RankId, SwitchReport)>), SwitchError> {
+        let mut state = self.state();
+        state.check_epoch(if_epoch)?;
+        let switch = state.switch.as_mut().ok_or(SwitchError::NotPrepared)?;
+        let (Phase::Prepared, Some(receiver)) = (switch.phase, switch.receiver.take()) else {
+            return Err(SwitchError::Busy(switch.phase));
+        };
+        switch.phase = Phase::Holding;
+        let ticket = switch.ticket;
+        drop(state);
+        self.order_all(ticket, &SwitchOrder::Hold);
+        Ok((ticket, receiver))
+    }
+
+    /// With attention tp rank 0 tells the others, so that all move between the same two steps.
+    fn order_move(&self, ticket: u64) -> Result<(), SwitchError> {
+        let mut state = self.state();
+        let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
+        switch.phase = Phase::Moving;
+        let ranks = match self.attention() {
+            Attention::Dp => self.world(),
+            Attention::Tp => 1,
+        };
+        (0..ranks).for_each(|rank| state.send(RankId::new(rank), ToRank::Switch { ticket, order: SwitchOrder::Move }));
+        Ok(())
+    }
+
+    fn order_all(&self, ticket: u64, order: &SwitchOrder) {
+        let state = self.state();
+        let send = |rank| state.send(RankId::new(rank), ToRank::Switch { ticket, order: order.clone() });
+        (0..self.world()).for_each(send);
+    }
+
+    /// Waits for one answer of each rank; `answer` is none for reports that are none.
+    async fn collect(
+        &self,
+        receiver: &mut mpsc::UnboundedReceiver<(RankId, SwitchReport)>,
+        phase: Phase,
+        limit: Duration,
+        answer: impl Fn(SwitchReport) -> Option<Result<(), String>>,
+    ) -> Result<(), SwitchError> {
+        let deadline = Deadline::now() + limit;
+        let mut missing: Vec<RankId> = (0..self.world()).map(RankId::new).collect();
+        while let Some(&late) = missing.first() {
+            let next = timeout_at(deadline, receiver.recv()).await;
+            let (rank, report) = next
+                .map_err(|_| SwitchError::Late { rank: late, phase, limit })?
+                .ok_or_else(|| self.gone())?;
+            match answer(report) {
+                Some(Ok(())) => missing.retain(|other| *other != rank),
+                Some(Err(reason)) => return Err(SwitchError::Refused { rank, reason }),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Why reports end.
+    fn gone(&self) -> SwitchError {
+        self.lost().map_or(SwitchError::Aborted, |lost| SwitchError::Unit(SubmitError::Dead(lost)))
+    }
+
+    fn end_switch(&self, ticket: u64, outcome: &'static str) {
+        let mut state = self.state();
+        let Some(switch) = state.switch.take_if(|switch| switch.ticket == ticket) else { return };
+        let kind = SwitchKind { from: state.layout.name(), to: switch.to.name(), outcome };
+        *state.switches.counts.entry(kind).or_default() += 1;
+        match outcome {
+            "committed" => state.layout = switch.to,
+            _ => {
+                drop(state);
+                self.order_all(ticket, &SwitchOrder::Abort);
+            }
+        }
+    }
+
+    /// A rank's report of a switch.
+    pub(super) fn switch_report(&self, rank: RankId, ticket: u64, report: SwitchReport) {
+        let mut state = self.state();
+        let Some(switch) = state.switch_of(ticket) else { return };
+        if let SwitchReport::Layer(layer) = report {
+            switch.layer = Some(layer);
+        }
+        // Its driver may have left.
+        let _ = switch.reports.send((rank, report));
+    }
+}
+
+impl State {
+    fn switch_of(&mut self, ticket: u64) -> Option<&mut Switch> {
+        self.switch.as_mut().filter(|switch| switch.ticket == ticket)
+    }
+
+    fn check_epoch(&self, if_epoch: Option<u64>) -> Result<(), SwitchError> {
+        match if_epoch {
+            Some(expected) if expected != self.layout.epoch => {
+                Err(SwitchError::Epoch { expected, found: self.layout.epoch })
+            }
+            _ => Ok(()),
+        }
+    }
+}
