@@ -3,10 +3,13 @@
 mod support;
 
 use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
+use semmoe_tables::{LayerIdx, Placement, Tables, TablesBuilder, TokenId};
 use serde_json::{Value, json};
 use support::{MODEL, Up, describe, is_alive, json_of, semmoe, shared_data, signal};
 
@@ -100,6 +103,79 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     let (status, said) = up.wait();
     assert!(status.success(), "{status}: {said}");
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
+}
+
+/// The same placement, every group on the next rank.
+fn rotated(tables: &Tables) -> Tables {
+    let groups = tables.groups();
+    let layers = (0..tables.model().layers()).map(|layer| {
+        let of = tables.placement().layer(LayerIdx::new(layer as u16));
+        of.iter().map(|group| (group + 1) % groups).collect()
+    });
+    let placement = Placement::new(groups, layers.collect()).expect("a placement");
+    let ranks = usize::from(groups);
+    let rows = (0..tables.model().vocab_size).filter_map(|token| tables.token_row(TokenId::new(token)));
+    let mut shares: Vec<_> = rows.flatten().copied().collect();
+    shares.chunks_exact_mut(ranks).for_each(|row| row.rotate_right(1));
+    let mut prices = tables.price().to_vec();
+    prices.rotate_right(1);
+    let (info, provenance) = (tables.model().clone(), tables.provenance().clone());
+    TablesBuilder::dp(info, provenance, placement, shares, prices).finish().expect("tables")
+}
+
+/// Traffic, profile, solve, switch: no restart, no request lost, and each answer is what it was.
+#[test]
+fn new_tables_move_the_experts_while_requests_run() {
+    let _one = one_up();
+    let up = Up::start(&shared_data(), &[]);
+    block_on(async {
+        let (client, url) = (HttpClient::default(), up.url.parse::<BaseUrl>().expect("a URL"));
+        let admin: BaseUrl = up.admin.parse().expect("a URL");
+        let listed: Value = client.get_json(&admin, "/admin/tables", &limits()).await.expect("tables");
+        let (backend, path) = (&listed["tables"][0]["backend"], listed["tables"][0]["path"].as_str().expect("a path"));
+        let new = rotated(&Tables::open(Path::new(path)).expect("tables"));
+        let folder = Path::new(path).parent().expect("a folder");
+        new.write(&folder.join("rotated.tables.safetensors")).expect("written");
+
+        let expected: Value = client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
+        let stop = AtomicBool::new(false);
+        let asked = async {
+            let mut answers = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
+                assert_eq!(answer["choices"], expected["choices"]);
+                answers += 1;
+            }
+            answers
+        };
+        let switched = async {
+            let ask = async |to: Value, epoch: u64| {
+                let body = json!({"backend": backend, "to": to, "if_epoch": epoch});
+                let done: Value = client.post_json(&admin, "/admin/switch", &body, &limits()).await.expect("switched");
+                assert_eq!(done["epoch"], epoch + 1, "{done}");
+                done
+            };
+            let done = ask(json!({"tables": "rotated.tables.safetensors"}), 0).await;
+            assert_eq!(done["placement_digest"], new.placement_digest(), "{done}");
+            let listed: Value = client.get_json(&admin, "/admin/tables", &limits()).await.expect("tables");
+            assert_eq!(listed["tables"][0]["digest"], new.digest(), "{listed}");
+            assert_eq!(ask(json!("dp-tp"), 1).await["layout"], "dp-tp");
+            assert_eq!(ask(json!("ep"), 2).await["layout"], "ep");
+            let done = ask(json!({"tables": path}), 3).await;
+            assert_ne!(done["placement_digest"], new.placement_digest(), "{done}");
+            let listed: Value = client.get_json(&admin, "/admin/switch", &limits()).await.expect("switches");
+            assert_eq!(listed["backends"][0]["status"]["epoch"], 4, "{listed}");
+            let health: Value = client.get_json(&admin, "/admin/backends", &limits()).await.expect("backends");
+            assert_eq!(health["backends"][0]["healthy"], true, "{health}");
+            stop.store(true, Ordering::Relaxed);
+        };
+        let (answers, ()) = tokio::join!(asked, switched);
+        assert!(answers > 0);
+        std::fs::remove_file(folder.join("rotated.tables.safetensors")).expect("removed");
+    });
+    up.interrupt();
+    let (status, said) = up.wait();
+    assert!(status.success(), "{status}: {said}");
 }
 
 /// A first start that is stopped while it records is continued by the next one, which asks no prompt again.

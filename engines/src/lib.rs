@@ -15,6 +15,7 @@
 //! | [`recording`] | routed experts of whole prompts asked for, and read from wherever they are told |
 //! | [`routed`] | routed experts asked for in requests and cut out of answers |
 //! | [`sse`] | where events end in a stream, so that nothing is put inside one |
+//! | [`switch`] | layouts of semmoe's worker that change while it serves |
 //! | [`verify`] | whether pins take effect: probes, exact evidence, a verdict with hysteresis, when to probe again |
 //!
 //! Plain OpenAI servers cannot be pinned but by a URL for each rank; they are relayed to and probed.
@@ -32,6 +33,7 @@ pub mod recording;
 pub mod routed;
 pub mod sglang;
 pub mod sse;
+pub mod switch;
 pub mod tls;
 pub mod verify;
 mod version;

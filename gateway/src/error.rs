@@ -189,6 +189,12 @@ pub(crate) enum RequestError {
     Internal { cause: String },
     #[error("the old configuration stays: {cause}")]
     ConfigRefused { outcome: &'static str, cause: String },
+    #[error("backend '{backend}' runs {engine}, whose layout cannot be switched")]
+    SwitchEngine { backend: String, engine: &'static str },
+    #[error("backend '{backend}' was not switched: {cause}")]
+    SwitchRefused { backend: String, cause: String },
+    #[error("backend '{backend}' was switched, but its new tables are not in use: {cause}")]
+    SwitchedWithoutTables { backend: String, cause: Box<RequestError> },
     #[error("refused for backend '{backend}', the old tables stay: {cause}")]
     TablesRefused { backend: String, cause: Incompatible },
 }
@@ -260,6 +266,9 @@ impl RequestError {
                 Row(StatusCode::UNPROCESSABLE_ENTITY, CLIENT, "config_invalid")
             }
             Self::ConfigRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "config_refused"),
+            Self::SwitchEngine { .. } => Row(StatusCode::CONFLICT, CLIENT, "switch_engine"),
+            Self::SwitchRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "switch_refused"),
+            Self::SwitchedWithoutTables { .. } => Row(StatusCode::BAD_GATEWAY, UPSTREAM, "switched_without_tables"),
             Self::TablesRefused { .. } => Row(StatusCode::CONFLICT, CLIENT, "tables_refused"),
         }
     }

@@ -180,10 +180,10 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
     assert!(refused(whole(&contiguous_of(&other, 1))).contains("experts per layer"));
     let groups = refused(whole(&contiguous_of(&config, 2)));
     assert!(groups.contains("groups 2"), "{groups}");
-    on_threads(local_mesh(7), |_, link| {
-        let spread = slices(&shuffled_of(&config, 7, 1));
-        let rank = Rank::of(&dir, link, &shuffled_of(&config, 7, 1));
+    on_threads(local_mesh(8), |_, link| {
+        let spread = slices(&shuffled_of(&config, 8, 1));
+        let rank = Rank::of(&dir, link, &shuffled_of(&config, 8, 1));
         let refused = rank.model.check_spread(&spread, &rank.ep).unwrap_err().to_string();
-        assert!(refused.contains("width 12") && refused.contains('7'), "{refused}");
+        assert!(refused.contains("width 12") && refused.contains('8'), "{refused}");
     });
 }

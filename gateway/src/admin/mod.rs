@@ -8,6 +8,7 @@ mod openapi;
 mod routes;
 mod routing;
 mod status;
+mod switch;
 mod tables;
 
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use crate::state::Core;
 
-use super::{backends, config, index, live, openapi, routing, status, tables};
+use super::{backends, config, index, live, openapi, routing, status, switch, tables};
 
 /// One route.
 #[derive(Clone, Copy)]
@@ -128,6 +128,18 @@ pub(super) const ADMIN: &[Route] = &[
         post(config::load)
     })
     .json::<crate::reload::Reloaded>(),
+    Route::get("/admin/switch", "the layout, placement and epoch of every backend that can be switched", || {
+        get(switch::list)
+    })
+    .json::<switch::Switches>(),
+    Route::post(
+        "/admin/switch",
+        "switch a backend while it serves: JSON {backend, to} and perhaps {if_epoch}; to is a layout, or {tables}: its experts move, \
+         then the tables are swapped in",
+        || post(switch::switch),
+    )
+    .takes::<switch::SwitchCommand>()
+    .json::<crate::tables::Switched>(),
     Route::get("/admin/live", "observed and predicted LAR of sampled requests, drift, rolling profiles", || {
         get(live::show)
     })

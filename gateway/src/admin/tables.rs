@@ -167,7 +167,7 @@ async fn loaded(core: &Arc<Core>, backend: String, source: Source) -> Result<Jso
     Ok(Json(Loaded { backend, generation, digest, placement_digest }))
 }
 
-async fn command<T: DeserializeOwned>(core: &Core, body: Body, expected: &str) -> Result<T, RequestError> {
+pub(super) async fn command<T: DeserializeOwned>(core: &Core, body: Body, expected: &str) -> Result<T, RequestError> {
     let bytes = read(body, LONGEST_COMMAND_BYTES, core.config().timeouts.body).await?;
     let wrong = |error| RequestError::Field { cause: format!("{error}: expected JSON {expected}") };
     serde_json::from_slice(&bytes).map_err(wrong)

@@ -1,6 +1,6 @@
 //! One change of a backend's tables: loaded, checked, swapped in at once; or the old ones stay, and it is told why.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -76,7 +76,7 @@ pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) ->
     done
 }
 
-fn find(core: &Core, name: &str) -> Option<Arc<Backend>> {
+pub(super) fn find(core: &Core, name: &str) -> Option<Arc<Backend>> {
     let snapshot = core.snapshot();
     snapshot.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name).cloned()
 }
@@ -92,11 +92,8 @@ fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestEr
     let (tables, origin) = match source {
         Source::Upload(copy) => (Arc::new(copy.tables().map_err(invalid)?), Origin::default()),
         Source::Asked(asked) => {
-            let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
-                cause: "server.tables_root is not set, so only uploads are taken".to_owned(),
-            })?;
-            let (tables, path) = file::open_below(root, &asked, &spool).map_err(|error| refusal(&error))?;
-            (Arc::new(tables), Origin { path: Some(path), stamp: None })
+            let FreshFile { tables, path } = open_asked(&snapshot, &asked)?;
+            (tables, Origin { path: Some(path), stamp: None })
         }
         Source::Earlier(generation) => earlier(member, generation)?,
         Source::Watched(path) => {
@@ -112,8 +109,24 @@ fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestEr
     Ok(Swapped::to(&tables, generation, true))
 }
 
+/// Tables from a file below `server.tables_root`.
+pub(super) struct FreshFile {
+    pub(super) tables: Arc<semmoe_tables::Tables>,
+    /// Absolute.
+    pub(super) path: PathBuf,
+}
+
+/// Blocking.
+pub(super) fn open_asked(snapshot: &Snapshot, asked: &Path) -> Result<FreshFile, RequestError> {
+    let root = snapshot.config.server.tables_root.as_deref().ok_or_else(|| RequestError::TablesPath {
+        cause: "server.tables_root is not set, so only uploads are taken".to_owned(),
+    })?;
+    let (tables, path) = file::open_below(root, asked, &spool(&snapshot.config)).map_err(|error| refusal(&error))?;
+    Ok(FreshFile { tables: Arc::new(tables), path })
+}
+
 impl Swapped {
-    fn to(tables: &semmoe_tables::Tables, generation: u64, changed: bool) -> Self {
+    pub(super) fn to(tables: &semmoe_tables::Tables, generation: u64, changed: bool) -> Self {
         let (digest, placement_digest) = (tables.digest().to_owned(), tables.placement_digest().to_owned());
         Self { generation, digest, placement_digest, changed }
     }

@@ -5,6 +5,7 @@
 //! | `file` | a file from the outside: opened once, copied, the copy mapped |
 //! | `upload` | the same for the body of a request |
 //! | `change` | loaded, checked, swapped in; or the old ones stay, and the reason is kept |
+//! | `hot_swap` | a worker moves its experts to where new tables say, and then they are swapped in |
 //! | `watch` | files that changed |
 //!
 //! All of it happens off the threads that do network I/O, one load at a time. Requests go on with the tables that they
@@ -12,6 +13,7 @@
 
 mod change;
 mod file;
+mod hot_swap;
 mod upload;
 mod watch;
 
@@ -26,6 +28,7 @@ use crate::config::Config;
 
 pub(crate) use change::{Source, change, check_fit};
 pub use file::TablesFileError;
+pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use file::{Spool, Stamp, open};
 pub(crate) use upload::{read, receive};
 pub(crate) use watch::watch;

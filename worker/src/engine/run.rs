@@ -98,6 +98,9 @@ impl Engine {
             if let Some(end) = self.take_orders()? {
                 return Ok(end);
             }
+            if self.is_quiet() {
+                continue;
+            }
             self.admit();
             self.flush();
             if self.running.is_empty() || self.holds() {
@@ -122,7 +125,8 @@ impl Engine {
     }
 
     fn take_orders(&mut self) -> Result<Option<EngineEnd>, UnitError> {
-        for order in self.inbox.take() {
+        let orders = if self.is_quiet() { self.inbox.wait() } else { self.inbox.take() };
+        for order in orders {
             match order {
                 ToRank::Submit(request) => self.waiting.push_back(*request),
                 ToRank::Cancel { id } => self.cancel(id),

@@ -1,8 +1,9 @@
 //! A rank's part in a switch of the unit's layout: it checks what is asked, begins no more steps, moves its experts with the others, and
 //! goes on.
 //!
-//! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for it; once all
-//! hold, none is in a step. With attention tp the order to move is rank 0's, told like all its orders between the same two steps of all
+//! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for it. Once all hold
+//! no step is left, and every rank is told so (`Quiet`) before one begins to move: what a peer begins from then on is the move, for which
+//! the rank waits for its own order. With attention tp the order to move is rank 0's, told like all its orders between the same two steps of all
 //! ranks, and there is nothing to hold.
 
 use serde::{Deserialize, Serialize};
@@ -20,6 +21,8 @@ pub(crate) enum SwitchOrder {
     Prepare(Box<ExpertSpread>),
     /// Begin no step until the end of the switch.
     Hold,
+    /// All ranks hold: join no step either.
+    Quiet,
     /// Move the experts, together with all ranks.
     Move,
     /// Forget it. While experts move: take them back.
@@ -38,6 +41,8 @@ pub(crate) enum SwitchReport {
     },
     /// To `Hold`.
     Held,
+    /// To `Quiet`.
+    Quiet,
     /// To `Move`, by rank 0 alone: it is about to do this MoE layer.
     Layer(u16),
     /// To `Move`, when it is over.
@@ -49,14 +54,27 @@ pub(crate) enum SwitchReport {
 pub(super) struct Prepared {
     ticket: u64,
     to: ExpertSpread,
-    /// Whether this rank begins no steps.
-    holds: bool,
+    steps: Steps,
+}
+
+/// Which steps a rank takes part in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Steps {
+    All,
+    /// Those that others begin.
+    Joined,
+    None,
 }
 
 impl Engine {
     /// Whether this rank begins no steps for now.
     pub(super) fn holds(&self) -> bool {
-        self.switch.as_ref().is_some_and(|prepared| prepared.holds)
+        self.switch.as_ref().is_some_and(|prepared| prepared.steps != Steps::All)
+    }
+
+    /// Whether it takes part in no steps at all, so that only an order can make it go on.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.switch.as_ref().is_some_and(|prepared| prepared.steps == Steps::None)
     }
 
     /// Does what rank 0 asks of every rank by itself.
@@ -66,24 +84,28 @@ impl Engine {
                 let report = match self.refusal(&to) {
                     Some(reason) => SwitchReport::Refused { reason },
                     None => {
-                        self.switch = Some(Prepared { ticket, to: *to, holds: false });
+                        self.switch = Some(Prepared { ticket, to: *to, steps: Steps::All });
                         SwitchReport::Prepared
                     }
                 };
                 self.report(ticket, report);
             }
-            SwitchOrder::Hold => {
-                if let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) {
-                    prepared.holds = true;
-                    self.report(ticket, SwitchReport::Held);
-                }
-            }
+            SwitchOrder::Hold => self.restrict(ticket, Steps::Joined, SwitchReport::Held),
+            SwitchOrder::Quiet => self.restrict(ticket, Steps::None, SwitchReport::Quiet),
             SwitchOrder::Move => self.switch_now(ticket)?,
             SwitchOrder::Abort => {
                 self.switch.take_if(|prepared| prepared.ticket == ticket);
             }
         }
         Ok(())
+    }
+
+    fn restrict(&mut self, ticket: u64, steps: Steps, report: SwitchReport) {
+        let splits = self.model.splits_attention();
+        let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) else { return };
+        // With attention tp rank 0's order comes with a step's sync.
+        prepared.steps = if splits { Steps::All } else { steps };
+        self.report(ticket, report);
     }
 
     /// Why this rank cannot take part, if it cannot.

@@ -1,52 +1,18 @@
 //! `/switch`: another layout of experts, or another placement, while requests run.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use bytes::Bytes;
+use semmoe_engines::switch::{SwitchAction, SwitchRequest, SwitchStatus, SwitchTables, SwitchTarget};
 use semmoe_tables::{Attention, ExpertCopies, Tables};
-use serde::Deserialize;
 
 use super::app::App;
 use super::error::ApiError;
 use crate::ep::{ExpertLayout, ExpertSpread};
-use crate::unit::{LayoutName, SwitchStatus, UnitLayout};
-
-/// The body of `POST /switch`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SwitchRequest {
-    to: Option<Target>,
-    if_epoch: Option<u64>,
-    action: Option<Action>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Target {
-    /// A layout by its name.
-    Layout(String),
-    /// Whole experts where these tables say.
-    Tables(TablesTarget),
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TablesTarget {
-    /// A file that rank 0 can read.
-    tables: PathBuf,
-}
-
-/// A part of a switch; without one, all of it.
-#[derive(Clone, Copy, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Action {
-    Prepare,
-    Commit,
-    Abort,
-}
+use crate::unit::{LayoutName, UnitLayout};
 
 /// `GET /switch`
 pub(super) async fn status(State(app): State<Arc<App>>) -> Json<SwitchStatus> {
@@ -58,7 +24,7 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
     let SwitchRequest { to, if_epoch, action } = serde_json::from_slice(&body).map_err(|error| {
         ApiError::bad(format!("{error}; expected {{\"to\": \"ep\" or \"tp\" or {{\"tables\": FILE}}, \"if_epoch\": N, \"action\": \"prepare\" or \"commit\" or \"abort\"}}"))
     })?;
-    let prepares = matches!(action, None | Some(Action::Prepare));
+    let prepares = matches!(action, None | Some(SwitchAction::Prepare));
     let target = match to {
         Some(to) if prepares => Some(target(&app, to).await?),
         None if prepares => return Err(ApiError::bad("to is missing: where to switch").about("to")),
@@ -75,9 +41,9 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
             unit.prepare_switch(target, if_epoch).await?;
         }
         match action {
-            None | Some(Action::Commit) => unit.commit_switch(if_epoch).await.map(|_| ()),
-            Some(Action::Abort) => unit.abort_switch(),
-            Some(Action::Prepare) => Ok(()),
+            None | Some(SwitchAction::Commit) => unit.commit_switch(if_epoch).await.map(|_| ()),
+            Some(SwitchAction::Abort) => unit.abort_switch(),
+            Some(SwitchAction::Prepare) => Ok(()),
         }
     });
     work.await.map_err(|_| ApiError::internal("the switch ended by a panic"))??;
@@ -85,10 +51,10 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
 }
 
 /// The layout that is asked for; its epoch is set when it is prepared.
-async fn target(app: &Arc<App>, to: Target) -> Result<UnitLayout, ApiError> {
+async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError> {
     let current = app.unit.layout();
     match to {
-        Target::Layout(name) => {
+        SwitchTarget::Layout(name) => {
             let possible = || app.layouts().into_iter().map(LayoutName::name).collect::<Vec<_>>().join(", ");
             let Some(layout) = LayoutName::from_name(&name).filter(|layout| app.layouts().contains(layout)) else {
                 let name: String = name.chars().take(64).collect();
@@ -98,7 +64,7 @@ async fn target(app: &Arc<App>, to: Target) -> Result<UnitLayout, ApiError> {
             let spread = ExpertSpread { layout: layout.experts(), copies: current.spread.copies.clone() };
             Ok(UnitLayout { spread, ..(*current).clone() })
         }
-        Target::Tables(TablesTarget { tables }) => {
+        SwitchTarget::Tables(SwitchTables { tables }) => {
             if app.shuffles {
                 let message = "rows are shuffled by the tables that the unit was started with, which cannot be replaced";
                 return Err(ApiError::bad(message).about("to"));
@@ -110,7 +76,7 @@ async fn target(app: &Arc<App>, to: Target) -> Result<UnitLayout, ApiError> {
     }
 }
 
-fn of_tables(app: &App, path: &std::path::Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
+fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout, ApiError> {
     let bad = |message: String| ApiError::bad(message).about("to");
     let tables = Tables::open(path).map_err(|error| bad(error.to_string()))?;
     let info = app.model.model_info(&app.name, Some(app.tokenizer.sha256().to_owned()));

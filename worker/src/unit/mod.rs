@@ -11,4 +11,4 @@ pub(crate) use hub::{Port, Unit, UnitStatus};
 pub(crate) use layout::{LayoutName, UnitLayout};
 pub(crate) use running::{Running, SubmitError};
 pub use shutdown::Shutdown;
-pub(crate) use switch::{SwitchError, SwitchHistory, SwitchKind, SwitchStatus};
+pub(crate) use switch::{SwitchError, SwitchHistory, SwitchKind};

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use semmoe_engines::switch::{SwitchState, SwitchStatus};
 use semmoe_tables::{Attention, RankId};
-use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::{Instant as Deadline, timeout_at};
 
@@ -33,25 +33,12 @@ const PREPARED_LIMIT: Duration = Duration::from_secs(30);
 /// How long the steps that run may take to end.
 const HOLD_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where a switch is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Phase {
-    /// There is none.
-    #[default]
-    Stable,
-    Preparing,
-    Prepared,
-    Holding,
-    Moving,
-}
-
 /// A switch that has not ended.
 #[derive(Debug)]
 pub(super) struct Switch {
     ticket: u64,
     to: Arc<UnitLayout>,
-    phase: Phase,
+    phase: SwitchState,
     /// The MoE layer that moves.
     layer: Option<u16>,
     reports: mpsc::UnboundedSender<(RankId, SwitchReport)>,
@@ -77,37 +64,19 @@ pub(crate) struct SwitchKind {
     pub(crate) outcome: &'static str,
 }
 
-/// What `GET /switch` says.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct SwitchStatus {
-    pub(crate) state: Phase,
-    pub(crate) epoch: u64,
-    pub(crate) layout: LayoutName,
-    pub(crate) placement_digest: String,
-    /// Where it is going.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) to: Option<LayoutName>,
-    /// The MoE layer that moves.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) layer: Option<u16>,
-    /// Seconds for which the last switch held requests.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) last_seconds: Option<f64>,
-}
-
 /// Why a switch did not take place; nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SwitchError {
-    #[error("a switch is under way: it is {}", phase_name(*.0))]
-    Busy(Phase),
+    #[error("a switch is under way: it is {}", state_name(*.0))]
+    Busy(SwitchState),
     #[error("if_epoch is {expected}, the unit is at epoch {found}")]
     Epoch { expected: u64, found: u64 },
     #[error("no switch is prepared")]
     NotPrepared,
     #[error("rank {rank} refuses: {reason}")]
     Refused { rank: RankId, reason: String },
-    #[error("rank {rank} did not answer within {} seconds while the switch was {}", .limit.as_secs(), phase_name(*.phase))]
-    Late { rank: RankId, phase: Phase, limit: Duration },
+    #[error("rank {rank} did not answer within {} seconds while the switch was {}", .limit.as_secs(), state_name(*.phase))]
+    Late { rank: RankId, phase: SwitchState, limit: Duration },
     #[error("the switch was aborted")]
     Aborted,
     #[error("the experts are where they were: {cause}")]
@@ -116,13 +85,13 @@ pub(crate) enum SwitchError {
     Unit(SubmitError),
 }
 
-fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Stable => "over",
-        Phase::Preparing => "being prepared",
-        Phase::Prepared => "prepared",
-        Phase::Holding => "waiting for steps to end",
-        Phase::Moving => "moving",
+fn state_name(state: SwitchState) -> &'static str {
+    match state {
+        SwitchState::Stable => "over",
+        SwitchState::Preparing => "being prepared",
+        SwitchState::Prepared => "prepared",
+        SwitchState::Holding => "waiting for steps to end",
+        SwitchState::Moving => "moving",
     }
 }
 
@@ -155,11 +124,11 @@ impl Unit {
         let state = self.state();
         let switch = state.switch.as_ref();
         SwitchStatus {
-            state: switch.map_or(Phase::Stable, |switch| switch.phase),
+            state: switch.map_or(SwitchState::Stable, |switch| switch.phase),
             epoch: state.layout.epoch,
-            layout: state.layout.name(),
+            layout: state.layout.name().name().to_owned(),
             placement_digest: state.layout.placement_digest.clone(),
-            to: switch.map(|switch| switch.to.name()),
+            to: switch.map(|switch| switch.to.name().name().to_owned()),
             layer: switch.and_then(|switch| switch.layer),
             last_seconds: state.switches.last.map(|last| last.as_secs_f64()),
         }
@@ -172,7 +141,7 @@ impl Unit {
     pub(crate) async fn prepare_switch(&self, to: UnitLayout, if_epoch: Option<u64>) -> Result<(), SwitchError> {
         let (ticket, mut receiver) = self.begin_switch(to, if_epoch)?;
         let mut driver = Driver { unit: self, ticket, outcome: Some("refused") };
-        self.collect(&mut receiver, Phase::Preparing, PREPARE_LIMIT, |report| match report {
+        self.collect(&mut receiver, SwitchState::Preparing, PREPARE_LIMIT, |report| match report {
             SwitchReport::Prepared => Some(Ok(())),
             SwitchReport::Refused { reason } => Some(Err(reason)),
             _ => None,
@@ -181,13 +150,13 @@ impl Unit {
         {
             let mut state = self.state();
             let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
-            (switch.phase, switch.receiver) = (Phase::Prepared, Some(receiver));
+            (switch.phase, switch.receiver) = (SwitchState::Prepared, Some(receiver));
         }
         driver.outcome = None;
         let unit = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(PREPARED_LIMIT).await;
-            let waits = unit.state().switch_of(ticket).is_some_and(|switch| switch.phase == Phase::Prepared);
+            let waits = unit.state().switch_of(ticket).is_some_and(|switch| switch.phase == SwitchState::Prepared);
             if waits {
                 tracing::warn!("a prepared switch was not committed in time");
                 unit.end_switch(ticket, "aborted");
@@ -204,8 +173,11 @@ impl Unit {
         let (ticket, mut receiver) = self.take_prepared(if_epoch)?;
         let began = Instant::now();
         let mut driver = Driver { unit: self, ticket, outcome: Some("aborted") };
-        let held = |report: SwitchReport| matches!(report, SwitchReport::Held).then_some(Ok(()));
-        self.collect(&mut receiver, Phase::Holding, HOLD_LIMIT, held).await?;
+        for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
+            self.order_all(ticket, &order);
+            let answered = |report| (report == answer).then_some(Ok(()));
+            self.collect(&mut receiver, SwitchState::Holding, HOLD_LIMIT, answered).await?;
+        }
         self.order_move(ticket)?;
         let mut outcome = None;
         // No limit: a rank that is lost or late ends the unit, and with it this.
@@ -243,7 +215,7 @@ impl Unit {
             (switch.ticket, switch.phase)
         };
         match phase {
-            Phase::Moving => self.order_all(ticket, &SwitchOrder::Abort),
+            SwitchState::Moving => self.order_all(ticket, &SwitchOrder::Abort),
             _ => self.end_switch(ticket, "aborted"),
         }
         Ok(())
@@ -269,7 +241,7 @@ impl Unit {
         let ticket = state.take_id();
         let spread = Box::new(to.spread.clone());
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
-        let phase = Phase::Preparing;
+        let phase = SwitchState::Preparing;
         state.switch = Some(Switch { ticket, to, phase, layer: None, reports, receiver: None });
         drop(state);
         self.order_all(ticket, &SwitchOrder::Prepare(spread));
@@ -283,13 +255,11 @@ impl Unit {
         let mut state = self.state();
         state.check_epoch(if_epoch)?;
         let switch = state.switch.as_mut().ok_or(SwitchError::NotPrepared)?;
-        let (Phase::Prepared, Some(receiver)) = (switch.phase, switch.receiver.take()) else {
+        let (SwitchState::Prepared, Some(receiver)) = (switch.phase, switch.receiver.take()) else {
             return Err(SwitchError::Busy(switch.phase));
         };
-        switch.phase = Phase::Holding;
+        switch.phase = SwitchState::Holding;
         let ticket = switch.ticket;
-        drop(state);
-        self.order_all(ticket, &SwitchOrder::Hold);
         Ok((ticket, receiver))
     }
 
@@ -297,8 +267,8 @@ impl Unit {
     fn order_move(&self, ticket: u64) -> Result<(), SwitchError> {
         let mut state = self.state();
         let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
-        switch.phase = Phase::Moving;
-        let ranks = match self.attention() {
+        switch.phase = SwitchState::Moving;
+        let ranks = match state.layout.attention {
             Attention::Dp => self.world(),
             Attention::Tp => 1,
         };
@@ -316,7 +286,7 @@ impl Unit {
     async fn collect(
         &self,
         receiver: &mut mpsc::UnboundedReceiver<(RankId, SwitchReport)>,
-        phase: Phase,
+        phase: SwitchState,
         limit: Duration,
         answer: impl Fn(SwitchReport) -> Option<Result<(), String>>,
     ) -> Result<(), SwitchError> {

@@ -1,0 +1,81 @@
+//! `GET` and `POST /admin/switch`: where backends with a switch hook are, and another layout or placement while they serve.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use futures_util::future::join_all;
+use schemars::JsonSchema;
+use semmoe_engines::Engine;
+use serde::{Deserialize, Serialize};
+
+use crate::error::RequestError;
+use crate::state::Core;
+use crate::tables::{self, Switched, Target};
+
+use super::tables::command;
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Switches {
+    backends: Vec<Entry>,
+}
+
+/// A backend that can be switched.
+#[derive(Serialize, JsonSchema)]
+struct Entry {
+    backend: String,
+    /// What it answers to `GET /switch`: state, epoch, layout, placement_digest.
+    status: Option<serde_json::Value>,
+    /// Why it does not.
+    error: Option<String>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SwitchCommand {
+    backend: String,
+    to: To,
+    /// Refused if the backend is at another epoch.
+    #[serde(default)]
+    if_epoch: Option<u64>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum To {
+    /// A layout by its name.
+    Layout(String),
+    Tables(ToTables),
+}
+
+/// A file below `server.tables_root`, which the worker finds at the same path.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ToTables {
+    tables: PathBuf,
+}
+
+pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Switches> {
+    let snapshot = core.snapshot();
+    let backends = snapshot.members().map(|(_, member)| &member.backend);
+    let entries = backends.filter(|backend| backend.engine == Engine::Semmoe).map(async |backend| {
+        let found = tables::status(&core, &backend.name).await;
+        let error = found.as_ref().err().map(ToString::to_string);
+        Entry { backend: backend.name.clone(), status: found.ok().and_then(|found| serde_json::to_value(found).ok()), error }
+    });
+    Json(Switches { backends: join_all(entries).await })
+}
+
+pub(super) async fn switch(State(core): State<Arc<Core>>, body: Body) -> Result<Json<Switched>, RequestError> {
+    let expected = "{\"backend\", \"to\": LAYOUT or {\"tables\": PATH}} and perhaps {\"if_epoch\"}";
+    let SwitchCommand { backend, to, if_epoch } = command(&core, body, expected).await?;
+    let to = match to {
+        To::Layout(layout) => Target::Layout(layout),
+        To::Tables(ToTables { tables }) => Target::Tables(tables),
+    };
+    // A client that goes away does not undo half of it.
+    let done = tokio::spawn(async move { tables::switch(&core, &backend, to, if_epoch).await }).await;
+    done.unwrap_or_else(|error| Err(RequestError::Internal { cause: error.to_string() })).map(Json)
+}

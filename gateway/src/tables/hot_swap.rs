@@ -1,0 +1,154 @@
+//! A worker's experts move to where new tables say, and the tables are swapped in: no restart, no request lost.
+//!
+//! The tables are read and checked first, so that nothing moves for tables that could not be used. While the experts move the worker
+//! holds its requests and the gateway goes on sending them by the old tables; those pins stay valid, as ranks stay as they are.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use semmoe_engines::Engine;
+use semmoe_engines::http::{AnswerLimits, HttpError};
+use semmoe_engines::probe;
+use semmoe_engines::switch::{self, SwitchRequest, SwitchStatus, SwitchTables, SwitchTarget};
+use serde::Serialize;
+
+use crate::backend::Backend;
+use crate::compat;
+use crate::error::RequestError;
+use crate::snapshot::Text;
+use crate::state::Core;
+
+use super::change::{FreshFile, Swapped, blocking, find, note, open_asked, permit};
+use super::{FreshTables, Origin};
+
+/// How long a switch may take: ranks wait 30 s for steps to end, and large experts take their time over slow links.
+const SWITCH_LIMIT: Duration = Duration::from_secs(600);
+
+/// Where a backend is to be switched to.
+pub(crate) enum Target {
+    /// A layout by its name; the tables stay.
+    Layout(String),
+    /// A tables file below `server.tables_root`, which the worker finds at the same path.
+    Tables(PathBuf),
+}
+
+/// A switch that took place.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Switched {
+    backend: String,
+    /// Switches of the unit since its start.
+    epoch: u64,
+    layout: String,
+    placement_digest: String,
+    /// For how long the worker held requests.
+    seconds: Option<f64>,
+    /// Of the snapshot with the new tables, if there were any.
+    generation: Option<u64>,
+}
+
+/// Where a backend is.
+///
+/// # Errors
+/// No such backend, another engine, or one that does not answer.
+pub(crate) async fn status(core: &Core, name: &str) -> Result<SwitchStatus, RequestError> {
+    let backend = switchable(core, name)?;
+    let answer = match backend.urls.first() {
+        Some(url) => switch::status(&backend.client, url, &core.patient_limits()).await,
+        None => return Err(RequestError::UnknownBackend { name: name.to_owned() }),
+    };
+    answer.map_err(|error| refused(&backend, &error))
+}
+
+/// Switches a backend, then swaps its tables.
+///
+/// # Errors
+/// Before the worker has moved anything: everything stays. After it: [`RequestError::SwitchedWithoutTables`].
+pub(crate) async fn switch(
+    core: &Arc<Core>,
+    name: &str,
+    to: Target,
+    if_epoch: Option<u64>,
+) -> Result<Switched, RequestError> {
+    let backend = switchable(core, name)?;
+    let _permit = permit(&core.tables.loads).await?;
+    let (to, fresh) = match to {
+        Target::Layout(layout) => (SwitchTarget::Layout(layout), None),
+        Target::Tables(asked) => {
+            let FreshFile { tables, path } = prepared(core, &backend, asked).await?;
+            (SwitchTarget::Tables(SwitchTables { tables: path.clone() }), Some(FreshFile { tables, path }))
+        }
+    };
+    let Some(url) = backend.urls.first() else { return Err(RequestError::UnknownBackend { name: name.to_owned() }) };
+    let limits = AnswerLimits { timeout: SWITCH_LIMIT, ..core.patient_limits() };
+    let request = SwitchRequest { to: Some(to), if_epoch, action: None };
+    let status = switch::switch(&backend.client, url, &request, &limits).await.map_err(|error| refused(&backend, &error))?;
+    tracing::info!(backend = backend.name, layout = status.layout, epoch = status.epoch, "the backend was switched");
+    let generation = match fresh {
+        None => None,
+        Some(fresh) => Some(swap_in(core, &backend, fresh).await.map_err(|cause| {
+            RequestError::SwitchedWithoutTables { backend: backend.name.clone(), cause: Box::new(cause) }
+        })?),
+    };
+    Ok(Switched {
+        backend: backend.name.clone(),
+        epoch: status.epoch,
+        layout: status.layout,
+        placement_digest: status.placement_digest,
+        seconds: status.last_seconds,
+        generation,
+    })
+}
+
+/// Only semmoe's worker has the hook.
+fn switchable(core: &Core, name: &str) -> Result<Arc<Backend>, RequestError> {
+    let backend = find(core, name).ok_or_else(|| RequestError::UnknownBackend { name: name.to_owned() })?;
+    match backend.engine {
+        Engine::Semmoe => Ok(backend),
+        other => Err(RequestError::SwitchEngine { backend: name.to_owned(), engine: other.name() }),
+    }
+}
+
+/// Tables that could be swapped in once the backend runs their placement.
+async fn prepared(core: &Arc<Core>, backend: &Arc<Backend>, asked: PathBuf) -> Result<FreshFile, RequestError> {
+    let (core, backend) = (Arc::clone(core), Arc::clone(backend));
+    blocking(move || {
+        let snapshot = core.snapshot();
+        let fresh = open_asked(&snapshot, &asked)?;
+        let gone = || RequestError::UnknownBackend { name: backend.name.clone() };
+        let at = snapshot.position(&backend).ok_or_else(gone)?;
+        let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
+        let fits = compat::with_tokenizer(&fresh.tables, model.text.as_deref().map(|text: &Text| &text.tokenizer))
+            .and_then(|()| compat::expected_ranks(Some(&fresh.tables), Some(member.ranks).filter(|ranks| *ranks > 0)));
+        match fits {
+            Ok(_) => Ok(fresh),
+            Err(cause) => Err(RequestError::TablesRefused { backend: backend.name.clone(), cause }),
+        }
+    })
+    .await
+}
+
+/// The tables of a backend that runs their placement by now.
+async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: FreshFile) -> Result<u64, RequestError> {
+    let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
+    let probe = found.map_err(|error| refused(backend, &error))?;
+    // Not judged by the old tables, which it does not fit any more; requests go on meanwhile.
+    backend.set_probe(probe);
+    let (core, name) = (Arc::clone(core), backend.name.clone());
+    blocking(move || {
+        let _timed = core.current.change();
+        let origin = Origin { path: Some(fresh.path), stamp: None };
+        let swapped = core.swap_tables(&name, FreshTables::new(Arc::clone(&fresh.tables), origin));
+        let swapped = swapped.map(|generation| Swapped::to(&fresh.tables, generation, true));
+        note(&core, &name, "switch", swapped.as_ref());
+        core.current.sweep();
+        swapped.map(|swapped| swapped.generation)
+    })
+    .await
+}
+
+fn refused(backend: &Backend, error: &HttpError) -> RequestError {
+    tracing::debug!(backend = backend.name, %error, "the switch failed");
+    RequestError::SwitchRefused { backend: backend.name.clone(), cause: error.reason() }
+}

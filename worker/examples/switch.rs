@@ -1,0 +1,160 @@
+//! How long experts take to move, beside a copy of the same bytes in memory, in turns within one run: from one E to another, from whole
+//! experts to slices, and back; of a made-up checkpoint with 403 MB of experts on two ranks, which are threads here.
+//! `cargo run --release -p semmoe-worker --example switch`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Barrier};
+use std::time::Instant;
+
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_tables::{ExpertCopies, Placement, RankId};
+use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, WireRows};
+use semmoe_worker::model::{Model, SwitchOutcome};
+use serde_json::json;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const LAYERS: usize = 4;
+const EXPERTS: usize = 32;
+const HIDDEN: usize = 1024;
+const WIDTH: usize = 512;
+const VOCAB: usize = 256;
+const RANKS: usize = 2;
+const ROUNDS: usize = 11;
+/// bf16.
+const EXPERT_BYTES: usize = 3 * HIDDEN * WIDTH * 2;
+
+fn write_checkpoint(dir: &Path) -> Outcome<()> {
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "vocab_size": VOCAB, "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "num_experts": EXPERTS,
+        "num_experts_per_tok": 4, "moe_intermediate_size": WIDTH, "intermediate_size": WIDTH, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "norm_topk_prob": true, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512,
+        "tie_word_embeddings": true, "hidden_act": "silu", "attention_bias": false, "torch_dtype": "bfloat16",
+    });
+    std::fs::write(dir.join("config.json"), config.to_string())?;
+    let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    shapes.insert("model.embed_tokens.weight".into(), vec![VOCAB, HIDDEN]);
+    shapes.insert("model.norm.weight".into(), vec![HIDDEN]);
+    for layer in 0..LAYERS {
+        let mut add = |name: &str, shape: &[usize]| shapes.insert(format!("model.layers.{layer}.{name}.weight"), shape.to_vec());
+        for norm in ["input_layernorm", "post_attention_layernorm"] {
+            add(norm, &[HIDDEN]);
+        }
+        for norm in ["self_attn.q_norm", "self_attn.k_norm"] {
+            add(norm, &[64]);
+        }
+        for (name, rows) in [("q_proj", 256), ("k_proj", 128), ("v_proj", 128)] {
+            add(&format!("self_attn.{name}"), &[rows, HIDDEN]);
+        }
+        add("self_attn.o_proj", &[HIDDEN, 256]);
+        add("mlp.gate", &[EXPERTS, HIDDEN]);
+        for expert in 0..EXPERTS {
+            for (name, shape) in
+                [("gate_proj", [WIDTH, HIDDEN]), ("up_proj", [WIDTH, HIDDEN]), ("down_proj", [HIDDEN, WIDTH])]
+            {
+                add(&format!("mlp.experts.{expert}.{name}"), &shape);
+            }
+        }
+    }
+    // Small numbers of both signs: bf16 with exponents below 1.
+    let mut random = fastrand::Rng::with_seed(1);
+    let most = shapes.values().map(|shape| shape.iter().product::<usize>()).max().unwrap_or(0);
+    let bytes: Vec<u8> = (0..most).flat_map(|_| (0x3c00 | random.u16(..) & 0x80ff).to_le_bytes()).collect();
+    let views = shapes.into_iter().map(|(name, shape)| {
+        let len = 2 * shape.iter().product::<usize>();
+        Ok((name, TensorView::new(Dtype::BF16, shape, &bytes[..len])?))
+    });
+    serialize_to_file(views.collect::<Outcome<Vec<_>>>()?, None, &dir.join("model.safetensors"))?;
+    Ok(())
+}
+
+/// A rank's switches and its copies of as many bytes, in turns.
+struct Round {
+    switch_seconds: f64,
+    copy_seconds: f64,
+}
+
+struct Move {
+    name: &'static str,
+    from: ExpertSpread,
+    to: ExpertSpread,
+    /// Experts' worth of bytes that a rank gets from the other.
+    experts: usize,
+}
+
+fn moves() -> Outcome<Vec<Move>> {
+    let placement = |group: fn(usize) -> usize| {
+        let layer: Vec<u16> = (0..EXPERTS).map(|expert| group(expert) as u16).collect();
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(ExpertCopies::from(&Placement::new(RANKS as u16, vec![layer; LAYERS])?))
+    };
+    let whole = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Ep, copies: copies.clone() };
+    let slices = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Tp, copies: copies.clone() };
+    let (halves, odd) = (placement(|expert| expert / (EXPERTS / RANKS))?, placement(|expert| expert % RANKS)?);
+    let half = LAYERS * EXPERTS / RANKS / RANKS;
+    Ok(vec![
+        Move { name: "E to another E", from: whole(&halves), to: whole(&odd), experts: half },
+        Move { name: "whole to slices", from: whole(&halves), to: slices(&halves), experts: half },
+        Move { name: "slices to whole", from: slices(&halves), to: whole(&halves), experts: half },
+    ])
+}
+
+fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barrier) -> Outcome<Vec<Round>> {
+    let rank = semmoe_worker::ep::Lockstep::rank(&link);
+    let mut model = Model::load_experts(dir, RankId::new(rank as u16), &change.from.copies, change.from.layout)?;
+    let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
+    let counters = Arc::new(Counters::new(LAYERS));
+    let mut ep = ExpertParallel::over(unit, &change.from.copies, change.from.layout, counters)?;
+    let source = vec![7_u8; change.experts * EXPERT_BYTES];
+    let mut target = vec![1_u8; source.len()];
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        together.wait();
+        let began = Instant::now();
+        target.copy_from_slice(std::hint::black_box(&source));
+        std::hint::black_box(&target);
+        together.wait();
+        let copy_seconds = began.elapsed().as_secs_f64();
+        let began = Instant::now();
+        let outcome = model.switch_experts(&change.to, &mut ep, &mut |_| None)?;
+        let switch_seconds = began.elapsed().as_secs_f64();
+        if outcome != SwitchOutcome::Committed || model.switch_experts(&change.from, &mut ep, &mut |_| None)? != outcome {
+            return Err(format!("{outcome:?}").into());
+        }
+        rounds.push(Round { switch_seconds, copy_seconds });
+    }
+    Ok(rounds)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[allow(clippy::print_stdout, reason = "an example's output")]
+fn main() -> Outcome<()> {
+    let folder = tempfile::tempdir()?;
+    write_checkpoint(folder.path())?;
+    println!("{RANKS} ranks, {} MB of experts; medians of {ROUNDS} rounds", LAYERS * EXPERTS * EXPERT_BYTES / 1_000_000);
+    println!("{:<18} {:>8} {:>10} {:>10} {:>6}", "", "MB each", "switch ms", "copy ms", "ratio");
+    for change in moves()? {
+        let together = Barrier::new(RANKS);
+        let rounds = std::thread::scope(|scope| {
+            let links = LocalTransport::mesh(RANKS).into_iter();
+            let start = |link| {
+                let (dir, change, together) = (folder.path(), &change, &together);
+                scope.spawn(move || rank_rounds(dir, link, change, together))
+            };
+            let threads: Vec<_> = links.map(start).collect();
+            threads.into_iter().map(|thread| thread.join().map_err(|_| "a rank panicked")?).collect::<Outcome<Vec<_>>>()
+        })?;
+        let rounds = rounds.into_iter().next().unwrap_or_default();
+        let switch = median(rounds.iter().map(|round| round.switch_seconds).collect());
+        let copy = median(rounds.iter().map(|round| round.copy_seconds).collect());
+        let megabytes = change.experts * EXPERT_BYTES / 1_000_000;
+        println!("{:<18} {megabytes:>8} {:>10.1} {:>10.1} {:>6.2}", change.name, 1e3 * switch, 1e3 * copy, switch / copy);
+    }
+    Ok(())
+}
