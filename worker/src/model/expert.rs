@@ -153,7 +153,7 @@ impl Expert {
         experts.iter_mut().flat_map(|expert| expert.mlp.linears()).for_each(|linear| linear.settle(&mut arena));
     }
 
-    /// Flips a bit of its weights, as broken memory would.
+    /// As if its weights had broken in memory since they were packed.
     #[cfg(test)]
     pub(super) fn corrupt(&mut self) {
         self.checksum ^= 1;

@@ -354,3 +354,7 @@ impl LayerChange<'_> {
         moe.experts = kept.into_iter().map(|arrival| arrival.part).collect();
     }
 }
+
+#[cfg(test)]
+#[path = "switch_tests.rs"]
+mod tests;
