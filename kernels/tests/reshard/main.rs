@@ -1,0 +1,7 @@
+//! Switches of expert layouts: against the reference in Python, over any shapes, and what is refused.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod errors;
+mod golden;
+mod shapes;
+mod sim;
