@@ -230,6 +230,25 @@ fn a_fault_at_any_layer_rank_and_direction_ends_in_the_old_layout() {
     }
 }
 
+/// A fault, and another one on the way back: the unit is in neither layout, and every rank says so.
+#[test]
+fn a_rollback_that_fails_is_an_error_on_all_ranks() {
+    let (pool, [first, tp, _]) = (pool(4), layouts(4));
+    let switch = Switch::new(&pool, &first, &tp, Side::High).unwrap();
+    let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
+    unit.run(|rank, resharder, checksums| {
+        let (link, mut memory) = resharder.into_parts();
+        // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, where the way there wrote nothing.
+        let end = pool.slot(&tp, Side::Low, 1).end..pool.slot(&first, Side::High, 0).end;
+        memory.wrong = Some((Wrong::Fail, end)).filter(|_| rank == 3);
+        let mut resharder = Resharder::new(link, memory, 50);
+        let ended = resharder.run(&switch, &checksums, &mut |progress| rank != 1 || progress.layer < 1);
+        let first = Refusal { layer: 1, rank: 1, reason: Reason::Stopped };
+        let second = Refusal { layer: 0, rank: 3, reason: Reason::Memory };
+        assert_eq!(ended, Err(SwitchError::Stuck { first, second }));
+    });
+}
+
 #[test]
 fn a_rank_that_leaves_ends_the_switch_and_is_named() {
     let (pool, [first, tp, _]) = (pool(4), layouts(4));

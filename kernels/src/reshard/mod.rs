@@ -14,6 +14,7 @@
 //! | `execute` | [`Resharder`]: one rank's part of a switch; votes, journal, rollback |
 //! | `transfer` | a layer's moves over memory within reach and messages for the rest |
 //! | `memory` | [`ExpertMemory`]: what an executor needs of a rank's memory |
+//! | [`kv`] | the moves of keys and values |
 //!
 //! # Why it is safe
 //! A layout lies at one [`Side`] of the buffer: its slots fill the low end, or the high end. A switch always goes to the other side,
@@ -52,6 +53,7 @@
 mod checksum;
 mod error;
 mod execute;
+pub mod kv;
 mod layout;
 mod memory;
 mod plan;

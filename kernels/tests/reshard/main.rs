@@ -3,5 +3,6 @@
 
 mod errors;
 mod golden;
+mod kv;
 mod shapes;
 mod sim;

@@ -1,7 +1,9 @@
 //! Any shape, any E with replicas and empty slots, any number of switches.
 
 use proptest::prelude::*;
-use semmoe_kernels::reshard::{Cluster, ExpertArray, ExpertShape, Hosts, Layout, NO_HOST, Part, Pool, Side, Switch};
+use semmoe_kernels::reshard::{
+    Cluster, ExpertArray, ExpertShape, Hosts, Layout, Move, NO_HOST, Part, Pool, Side, Switch,
+};
 
 use crate::sim::{Random, Sim, order};
 
@@ -105,12 +107,12 @@ proptest! {
         for pair in layouts.windows(2) {
             let switch = Switch::new(&pool, &pair[0], &pair[1], sim.side).unwrap();
             prop_assert!(sim.run(&switch, order(&switch), &mut random).is_some());
-            sim.assert_holds(&pair[1], &truth);
+            prop_assert!(sim.holds(&pair[1], &truth));
             switches.push(switch.inverse());
         }
         for switch in switches.iter().rev() {
             prop_assert!(sim.run(switch, order(switch), &mut random).is_some());
-            sim.assert_holds(switch.to(), &truth);
+            prop_assert!(sim.holds(switch.to(), &truth));
         }
         prop_assert!(sim == first, "the buffers differ after the way back");
     }
@@ -190,4 +192,35 @@ fn replicas_are_read_at_home_first_then_evenly() {
     }
     // 3 ranks x 2 experts from each half, over its 3 ranks.
     assert_eq!(sources, [2; 6]);
+}
+
+/// What the barrier after each layer is for: a rank that begins the next layer early destroys what another still reads.
+#[test]
+fn a_rank_that_skips_the_barrier_is_caught() {
+    let shape = ExpertShape::slice_major(2, 8).unwrap();
+    let pool = Pool::new(shape, Cluster::new(1, 2).unwrap(), 4, 2, 2).unwrap();
+    let hosts = |layer: [u16; 4]| Layout::Ep(Hosts::new(4, 2, vec![layer.to_vec(); 2]).unwrap());
+    let (ep, other) = (hosts([0, 1, 2, 3]), hosts([3, 0, 1, 2]));
+    for (from, to) in [(&ep, &Layout::Tp), (&Layout::Tp, &ep), (&ep, &other)] {
+        for side in [Side::Low, Side::High] {
+            let switch = Switch::new(&pool, from, to, side).unwrap();
+            let arrives = |early: bool| {
+                let mut sim = Sim::load(&pool, from, side, &truth);
+                let (mut first, mut second) = (Vec::new(), Vec::new());
+                switch.moves(switch.layer(0), &mut first);
+                switch.moves(switch.layer(1), &mut second);
+                let of = |moves: &[Move], rank: usize| {
+                    moves.iter().copied().filter(move |m| m.to.rank == rank).collect::<Vec<_>>()
+                };
+                let turns = match early {
+                    true => [of(&first, 0), of(&second, 0), of(&first, 1), of(&second, 1)],
+                    false => [of(&first, 0), of(&first, 1), of(&second, 0), of(&second, 1)],
+                };
+                turns.iter().flatten().for_each(|moved| sim.carry(moved));
+                sim.side = side.other();
+                sim.holds(to, &truth)
+            };
+            assert!(arrives(false) && !arrives(true));
+        }
+    }
 }

@@ -47,8 +47,10 @@ impl<'a> Sim<'a> {
         sim
     }
 
-    pub(crate) fn assert_holds(&mut self, layout: &Layout, truth: Truth<'_>) {
-        self.each_byte(layout, |byte, expected| assert_eq!(*byte, expected), truth);
+    pub(crate) fn holds(&mut self, layout: &Layout, truth: Truth<'_>) -> bool {
+        let mut holds = true;
+        self.each_byte(layout, |byte, expected| holds &= *byte == expected, truth);
+        holds
     }
 
     fn each_byte(&mut self, layout: &Layout, mut visit: impl FnMut(&mut u8, u8), truth: Truth<'_>) {
