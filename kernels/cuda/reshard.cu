@@ -33,7 +33,7 @@ __device__ inline bool within(const Move& move, u64 offset, u64 stride, u64 memo
   return stride == 0 || move.rows - 1 <= (memory - move.bytes - offset) / stride;
 }
 
-constexpr u32 RESHARD_UNROLL = 8;
+constexpr u32 RESHARD_UNROLL = 4;
 
 // One move, shared by all warps of the rank; `turn` spreads moves of few vectors over them.
 __device__ inline void copy_vectors(const Move& move, const u8* from, u8* to, u32 turn) {

@@ -54,6 +54,9 @@ pub enum ReshardError {
         /// Experts.
         experts: usize,
     },
+    /// TP in a buffer that has no room for it.
+    #[error("the buffer was made for EP alone")]
+    EpOnly,
     /// From TP to TP.
     #[error("the unit has its experts in TP slices already")]
     Same,

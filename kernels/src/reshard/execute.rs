@@ -141,7 +141,10 @@ impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
         let mut incoming = vec![Vec::new(); world];
         self.link.all_to_all(&vec![bytes; world], &mut incoming)?;
         for (peer, message) in incoming.iter().enumerate().filter(|(peer, _)| *peer != own) {
-            let (words, _) = message.as_chunks::<8>();
+            let (words, rest) = message.as_chunks::<8>();
+            if !rest.is_empty() {
+                return Err(UnitError::protocol(peer, format!("{} bytes of checksums", message.len())));
+            }
             let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
             checksums.merge(&words).map_err(|cause| UnitError::protocol(peer, cause.to_string()))?;
         }

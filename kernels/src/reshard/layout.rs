@@ -167,6 +167,12 @@ impl Pool {
         Ok(Self { shape, cluster, experts, layers, slots, ep_bytes, tp_bytes, bytes })
     }
 
+    /// The same for a unit that only goes from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
+    #[must_use]
+    pub fn ep_only(self) -> Self {
+        Self { tp_bytes: 0, bytes: (self.layers + 1) * self.ep_bytes, ..self }
+    }
+
     /// Bytes of each rank's buffer: `K max(T, X) + X` with T and X the bytes of a TP and an EP slot.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -212,12 +218,26 @@ impl Pool {
         start..start + bytes
     }
 
+    /// What a layout leaves free of every rank's buffer, for something else until the next switch: on N nodes under EP, all but 1/N.
+    #[must_use]
+    pub fn free(&self, layout: &Layout, side: Side) -> Range<usize> {
+        let used = self.layers * self.slot_bytes(layout);
+        match side {
+            Side::Low => used..self.bytes,
+            Side::High => 0..self.bytes - used,
+        }
+    }
+
     /// Whether a layout is one of this model, on these ranks, within this buffer.
     ///
     /// # Errors
     /// Other experts, ranks or layers, or more slots.
     pub fn check(&self, layout: &Layout) -> Result<(), ReshardError> {
-        let Layout::Ep(hosts) = layout else { return Ok(()) };
+        let hosts = match layout {
+            Layout::Ep(hosts) => hosts,
+            Layout::Tp if self.tp_bytes == 0 => return Err(ReshardError::EpOnly),
+            Layout::Tp => return Ok(()),
+        };
         let counts = [
             ("experts of the layout", hosts.experts, self.experts),
             ("ranks of the layout", hosts.ranks, self.cluster.ranks()),

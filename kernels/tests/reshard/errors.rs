@@ -71,6 +71,10 @@ fn layouts_that_do_not_fit() {
         (refuse(&layout(4, 4, 2), &Layout::Tp), "ranks of the layout: 4, expected 2"),
         (refuse(&Layout::Tp, &layout(4, 2, 3)), "layers of the layout: 3, expected 2"),
         (refuse(&ep, &wide), "the layout needs 3 expert slots on each rank, but the buffer has room for 2"),
+        (
+            sentence(Switch::new(&pool.clone().ep_only(), &ep, &Layout::Tp, Side::Low)),
+            "the buffer was made for EP alone",
+        ),
         (refuse(&Layout::Tp, &Layout::Tp), "the unit has its experts in TP slices already"),
     ] {
         assert_eq!(found, expected);

@@ -148,6 +148,24 @@ proptest! {
         prop_assert_eq!(pool.bytes() * layers * experts, least * (layers + 1) * (experts + redundant * per_node));
     }
 
+    /// Without TP any E fits into K + 1 slots, and what is free is what no slot has.
+    #[test]
+    fn ep_alone_needs_one_slot_more_than_layers(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
+        let mut random = Random(case.seed);
+        let pool = pool(case, &mut random).ep_only();
+        let (from, to) = [(); 2].map(|()| Layout::Ep(hosts(case, slots(&pool, case), &mut random))).into();
+        prop_assert_eq!(pool.bytes(), (case.layers + 1) * pool.slot_bytes(&from));
+        let switch = Switch::new(&pool, &from, &to, side).unwrap();
+        let mut sim = Sim::load(&pool, &from, side, &truth);
+        prop_assert!(sim.run(&switch, order(&switch), &mut random).is_some() && sim.holds(&to, &truth));
+        let free = pool.free(&to, side.other());
+        prop_assert_eq!(free.len(), pool.slot_bytes(&to));
+        for layer in 0..case.layers {
+            let slot = pool.slot(&to, side.other(), layer);
+            prop_assert!(slot.end <= free.start || free.end <= slot.start);
+        }
+    }
+
     /// Of experts with one copy, a node gets each slice that it lacks once: ParaSMoE equation 5. Nothing crosses nodes on the way back.
     #[test]
     fn bytes_between_nodes_are_the_least(nodes in 1usize..=4, per_node in 1usize..=4, each in 1usize..=3, seed: u64) {
