@@ -1,8 +1,9 @@
-// The copies of one layer of a layout switch, or of keys and values: `to[rank][...] = from[move.rank][...]` for each move of this rank.
+// The copies of one layer of a layout switch, or of keys and values: `to[rank][...] = from[move.rank][...]` for each move
+// of this rank.
 //
-// A pull: each byte is read once from where it is and written once, by 16 bytes where all of a move is aligned. No rank writes what another
-// reads in the same call (semmoe_kernels::reshard), so ranks meet at entry (peers' buffers are as the layer before left them) and at exit
-// (all have read, so the next layer may overwrite).
+// A pull: each byte is read once from where it is and written once, by 16 bytes where all of a move is aligned. No rank
+// writes what another reads in the same call (semmoe_kernels::reshard), so ranks meet at entry (peers' buffers are as the
+// layer before left them) and at exit (all have read, so the next layer may overwrite).
 #include "reduce.cuh"
 
 struct Move {
@@ -33,6 +34,7 @@ __device__ inline bool within(const Move& move, u64 offset, u64 stride, u64 memo
   return stride == 0 || move.rows - 1 <= (memory - move.bytes - offset) / stride;
 }
 
+// Vectors in flight; eight spill registers on sm_90.
 constexpr u32 RESHARD_UNROLL = 4;
 
 // One move, shared by all warps of the rank; `turn` spreads moves of few vectors over them.

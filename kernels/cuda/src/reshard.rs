@@ -27,7 +27,8 @@ impl DeviceMove {
         bytes
     }
 
-    /// Keys and values, where pages of so many bytes lie one behind another in one buffer before the switch and in one after it.
+    /// Keys and values, where pages of so many bytes lie one behind another in one buffer before the switch and in one
+    /// after it.
     #[must_use]
     pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
         let from = moved.from.page as usize * from_page_bytes + moved.from_offset;
@@ -50,8 +51,8 @@ impl From<&Move> for DeviceMove {
     }
 }
 
-/// One layer of a switch, or all its keys and values. Every rank of the team calls it for the same step of the same switch; when it
-/// ends on one rank, all ranks have read what they read.
+/// One layer of a switch, or all its keys and values. Every rank of the team calls it for the same step of the same
+/// switch; when it ends on one rank, all ranks have read what they read.
 #[derive(Clone, Copy, Debug)]
 pub struct Reshard<'a> {
     /// P x what is read, of equal size.

@@ -1,4 +1,5 @@
-//! Expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: ranks are threads, or processes of one host.
+//! Expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: ranks are threads, or processes of
+//! one host.
 
 use std::any::Any;
 use std::sync::atomic::{Ordering, fence};
@@ -21,16 +22,17 @@ pub struct SharedExperts {
     _memory: Box<dyn Any + Send>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; `&mut self` alone writes, and to this rank's buffer alone.
+// SAFETY: the pointers are to memory that any thread may use; `&mut self` alone writes, and to this rank's buffer
+// alone.
 unsafe impl Send for SharedExperts {}
 
 impl SharedExperts {
     /// The end of a rank; `buffers[p]` is rank p's buffer of `bytes` bytes as mapped here, null if it is out of reach.
     ///
     /// # Safety
-    /// What is not null is mapped and stays so for as long as `memory` lives. The buffer of `rank` is written through this end alone
-    /// while it lives. No rank reads bytes while their rank writes them: so it is if all ends are used by
-    /// [`semmoe_kernels::reshard::Resharder`] and, between its calls, ranks write only what no other rank reads.
+    /// What is not null is mapped and stays so for as long as `memory` lives. The buffer of `rank` is written through
+    /// this end alone while it lives. No rank reads bytes while their rank writes them: so it is if all ends are used
+    /// by [`semmoe_kernels::reshard::Resharder`] and, between its calls, ranks write only what no other rank reads.
     ///
     /// # Panics
     /// If the rank has no buffer of its own.
@@ -40,7 +42,8 @@ impl SharedExperts {
         Self { rank, bytes, buffers: buffers.to_vec(), _memory: memory }
     }
 
-    /// The ends of `world` ranks that are threads of this process, in rank order, zeroed. Each `host` ranks reach each other.
+    /// The ends of `world` ranks that are threads of this process, in rank order, zeroed. Each `host` ranks reach each
+    /// other.
     ///
     /// # Errors
     /// Worlds that there are not, hosts of no ranks, and memory that cannot be had.
@@ -87,16 +90,16 @@ impl ExpertMemory for SharedExperts {
         let row = self.row(rank, offset, into.len())?;
         // What peers wrote before their message came is read after it, whatever carried the message.
         fence(Ordering::SeqCst);
-        // SAFETY: within a mapped buffer (checked) that its rank does not write now, by the promise of `new`; `into` is not part of
-        // it, as no reference to a buffer lives beside this call.
+        // SAFETY: within a mapped buffer (checked) that its rank does not write now, by the promise of `new`; `into` is
+        // not part of it, as no reference to a buffer lives beside this call.
         unsafe { row.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
         let row = self.row(self.rank, offset, bytes.len())?;
-        // SAFETY: within this rank's buffer (checked), which no rank reads there now; `bytes` cannot be part of it, as `own` borrows
-        // `self`.
+        // SAFETY: within this rank's buffer (checked), which no rank reads there now; `bytes` cannot be part of it, as
+        // `own` borrows `self`.
         unsafe { row.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Ok(())
     }
@@ -116,8 +119,8 @@ impl ExpertMemory for SharedExperts {
         fence(Ordering::SeqCst);
         for at in (0..bytes).step_by(PART_BYTES) {
             let (source, target, part) = (source.wrapping_add(at), target.wrapping_add(at), PART_BYTES.min(bytes - at));
-            // SAFETY: both within mapped buffers and apart (checked); the source is not written now and the target not read, by the
-            // promise of `new`.
+            // SAFETY: both within mapped buffers and apart (checked); the source is not written now and the target not
+            // read, by the promise of `new`.
             let copied = unsafe {
                 target.copy_from_nonoverlapping(source, part);
                 std::slice::from_raw_parts(target, part)

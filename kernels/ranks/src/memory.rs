@@ -42,7 +42,8 @@ pub fn attach_memory(file: &File, least: usize) -> Result<MmapRaw, RankError> {
     MmapOptions::new().len(length).map_raw(file).map_err(RankError::memory)
 }
 
-/// Equal buffers of the threads of one process, as if they were on hosts of so many ranks, which reach each other. Zeroed.
+/// Equal buffers of the threads of one process, as if they were on hosts of so many ranks, which reach each other.
+/// Zeroed.
 #[derive(Clone, Debug)]
 pub(crate) struct HostMemory {
     map: Arc<MmapRaw>,

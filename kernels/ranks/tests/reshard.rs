@@ -238,7 +238,8 @@ fn a_rollback_that_fails_is_an_error_on_all_ranks() {
     let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
     unit.run(|rank, resharder, checksums| {
         let (link, mut memory) = resharder.into_parts();
-        // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, where the way there wrote nothing.
+        // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, where the way there wrote
+        // nothing.
         let end = pool.slot(&tp, Side::Low, 1).end..pool.slot(&first, Side::High, 0).end;
         memory.wrong = Some((Wrong::Fail, end)).filter(|_| rank == 3);
         let mut resharder = Resharder::new(link, memory, 50);

@@ -28,7 +28,8 @@ const LANES: usize = 8;
 /// Bytes of one step of a [`PieceHash`].
 pub(super) const HASH_BLOCK_BYTES: usize = LANES * 8;
 
-/// A checksum against damage, not against malice: each step is a bijection of the state, so no single changed word goes unnoticed.
+/// A checksum against damage, not against malice: each step is a bijection of the state, so no single changed word goes
+/// unnoticed.
 #[derive(Clone, Copy, Debug)]
 pub struct PieceHash {
     lanes: [u64; LANES],
@@ -42,7 +43,8 @@ impl Default for PieceHash {
 }
 
 impl PieceHash {
-    /// Adds bytes: those of a row, row by row. A row may come in parts whose lengths are multiples of 64, the last one excepted.
+    /// Adds bytes: those of a row, row by row. A row may come in parts whose lengths are multiples of 64, the last one
+    /// excepted.
     pub fn update(&mut self, bytes: &[u8]) {
         let (blocks, rest) = bytes.as_chunks::<HASH_BLOCK_BYTES>();
         for block in blocks {

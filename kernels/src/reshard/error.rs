@@ -187,7 +187,8 @@ pub struct Refusal {
     pub reason: Reason,
 }
 
-/// A switch that ended in neither layout, or did not begin. A unit that lost a rank, or could not roll back, must not serve.
+/// A switch that ended in neither layout, or did not begin. A unit that lost a rank, or could not roll back, must not
+/// serve.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SwitchError {
     /// The operands do not fit; nothing was changed.

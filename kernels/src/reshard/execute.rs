@@ -28,9 +28,10 @@ pub enum Outcome {
 
 /// One rank's end of a switch: its messages and its memory. All ranks call the same methods in the same order.
 ///
-/// Bytes of a peer whose memory is within reach are read where they lie; the others come in messages of at most `chunk_bytes`, and
-/// go straight to their places. Each piece is compared with its checksum as it arrives. After a layer all ranks vote, in an exchange
-/// that is also the barrier: none goes on to the next layer unless all have this one.
+/// Bytes of a peer whose memory is within reach are read where they lie; the others come in messages of at most
+/// `chunk_bytes`, and go straight to their places. Each piece is compared with its checksum as it arrives. After a
+/// layer all ranks vote, in an exchange that is also the barrier: none goes on to the next layer unless all have this
+/// one.
 #[derive(Debug)]
 pub struct Resharder<L, M> {
     link: L,
@@ -41,21 +42,23 @@ pub struct Resharder<L, M> {
 }
 
 impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
-    /// The end of the link's rank. `chunk_bytes` is what a message has of experts at most: at least 1, cut to what a link carries.
+    /// The end of the link's rank. `chunk_bytes` is what a message has of experts at most: at least 1, cut to what a
+    /// link carries.
     #[must_use]
     pub fn new(link: L, memory: M, chunk_bytes: usize) -> Self {
         let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
         Self { link, memory, transfer, moves: Vec::new(), fault: None }
     }
 
-    /// Switches, or rolls back: if a piece arrives with another checksum, memory fails, or `proceed` is false on any rank, all layers
-    /// that are done go back, in inverse order. `proceed` is asked before each layer of the switch, not on the way back.
+    /// Switches, or rolls back: if a piece arrives with another checksum, memory fails, or `proceed` is false on any
+    /// rank, all layers that are done go back, in inverse order. `proceed` is asked before each layer of the switch,
+    /// not on the way back.
     ///
     /// A piece that was damaged before it was read is damaged in the old layout still: [`Resharder::verify`] finds it.
     ///
     /// # Errors
-    /// Operands that do not fit this rank (nothing was changed here, but the peers wait: the unit is lost); a rank that was lost or has
-    /// another switch; a rollback that failed.
+    /// Operands that do not fit this rank (nothing was changed here, but the peers wait: the unit is lost); a rank that
+    /// was lost or has another switch; a rollback that failed.
     pub fn run(
         &mut self,
         switch: &Switch<'_>,

@@ -21,7 +21,8 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// `layers` is `[K][ranks x S]`: rank r hosts the experts `layers[i][r * S..(r + 1) * S]` in layer i, [`NO_HOST`] for an empty slot.
+    /// `layers` is `[K][ranks x S]`: rank r hosts the experts `layers[i][r * S..(r + 1) * S]` in layer i, [`NO_HOST`]
+    /// for an empty slot.
     ///
     /// # Errors
     /// Layers of different lengths, experts that are not below `experts`, on one rank twice, or on no rank.
@@ -137,8 +138,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A buffer for so many experts in each of so many layers, with up to `slots` expert slots on each rank under EP (replicas and
-    /// empty ones included).
+    /// A buffer for so many experts in each of so many layers, with up to `slots` expert slots on each rank under EP
+    /// (replicas and empty ones included).
     ///
     /// # Errors
     /// Counts of 0, too few slots for all experts, and more bytes than can be addressed.
@@ -218,7 +219,8 @@ impl Pool {
         start..start + bytes
     }
 
-    /// What a layout leaves free of every rank's buffer, for something else until the next switch: on N nodes under EP, all but 1/N.
+    /// What a layout leaves free of every rank's buffer, for something else until the next switch: on N nodes under EP,
+    /// all but 1/N.
     #[must_use]
     pub fn free(&self, layout: &Layout, side: Side) -> Range<usize> {
         let used = self.layers * self.slot_bytes(layout);
@@ -274,8 +276,8 @@ impl Pool {
         }
     }
 
-    /// Where everything lies that a rank has of a layer, into `parts`: by position in the slot, slice and array. For whoever loads or
-    /// reads experts. Panics if there is no such layer or rank.
+    /// Where everything lies that a rank has of a layer, into `parts`: by position in the slot, slice and array. For
+    /// whoever loads or reads experts. Panics if there is no such layer or rank.
     pub fn parts(&self, layout: &Layout, side: Side, layer: usize, rank: usize, parts: &mut Vec<Part>) {
         parts.clear();
         for hosted in self.hosted(layout, layer, rank) {

@@ -6,12 +6,14 @@ use super::error::MemoryFault;
 /// Bytes that are copied and hashed while they are in the first cache. A multiple of the hash's block.
 const PART_BYTES: usize = 16 << 10;
 
-/// One rank's expert buffer, and those of the peers that it can read: threads, processes of one host, GPUs of one NVLink domain.
+/// One rank's expert buffer, and those of the peers that it can read: threads, processes of one host, GPUs of one
+/// NVLink domain.
 pub trait ExpertMemory {
     /// This rank.
     fn rank(&self) -> usize;
 
-    /// Whether a peer's buffer can be read from here, and this rank's from there: the same answer on both. True of the own one.
+    /// Whether a peer's buffer can be read from here, and this rank's from there: the same answer on both. True of the
+    /// own one.
     fn reaches(&self, rank: usize) -> bool;
 
     /// Bytes of this rank's buffer.
@@ -29,7 +31,8 @@ pub trait ExpertMemory {
     /// What cannot be written, out of bounds included.
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault>;
 
-    /// Copies a row from a buffer within reach to `to` in the own one, and adds to `hash` what lies there then. The two never overlap.
+    /// Copies a row from a buffer within reach to `to` in the own one, and adds to `hash` what lies there then. The two
+    /// never overlap.
     ///
     /// # Errors
     /// As [`ExpertMemory::read`] and [`ExpertMemory::write`].

@@ -4,8 +4,8 @@ use super::checksum::{PieceHash, PieceId};
 use super::error::ReshardError;
 use super::layout::{HostedAt, Layout, Place, Pool, Side};
 
-/// A copy of `rows` rows of `bytes` bytes (as `cudaMemcpy2D` has it): one array's part of a slice of an expert. One row if experts
-/// are slice-major.
+/// A copy of `rows` rows of `bytes` bytes (as `cudaMemcpy2D` has it): one array's part of a slice of an expert. One row
+/// if experts are slice-major.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     /// Layer.
@@ -38,7 +38,8 @@ impl Move {
     }
 }
 
-/// A switch of a unit from one layout to another. Equal on all ranks that were given the same; [`Switch::digest`] finds out.
+/// A switch of a unit from one layout to another. Equal on all ranks that were given the same; [`Switch::digest`] finds
+/// out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch<'a> {
     pool: &'a Pool,
@@ -100,11 +101,12 @@ impl<'a> Switch<'a> {
         }
     }
 
-    /// All moves of a layer, between all ranks, into `moves`: by destination rank, then position in its slot, slice and array. The
-    /// moves of one piece follow each other. They may be done in any order, but all before the next layer begins.
+    /// All moves of a layer, between all ranks, into `moves`: by destination rank, then position in its slot, slice and
+    /// array. The moves of one piece follow each other. They may be done in any order, but all before the next layer
+    /// begins.
     ///
-    /// Of several copies a rank takes its own, else one of its node, else any; among these the one that was taken least so far. So
-    /// from TP to EP nothing crosses nodes, and to TP each slice that a node lacks comes over once.
+    /// Of several copies a rank takes its own, else one of its node, else any; among these the one that was taken least
+    /// so far. So from TP to EP nothing crosses nodes, and to TP each slice that a node lacks comes over once.
     ///
     /// # Panics
     /// If there is no such layer.

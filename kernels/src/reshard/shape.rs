@@ -7,7 +7,8 @@ use super::error::ReshardError;
 /// Ids are 16 bits, and the last one is not an expert.
 pub(super) const MAX_IDS: usize = u16::MAX as usize;
 
-/// N nodes of P ranks. Rank r is on node r / P and, under TP, has slice r mod P of every expert, so that each node has all experts.
+/// N nodes of P ranks. Rank r is on node r / P and, under TP, has slice r mod P of every expert, so that each node has
+/// all experts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cluster {
     nodes: usize,
@@ -55,7 +56,8 @@ impl Cluster {
     }
 }
 
-/// One array of an expert, row-major `[outer, width, inner]`; `width` is the axis that TP cuts and that all arrays share.
+/// One array of an expert, row-major `[outer, width, inner]`; `width` is the axis that TP cuts and that all arrays
+/// share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpertArray {
     /// Rows that TP cuts alike: 2 for gate and up together, which are cut separately; H for down.
@@ -64,8 +66,8 @@ pub struct ExpertArray {
     pub inner_bytes: usize,
 }
 
-/// The arrays of an expert, in the order in which they lie in a slot. The width is counted in *steps*, the least that may be cut:
-/// one intermediate column, a block of columns that share a scale, or a packed slice.
+/// The arrays of an expert, in the order in which they lie in a slot. The width is counted in *steps*, the least that
+/// may be cut: one intermediate column, a block of columns that share a scale, or a packed slice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExpertShape {
     width: usize,
@@ -106,8 +108,8 @@ impl ExpertShape {
         Self::new(intermediate, vec![gate_up, ExpertArray { outer: hidden, inner_bytes: element_bytes }])
     }
 
-    /// FP8 with one scale for each block of `block x block` weights: gate and up `[2, I, H]`, down `[H, I]`, then the scales of both.
-    /// TP cuts between blocks only, so that no scale is shared by two slices.
+    /// FP8 with one scale for each block of `block x block` weights: gate and up `[2, I, H]`, down `[H, I]`, then the
+    /// scales of both. TP cuts between blocks only, so that no scale is shared by two slices.
     ///
     /// # Errors
     /// H or I that is no multiple of the block; as [`ExpertShape::new`].
@@ -132,8 +134,8 @@ impl ExpertShape {
         Self::new(intermediate / block, arrays)
     }
 
-    /// An expert is so many slices, each packed by itself (gate, up and down of its columns) into equal bytes. A switch then copies
-    /// whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
+    /// An expert is so many slices, each packed by itself (gate, up and down of its columns) into equal bytes. A switch
+    /// then copies whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
     ///
     /// # Errors
     /// As [`ExpertShape::new`].

@@ -92,8 +92,8 @@ impl Transfer {
         Self { chunk_bytes, outgoing: buffers.clone(), incoming: buffers, sends: streams.clone(), receives: streams }
     }
 
-    /// Carries out the moves that begin or end at this rank, verifies what arrived, and votes. `fault` is what this rank found wrong
-    /// before and becomes what it finds wrong here. Returns the refusal that all ranks return.
+    /// Carries out the moves that begin or end at this rank, verifies what arrived, and votes. `fault` is what this
+    /// rank found wrong before and becomes what it finds wrong here. Returns the refusal that all ranks return.
     pub(super) fn layer(
         &mut self,
         link: &mut impl Lockstep,

@@ -1,4 +1,5 @@
-//! The buffers that reshard.py, the executable specification, leaves: `data/reshard/golden.txt`, made by `golden.py` beside it.
+//! The buffers that reshard.py, the executable specification, leaves: `data/reshard/golden.txt`, made by `golden.py`
+//! beside it.
 
 use semmoe_kernels::reshard::{Cluster, ExpertShape, Hosts, Layout, Part, Pool, Side, Switch};
 

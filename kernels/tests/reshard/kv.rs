@@ -197,7 +197,8 @@ proptest! {
         prop_assert!(union.pages.is_empty() || ranks == 1 || tp.digest() != dp.digest());
     }
 
-    /// Longest first: no rank has more than the least loaded one and the longest sequence together, where nothing is shared.
+    /// Longest first: no rank has more than the least loaded one and the longest sequence together, where nothing is
+    /// shared.
     #[test]
     fn ranks_get_equally_many_pages(lengths in prop::collection::vec(1usize..20, 1..40), ranks in 1usize..=8) {
         let shape = KvShape::grouped(1, 1, 1, ranks).unwrap();
@@ -255,8 +256,8 @@ fn prefixes_stay_together_and_ties_go_by_the_tables() {
         }
         builder.pool
     };
-    // 6 pages; 5 pages, 4 of them the same; 3 pages of its own: the second pays for 1 page at the first's rank, 5 elsewhere; load 7
-    // against 5 sends it elsewhere all the same, but behind a load of 3 it stays.
+    // 6 pages; 5 pages, 4 of them the same; 3 pages of its own: the second pays for 1 page at the first's rank, 5
+    // elsewhere; load 7 against 5 sends it elsewhere all the same, but behind a load of 3 it stays.
     let long: Vec<u32> = (0..12).collect();
     let near: Vec<u32> = (0..8).chain([90, 91]).collect();
     let pool = with(&[(&long, [0.0, 0.0]), (&near, [0.0, 0.0])]);

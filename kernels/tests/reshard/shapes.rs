@@ -91,7 +91,8 @@ fn slots(pool: &Pool, case: Case) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
-    /// A walk over TP and any E, then all the way back: each layout holds every expert's bytes, and the end is the beginning.
+    /// A walk over TP and any E, then all the way back: each layout holds every expert's bytes, and the end is the
+    /// beginning.
     #[test]
     fn a_walk_over_layouts_and_back_is_the_identity(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
         let mut random = Random(case.seed);
@@ -135,7 +136,8 @@ proptest! {
         }
     }
 
-    /// K slots and one spare: 1 + 1/K, times (N + R) / N with R redundant expert slots, times what empty columns and slots take.
+    /// K slots and one spare: 1 + 1/K, times (N + R) / N with R redundant expert slots, times what empty columns and
+    /// slots take.
     #[test]
     fn memory_is_one_spare_slot(
         per_node in 1usize..=8, each in 1usize..=8, redundant in 0usize..=3, layers in 1usize..=64, bytes in 1usize..=64,
@@ -158,6 +160,11 @@ proptest! {
         let switch = Switch::new(&pool, &from, &to, side).unwrap();
         let mut sim = Sim::load(&pool, &from, side, &truth);
         prop_assert!(sim.run(&switch, order(&switch), &mut random).is_some() && sim.holds(&to, &truth));
+        // Back to the first side: nothing leaves its rank.
+        let back = Switch::new(&pool, &to, &to, side.other()).unwrap();
+        let mut moves = Vec::new();
+        back.moves(0, &mut moves);
+        prop_assert!(!moves.is_empty() && moves.iter().all(|moved| moved.from.rank == moved.to.rank));
         let free = pool.free(&to, side.other());
         prop_assert_eq!(free.len(), pool.slot_bytes(&to));
         for layer in 0..case.layers {
@@ -166,7 +173,8 @@ proptest! {
         }
     }
 
-    /// Of experts with one copy, a node gets each slice that it lacks once: ParaSMoE equation 5. Nothing crosses nodes on the way back.
+    /// Of experts with one copy, a node gets each slice that it lacks once: ParaSMoE equation 5. Nothing crosses nodes
+    /// on the way back.
     #[test]
     fn bytes_between_nodes_are_the_least(nodes in 1usize..=4, per_node in 1usize..=4, each in 1usize..=3, seed: u64) {
         let experts = nodes * per_node * each;

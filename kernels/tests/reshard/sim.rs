@@ -1,5 +1,5 @@
-//! All ranks' buffers at once. Moves of a layer are done in any order; what a layer leaves is poisoned, and no slot that is still
-//! to be read may be written.
+//! All ranks' buffers at once. Moves of a layer are done in any order; what a layer leaves is poisoned, and no slot
+//! that is still to be read may be written.
 
 use semmoe_kernels::reshard::{Layout, Move, Part, Pool, Side, Switch};
 

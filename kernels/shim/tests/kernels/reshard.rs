@@ -52,7 +52,8 @@ fn device_moves(moves: impl Iterator<Item = DeviceMove>) -> (HostBuffer, u64) {
     (HostBuffer::holding(&bytes), bytes.len() as u64 / semmoe_kernels_cuda::MOVE_BYTES)
 }
 
-/// EP -> TP -> EP over three ranks, of which one may come late to every layer; a rank's buffer is poisoned when it is through.
+/// EP -> TP -> EP over three ranks, of which one may come late to every layer; a rank's buffer is poisoned when it is
+/// through.
 pub(crate) fn weights(shim: &Shim, grid: Grid, held: Option<usize>, run: Run) -> Result<(), String> {
     let (pool, ep, world) = (pool(), ep(), World::new(RANKS));
     let there = Switch::new(&pool, &ep, &Layout::Tp, Side::High).map_err(|error| error.to_string())?;
@@ -190,7 +191,8 @@ fn keys_and_values_follow_their_plan() {
     assert_eq!(after, [0, 1].map(|rank| bytes(&dp.pool(rank).pool, 0..2)));
 }
 
-/// Moves out of bounds by one byte or by overflow, and from no rank: memory outside is not touched, and the rank names the move.
+/// Moves out of bounds by one byte or by overflow, and from no rank: memory outside is not touched, and the rank names
+/// the move.
 #[test]
 fn moves_out_of_range_stop_the_kernel() {
     let Some(shim) = shim() else { return };

@@ -6,12 +6,12 @@ use super::plan::{KvPlan, PageAt, renumber};
 use super::pool::{KvError, KvPage, KvPool, KvSequence, KvShape};
 
 impl KvPlan {
-    /// The union of all ranks' pools, as every rank has it afterwards. Sealed pages with the same tokens before and in them are
-    /// bitwise equal: the lowest rank's is kept. `capacity` is what a rank has room for in pages of its share.
+    /// The union of all ranks' pools, as every rank has it afterwards. Sealed pages with the same tokens before and in
+    /// them are bitwise equal: the lowest rank's is kept. `capacity` is what a rank has room for in pages of its share.
     ///
-    /// Idle pages stay as far as there is room. They are evicted in the order of their age in their own pools, each counted from the
-    /// youngest; a page that several ranks have is as young as in the pool where it is youngest. So no page goes before those that
-    /// follow it.
+    /// Idle pages stay as far as there is room. They are evicted in the order of their age in their own pools, each
+    /// counted from the youngest; a page that several ranks have is as young as in the pool where it is youngest. So no
+    /// page goes before those that follow it.
     ///
     /// # Errors
     /// Pools that cannot be, and more pages, held and promised, than there is room for.

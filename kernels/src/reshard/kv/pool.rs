@@ -13,11 +13,12 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// Whole pages have so many heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and values together;
-    /// the node has so many ranks.
+    /// Whole pages have so many heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and
+    /// values together; the node has so many ranks.
     ///
     /// # Errors
-    /// Nothing at all, more bytes than can be addressed, and heads that so many ranks can neither split nor replicate evenly.
+    /// Nothing at all, more bytes than can be addressed, and heads that so many ranks can neither split nor replicate
+    /// evenly.
     pub fn grouped(layers: usize, heads: usize, head_bytes: usize, ranks: usize) -> Result<Self, KvError> {
         if heads == 0 || ranks == 0 || !(heads.is_multiple_of(ranks) || ranks.is_multiple_of(heads)) {
             return Err(KvError::Heads { heads, ranks });

@@ -10,14 +10,15 @@ use super::pool::{KvError, KvPool, KvSequence, KvShape};
 pub struct Balance {
     /// Pages, of all heads, that a rank has room for.
     pub capacity: usize,
-    /// Ranks count as equally loaded up to so many pages above the least loaded one; the one with the largest share by T is taken.
+    /// Ranks count as equally loaded up to so many pages above the least loaded one; the one with the largest share by
+    /// T is taken.
     pub slack: usize,
 }
 
 impl KvPlan {
-    /// The pool that all ranks have becomes one for each rank. The longest sequence is placed first, promised pages included, on the
-    /// rank with the fewest pages afterwards: a rank that gets a prefix of it already pays for the rest alone. Ties, and ranks within
-    /// `slack`, go by T's share, then to the lowest rank.
+    /// The pool that all ranks have becomes one for each rank. The longest sequence is placed first, promised pages
+    /// included, on the rank with the fewest pages afterwards: a rank that gets a prefix of it already pays for the
+    /// rest alone. Ties, and ranks within `slack`, go by T's share, then to the lowest rank.
     ///
     /// Idle pages follow the page before them, the youngest first, while there is room.
     ///

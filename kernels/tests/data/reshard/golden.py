@@ -1,15 +1,22 @@
 #!/usr/bin/env python3
-"""Writes golden.txt: the bytes of every rank's buffer before and after EP -> TP, as reshard.py (beside this file) leaves them.
+"""Writes golden.txt: every rank's buffer before and after EP -> TP, as reshard.py (beside this file) leaves it.
 
     pip install numpy && python3 kernels/tests/data/reshard/golden.py > kernels/tests/data/reshard/golden.txt
 
-Weights are a function of their index, so that the Rust test can make the same ones; unused elements hold reshard.py's poison.
+Weights are a function of their index, so that the Rust test can make the same ones; what is unused is poisoned.
 Columns: N P E I H K, elements of a buffer, rank, FNV-1a of its bytes under EP, under TP.
 """
 import numpy as np
 import reshard
 
-SHAPES = [(1, 8, 16, 16, 6, 5), (2, 4, 16, 8, 6, 4), (2, 4, 24, 10, 5, 4), (1, 4, 8, 7, 3, 6), (3, 2, 12, 9, 4, 3), (2, 4, 8, 3, 2, 3)]
+SHAPES = [
+    (1, 8, 16, 16, 6, 5),
+    (2, 4, 16, 8, 6, 4),
+    (2, 4, 24, 10, 5, 4),
+    (1, 4, 8, 7, 3, 6),
+    (3, 2, 12, 9, 4, 3),
+    (2, 4, 8, 3, 2, 3),
+]
 
 
 class Indexed:
