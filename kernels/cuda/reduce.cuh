@@ -160,7 +160,7 @@ __device__ inline void reduce_elements(const ReduceParams& p, const Meeting& mee
   }
 }
 
-enum Op : u32 { OP_REDUCE_SCATTER = 1, OP_ALLGATHER, OP_ALL_REDUCE, OP_REDUCE_NORM, OP_DISPATCH, OP_COMBINE };
+enum Op : u32 { OP_REDUCE_SCATTER = 1, OP_ALLGATHER, OP_ALL_REDUCE, OP_REDUCE_NORM, OP_DISPATCH, OP_COMBINE, OP_RESHARD };
 
 template <class T>
 __device__ inline void reduce_scatter(const ReduceParams& p) {

@@ -32,6 +32,7 @@ enum Stop : u32 {
   STOP_ROWS = 5,
   STOP_PERMUTATION = 6,
   STOP_OFFSETS = 7,
+  STOP_MOVE = 8,
 };
 
 // kind, rank, peer (8 bits each), 8 bits unused, then a number: the epoch, or the index of what is wrong.

@@ -15,6 +15,7 @@
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `vector` | sums and norms of rows at the width of the processor's vectors |
 //! | `rows` | weighted rows added where they came from |
+//! | [`reshard`] | a unit's switch from one expert layout to another: the moves as data, and what carries them out |
 
 mod argsort;
 pub mod collectives;
@@ -23,6 +24,7 @@ mod element;
 mod error;
 mod norm;
 pub mod reference;
+pub mod reshard;
 mod rows;
 mod split;
 mod vector;

@@ -256,7 +256,10 @@ impl From<Stopped> for Failure {
         let code = match stopped {
             Stopped::EntryTimeout { .. } | Stopped::ExitTimeout { .. } => Code::TimedOut,
             Stopped::Disagree { .. } => Code::Disagree,
-            Stopped::Destination { .. } | Stopped::Permutation { .. } | Stopped::Offsets { .. } => Code::OutOfRange,
+            Stopped::Destination { .. }
+            | Stopped::Permutation { .. }
+            | Stopped::Offsets { .. }
+            | Stopped::Move { .. } => Code::OutOfRange,
             Stopped::Rows { .. } => Code::TooLarge,
             Stopped::Unknown { .. } => Code::Device,
         };

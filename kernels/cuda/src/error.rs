@@ -124,6 +124,14 @@ pub enum Stopped {
         /// The offset.
         end: u32,
     },
+    /// A move of a layout switch leaves its memory, or names no rank.
+    #[error("move {index} of rank {rank} is out of range")]
+    Move {
+        /// Whose move.
+        rank: u32,
+        /// Its index.
+        index: u32,
+    },
     /// A code that no kernel of this version writes.
     #[error("a kernel stopped with the unknown code {code:#x}")]
     Unknown {
@@ -147,6 +155,7 @@ impl Stopped {
             5 => Self::Rows { rank, peer, rows: number },
             6 => Self::Permutation { rank, position: number },
             7 => Self::Offsets { rank, end: number },
+            8 => Self::Move { rank, index: number },
             _ => Self::Unknown { code },
         })
     }

@@ -15,6 +15,7 @@ mod image;
 mod launch;
 pub mod model;
 mod params;
+mod reshard;
 mod source;
 mod team;
 pub mod vmm;
@@ -31,5 +32,6 @@ pub use launch::{Grid, Launch};
 pub use params::{
     COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, MAX_NORM_HIDDEN, MAX_RANKS, NORM_THREADS, SIGNAL_BYTES, SORT_THREADS,
 };
+pub use reshard::{DeviceMove, MOVE_BYTES, Reshard};
 pub use source::{HEADERS, SOURCES, Source, kernels_of};
 pub use team::{Buffer, Team};

@@ -81,6 +81,11 @@ params! {
         team: TeamParams, sums: Peers, sent_rows: Local, out: Local, local_tokens: [u32; MAX_LOCAL],
         hidden: u32, capacity: u32,
     }
+    /// `ReshardParams`
+    ReshardParams {
+        team: TeamParams, from: Peers, to: Local, moves: Local, counts: [u32; MAX_LOCAL],
+        from_bytes: u64, to_bytes: u64, digest: u32, step: u32,
+    }
     /// `PackParams`
     PackParams { dispatch: DispatchParams, limits: [u32; MAX_RANKS] }
     /// `UnpackParams`
@@ -100,6 +105,7 @@ pub(crate) enum LaunchParams {
     Plan(PlanParams),
     Dispatch(DispatchParams),
     Combine(CombineParams),
+    Reshard(ReshardParams),
     Pack(PackParams),
     Unpack(UnpackParams),
 }
@@ -116,6 +122,7 @@ impl LaunchParams {
             Self::Plan(params) => bytes_of(params),
             Self::Dispatch(params) => bytes_of(params),
             Self::Combine(params) => bytes_of(params),
+            Self::Reshard(params) => bytes_of(params),
             Self::Pack(params) => bytes_of(params),
             Self::Unpack(params) => bytes_of(params),
         }
@@ -144,6 +151,7 @@ const _: () = {
     assert!(size_of::<PlanParams>() == 5 * LOCAL + LOCAL / 2 + 16);
     assert!(size_of::<DispatchParams>() == TEAM + 6 * LOCAL + 4 * PEERS + LOCAL / 2 + 16);
     assert!(size_of::<CombineParams>() == TEAM + PEERS + 2 * LOCAL + LOCAL / 2 + 8);
+    assert!(size_of::<ReshardParams>() == TEAM + PEERS + 2 * LOCAL + LOCAL / 2 + 24);
     assert!(size_of::<PackParams>() == size_of::<DispatchParams>() + 4 * MAX_RANKS);
     assert!(size_of::<UnpackParams>() == size_of::<CombineParams>() + 4 * MAX_RANKS);
     // A kernel takes no more.

@@ -39,6 +39,7 @@ pub const SOURCES: &[Source] = &[
     source!("dispatch.cu", 80),
     source!("pack.cu", 80),
     source!("combine.cu", 80),
+    source!("reshard.cu", 80),
     source!("nvls.cu", 90),
 ];
 

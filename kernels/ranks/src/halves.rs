@@ -1,15 +1,13 @@
 //! Rows that peers read where they lie: memory of a unit whose ranks are threads, or processes of one host.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use memmap2::{MmapOptions, MmapRaw};
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{Half, PeerRows, RowMemory, SharedRows};
 
 use crate::error::RankError;
-use crate::member::check_world;
+use crate::memory::HostMemory;
 use crate::span::ALIGNMENT;
 
 /// One rank's two halves, and those of the ranks that it reaches.
@@ -62,23 +60,10 @@ impl<T: Element> SharedHalves<T> {
     /// # Errors
     /// Worlds that there are not, hosts of no ranks, and memory that cannot be had.
     pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
-        check_world(world)?;
-        check_world(host)?;
         let too_large = || RankError::memory(format_args!("{elements} elements for each of {world} ranks"));
-        let stride = halves_bytes::<T>(elements).ok_or_else(too_large)?;
-        let total = stride.checked_mul(world).ok_or_else(too_large)?;
-        let map: MmapRaw = MmapOptions::new().len(total.max(1)).map_anon().map_err(RankError::memory)?.into();
-        let map = Arc::new(map);
-        let end = |rank| {
-            let buffer = |peer: usize| match peer / host == rank / host {
-                true => map.as_mut_ptr().wrapping_add(peer * stride),
-                false => std::ptr::null_mut(),
-            };
-            let buffers: Vec<*mut u8> = (0..world).map(buffer).collect();
-            // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and so is the
-            // stride.
-            unsafe { Self::new(rank, &buffers, elements, Box::new(Arc::clone(&map))) }
-        };
+        let memory = HostMemory::new(world, host, halves_bytes::<T>(elements).ok_or_else(too_large)?)?;
+        // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and so is the stride.
+        let end = |rank| unsafe { Self::new(rank, &memory.buffers(rank), elements, Box::new(memory.clone())) };
         Ok((0..world).map(end).collect())
     }
 

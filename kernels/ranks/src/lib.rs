@@ -16,6 +16,7 @@
 //! | `member` | one rank's end: its buffer, and its life |
 //! | `reduce`, `exchange` | the collectives |
 //! | `halves` | rows that peers read where they lie, for [`semmoe_kernels::collectives`]: [`SharedHalves`] |
+//! | `experts` | expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: [`SharedExperts`] |
 //! | `local` | messages between threads: [`LocalTransport`] |
 //!
 //! A rank that does not arrive within the time limit is an error that names it and the epoch, on every rank that waits. Ranks that
@@ -26,6 +27,7 @@ mod bell;
 mod call;
 mod error;
 mod exchange;
+mod experts;
 mod halves;
 mod local;
 mod member;
@@ -38,6 +40,7 @@ mod span;
 pub use bell::Bell;
 pub use error::RankError;
 pub use exchange::{Dispatch, Received, Routes};
+pub use experts::SharedExperts;
 pub use halves::{SharedHalves, halves_bytes};
 pub use local::LocalTransport;
 pub use member::{Member, RawGroup};

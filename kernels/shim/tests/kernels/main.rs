@@ -8,6 +8,7 @@ mod hosts;
 mod moved;
 mod mutants;
 mod points;
+mod reshard;
 mod sanitized;
 mod sort;
 mod support;

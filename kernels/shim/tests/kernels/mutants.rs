@@ -6,6 +6,7 @@ use semmoe_kernels_shim::{Mutant, Shim};
 
 use crate::collectives::{all_reduce, allgather, reduce_scatter, reduce_scatter_norm};
 use crate::exchange::{self, dispatch_and_combine};
+use crate::reshard;
 use crate::sort::argsort;
 use crate::support::{Case, Run, Spread, shim};
 
@@ -37,6 +38,8 @@ pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
         ("dispatch and combine", exchanged),
         ("norm", reduce_scatter_norm::<bf16>(shim, &normed, run)),
         ("all-reduce", all_reduce::<bf16>(shim, &late, run)),
+        ("switch", reshard::weights(shim, grid, Some(0), run)),
+        ("switch", reshard::weights(shim, Grid { blocks: 1, threads: 128 }, Some(2), run)),
         // Two of the four warps have nothing to count.
         ("argsort", argsort(shim, 40, 5, 128, false, run)),
         // Fewer destinations than warps, so that warps are far apart behind the counts.
@@ -47,7 +50,7 @@ pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
 }
 
 /// What every piece of the ranks' meeting must be noticed by.
-const ALL: [&str; 4] = ["reduce-scatter", "allgather", "all-reduce", "dispatch and combine"];
+const ALL: [&str; 5] = ["reduce-scatter", "allgather", "all-reduce", "dispatch and combine", "switch"];
 
 fn check(mutant: Mutant, collectives: &[&str]) {
     let Some(shim) = shim() else { return };

@@ -1,0 +1,101 @@
+//! The copies of a layout switch, checked before any launch. What is to be copied where is `semmoe_kernels::reshard`'s.
+
+use semmoe_kernels::reshard::Move;
+use semmoe_kernels::reshard::kv::KvMove;
+
+use crate::calls::{ELEMENT_ALIGNMENT, collective};
+use crate::error::LaunchError;
+use crate::launch::{Grid, Launch};
+use crate::params::{COLLECTIVE_THREADS, LaunchParams, MAX_LOCAL, ReshardParams};
+use crate::team::{Buffer, Team, in_range};
+
+/// A copy as the kernel reads it from device memory: five numbers of 64 bits, two of 32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceMove([u64; 6]);
+
+/// Bytes of a [`DeviceMove`].
+pub const MOVE_BYTES: u64 = 48;
+
+impl DeviceMove {
+    /// As the kernel has it.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; MOVE_BYTES as usize] {
+        let mut bytes = [0; MOVE_BYTES as usize];
+        for (to, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(self.0) {
+            *to = word.to_ne_bytes();
+        }
+        bytes
+    }
+
+    /// Keys and values, where pages of so many bytes lie one behind another in one buffer before the switch and in one
+    /// after it.
+    #[must_use]
+    pub fn of_page(moved: &KvMove, from_page_bytes: usize, to_page_bytes: usize) -> Self {
+        let from = moved.from.page as usize * from_page_bytes + moved.from_offset;
+        let to = moved.page as usize * to_page_bytes + moved.to_offset;
+        let words = [from, moved.from_stride, to, moved.to_stride, moved.bytes].map(|word| word as u64);
+        Self::new(words, moved.rows, moved.from.rank)
+    }
+
+    fn new([from, from_stride, to, to_stride, bytes]: [u64; 5], rows: usize, rank: usize) -> Self {
+        // Two halves of a word, the first one lower: GPUs and their hosts are little-endian.
+        Self([from, from_stride, to, to_stride, bytes, rows as u64 & 0xffff_ffff | (rank as u64) << 32])
+    }
+}
+
+impl From<&Move> for DeviceMove {
+    fn from(moved: &Move) -> Self {
+        let Move { from, to, .. } = moved;
+        let words = [from.offset, from.stride, to.offset, to.stride, moved.bytes].map(|word| word as u64);
+        Self::new(words, moved.rows, from.rank)
+    }
+}
+
+/// One layer of a switch, or all its keys and values. Every rank of the team calls it for the same step of the same
+/// switch; when it ends on one rank, all ranks have read what they read.
+#[derive(Clone, Copy, Debug)]
+pub struct Reshard<'a> {
+    /// P x what is read, of equal size.
+    pub from: &'a [Buffer],
+    /// L x what is written, of equal size: for weights the rank's own `from`.
+    pub to: &'a [Buffer],
+    /// L x `[count]` [`DeviceMove`]s to the rank. The kernel refuses those out of bounds.
+    pub moves: &'a [Buffer],
+    /// L: how many moves.
+    pub counts: &'a [u64],
+    /// Of the switch (`Switch::digest`, `KvPlan::digest`): ranks that have different ones stop.
+    pub digest: u64,
+    /// The layer.
+    pub step: u64,
+}
+
+impl Reshard<'_> {
+    /// # Errors
+    /// What [`LaunchError`] lists.
+    pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
+        let least = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.bytes).min().unwrap_or_default();
+        if self.counts.len() != team.local() {
+            let (found, expected) = (self.counts.len(), team.local());
+            return Err(LaunchError::Count { what: "counts of moves", found, expected });
+        }
+        let mut counts = [0; MAX_LOCAL];
+        for (count, &moves) in counts.iter_mut().zip(self.counts) {
+            *count = in_range("moves", moves, 0, i32::MAX as u64)?;
+        }
+        let most = self.counts.iter().copied().max().unwrap_or_default();
+        let (from_bytes, to_bytes) = (least(self.from), least(self.to));
+        let params = ReshardParams {
+            team: team.params(),
+            from: team.peers("from", self.from, from_bytes, ELEMENT_ALIGNMENT)?,
+            to: team.locals("to", self.to, to_bytes, ELEMENT_ALIGNMENT)?,
+            moves: team.locals("moves", self.moves, most * MOVE_BYTES, 8)?,
+            counts,
+            from_bytes,
+            to_bytes,
+            digest: (self.digest ^ self.digest >> 32) as u32,
+            step: in_range("step", self.step, 0, u64::from(u32::MAX))?,
+        };
+        let grid = grid.check(team, COLLECTIVE_THREADS)?;
+        collective("semmoe_reshard", team, grid, LaunchParams::Reshard(params))
+    }
+}

@@ -1,0 +1,316 @@
+//! Switches run by threads: over shared memory, messages, and both; faults at every layer, rank and direction.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use semmoe_kernels::collectives::{Lockstep, UnitError};
+use semmoe_kernels::reshard::{
+    Checksums, Cluster, ExpertMemory, ExpertShape, Fault, Hosts, Layout, MemoryFault, NO_HOST, Outcome, Pool, Reason,
+    Refusal, Resharder, Side, Switch, SwitchError,
+};
+use semmoe_ranks::{LocalTransport, SharedExperts};
+
+const LAYERS: usize = 3;
+const EXPERTS: usize = 5;
+
+/// What one rank's memory or caller does wrong, while a layer moves.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Wrong {
+    Stop,
+    /// Bytes arrive changed.
+    Damage,
+    /// A write fails.
+    Fail,
+}
+
+/// Memory that does something wrong with the first bytes that are written to a slot.
+struct Faulty {
+    inner: SharedExperts,
+    wrong: Option<(Wrong, std::ops::Range<usize>)>,
+}
+
+impl ExpertMemory for Faulty {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn reaches(&self, rank: usize) -> bool {
+        self.inner.reaches(rank)
+    }
+
+    fn bytes(&self) -> usize {
+        self.inner.bytes()
+    }
+
+    fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
+        self.inner.read(rank, offset, into)
+    }
+
+    // `copy` is the default one, which writes by this.
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
+        let Some((wrong, _)) = self.wrong.take_if(|(_, slot)| slot.contains(&offset)) else {
+            return self.inner.write(offset, bytes);
+        };
+        if wrong == Wrong::Fail {
+            return Err(MemoryFault { rank: 9, offset, bytes: bytes.len(), cause: "it was to fail".to_owned() });
+        }
+        let mut bytes = bytes.to_vec();
+        bytes[0] ^= 1;
+        self.inner.write(offset, &bytes)
+    }
+}
+
+fn pool(world: usize) -> Pool {
+    // Nodes of 2 or 3 ranks, or of 1; a width that none but the last divides.
+    let per_node = [2, 3, 1].into_iter().find(|&ranks| world.is_multiple_of(ranks)).unwrap();
+    let cluster = Cluster::new(world / per_node, per_node).unwrap();
+    Pool::new(ExpertShape::rows(5, 7, 2).unwrap(), cluster, EXPERTS, LAYERS, EXPERTS.div_ceil(world) + 1).unwrap()
+}
+
+/// Expert e + i on rank e mod P in layer i, and a replica of expert 0 on the last rank.
+fn ep(world: usize, turn: usize) -> Layout {
+    let slots = EXPERTS.div_ceil(world) + 1;
+    let layer = |layer: usize| {
+        let mut hosts = vec![NO_HOST; slots * world];
+        for place in 0..EXPERTS {
+            let expert = (place + layer + turn) % EXPERTS;
+            hosts[(place % world) * slots + place / world] = expert as u16;
+        }
+        if !hosts[(world - 1) * slots..].contains(&0) {
+            hosts[world * slots - 1] = 0;
+        }
+        hosts
+    };
+    Layout::Ep(Hosts::new(EXPERTS, world, (0..LAYERS).map(layer).collect()).unwrap())
+}
+
+/// What an expert's bytes are: by layer, expert and the place in the expert.
+fn value(words: [usize; 6]) -> u8 {
+    words.iter().fold(3u64, |hash, &word| (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
+        as u8
+}
+
+fn each_byte(pool: &Pool, layout: &Layout, side: Side, rank: usize, mut visit: impl FnMut(usize, u8)) {
+    let mut parts = Vec::new();
+    for layer in 0..LAYERS {
+        pool.parts(layout, side, layer, rank, &mut parts);
+        for part in &parts {
+            for row in 0..part.rows {
+                for byte in 0..part.bytes {
+                    let place = [layer, part.piece.expert.into(), part.piece.slice.into(), part.array, row, byte];
+                    visit(part.place.offset + row * part.place.stride + byte, value(place));
+                }
+            }
+        }
+    }
+}
+
+fn assert_holds(pool: &Pool, layout: &Layout, side: Side, rank: usize, own: &[u8]) {
+    each_byte(pool, layout, side, rank, |at, expected| assert_eq!(own[at], expected, "rank {rank}, byte {at}"));
+}
+
+struct Unit<'a> {
+    pool: &'a Pool,
+    layout: &'a Layout,
+    side: Side,
+    host: usize,
+    chunk_bytes: usize,
+}
+
+impl Unit<'_> {
+    /// Loads the layout on as many threads as there are ranks and does `work` on each, with the checksums of all.
+    fn run<R: Send>(&self, work: impl Fn(usize, Resharder<LocalTransport, Faulty>, Checksums) -> R + Sync) -> Vec<R> {
+        let world = self.pool.cluster().ranks();
+        let memory = SharedExperts::on_hosts(world, self.host, self.pool.bytes()).unwrap();
+        let work = &work;
+        std::thread::scope(|scope| {
+            let start = |(mut memory, link): (SharedExperts, LocalTransport)| {
+                scope.spawn(move || {
+                    let rank = link.rank();
+                    each_byte(self.pool, self.layout, self.side, rank, |at, byte| memory.write(at, &[byte]).unwrap());
+                    let memory = Faulty { inner: memory, wrong: None };
+                    let mut resharder = Resharder::new(link, memory, self.chunk_bytes);
+                    let mut checksums = resharder.record(self.pool, self.layout, self.side).unwrap();
+                    resharder.gather(&mut checksums).unwrap();
+                    work(rank, resharder, checksums)
+                })
+            };
+            let threads: Vec<_> = memory.into_iter().zip(LocalTransport::mesh(world)).map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+}
+
+/// Each with the next, and the last with the first: EP, TP, another EP, and again the first.
+fn layouts(world: usize) -> [Layout; 3] {
+    [ep(world, 0), Layout::Tp, ep(world, 2)]
+}
+
+#[test]
+fn ranks_switch_back_and_forth_over_any_carrier() {
+    for (world, host, chunk_bytes) in
+        [(1, 1, 1 << 20), (2, 2, 1 << 20), (2, 1, 1 << 20), (2, 1, 13), (4, 4, 64), (4, 2, 100), (4, 1, 29), (3, 2, 7)]
+    {
+        let (pool, layouts) = (pool(world), layouts(world));
+        let unit = Unit { pool: &pool, layout: &layouts[0], side: Side::Low, host, chunk_bytes };
+        unit.run(|rank, mut resharder, checksums| {
+            let mut side = Side::Low;
+            for step in 0..6 {
+                let (from, to) = (&layouts[step % 3], &layouts[(step + 1) % 3]);
+                let switch = Switch::new(&pool, from, to, side).unwrap();
+                let mut journal = Vec::new();
+                let ended = resharder.run(&switch, &checksums, &mut |progress| {
+                    journal.push((progress.done, progress.layer));
+                    true
+                });
+                assert_eq!(ended, Ok(Outcome::Switched));
+                side = side.other();
+                let descending: Vec<_> = (0..LAYERS).map(|done| (done, LAYERS - 1 - done)).collect();
+                let ascending: Vec<_> = (0..LAYERS).map(|done| (done, done)).collect();
+                assert_eq!(journal, if side == Side::High { descending } else { ascending });
+                resharder.verify(&pool, to, side, &checksums).unwrap();
+            }
+            assert_eq!(side, Side::Low);
+            let (_, memory) = resharder.into_parts();
+            assert_holds(&pool, &layouts[0], side, rank, memory.inner.own());
+        });
+    }
+}
+
+/// One fault, in a unit of 4 ranks on 2 hosts.
+#[derive(Clone, Copy, Debug)]
+struct Injected {
+    wrong: Wrong,
+    layer: usize,
+    rank: usize,
+}
+
+/// The switch ends in the old layout, on all ranks, for the same reason; then it is done without a fault.
+fn roll_back(pool: &Pool, switch: &Switch<'_>, injected: Injected, host: usize) {
+    let side = switch.side();
+    let unit = Unit { pool, layout: switch.from(), side, host, chunk_bytes: 50 };
+    let Injected { wrong, layer, rank: at } = injected;
+    let (reason, slot) = match wrong {
+        Wrong::Stop => (Reason::Stopped, None),
+        Wrong::Damage => (Reason::Checksum, Some(pool.slot(switch.to(), side.other(), layer))),
+        Wrong::Fail => (Reason::Memory, Some(pool.slot(switch.to(), side.other(), layer))),
+    };
+    unit.run(|rank, resharder, checksums| {
+        let (link, mut memory) = resharder.into_parts();
+        memory.wrong = slot.clone().filter(|_| rank == at).map(|slot| (wrong, slot));
+        let mut resharder = Resharder::new(link, memory, 50);
+        let ended = resharder
+            .run(switch, &checksums, &mut |progress| wrong != Wrong::Stop || rank != at || progress.layer != layer);
+        assert_eq!(ended, Ok(Outcome::RolledBack(Refusal { layer, rank: at, reason })), "{injected:?}");
+        match (rank == at, resharder.fault()) {
+            (false, fault) => assert_eq!(fault, None),
+            (true, Some(Fault::Checksum { piece, .. })) => assert_eq!((wrong, piece.layer), (Wrong::Damage, layer)),
+            (true, fault) => assert_eq!(fault.map(Fault::reason), Some(reason)),
+        }
+        resharder.verify(pool, switch.from(), side, &checksums).unwrap();
+        let again = resharder.run(switch, &checksums, &mut |_| true);
+        assert_eq!(again, Ok(Outcome::Switched));
+        let (_, memory) = resharder.into_parts();
+        assert_holds(pool, switch.to(), side.other(), rank, memory.inner.own());
+    });
+}
+
+#[test]
+fn a_fault_at_any_layer_rank_and_direction_ends_in_the_old_layout() {
+    let (pool, [first, tp, second]) = (pool(4), layouts(4));
+    for (from, to) in [(&first, &tp), (&tp, &first), (&first, &second)] {
+        for side in [Side::Low, Side::High] {
+            let switch = Switch::new(&pool, from, to, side).unwrap();
+            for wrong in [Wrong::Stop, Wrong::Damage, Wrong::Fail] {
+                for layer in 0..LAYERS {
+                    for rank in 0..4 {
+                        roll_back(&pool, &switch, Injected { wrong, layer, rank }, [4, 2, 1][(layer + rank) % 3]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A fault, and another one on the way back: the unit is in neither layout, and every rank says so.
+#[test]
+fn a_rollback_that_fails_is_an_error_on_all_ranks() {
+    let (pool, [first, tp, _]) = (pool(4), layouts(4));
+    let switch = Switch::new(&pool, &first, &tp, Side::High).unwrap();
+    let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
+    unit.run(|rank, resharder, checksums| {
+        let (link, mut memory) = resharder.into_parts();
+        // Layer 1 is refused, then layer 0 cannot be written back: the end of its old slot, where the way there wrote
+        // nothing.
+        let end = pool.slot(&tp, Side::Low, 1).end..pool.slot(&first, Side::High, 0).end;
+        memory.wrong = Some((Wrong::Fail, end)).filter(|_| rank == 3);
+        let mut resharder = Resharder::new(link, memory, 50);
+        let ended = resharder.run(&switch, &checksums, &mut |progress| rank != 1 || progress.layer < 1);
+        let first = Refusal { layer: 1, rank: 1, reason: Reason::Stopped };
+        let second = Refusal { layer: 0, rank: 3, reason: Reason::Memory };
+        assert_eq!(ended, Err(SwitchError::Stuck { first, second }));
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_ends_the_switch_and_is_named() {
+    let (pool, [first, tp, _]) = (pool(4), layouts(4));
+    let switch = Switch::new(&pool, &first, &tp, Side::High).unwrap();
+    let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
+    let errors = unit.run(|rank, mut resharder, checksums| {
+        if rank == 2 {
+            return None;
+        }
+        Some(resharder.run(&switch, &checksums, &mut |_| true).unwrap_err())
+    });
+    for (rank, error) in errors.into_iter().enumerate().filter(|(rank, _)| *rank != 2) {
+        match error {
+            Some(SwitchError::Lost { layer: 0, cause: UnitError::PeerLost { rank: 2, .. } }) => {}
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn ranks_with_other_switches_find_out_before_anything_is_written() {
+    let (pool, [first, tp, second]) = (pool(2), layouts(2));
+    let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
+    unit.run(|rank, mut resharder, checksums| {
+        let switch = Switch::new(&pool, &first, if rank == 0 { &tp } else { &second }, Side::High).unwrap();
+        let mut asked = false;
+        let error = resharder.run(&switch, &checksums, &mut |_| std::mem::replace(&mut asked, true)).unwrap_err();
+        let other = 1 - rank;
+        let expected = format!(
+            "the switch stopped at layer 0: rank {other} broke the protocol: it moves layer 0 of a switch, expected layer 0 of \
+             the same switch"
+        );
+        assert_eq!((error.to_string(), asked), (expected, false));
+        let (_, memory) = resharder.into_parts();
+        assert_holds(&pool, &first, Side::High, rank, memory.inner.own());
+    });
+}
+
+#[test]
+fn damage_in_a_copy_is_found_and_operands_are_checked() {
+    let (pool, [first, tp, _]) = (pool(2), layouts(2));
+    let unit = Unit { pool: &pool, layout: &first, side: Side::High, host: 2, chunk_bytes: 50 };
+    unit.run(|rank, resharder, checksums| {
+        // The first byte of this rank's last layer changes where it lies.
+        let (link, mut memory) = resharder.into_parts();
+        let at = pool.slot(&first, Side::High, LAYERS - 1).start;
+        let byte = memory.inner.own()[at];
+        memory.write(at, &[byte ^ 1]).unwrap();
+        let mut resharder = Resharder::new(link, memory, 50);
+        let fault = resharder.verify(&pool, &first, Side::High, &checksums).unwrap_err();
+        assert_eq!(fault.reason(), Reason::Checksum, "rank {rank}");
+        let switch = Switch::new(&pool, &first, &tp, Side::High).unwrap();
+        let ended = resharder.run(&switch, &checksums, &mut |_| true).unwrap();
+        assert!(matches!(ended, Outcome::RolledBack(Refusal { reason: Reason::Checksum, .. })), "{ended:?}");
+        // Checksums that were never gathered.
+        let none = Checksums::new(&pool);
+        assert_eq!(resharder.verify(&pool, &first, Side::High, &none).unwrap_err().reason(), Reason::Checksum);
+        // Another buffer.
+        let other = Pool::new(ExpertShape::slice_major(2, 8).unwrap(), pool.cluster(), EXPERTS, LAYERS, 4).unwrap();
+        let switch = Switch::new(&other, &Layout::Tp, &first, Side::High).unwrap();
+        let error = resharder.run(&switch, &none, &mut |_| true).unwrap_err();
+        assert!(error.to_string().starts_with("bytes of the expert buffer: "), "{error}");
+    });
+}

@@ -1,0 +1,213 @@
+//! What a switch refuses, and how it fails.
+
+use super::checksum::PieceId;
+use crate::collectives::UnitError;
+
+/// A layout or shape that does not fit. Nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ReshardError {
+    /// A count that must be at least 1, or is larger than ids can name.
+    #[error("there are {found} {what}, expected 1 to {limit}")]
+    Count {
+        /// What is counted.
+        what: &'static str,
+        /// How many.
+        found: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// A number that another one must divide.
+    #[error("{what} is {found}, expected a multiple of {divisor}")]
+    Divides {
+        /// What the number is.
+        what: &'static str,
+        /// The number.
+        found: usize,
+        /// What should divide it.
+        divisor: usize,
+    },
+    /// Two parts of the layout have different counts.
+    #[error("{what}: {found}, expected {expected}")]
+    Differs {
+        /// What is counted.
+        what: &'static str,
+        /// The count found.
+        found: usize,
+        /// The count that fits.
+        expected: usize,
+    },
+    /// More slots than the buffer was made for.
+    #[error("the layout needs {found} expert slots on each rank, but the buffer has room for {limit}")]
+    Slots {
+        /// Slots of the layout.
+        found: usize,
+        /// Slots of the pool.
+        limit: usize,
+    },
+    /// Too few slots for all experts.
+    #[error("{ranks} ranks with {slots} slots each have no room for {experts} experts")]
+    Room {
+        /// Slots of each rank.
+        slots: usize,
+        /// Ranks.
+        ranks: usize,
+        /// Experts.
+        experts: usize,
+    },
+    /// TP in a buffer that has no room for it.
+    #[error("the buffer was made for EP alone")]
+    EpOnly,
+    /// From TP to TP.
+    #[error("the unit has its experts in TP slices already")]
+    Same,
+    /// A slot names an expert that the model does not have.
+    #[error("layer {layer}, slot {slot} hosts expert {expert}, expected below {experts}")]
+    Expert {
+        /// Layer.
+        layer: usize,
+        /// Slot among those of all ranks.
+        slot: usize,
+        /// The expert.
+        expert: u16,
+        /// Experts of the model.
+        experts: usize,
+    },
+    /// A rank hosts an expert twice.
+    #[error("layer {layer}: rank {rank} hosts expert {expert} twice")]
+    Twice {
+        /// Layer.
+        layer: usize,
+        /// Rank.
+        rank: usize,
+        /// The expert.
+        expert: u16,
+    },
+    /// No rank hosts an expert.
+    #[error("layer {layer}: no rank hosts expert {expert}")]
+    Missing {
+        /// Layer.
+        layer: usize,
+        /// The expert.
+        expert: u16,
+    },
+    /// More bytes than can be addressed.
+    #[error("the experts of one rank have more bytes than can be addressed")]
+    TooLarge,
+    /// A checksum of a piece differs between two copies of it.
+    #[error("{piece} has checksum {found:#018x}, another copy {expected:#018x}")]
+    Copies {
+        /// Which piece.
+        piece: PieceId,
+        /// Of the copy that came later.
+        found: u64,
+        /// Of the first.
+        expected: u64,
+    },
+    /// A checksum was never recorded.
+    #[error("{0} has no checksum")]
+    Unknown(PieceId),
+}
+
+/// A rank's memory could not be read or written.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{bytes} bytes at {offset} of rank {rank}: {cause}")]
+pub struct MemoryFault {
+    /// Whose memory.
+    pub rank: usize,
+    /// The first byte.
+    pub offset: usize,
+    /// How many.
+    pub bytes: usize,
+    /// What went wrong.
+    pub cause: String,
+}
+
+/// What this rank found wrong with a layer; its peers learn the [`Reason`] alone.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Fault {
+    /// What arrived is not what was loaded.
+    #[error("{piece} from rank {from} has checksum {found:#018x}, expected {expected:#018x}")]
+    Checksum {
+        /// Which piece.
+        piece: PieceId,
+        /// Where it came from.
+        from: usize,
+        /// Of what arrived.
+        found: u64,
+        /// Of what was loaded.
+        expected: u64,
+    },
+    /// A piece without a checksum cannot be verified.
+    #[error(transparent)]
+    Unverified(#[from] ReshardError),
+    /// Memory could not be read or written.
+    #[error(transparent)]
+    Memory(#[from] MemoryFault),
+    /// The caller asked to stop.
+    #[error("the switch was to be stopped")]
+    Stopped,
+}
+
+impl Fault {
+    /// What the peers learn.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Checksum { .. } | Self::Unverified(_) => Reason::Checksum,
+            Self::Memory(_) => Reason::Memory,
+            Self::Stopped => Reason::Stopped,
+        }
+    }
+}
+
+/// Why a rank refused a layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[repr(u8)]
+pub enum Reason {
+    /// What arrived has another checksum than what was loaded, or none is known.
+    #[error("what arrived is not what was loaded")]
+    Checksum = 1,
+    /// Memory could not be read or written.
+    #[error("memory could not be read or written")]
+    Memory = 2,
+    /// Its caller asked to stop.
+    #[error("it was asked to stop")]
+    Stopped = 3,
+}
+
+/// The rank that refused a layer; the lowest one if several did. Equal on all ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("rank {rank} refused layer {layer}: {reason}")]
+pub struct Refusal {
+    /// The layer.
+    pub layer: usize,
+    /// The rank.
+    pub rank: usize,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// A switch that ended in neither layout, or did not begin. A unit that lost a rank, or could not roll back, must not
+/// serve.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SwitchError {
+    /// The operands do not fit; nothing was changed.
+    #[error(transparent)]
+    Operands(#[from] ReshardError),
+    /// A rank was lost or broke the protocol.
+    #[error("the switch stopped at layer {layer}: {cause}")]
+    Lost {
+        /// The layer that was moving.
+        layer: usize,
+        /// Which rank and why.
+        cause: UnitError,
+    },
+    /// The rollback failed as well: some layers are in the old layout, some in the new one.
+    #[error("rolling back {first}: {second}")]
+    Stuck {
+        /// Why the switch was rolled back.
+        first: Refusal,
+        /// Why that failed.
+        second: Refusal,
+    },
+}

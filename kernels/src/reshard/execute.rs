@@ -1,0 +1,222 @@
+//! One rank's part of a switch: layers in order, a vote after each, and the way back.
+
+use super::checksum::{Checksums, PieceHash, PieceId};
+use super::error::{Fault, Refusal, ReshardError, SwitchError};
+use super::layout::{Layout, Pool, Side};
+use super::memory::ExpertMemory;
+use super::plan::{Move, Switch};
+use super::transfer::{HEADER_BYTES, LayerWork, Round, Transfer, hash_bytes};
+use crate::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError};
+
+/// How far a switch is; the journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Progress {
+    /// Layers that are in the new layout on all ranks.
+    pub done: usize,
+    /// The layer that moves next.
+    pub layer: usize,
+}
+
+/// How a switch ended, on all ranks alike.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// All layers are in the new layout, at the other side.
+    Switched,
+    /// All layers are in the old layout, at the old side, because of this.
+    RolledBack(Refusal),
+}
+
+/// One rank's end of a switch: its messages and its memory. All ranks call the same methods in the same order.
+///
+/// Bytes of a peer whose memory is within reach are read where they lie; the others come in messages of at most
+/// `chunk_bytes`, and go straight to their places. Each piece is compared with its checksum as it arrives. After a
+/// layer all ranks vote, in an exchange that is also the barrier: none goes on to the next layer unless all have this
+/// one.
+#[derive(Debug)]
+pub struct Resharder<L, M> {
+    link: L,
+    memory: M,
+    transfer: Transfer,
+    moves: Vec<Move>,
+    fault: Option<Fault>,
+}
+
+impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
+    /// The end of the link's rank. `chunk_bytes` is what a message has of experts at most: at least 1, cut to what a
+    /// link carries.
+    #[must_use]
+    pub fn new(link: L, memory: M, chunk_bytes: usize) -> Self {
+        let transfer = Transfer::new(link.world(), chunk_bytes.clamp(1, MAX_MESSAGE_BYTES - HEADER_BYTES));
+        Self { link, memory, transfer, moves: Vec::new(), fault: None }
+    }
+
+    /// Switches, or rolls back: if a piece arrives with another checksum, memory fails, or `proceed` is false on any
+    /// rank, all layers that are done go back, in inverse order. `proceed` is asked before each layer of the switch,
+    /// not on the way back.
+    ///
+    /// A piece that was damaged before it was read is damaged in the old layout still: [`Resharder::verify`] finds it.
+    ///
+    /// # Errors
+    /// Operands that do not fit this rank (nothing was changed here, but the peers wait: the unit is lost); a rank that
+    /// was lost or has another switch; a rollback that failed.
+    pub fn run(
+        &mut self,
+        switch: &Switch<'_>,
+        checksums: &Checksums,
+        proceed: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<Outcome, SwitchError> {
+        self.check(switch.pool())?;
+        self.fault = None;
+        let layers = switch.pool().layers();
+        let digest = switch.digest();
+        // That all have the same switch is known before anything is written.
+        let first = switch.layer(0);
+        if let Some(refusal) = self.vote(Round { digest, layer: first }, checksums)? {
+            return Ok(Outcome::RolledBack(refusal));
+        }
+        for done in 0..layers {
+            let layer = switch.layer(done);
+            if !proceed(Progress { done, layer }) {
+                self.fault.get_or_insert(Fault::Stopped);
+            }
+            if let Some(refusal) = self.layer(switch, Round { digest, layer }, checksums)? {
+                self.roll_back(switch, done, checksums, refusal)?;
+                return Ok(Outcome::RolledBack(refusal));
+            }
+        }
+        Ok(Outcome::Switched)
+    }
+
+    fn roll_back(
+        &mut self,
+        switch: &Switch<'_>,
+        done: usize,
+        checksums: &Checksums,
+        first: Refusal,
+    ) -> Result<(), SwitchError> {
+        let (inverse, fault) = (switch.inverse(), self.fault.take());
+        let digest = inverse.digest();
+        for step in (0..done).rev() {
+            let layer = switch.layer(step);
+            if let Some(second) = self.layer(&inverse, Round { digest, layer }, checksums)? {
+                return Err(SwitchError::Stuck { first, second });
+            }
+        }
+        self.fault = fault;
+        Ok(())
+    }
+
+    /// What this rank found wrong in the last switch, if it was this one.
+    #[must_use]
+    pub fn fault(&self) -> Option<&Fault> {
+        self.fault.as_ref()
+    }
+
+    /// The checksums of what this rank has: when the experts are loaded.
+    ///
+    /// # Errors
+    /// Memory that cannot be read, layouts that the pool does not fit, replicas that differ.
+    pub fn record(&self, pool: &Pool, layout: &Layout, side: Side) -> Result<Checksums, Fault> {
+        let mut checksums = Checksums::new(pool);
+        self.each_piece(pool, layout, side, |piece, found| Ok(checksums.record(piece, found)?))?;
+        Ok(checksums)
+    }
+
+    /// Compares all that this rank has with its checksums.
+    ///
+    /// # Errors
+    /// The first piece that differs, or is unknown; as [`Resharder::record`].
+    pub fn verify(&self, pool: &Pool, layout: &Layout, side: Side, checksums: &Checksums) -> Result<(), Fault> {
+        let from = self.link.rank();
+        self.each_piece(pool, layout, side, |piece, found| match checksums.expected(piece)? {
+            expected if expected != found => Err(Fault::Checksum { piece, from, found, expected }),
+            _ => Ok(()),
+        })
+    }
+
+    /// Sends each rank's checksums to all; afterwards every rank has those of all pieces.
+    ///
+    /// # Errors
+    /// A rank that was lost, sent another number of them, or has a copy that differs.
+    pub fn gather(&mut self, checksums: &mut Checksums) -> Result<(), UnitError> {
+        let (own, world) = (self.link.rank(), self.link.world());
+        let bytes: Vec<u8> = checksums.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut incoming = vec![Vec::new(); world];
+        self.link.all_to_all(&vec![bytes; world], &mut incoming)?;
+        for (peer, message) in incoming.iter().enumerate().filter(|(peer, _)| *peer != own) {
+            let (words, rest) = message.as_chunks::<8>();
+            if !rest.is_empty() {
+                return Err(UnitError::protocol(peer, format!("{} bytes of checksums", message.len())));
+            }
+            let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+            checksums.merge(&words).map_err(|cause| UnitError::protocol(peer, cause.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the switching.
+    #[must_use]
+    pub fn into_parts(self) -> (L, M) {
+        (self.link, self.memory)
+    }
+
+    fn check(&self, pool: &Pool) -> Result<(), ReshardError> {
+        let counts = [
+            ("rank of the expert buffer", self.memory.rank(), self.link.rank()),
+            ("ranks of the unit", self.link.world(), pool.cluster().ranks()),
+            ("bytes of the expert buffer", self.memory.bytes(), pool.bytes()),
+        ];
+        match counts.into_iter().find(|(_, found, expected)| found != expected) {
+            Some((what, found, expected)) => Err(ReshardError::Differs { what, found, expected }),
+            None => Ok(()),
+        }
+    }
+
+    fn layer(
+        &mut self,
+        switch: &Switch<'_>,
+        round: Round,
+        checksums: &Checksums,
+    ) -> Result<Option<Refusal>, SwitchError> {
+        switch.moves(round.layer, &mut self.moves);
+        self.transfer(round, checksums)
+    }
+
+    fn vote(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
+        self.moves.clear();
+        self.transfer(round, checksums)
+    }
+
+    fn transfer(&mut self, round: Round, checksums: &Checksums) -> Result<Option<Refusal>, SwitchError> {
+        let work = LayerWork { round, moves: &self.moves, checksums };
+        let ended = self.transfer.layer(&mut self.link, &mut self.memory, work, &mut self.fault);
+        ended.map_err(|cause| SwitchError::Lost { layer: round.layer, cause })
+    }
+
+    fn each_piece(
+        &self,
+        pool: &Pool,
+        layout: &Layout,
+        side: Side,
+        mut visit: impl FnMut(PieceId, u64) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        pool.check(layout)?;
+        self.check(pool)?;
+        let rank = self.link.rank();
+        let mut parts = Vec::new();
+        for layer in 0..pool.layers() {
+            pool.parts(layout, side, layer, rank, &mut parts);
+            for piece in parts.chunk_by(|a, b| a.piece == b.piece) {
+                let mut hash = PieceHash::default();
+                for part in piece {
+                    for row in 0..part.rows {
+                        let offset = part.place.offset + row * part.place.stride;
+                        hash_bytes(&self.memory, rank, offset, part.bytes, &mut hash)?;
+                    }
+                }
+                visit(piece[0].piece, hash.finish())?;
+            }
+        }
+        Ok(())
+    }
+}

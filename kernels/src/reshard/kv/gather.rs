@@ -1,0 +1,90 @@
+//! DP to TP: the pools of all ranks become one.
+
+use std::collections::BTreeMap;
+
+use super::plan::{KvPlan, PageAt, renumber};
+use super::pool::{KvError, KvPage, KvPool, KvSequence, KvShape};
+
+impl KvPlan {
+    /// The union of all ranks' pools, as every rank has it afterwards. Sealed pages with the same tokens before and in
+    /// them are bitwise equal: the lowest rank's is kept. `capacity` is what a rank has room for in pages of its share.
+    ///
+    /// Idle pages stay as far as there is room. They are evicted in the order of their age in their own pools, each
+    /// counted from the youngest; a page that several ranks have is as young as in the pool where it is youngest. So no
+    /// page goes before those that follow it.
+    ///
+    /// # Errors
+    /// Pools that cannot be, and more pages, held and promised, than there is room for.
+    pub fn gather(shape: KvShape, pools: &[KvPool], capacity: usize) -> Result<Self, KvError> {
+        if pools.len() != shape.ranks() {
+            return Err(KvError::Ranks { found: pools.len(), expected: shape.ranks() });
+        }
+        let mut union = Union::default();
+        for (rank, pool) in pools.iter().enumerate() {
+            pool.check(rank, shape.ranks())?;
+            union.add(rank, pool);
+        }
+        let mut keep: Vec<bool> = union.pool.holders().iter().map(|&holders| holders > 0).collect();
+        let used = keep.iter().filter(|keep| **keep).count();
+        let promised: usize = union.pool.sequences.iter().map(|sequence| sequence.promised).sum();
+        if used + promised > capacity {
+            return Err(KvError::NoRoom { pages: used + promised, capacity });
+        }
+        // The oldest first.
+        let mut idle: Vec<(usize, u32)> = Vec::new();
+        for (page, age) in union.ages.iter().enumerate().filter(|(page, _)| !keep[*page]) {
+            idle.extend(age.map(|age| (age, page as u32)));
+        }
+        idle.sort_unstable_by_key(|&(age, page)| (std::cmp::Reverse(age), page));
+        let idle = &idle[idle.len().saturating_sub(capacity - used)..];
+        idle.iter().for_each(|&(_, page)| keep[page as usize] = true);
+        union.pool.idle = idle.iter().map(|&(_, page)| page).collect();
+        Ok(Self { shape, pools: vec![renumber(union.pool, &union.sources, &keep)] })
+    }
+}
+
+/// What a sealed page holds.
+type Content = (Option<u32>, Vec<u32>);
+
+#[derive(Debug, Default)]
+struct Union {
+    pool: KvPool,
+    sources: Vec<PageAt>,
+    /// Of idle pages: how many of their pool are younger; the least of all pools.
+    ages: Vec<Option<usize>>,
+    known: BTreeMap<Content, u32>,
+}
+
+impl Union {
+    fn add(&mut self, rank: usize, pool: &KvPool) {
+        let mut numbers: Vec<u32> = Vec::with_capacity(pool.pages.len());
+        for (index, page) in pool.pages.iter().enumerate() {
+            let before = page.before.map(|before| numbers[before as usize]);
+            let page = KvPage { before, ..page.clone() };
+            numbers.push(self.number(page, PageAt { rank, page: index as u32 }));
+        }
+        for sequence in &pool.sequences {
+            let pages = sequence.pages.iter().map(|&page| numbers[page as usize]).collect();
+            self.pool.sequences.push(KvSequence { pages, ..sequence.clone() });
+        }
+        for (age, &page) in pool.idle.iter().rev().enumerate() {
+            let least = &mut self.ages[numbers[page as usize] as usize];
+            *least = Some(least.map_or(age, |least| least.min(age)));
+        }
+    }
+
+    /// The number of a page in the union.
+    fn number(&mut self, page: KvPage, source: PageAt) -> u32 {
+        let next = self.pool.pages.len() as u32;
+        if page.sealed {
+            let number = *self.known.entry((page.before, page.tokens.clone())).or_insert(next);
+            if number != next {
+                return number;
+            }
+        }
+        self.pool.pages.push(page);
+        self.sources.push(source);
+        self.ages.push(None);
+        next
+    }
+}

@@ -1,0 +1,170 @@
+//! The pools after a switch, and the copies that fill them.
+
+use std::ops::Range;
+
+use super::pool::{KvPool, KvShape};
+use crate::reshard::PieceHash;
+
+/// A page of a pool before the switch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageAt {
+    /// Whose pool. Under TP all are alike, and it is 0.
+    pub rank: usize,
+    /// Index there.
+    pub page: u32,
+}
+
+/// A pool after the switch.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct PlannedPool {
+    /// Its pages, sequences and idle pages, in new indices.
+    pub pool: KvPool,
+    /// `[pages]`: what each page was before.
+    pub sources: Vec<PageAt>,
+}
+
+/// A copy of `rows` rows of `bytes` bytes, one for each layer; offsets are within a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvMove {
+    /// The page before the switch and the rank that reads it.
+    pub from: PageAt,
+    /// The page after the switch, in the pool of the rank that the move is for.
+    pub page: u32,
+    /// Layers.
+    pub rows: usize,
+    /// Bytes of some neighbouring heads in one layer.
+    pub bytes: usize,
+    /// The first byte in the old page.
+    pub from_offset: usize,
+    /// From layer to layer in the old page.
+    pub from_stride: usize,
+    /// The first byte in the new page.
+    pub to_offset: usize,
+    /// From layer to layer in the new page.
+    pub to_stride: usize,
+}
+
+/// What every rank's pool is after a switch. Equal on all ranks that were given the same pools; [`KvPlan::digest`]
+/// finds out.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KvPlan {
+    pub(super) shape: KvShape,
+    /// One for all ranks under TP, else one for each.
+    pub(super) pools: Vec<PlannedPool>,
+}
+
+impl KvPlan {
+    fn to_tp(&self) -> bool {
+        self.pools.len() == 1 && self.shape.ranks() > 1
+    }
+
+    /// A rank's pool after the switch. Panics if there is no such rank.
+    #[must_use]
+    pub fn pool(&self, rank: usize) -> &PlannedPool {
+        &self.pools[if self.to_tp() { 0 } else { rank }]
+    }
+
+    /// The copies that fill a rank's new pages, by page. Panics if there is no such rank.
+    pub fn moves(&self, rank: usize, moves: &mut Vec<KvMove>) {
+        moves.clear();
+        for (page, &source) in self.pool(rank).sources.iter().enumerate() {
+            let to = Target { rank, page: page as u32 };
+            if self.to_tp() {
+                let own = self.shape.heads_of(rank);
+                moves.push(self.copy(source, &self.shape.all(), to, &own, &own));
+            } else {
+                self.whole(source, to, moves);
+            }
+        }
+    }
+
+    /// All heads of a page, from the ranks that have them: this rank where it does, else in turns.
+    fn whole(&self, source: PageAt, to: Target, moves: &mut Vec<KvMove>) {
+        let all = self.shape.all();
+        let mut next = all.start;
+        while next < all.end {
+            let having = |rank: &usize| self.shape.heads_of(*rank).contains(&next);
+            let count = (0..self.shape.ranks()).filter(having).count();
+            let turn = (source.page as usize + to.rank) % count;
+            let other = (0..self.shape.ranks()).filter(having).nth(turn);
+            let rank = if having(&to.rank) { to.rank } else { other.unwrap_or(to.rank) };
+            let held = self.shape.heads_of(rank);
+            moves.push(self.copy(PageAt { rank, ..source }, &held, to, &all, &held));
+            next = held.end;
+        }
+    }
+
+    /// Some heads from a page that has `held` to one that has `wanted`.
+    fn copy(
+        &self,
+        from: PageAt,
+        held: &Range<usize>,
+        to: Target,
+        wanted: &Range<usize>,
+        heads: &Range<usize>,
+    ) -> KvMove {
+        let bytes = |heads: usize| heads * self.shape.head_bytes();
+        KvMove {
+            from,
+            page: to.page,
+            rows: self.shape.layers(),
+            bytes: bytes(heads.len()),
+            from_offset: bytes(heads.start - held.start),
+            from_stride: bytes(held.len()),
+            to_offset: bytes(heads.start - wanted.start),
+            to_stride: bytes(wanted.len()),
+        }
+    }
+
+    /// A number that is, in all likelihood, equal on two ranks only if their plans are.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut hash = PieceHash::default();
+        let mut word = |word: u64| hash.update(&word.to_le_bytes());
+        for planned in &self.pools {
+            let PlannedPool { pool, sources } = planned;
+            let counts = [pool.pages.len(), pool.sequences.len(), pool.idle.len()];
+            counts.into_iter().for_each(|count| word(count as u64));
+            for (page, source) in pool.pages.iter().zip(sources) {
+                word(page.before.map_or(u64::MAX, u64::from));
+                word(u64::from(page.sealed) << 32 | page.tokens.len() as u64);
+                page.tokens.iter().for_each(|&token| word(token.into()));
+                word((source.rank as u64) << 32 | u64::from(source.page));
+            }
+            for sequence in &pool.sequences {
+                [sequence.id, sequence.promised as u64, sequence.pages.len() as u64].into_iter().for_each(&mut word);
+                sequence.pages.iter().for_each(|&page| word(page.into()));
+            }
+            pool.idle.iter().for_each(|&page| word(page.into()));
+        }
+        hash.finish()
+    }
+}
+
+/// A page after the switch.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    rank: usize,
+    page: u32,
+}
+
+/// Numbers the pages that are kept anew, in their order. A kept page's predecessor is kept too.
+pub(super) fn renumber(pool: KvPool, sources: &[PageAt], keep: &[bool]) -> PlannedPool {
+    let mut numbers = vec![u32::MAX; keep.len()];
+    let kept = keep.iter().enumerate().filter(|(_, keep)| **keep);
+    for (new, (old, _)) in kept.enumerate() {
+        numbers[old] = new as u32;
+    }
+    let number = |page: u32| numbers[page as usize];
+    let pages = pool.pages.into_iter().zip(keep).filter(|(_, keep)| **keep);
+    let pages = pages.map(|(mut page, _)| {
+        page.before = page.before.map(number);
+        page
+    });
+    let pages = pages.collect();
+    let mut sequences = pool.sequences;
+    sequences.iter_mut().flat_map(|sequence| &mut sequence.pages).for_each(|page| *page = number(*page));
+    let idle = pool.idle.into_iter().filter(|&page| keep[page as usize]).map(number).collect();
+    let sources = sources.iter().zip(keep).filter(|(_, keep)| **keep).map(|(source, _)| *source).collect();
+    PlannedPool { pool: KvPool { pages, sequences, idle }, sources }
+}

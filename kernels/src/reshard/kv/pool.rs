@@ -1,0 +1,243 @@
+//! Pages, sequences and their order in one rank's pool; the bytes of a page.
+
+use std::ops::Range;
+
+/// A page of keys and values, `[layers, heads, head_bytes]`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KvShape {
+    layers: usize,
+    heads: usize,
+    head_bytes: usize,
+    ranks: usize,
+    latent: bool,
+}
+
+impl KvShape {
+    /// Whole pages have so many heads, each with `head_bytes` bytes for all tokens of a page in one layer, keys and
+    /// values together; the node has so many ranks.
+    ///
+    /// # Errors
+    /// Nothing at all, more bytes than can be addressed, and heads that so many ranks can neither split nor replicate
+    /// evenly.
+    pub fn grouped(layers: usize, heads: usize, head_bytes: usize, ranks: usize) -> Result<Self, KvError> {
+        if heads == 0 || ranks == 0 || !(heads.is_multiple_of(ranks) || ranks.is_multiple_of(heads)) {
+            return Err(KvError::Heads { heads, ranks });
+        }
+        Self { layers, heads, head_bytes, ranks, latent: false }.check()
+    }
+
+    /// Pages of a latent cache, which all query heads read: every rank has them whole in either layout.
+    ///
+    /// # Errors
+    /// Nothing at all, and more bytes than can be addressed.
+    pub fn latent(layers: usize, bytes: usize, ranks: usize) -> Result<Self, KvError> {
+        if ranks == 0 {
+            return Err(KvError::Heads { heads: 1, ranks });
+        }
+        Self { layers, heads: 1, head_bytes: bytes, ranks, latent: true }.check()
+    }
+
+    fn check(self) -> Result<Self, KvError> {
+        let bytes = self.layers.checked_mul(self.heads).and_then(|heads| heads.checked_mul(self.head_bytes));
+        match bytes {
+            Some(1..) => Ok(self),
+            _ => Err(KvError::Bytes { layers: self.layers, heads: self.heads, head_bytes: self.head_bytes }),
+        }
+    }
+
+    /// Ranks of the node.
+    #[must_use]
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    pub(super) fn layers(&self) -> usize {
+        self.layers
+    }
+
+    pub(super) fn head_bytes(&self) -> usize {
+        self.head_bytes
+    }
+
+    /// All heads.
+    pub(super) fn all(&self) -> Range<usize> {
+        0..self.heads
+    }
+
+    /// The heads that a rank has under TP.
+    #[must_use]
+    pub fn heads_of(&self, rank: usize) -> Range<usize> {
+        if self.latent {
+            return self.all();
+        }
+        let first = rank * self.heads / self.ranks;
+        first..first + (self.heads / self.ranks).max(1)
+    }
+
+    /// Bytes of a page with so many heads.
+    #[must_use]
+    pub fn page_bytes(&self, heads: &Range<usize>) -> usize {
+        self.layers * heads.len() * self.head_bytes
+    }
+}
+
+/// A page of a pool, named by its index there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct KvPage {
+    /// The page before it; none for the first of a sequence.
+    pub before: Option<u32>,
+    /// Its tokens, at least one.
+    pub tokens: Vec<u32>,
+    /// Full and known by its content: it never changes and may be shared. What is not sealed is one sequence's own.
+    pub sealed: bool,
+}
+
+/// A sequence that is running.
+#[derive(Clone, PartialEq, Debug)]
+pub struct KvSequence {
+    /// Which request; unique in the unit.
+    pub id: u64,
+    /// All its pages so far, in order.
+    pub pages: Vec<u32>,
+    /// Pages that it may still take.
+    pub promised: usize,
+    /// `[ranks]`: the share of its activations that T expects on each rank; empty where unknown.
+    pub shares: Vec<f32>,
+}
+
+/// What a pool holds. Ranks exchange these before a switch to TP; under TP they are equal.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct KvPool {
+    /// A page is after the page before it.
+    pub pages: Vec<KvPage>,
+    /// In the order in which they were admitted.
+    pub sequences: Vec<KvSequence>,
+    /// Pages that no sequence holds, those to be evicted first first; a page after all pages that follow it.
+    pub idle: Vec<u32>,
+}
+
+/// A pool or a plan that cannot be. Nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum KvError {
+    /// Heads and ranks that do not divide either way.
+    #[error("{ranks} ranks can neither split nor replicate {heads} heads of keys and values evenly")]
+    Heads {
+        /// Heads of keys and values.
+        heads: usize,
+        /// Ranks of the node.
+        ranks: usize,
+    },
+    /// Pages without bytes, or with too many.
+    #[error("a page of {layers} layers, {heads} heads and {head_bytes} bytes each cannot be")]
+    Bytes {
+        /// Layers.
+        layers: usize,
+        /// Heads.
+        heads: usize,
+        /// Bytes of a head in a layer.
+        head_bytes: usize,
+    },
+    /// Pools of other ranks than the shape's.
+    #[error("there are {found} pools, expected {expected}, one for each rank")]
+    Ranks {
+        /// Pools.
+        found: usize,
+        /// Ranks.
+        expected: usize,
+    },
+    /// A pool that no rank of the unit would have.
+    #[error("pool {pool}: {what} {index} {why}")]
+    Pool {
+        /// Which pool.
+        pool: usize,
+        /// Page, sequence or idle page.
+        what: &'static str,
+        /// Its index.
+        index: usize,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// All sequences together need more pages than a rank has in the new layout.
+    #[error("all sequences together need {pages} pages, but a rank has room for {capacity}")]
+    NoRoom {
+        /// Pages held and promised.
+        pages: usize,
+        /// Pages of a rank.
+        capacity: usize,
+    },
+    /// No rank has room for a sequence.
+    #[error("no rank has room for sequence {id} with {pages} pages; each has {capacity}")]
+    NoRoomFor {
+        /// Which request.
+        id: u64,
+        /// Pages that it holds and was promised.
+        pages: usize,
+        /// Pages of a rank.
+        capacity: usize,
+    },
+}
+
+impl KvPool {
+    /// How many sequences hold each page.
+    pub(super) fn holders(&self) -> Vec<usize> {
+        let mut holders = vec![0; self.pages.len()];
+        for &page in self.sequences.iter().flat_map(|sequence| &sequence.pages) {
+            holders[page as usize] += 1;
+        }
+        holders
+    }
+
+    /// Whether a rank of the unit could have this; `pool` names it.
+    pub(super) fn check(&self, pool: usize, ranks: usize) -> Result<(), KvError> {
+        let refuse = |what, index, why| Err(KvError::Pool { pool, what, index, why });
+        for (index, page) in self.pages.iter().enumerate() {
+            let before = page.before.map(|before| self.pages[..index].get(before as usize));
+            match before {
+                Some(None) => return refuse("page", index, "follows one that is not before it"),
+                Some(Some(before)) if page.sealed && !before.sealed => {
+                    return refuse("page", index, "is sealed, but follows one that is not");
+                }
+                _ if page.tokens.is_empty() => return refuse("page", index, "has no tokens"),
+                _ => {}
+            }
+        }
+        for (index, sequence) in self.sequences.iter().enumerate() {
+            let mut before = None;
+            for &page in &sequence.pages {
+                match self.pages.get(page as usize) {
+                    Some(found) if found.before == before => before = Some(page),
+                    _ => return refuse("sequence", index, "has pages that do not follow each other"),
+                }
+            }
+            let known = sequence.shares.iter().all(|share| share.is_finite());
+            if !known || !(sequence.shares.is_empty() || sequence.shares.len() == ranks) {
+                return refuse("sequence", index, "has no share for each rank");
+            }
+        }
+        self.check_idle(pool)
+    }
+
+    /// Idle pages are those that no sequence holds, each once, and no page goes before one that follows it.
+    fn check_idle(&self, pool: usize) -> Result<(), KvError> {
+        let refuse = |what, index, why| Err(KvError::Pool { pool, what, index, why });
+        let mut holders = self.holders();
+        let mut evicted = vec![false; self.pages.len()];
+        for (index, &page) in self.idle.iter().enumerate() {
+            match holders.get_mut(page as usize) {
+                Some(holders @ 0) => *holders = 1,
+                _ => return refuse("idle page", index, "is held, there twice, or no page"),
+            }
+            evicted[page as usize] = true;
+            let before = self.pages[page as usize].before;
+            if !self.pages[page as usize].sealed || before.is_some_and(|before| evicted[before as usize]) {
+                return refuse("idle page", index, "is not sealed, or goes after the page before it");
+            }
+        }
+        for (index, (page, &holders)) in self.pages.iter().zip(&holders).enumerate() {
+            if holders == 0 || (holders > 1 && !page.sealed) {
+                return refuse("page", index, "is neither held nor idle, or shared but not sealed");
+            }
+        }
+        Ok(())
+    }
+}

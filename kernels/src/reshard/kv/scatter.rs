@@ -1,0 +1,103 @@
+//! TP to DP: each sequence to one rank.
+
+use std::cmp::Reverse;
+
+use super::plan::{KvPlan, PageAt, PlannedPool, renumber};
+use super::pool::{KvError, KvPool, KvSequence, KvShape};
+
+/// How sequences are spread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Balance {
+    /// Pages, of all heads, that a rank has room for.
+    pub capacity: usize,
+    /// Ranks count as equally loaded up to so many pages above the least loaded one; the one with the largest share by
+    /// T is taken.
+    pub slack: usize,
+}
+
+impl KvPlan {
+    /// The pool that all ranks have becomes one for each rank. The longest sequence is placed first, promised pages
+    /// included, on the rank with the fewest pages afterwards: a rank that gets a prefix of it already pays for the
+    /// rest alone. Ties, and ranks within `slack`, go by T's share, then to the lowest rank.
+    ///
+    /// Idle pages follow the page before them, the youngest first, while there is room.
+    ///
+    /// # Errors
+    /// A pool that cannot be, and a sequence for which no rank has room (another packing might have it).
+    pub fn scatter(shape: KvShape, pool: &KvPool, balance: Balance) -> Result<Self, KvError> {
+        pool.check(0, shape.ranks())?;
+        let mut shares: Vec<Share> = vec![Share::new(pool.pages.len()); shape.ranks()];
+        let mut order: Vec<usize> = (0..pool.sequences.len()).collect();
+        order.sort_by_key(|&index| {
+            let sequence = &pool.sequences[index];
+            (Reverse(sequence.pages.len() + sequence.promised), sequence.id, index)
+        });
+        for index in order {
+            let sequence = &pool.sequences[index];
+            let rank = choose(&shares, sequence, balance).ok_or(KvError::NoRoomFor {
+                id: sequence.id,
+                pages: sequence.pages.len() + sequence.promised,
+                capacity: balance.capacity,
+            })?;
+            shares[rank].take(index, sequence);
+        }
+        for &page in pool.idle.iter().rev() {
+            let before = pool.pages[page as usize].before;
+            let has = |share: &&mut Share| before.is_none_or(|before| share.keep[before as usize]);
+            let room = |share: &&mut Share| share.used < balance.capacity;
+            let emptiest = shares.iter_mut().filter(has).filter(room).min_by_key(|share| share.used + share.promised);
+            if let Some(share) = emptiest {
+                share.keep[page as usize] = true;
+                share.used += 1;
+            }
+        }
+        Ok(Self { shape, pools: shares.iter().map(|share| share.planned(pool)).collect() })
+    }
+}
+
+/// What a rank gets.
+#[derive(Clone, Debug)]
+struct Share {
+    keep: Vec<bool>,
+    used: usize,
+    promised: usize,
+    sequences: Vec<usize>,
+}
+
+impl Share {
+    fn new(pages: usize) -> Self {
+        Self { keep: vec![false; pages], used: 0, promised: 0, sequences: Vec::new() }
+    }
+
+    /// Pages held and promised if it got this sequence too.
+    fn with(&self, sequence: &KvSequence) -> usize {
+        let new = sequence.pages.iter().filter(|page| !self.keep[**page as usize]).count();
+        self.used + new + self.promised + sequence.promised
+    }
+
+    fn take(&mut self, index: usize, sequence: &KvSequence) {
+        for &page in &sequence.pages {
+            self.used += usize::from(!std::mem::replace(&mut self.keep[page as usize], true));
+        }
+        self.promised += sequence.promised;
+        self.sequences.push(index);
+    }
+
+    fn planned(&self, pool: &KvPool) -> PlannedPool {
+        let mut own = self.sequences.clone();
+        own.sort_unstable();
+        let sequences = own.iter().map(|&index| pool.sequences[index].clone()).collect();
+        let sources: Vec<PageAt> = (0..pool.pages.len()).map(|page| PageAt { rank: 0, page: page as u32 }).collect();
+        renumber(KvPool { sequences, ..pool.clone() }, &sources, &self.keep)
+    }
+}
+
+fn choose(shares: &[Share], sequence: &KvSequence, balance: Balance) -> Option<usize> {
+    let loads: Vec<usize> = shares.iter().map(|share| share.with(sequence)).collect();
+    let least = *loads.iter().min()?;
+    let limit = least.saturating_add(balance.slack).min(balance.capacity);
+    let share = |rank: &usize| sequence.shares.get(*rank).copied().unwrap_or_default();
+    let near = (0..shares.len()).filter(|&rank| loads[rank] <= limit);
+    // Of equal shares the least loaded, then the lowest.
+    near.min_by(|a, b| share(b).total_cmp(&share(a)).then(loads[*a].cmp(&loads[*b])).then(a.cmp(b)))
+}

@@ -1,0 +1,356 @@
+//! Which experts a rank hosts, and where a layer's slot begins in the buffer.
+
+use std::ops::Range;
+
+use super::checksum::PieceId;
+use super::error::ReshardError;
+use super::shape::{Cluster, ExpertArray, ExpertShape, MAX_IDS, check_count};
+
+/// An expert slot that hosts no expert.
+pub const NO_HOST: u16 = u16::MAX;
+
+/// Which experts each rank hosts in each layer: any E, with replicas and empty slots.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hosts {
+    experts: usize,
+    ranks: usize,
+    /// S: of each rank
+    slots: usize,
+    /// `[K][ranks x S]`
+    layers: Vec<Vec<u16>>,
+}
+
+impl Hosts {
+    /// `layers` is `[K][ranks x S]`: rank r hosts the experts `layers[i][r * S..(r + 1) * S]` in layer i, [`NO_HOST`]
+    /// for an empty slot.
+    ///
+    /// # Errors
+    /// Layers of different lengths, experts that are not below `experts`, on one rank twice, or on no rank.
+    pub fn new(experts: usize, ranks: usize, layers: Vec<Vec<u16>>) -> Result<Self, ReshardError> {
+        check_count("experts", experts)?;
+        check_count("ranks", ranks)?;
+        let all = layers.first().map_or(0, Vec::len);
+        if !all.is_multiple_of(ranks) {
+            return Err(ReshardError::Divides { what: "the expert slots of a layer", found: all, divisor: ranks });
+        }
+        let slots = all / ranks;
+        check_count("expert slots of a rank", slots)?;
+        let hosts = Self { experts, ranks, slots, layers };
+        for layer in 0..hosts.layers.len() {
+            hosts.check(layer)?;
+        }
+        Ok(hosts)
+    }
+
+    /// Whole experts in order, as evenly as they go: the first experts mod ranks ranks host one more.
+    ///
+    /// # Errors
+    /// As [`Hosts::new`].
+    pub fn contiguous(experts: usize, ranks: usize, layers: usize) -> Result<Self, ReshardError> {
+        check_count("experts", experts)?;
+        check_count("ranks", ranks)?;
+        let (slots, each, more) = (experts.div_ceil(ranks), experts / ranks, experts % ranks);
+        let mut layer = vec![NO_HOST; slots * ranks];
+        for rank in 0..ranks {
+            let first = rank * each + rank.min(more);
+            for slot in 0..each + usize::from(rank < more) {
+                layer[rank * slots + slot] = (first + slot) as u16;
+            }
+        }
+        Self::new(experts, ranks, vec![layer; layers])
+    }
+
+    fn check(&self, layer: usize) -> Result<(), ReshardError> {
+        let row = &self.layers[layer];
+        let expected = self.slots * self.ranks;
+        if row.len() != expected {
+            return Err(ReshardError::Differs { what: "expert slots of a layer", found: row.len(), expected });
+        }
+        // The rank that was last seen to host each expert, plus 1.
+        let mut last = vec![0; self.experts];
+        for (slot, &expert) in row.iter().enumerate().filter(|(_, expert)| **expert != NO_HOST) {
+            let rank = slot / self.slots;
+            match last.get_mut(usize::from(expert)) {
+                None => return Err(ReshardError::Expert { layer, slot, expert, experts: self.experts }),
+                Some(seen) if *seen == rank + 1 => return Err(ReshardError::Twice { layer, rank, expert }),
+                Some(seen) => *seen = rank + 1,
+            }
+        }
+        match last.iter().position(|&seen| seen == 0) {
+            None => Ok(()),
+            Some(expert) => Err(ReshardError::Missing { layer, expert: expert as u16 }),
+        }
+    }
+
+    /// S: expert slots of a rank.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// `[S]`: the experts that a rank hosts in a layer. Panics if there is no such layer or rank.
+    #[must_use]
+    pub fn of_rank(&self, layer: usize, rank: usize) -> &[u16] {
+        &self.layers[layer][rank * self.slots..(rank + 1) * self.slots]
+    }
+}
+
+/// Who has which part of which expert.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Layout {
+    /// Each rank has some experts, whole.
+    Ep(Hosts),
+    /// Each rank has its slice of all experts; each node has all slices.
+    Tp,
+}
+
+/// The end of the buffer that a layout fills; the rest is the spare room of the next switch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Layer i begins i slots after the first byte.
+    Low,
+    /// Layer i begins K - i slots before the last byte.
+    High,
+}
+
+impl Side {
+    /// Where a switch goes.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Low => Self::High,
+            Self::High => Self::Low,
+        }
+    }
+}
+
+/// A rank's buffer: K slots for either layout, and one spare EP slot. All ranks' buffers are alike.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Pool {
+    pub(super) shape: ExpertShape,
+    pub(super) cluster: Cluster,
+    pub(super) experts: usize,
+    layers: usize,
+    slots: usize,
+    ep_bytes: usize,
+    tp_bytes: usize,
+    bytes: usize,
+}
+
+impl Pool {
+    /// A buffer for so many experts in each of so many layers, with up to `slots` expert slots on each rank under EP
+    /// (replicas and empty ones included).
+    ///
+    /// # Errors
+    /// Counts of 0, too few slots for all experts, and more bytes than can be addressed.
+    pub fn new(
+        shape: ExpertShape,
+        cluster: Cluster,
+        experts: usize,
+        layers: usize,
+        slots: usize,
+    ) -> Result<Self, ReshardError> {
+        for (what, found) in [("experts", experts), ("layers", layers), ("expert slots of a rank", slots)] {
+            check_count(what, found)?;
+        }
+        let ranks = cluster.ranks();
+        if slots * ranks < experts {
+            return Err(ReshardError::Room { slots, ranks, experts });
+        }
+        let widest = shape.steps(0, cluster.slices()).len();
+        let slice_bytes = shape.first_bytes(shape.arrays().len(), widest);
+        let bytes = || {
+            let (ep, tp) = (shape.bytes().checked_mul(slots)?, slice_bytes.checked_mul(experts)?);
+            let bytes = ep.max(tp).checked_mul(layers)?.checked_add(ep)?;
+            (bytes <= isize::MAX as usize).then_some((ep, tp, bytes))
+        };
+        let (ep_bytes, tp_bytes, bytes) = bytes().ok_or(ReshardError::TooLarge)?;
+        Ok(Self { shape, cluster, experts, layers, slots, ep_bytes, tp_bytes, bytes })
+    }
+
+    /// The same for a unit that only goes from one E to another: K + 1 EP slots, N times less on N nodes than with TP.
+    #[must_use]
+    pub fn ep_only(self) -> Self {
+        Self { tp_bytes: 0, bytes: (self.layers + 1) * self.ep_bytes, ..self }
+    }
+
+    /// Bytes of each rank's buffer: `K max(T, X) + X` with T and X the bytes of a TP and an EP slot.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// K
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// N: experts of a layer.
+    #[must_use]
+    pub fn experts(&self) -> usize {
+        self.experts
+    }
+
+    /// Nodes and ranks.
+    #[must_use]
+    pub fn cluster(&self) -> Cluster {
+        self.cluster
+    }
+
+    /// Bytes of a layer's slot.
+    #[must_use]
+    pub fn slot_bytes(&self, layout: &Layout) -> usize {
+        match layout {
+            Layout::Ep(_) => self.ep_bytes,
+            Layout::Tp => self.tp_bytes,
+        }
+    }
+
+    /// Where a layer lies in the buffer of every rank. Panics if there is no such layer.
+    #[must_use]
+    pub fn slot(&self, layout: &Layout, side: Side, layer: usize) -> Range<usize> {
+        assert!(layer < self.layers, "layer {layer} of {}", self.layers);
+        let bytes = self.slot_bytes(layout);
+        let start = match side {
+            Side::Low => layer * bytes,
+            Side::High => self.bytes - (self.layers - layer) * bytes,
+        };
+        start..start + bytes
+    }
+
+    /// What a layout leaves free of every rank's buffer, for something else until the next switch: on N nodes under EP,
+    /// all but 1/N.
+    #[must_use]
+    pub fn free(&self, layout: &Layout, side: Side) -> Range<usize> {
+        let used = self.layers * self.slot_bytes(layout);
+        match side {
+            Side::Low => used..self.bytes,
+            Side::High => 0..self.bytes - used,
+        }
+    }
+
+    /// Whether a layout is one of this model, on these ranks, within this buffer.
+    ///
+    /// # Errors
+    /// Other experts, ranks or layers, or more slots.
+    pub fn check(&self, layout: &Layout) -> Result<(), ReshardError> {
+        let hosts = match layout {
+            Layout::Ep(hosts) => hosts,
+            Layout::Tp if self.tp_bytes == 0 => return Err(ReshardError::EpOnly),
+            Layout::Tp => return Ok(()),
+        };
+        let counts = [
+            ("experts of the layout", hosts.experts, self.experts),
+            ("ranks of the layout", hosts.ranks, self.cluster.ranks()),
+            ("layers of the layout", hosts.layers.len(), self.layers),
+        ];
+        for (what, found, expected) in counts {
+            if found != expected {
+                return Err(ReshardError::Differs { what, found, expected });
+            }
+        }
+        if hosts.slots > self.slots {
+            return Err(ReshardError::Slots { found: hosts.slots, limit: self.slots });
+        }
+        Ok(())
+    }
+
+    /// The experts that a rank has some of in a layer, each with its position in the slot, in order.
+    pub(super) fn hosted(&self, layout: &Layout, layer: usize, rank: usize) -> Vec<Hosted> {
+        match layout {
+            Layout::Tp => (0..self.experts).map(|expert| Hosted { expert: expert as u16, position: expert }).collect(),
+            Layout::Ep(hosts) => {
+                let slots = hosts.of_rank(layer, rank).iter().enumerate();
+                let used = slots.filter(|(_, expert)| **expert != NO_HOST);
+                used.map(|(position, &expert)| Hosted { expert, position }).collect()
+            }
+        }
+    }
+
+    /// The slices that a rank has of the experts that it hosts.
+    pub(super) fn slices(&self, layout: &Layout, rank: usize) -> Range<usize> {
+        match layout {
+            Layout::Ep(_) => 0..self.cluster.slices(),
+            Layout::Tp => self.cluster.slice(rank)..self.cluster.slice(rank) + 1,
+        }
+    }
+
+    /// Where everything lies that a rank has of a layer, into `parts`: by position in the slot, slice and array. For
+    /// whoever loads or reads experts. Panics if there is no such layer or rank.
+    pub fn parts(&self, layout: &Layout, side: Side, layer: usize, rank: usize, parts: &mut Vec<Part>) {
+        parts.clear();
+        for hosted in self.hosted(layout, layer, rank) {
+            for slice in self.slices(layout, rank) {
+                let piece = PieceId { layer, expert: hosted.expert, slice: slice as u16 };
+                parts.extend(self.parts_of(layout, side, piece, HostedAt { rank, position: hosted.position }));
+            }
+        }
+    }
+
+    /// Where the arrays of a piece lie. A slice of no columns has none.
+    pub(super) fn parts_of(
+        &self,
+        layout: &Layout,
+        side: Side,
+        piece: PieceId,
+        at: HostedAt,
+    ) -> impl Iterator<Item = Part> {
+        let steps = self.shape.steps(piece.slice.into(), self.cluster.slices());
+        let (entries, first, of_step) = match layout {
+            Layout::Ep(_) => (self.slots, steps.start, self.shape.width()),
+            Layout::Tp => (self.experts, 0, steps.len()),
+        };
+        let slot = self.slot(layout, side, piece.layer).start;
+        let arrays = if steps.is_empty() { 0 } else { self.shape.arrays().len() };
+        (0..arrays).map(move |array| {
+            let ExpertArray { outer, inner_bytes } = self.shape.arrays()[array];
+            let before = entries * self.shape.first_bytes(array, of_step);
+            let offset = slot + before + at.position * self.shape.part_bytes(array, of_step) + first * inner_bytes;
+            let place = Place { rank: at.rank, offset, stride: of_step * inner_bytes };
+            Part { piece, array, place, rows: outer, bytes: steps.len() * inner_bytes }
+        })
+    }
+}
+
+/// Where rows of bytes lie in a rank's buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Whose buffer.
+    pub rank: usize,
+    /// The first byte of the first row.
+    pub offset: usize,
+    /// From the first byte of a row to that of the next.
+    pub stride: usize,
+}
+
+/// One array's part of a slice of an expert, as it lies in a rank's buffer: rows of equal length at equal distances.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// Layer, expert, slice.
+    pub piece: PieceId,
+    /// Which of the expert's arrays.
+    pub array: usize,
+    /// The first row.
+    pub place: Place,
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of a row.
+    pub bytes: usize,
+}
+
+/// A rank's slot entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostedAt {
+    pub(super) rank: usize,
+    pub(super) position: usize,
+}
+
+/// An expert in a rank's slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Hosted {
+    pub(super) expert: u16,
+    pub(super) position: usize,
+}
+
+const _: () = assert!(MAX_IDS == NO_HOST as usize, "the id of no expert is the one past the last");

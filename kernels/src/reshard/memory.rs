@@ -1,0 +1,111 @@
+//! What an executor needs of a rank's memory.
+
+use super::checksum::PieceHash;
+use super::error::MemoryFault;
+
+/// Bytes that are copied and hashed while they are in the first cache. A multiple of the hash's block.
+const PART_BYTES: usize = 16 << 10;
+
+/// One rank's expert buffer, and those of the peers that it can read: threads, processes of one host, GPUs of one
+/// NVLink domain.
+pub trait ExpertMemory {
+    /// This rank.
+    fn rank(&self) -> usize;
+
+    /// Whether a peer's buffer can be read from here, and this rank's from there: the same answer on both. True of the
+    /// own one.
+    fn reaches(&self, rank: usize) -> bool;
+
+    /// Bytes of this rank's buffer.
+    fn bytes(&self) -> usize;
+
+    /// Reads from a buffer within reach, the own one included.
+    ///
+    /// # Errors
+    /// What cannot be read, out of bounds included.
+    fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault>;
+
+    /// Writes to the own buffer.
+    ///
+    /// # Errors
+    /// What cannot be written, out of bounds included.
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault>;
+
+    /// Copies a row from a buffer within reach to `to` in the own one, and adds to `hash` what lies there then. The two
+    /// never overlap.
+    ///
+    /// # Errors
+    /// As [`ExpertMemory::read`] and [`ExpertMemory::write`].
+    fn copy(
+        &mut self,
+        rank: usize,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        hash: &mut PieceHash,
+    ) -> Result<(), MemoryFault> {
+        let mut part = [0; PART_BYTES];
+        for at in (0..bytes).step_by(PART_BYTES) {
+            let part = &mut part[..PART_BYTES.min(bytes - at)];
+            self.read(rank, from + at, part)?;
+            self.write(to + at, part)?;
+            self.read(self.rank(), to + at, part)?;
+            hash.update(part);
+        }
+        Ok(())
+    }
+}
+
+/// Memory that no other rank can reach: everything travels in messages.
+#[derive(Debug)]
+pub struct OwnMemory<'a> {
+    rank: usize,
+    buffer: &'a mut [u8],
+}
+
+impl<'a> OwnMemory<'a> {
+    /// The buffer of a rank.
+    #[must_use]
+    pub fn new(rank: usize, buffer: &'a mut [u8]) -> Self {
+        Self { rank, buffer }
+    }
+
+    fn fault(&self, rank: usize, offset: usize, bytes: usize) -> MemoryFault {
+        let cause = match rank == self.rank {
+            true => format!("the buffer has {} bytes", self.buffer.len()),
+            false => format!("rank {} cannot read it", self.rank),
+        };
+        MemoryFault { rank, offset, bytes, cause }
+    }
+}
+
+impl ExpertMemory for OwnMemory<'_> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn reaches(&self, rank: usize) -> bool {
+        rank == self.rank
+    }
+
+    fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
+        let own = self.buffer.get(offset..).and_then(|rest| rest.get(..into.len()));
+        match own.filter(|_| rank == self.rank) {
+            Some(own) => into.copy_from_slice(own),
+            None => return Err(self.fault(rank, offset, into.len())),
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
+        match self.buffer.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes.len())) {
+            Some(own) => own.copy_from_slice(bytes),
+            None => return Err(self.fault(self.rank, offset, bytes.len())),
+        }
+        Ok(())
+    }
+}

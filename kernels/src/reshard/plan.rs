@@ -1,0 +1,197 @@
+//! A switch as data: which bytes go where, in which order of layers.
+
+use super::checksum::{PieceHash, PieceId};
+use super::error::ReshardError;
+use super::layout::{HostedAt, Layout, Place, Pool, Side};
+
+/// A copy of `rows` rows of `bytes` bytes (as `cudaMemcpy2D` has it): one array's part of a slice of an expert. One row
+/// if experts are slice-major.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// Layer.
+    pub layer: usize,
+    /// Logical expert id.
+    pub expert: u16,
+    /// Slice of the expert's width.
+    pub slice: u16,
+    /// What is read.
+    pub from: Place,
+    /// What is written. Overlaps no source of this layer, nor of a later one in the switch's order.
+    pub to: Place,
+    /// Rows, at least 1.
+    pub rows: usize,
+    /// Bytes of a row, at least 1.
+    pub bytes: usize,
+}
+
+impl Move {
+    /// The slice of an expert that it is part of.
+    #[must_use]
+    pub fn piece(&self) -> PieceId {
+        PieceId { layer: self.layer, expert: self.expert, slice: self.slice }
+    }
+
+    /// Bytes of all rows.
+    #[must_use]
+    pub fn total_bytes(&self) -> usize {
+        self.rows * self.bytes
+    }
+}
+
+/// A switch of a unit from one layout to another. Equal on all ranks that were given the same; [`Switch::digest`] finds
+/// out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switch<'a> {
+    pool: &'a Pool,
+    from: &'a Layout,
+    to: &'a Layout,
+    side: Side,
+}
+
+impl<'a> Switch<'a> {
+    /// From the layout that lies at `side` to another, which will lie at the other side.
+    ///
+    /// # Errors
+    /// Layouts that the pool does not fit; TP to TP, which changes nothing.
+    pub fn new(pool: &'a Pool, from: &'a Layout, to: &'a Layout, side: Side) -> Result<Self, ReshardError> {
+        pool.check(from)?;
+        pool.check(to)?;
+        if matches!((from, to), (Layout::Tp, Layout::Tp)) {
+            return Err(ReshardError::Same);
+        }
+        Ok(Self { pool, from, to, side })
+    }
+
+    /// The way back.
+    #[must_use]
+    pub fn inverse(&self) -> Self {
+        Self { pool: self.pool, from: self.to, to: self.from, side: self.side.other() }
+    }
+
+    /// The buffers.
+    #[must_use]
+    pub fn pool(&self) -> &'a Pool {
+        self.pool
+    }
+
+    /// The layout before.
+    #[must_use]
+    pub fn from(&self) -> &'a Layout {
+        self.from
+    }
+
+    /// The layout after.
+    #[must_use]
+    pub fn to(&self) -> &'a Layout {
+        self.to
+    }
+
+    /// The side before; after the switch it is the other one.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    /// The layer that moves as the `step`-th: ascending from the high side, descending from the low side.
+    #[must_use]
+    pub fn layer(&self, step: usize) -> usize {
+        match self.side {
+            Side::High => step,
+            Side::Low => self.pool.layers() - 1 - step,
+        }
+    }
+
+    /// All moves of a layer, between all ranks, into `moves`: by destination rank, then position in its slot, slice and
+    /// array. The moves of one piece follow each other. They may be done in any order, but all before the next layer
+    /// begins.
+    ///
+    /// Of several copies a rank takes its own, else one of its node, else any; among these the one that was taken least
+    /// so far. So from TP to EP nothing crosses nodes, and to TP each slice that a node lacks comes over once.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn moves(&self, layer: usize, moves: &mut Vec<Move>) {
+        moves.clear();
+        let pool = self.pool;
+        let copies = self.copies(layer);
+        let mut taken = vec![0; pool.cluster.ranks()];
+        for rank in 0..pool.cluster.ranks() {
+            for hosted in pool.hosted(self.to, layer, rank) {
+                for slice in pool.slices(self.to, rank) {
+                    let from = self.source(&copies, &taken, rank, hosted.expert, slice);
+                    taken[from.rank] += usize::from(from.rank != rank);
+                    let to = HostedAt { rank, position: hosted.position };
+                    let piece = PieceId { layer, expert: hosted.expert, slice: slice as u16 };
+                    self.push(piece, from, to, moves);
+                }
+            }
+        }
+    }
+
+    /// `[N]`: where each expert is, whole, before the switch; empty under TP.
+    fn copies(&self, layer: usize) -> Vec<Vec<HostedAt>> {
+        let mut copies = vec![Vec::new(); self.pool.experts()];
+        if let Layout::Ep(_) = self.from {
+            for rank in 0..self.pool.cluster.ranks() {
+                for hosted in self.pool.hosted(self.from, layer, rank) {
+                    copies[usize::from(hosted.expert)].push(HostedAt { rank, position: hosted.position });
+                }
+            }
+        }
+        copies
+    }
+
+    fn source(&self, copies: &[Vec<HostedAt>], taken: &[usize], to: usize, expert: u16, slice: usize) -> HostedAt {
+        let (cluster, expert) = (self.pool.cluster, usize::from(expert));
+        let distance = |rank: usize| match rank {
+            _ if rank == to => 0,
+            _ if cluster.node(rank) == cluster.node(to) => 1,
+            _ => 2,
+        };
+        let nearest = copies[expert].iter().min_by_key(|copy| (distance(copy.rank), taken[copy.rank], copy.rank));
+        // No copy of the whole expert: it is under TP, and the node has each slice once.
+        nearest.copied().unwrap_or_else(|| HostedAt { rank: cluster.rank(cluster.node(to), slice), position: expert })
+    }
+
+    /// The moves of one piece.
+    fn push(&self, piece: PieceId, from: HostedAt, to: HostedAt, moves: &mut Vec<Move>) {
+        let sources = self.pool.parts_of(self.from, self.side, piece, from);
+        let targets = self.pool.parts_of(self.to, self.side.other(), piece, to);
+        moves.extend(sources.zip(targets).map(|(from, to)| {
+            let PieceId { layer, expert, slice } = piece;
+            Move { layer, expert, slice, from: from.place, to: to.place, rows: to.rows, bytes: to.bytes }
+        }));
+    }
+
+    /// A number that is, in all likelihood, equal on two ranks only if their switches are.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut hash = PieceHash::default();
+        let mut word = |word: usize| hash.update(&(word as u64).to_le_bytes());
+        let pool = self.pool;
+        let counts = [
+            pool.bytes(),
+            pool.layers(),
+            pool.experts(),
+            pool.cluster.ranks(),
+            pool.cluster.slices(),
+            pool.shape.width(),
+        ];
+        counts.into_iter().for_each(&mut word);
+        for array in pool.shape.arrays() {
+            word(array.outer);
+            word(array.inner_bytes);
+        }
+        word(usize::from(self.side == Side::Low));
+        for layout in [self.from, self.to] {
+            word(pool.slot_bytes(layout));
+            let Layout::Ep(hosts) = layout else { continue };
+            for layer in 0..pool.layers() {
+                for rank in 0..pool.cluster.ranks() {
+                    hosts.of_rank(layer, rank).iter().for_each(|&expert| word(usize::from(expert)));
+                }
+            }
+        }
+        hash.finish()
+    }
+}

@@ -1,0 +1,188 @@
+//! The bytes of an expert and where they may be cut; nodes and ranks.
+
+use std::ops::Range;
+
+use super::error::ReshardError;
+
+/// Ids are 16 bits, and the last one is not an expert.
+pub(super) const MAX_IDS: usize = u16::MAX as usize;
+
+/// N nodes of P ranks. Rank r is on node r / P and, under TP, has slice r mod P of every expert, so that each node has
+/// all experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cluster {
+    nodes: usize,
+    ranks_per_node: usize,
+}
+
+impl Cluster {
+    /// # Errors
+    /// No nodes, no ranks, or more than 65,535 together.
+    pub fn new(nodes: usize, ranks_per_node: usize) -> Result<Self, ReshardError> {
+        check_count("nodes", nodes)?;
+        check_count("ranks per node", ranks_per_node)?;
+        check_count("ranks", nodes * ranks_per_node)?;
+        Ok(Self { nodes, ranks_per_node })
+    }
+
+    /// N x P
+    #[must_use]
+    pub fn ranks(self) -> usize {
+        self.nodes * self.ranks_per_node
+    }
+
+    /// W: slices of an expert, one for each rank of a node.
+    #[must_use]
+    pub fn slices(self) -> usize {
+        self.ranks_per_node
+    }
+
+    /// The node of a rank.
+    #[must_use]
+    pub fn node(self, rank: usize) -> usize {
+        rank / self.ranks_per_node
+    }
+
+    /// The slice that a rank has under TP.
+    #[must_use]
+    pub fn slice(self, rank: usize) -> usize {
+        rank % self.ranks_per_node
+    }
+
+    /// The rank of a node that has a slice under TP.
+    #[must_use]
+    pub fn rank(self, node: usize, slice: usize) -> usize {
+        node * self.ranks_per_node + slice
+    }
+}
+
+/// One array of an expert, row-major `[outer, width, inner]`; `width` is the axis that TP cuts and that all arrays
+/// share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExpertArray {
+    /// Rows that TP cuts alike: 2 for gate and up together, which are cut separately; H for down.
+    pub outer: usize,
+    /// Bytes of one step along `width`.
+    pub inner_bytes: usize,
+}
+
+/// The arrays of an expert, in the order in which they lie in a slot. The width is counted in *steps*, the least that
+/// may be cut: one intermediate column, a block of columns that share a scale, or a packed slice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExpertShape {
+    width: usize,
+    arrays: Vec<ExpertArray>,
+}
+
+impl ExpertShape {
+    /// Any arrays over a width of so many steps.
+    ///
+    /// # Errors
+    /// No steps or arrays, arrays without bytes, and more bytes than can be addressed.
+    pub fn new(width: usize, arrays: Vec<ExpertArray>) -> Result<Self, ReshardError> {
+        let limit = isize::MAX as usize;
+        let positive = |what, found| match found {
+            1.. if found <= limit => Ok(()),
+            _ => Err(ReshardError::Count { what, found, limit }),
+        };
+        positive("steps of an expert's width", width)?;
+        positive("arrays of an expert", arrays.len())?;
+        for array in &arrays {
+            positive("rows of an expert's array", array.outer)?;
+            positive("bytes of a step", array.inner_bytes)?;
+        }
+        let bytes = arrays.iter().try_fold(0usize, |sum, array| {
+            array.outer.checked_mul(array.inner_bytes)?.checked_mul(width)?.checked_add(sum)
+        });
+        bytes.filter(|&bytes| bytes <= limit).ok_or(ReshardError::TooLarge)?;
+        Ok(Self { width, arrays })
+    }
+
+    /// Row-major gate and up `[2, I, H]`, then down `[H, I]`, in elements of so many bytes.
+    ///
+    /// # Errors
+    /// As [`ExpertShape::new`].
+    pub fn rows(hidden: usize, intermediate: usize, element_bytes: usize) -> Result<Self, ReshardError> {
+        let row = hidden.checked_mul(element_bytes).ok_or(ReshardError::TooLarge)?;
+        let gate_up = ExpertArray { outer: 2, inner_bytes: row };
+        Self::new(intermediate, vec![gate_up, ExpertArray { outer: hidden, inner_bytes: element_bytes }])
+    }
+
+    /// FP8 with one scale for each block of `block x block` weights: gate and up `[2, I, H]`, down `[H, I]`, then the
+    /// scales of both. TP cuts between blocks only, so that no scale is shared by two slices.
+    ///
+    /// # Errors
+    /// H or I that is no multiple of the block; as [`ExpertShape::new`].
+    pub fn fp8_blocks(
+        hidden: usize,
+        intermediate: usize,
+        block: usize,
+        scale_bytes: usize,
+    ) -> Result<Self, ReshardError> {
+        for (what, found) in [("the hidden size", hidden), ("the intermediate size", intermediate)] {
+            if block == 0 || !found.is_multiple_of(block) {
+                return Err(ReshardError::Divides { what, found, divisor: block });
+            }
+        }
+        let product = |a: usize, b: usize| a.checked_mul(b).ok_or(ReshardError::TooLarge);
+        let arrays = vec![
+            ExpertArray { outer: 2, inner_bytes: product(block, hidden)? },
+            ExpertArray { outer: hidden, inner_bytes: block },
+            ExpertArray { outer: 2, inner_bytes: product(hidden / block, scale_bytes)? },
+            ExpertArray { outer: hidden / block, inner_bytes: scale_bytes },
+        ];
+        Self::new(intermediate / block, arrays)
+    }
+
+    /// An expert is so many slices, each packed by itself (gate, up and down of its columns) into equal bytes. A switch
+    /// then copies whole slices, whatever E is. All offsets are multiples of `slice_bytes`' alignment.
+    ///
+    /// # Errors
+    /// As [`ExpertShape::new`].
+    pub fn slice_major(slices: usize, slice_bytes: usize) -> Result<Self, ReshardError> {
+        Self::new(slices, vec![ExpertArray { outer: 1, inner_bytes: slice_bytes }])
+    }
+
+    /// The arrays of an expert.
+    #[must_use]
+    pub fn arrays(&self) -> &[ExpertArray] {
+        &self.arrays
+    }
+
+    /// Bytes of a part of so many steps of one array.
+    pub(super) fn part_bytes(&self, array: usize, steps: usize) -> usize {
+        self.arrays[array].outer * steps * self.arrays[array].inner_bytes
+    }
+
+    /// Bytes of so many steps of the first arrays.
+    pub(super) fn first_bytes(&self, arrays: usize, steps: usize) -> usize {
+        (0..arrays).map(|array| self.part_bytes(array, steps)).sum()
+    }
+
+    /// Bytes of one expert.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.first_bytes(self.arrays.len(), self.width)
+    }
+
+    /// Steps of the width.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The steps of one slice of `slices`: the first width mod `slices` have one more.
+    #[must_use]
+    pub fn steps(&self, slice: usize, slices: usize) -> Range<usize> {
+        let (each, more) = (self.width / slices, self.width % slices);
+        let start = |slice: usize| slice * each + slice.min(more);
+        start(slice)..start(slice + 1)
+    }
+}
+
+pub(super) fn check_count(what: &'static str, found: usize) -> Result<(), ReshardError> {
+    match found {
+        1..=MAX_IDS => Ok(()),
+        _ => Err(ReshardError::Count { what, found, limit: MAX_IDS }),
+    }
+}

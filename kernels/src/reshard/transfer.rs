@@ -1,0 +1,302 @@
+//! One layer's moves: pulled from memory within reach, sent in messages elsewhere; then the vote, which is the barrier.
+
+use super::checksum::{Checksums, PieceHash};
+use super::error::{Fault, MemoryFault, Reason, Refusal};
+use super::memory::ExpertMemory;
+use super::plan::Move;
+use crate::collectives::{Lockstep, UnitError};
+
+/// Reason (0 = none), whether this rank sent any bytes of experts, layer, digest of the switch.
+pub(super) const HEADER_BYTES: usize = 1 + 1 + 4 + 8;
+
+/// What all ranks must agree on in each round.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    pub(super) digest: u64,
+    pub(super) layer: usize,
+}
+
+/// A rank's buffers for the moves of a layer, reused from layer to layer.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    chunk_bytes: usize,
+    outgoing: Vec<Vec<u8>>,
+    incoming: Vec<Vec<u8>>,
+    /// `[P]`: what goes to and comes from each peer that is out of reach.
+    sends: Vec<Stream>,
+    receives: Vec<Stream>,
+}
+
+/// Moves between two ranks as one stream of bytes.
+#[derive(Clone, Debug, Default)]
+struct Stream {
+    moves: Vec<Move>,
+    /// Bytes of all moves that have not passed yet.
+    left: usize,
+    next: usize,
+    row: usize,
+    at: usize,
+}
+
+/// Bytes of a row that pass at once.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    moved: Move,
+    row: usize,
+    at: usize,
+    bytes: usize,
+}
+
+impl Segment {
+    fn source(&self) -> usize {
+        self.moved.from.offset + self.row * self.moved.from.stride + self.at
+    }
+
+    fn target(&self) -> usize {
+        self.moved.to.offset + self.row * self.moved.to.stride + self.at
+    }
+}
+
+impl Stream {
+    fn clear(&mut self) {
+        self.moves.clear();
+        (self.left, self.next, self.row, self.at) = (0, 0, 0, 0);
+    }
+
+    fn push(&mut self, moved: Move) {
+        self.left += moved.total_bytes();
+        self.moves.push(moved);
+    }
+
+    /// The next bytes, at most so many and within one row.
+    fn advance(&mut self, limit: usize) -> Option<Segment> {
+        let moved = *self.moves.get(self.next).filter(|_| limit > 0)?;
+        let bytes = limit.min(moved.bytes - self.at);
+        let segment = Segment { moved, row: self.row, at: self.at, bytes };
+        self.left -= bytes;
+        self.at += bytes;
+        if self.at == moved.bytes {
+            (self.at, self.row) = (0, self.row + 1);
+        }
+        if self.row == moved.rows {
+            (self.row, self.next) = (0, self.next + 1);
+        }
+        Some(segment)
+    }
+}
+
+impl Transfer {
+    /// Messages have at most so many bytes of experts.
+    pub(super) fn new(world: usize, chunk_bytes: usize) -> Self {
+        let (buffers, streams) = (vec![Vec::new(); world], vec![Stream::default(); world]);
+        Self { chunk_bytes, outgoing: buffers.clone(), incoming: buffers, sends: streams.clone(), receives: streams }
+    }
+
+    /// Carries out the moves that begin or end at this rank, verifies what arrived, and votes. `fault` is what this
+    /// rank found wrong before and becomes what it finds wrong here. Returns the refusal that all ranks return.
+    pub(super) fn layer(
+        &mut self,
+        link: &mut impl Lockstep,
+        memory: &mut impl ExpertMemory,
+        work: LayerWork<'_>,
+        fault: &mut Option<Fault>,
+    ) -> Result<Option<Refusal>, UnitError> {
+        let own = link.rank();
+        self.sends.iter_mut().chain(&mut self.receives).for_each(Stream::clear);
+        let reached = |m: &&Move| memory.reaches(m.from.rank);
+        let pulled: Vec<Move> = work.moves.iter().filter(|m| m.to.rank == own).filter(reached).copied().collect();
+        for moved in work.moves {
+            if moved.to.rank == own && !memory.reaches(moved.from.rank) {
+                self.receives[moved.from.rank].push(*moved);
+            } else if moved.from.rank == own && !memory.reaches(moved.to.rank) {
+                self.sends[moved.to.rank].push(*moved);
+            }
+        }
+        let pulls = pieces(&pulled).try_for_each(|piece| pull(memory, piece, work.checksums));
+        note(fault, pulls);
+        let mut verified = false;
+        loop {
+            let sent = self.fill(memory, fault);
+            if !verified && self.receives.iter().all(|stream| stream.left == 0) {
+                verified = true;
+                note(fault, self.verify(own, memory, work.checksums));
+            }
+            let reason = fault.as_ref().map(Fault::reason);
+            self.head(work.round, reason, sent);
+            link.all_to_all(&self.outgoing, &mut self.incoming)?;
+            let votes = Votes { refused: reason.map(|reason| Refused { rank: own, reason }), sent };
+            let votes = self.read_heads(own, work.round, votes)?;
+            self.drain(own, memory, fault)?;
+            if !votes.sent {
+                let layer = work.round.layer;
+                return Ok(votes.refused.map(|Refused { rank, reason }| Refusal { layer, rank, reason }));
+            }
+        }
+    }
+
+    /// The next bytes for each peer, behind room for the head. Whether there were any.
+    fn fill(&mut self, memory: &impl ExpertMemory, fault: &mut Option<Fault>) -> bool {
+        let mut sent = false;
+        for (message, stream) in self.outgoing.iter_mut().zip(&mut self.sends) {
+            let bytes = stream.left.min(self.chunk_bytes);
+            sent |= bytes > 0;
+            message.clear();
+            message.resize(HEADER_BYTES + bytes, 0);
+            let mut rest = &mut message[HEADER_BYTES..];
+            while let Some(segment) = stream.advance(rest.len()) {
+                let (part, later) = rest.split_at_mut(segment.bytes);
+                // What cannot be read is sent as it stands; the vote ends the switch.
+                let read = memory.read(segment.moved.from.rank, segment.source(), part);
+                note(fault, read.map_err(Fault::from));
+                rest = later;
+            }
+        }
+        sent
+    }
+
+    fn head(&mut self, round: Round, reason: Option<Reason>, sent: bool) {
+        for message in &mut self.outgoing {
+            message[0] = reason.map_or(0, |reason| reason as u8);
+            message[1] = sent.into();
+            message[2..6].copy_from_slice(&(round.layer as u32).to_le_bytes());
+            message[6..HEADER_BYTES].copy_from_slice(&round.digest.to_le_bytes());
+        }
+    }
+
+    fn read_heads(&self, own: usize, round: Round, mut votes: Votes) -> Result<Votes, UnitError> {
+        for (peer, message) in self.incoming.iter().enumerate().filter(|(peer, _)| *peer != own) {
+            let Some((head, bytes)) = message.split_first_chunk::<HEADER_BYTES>() else {
+                let detail = format!("{} bytes in a switch, expected at least {HEADER_BYTES}", message.len());
+                return Err(UnitError::protocol(peer, detail));
+            };
+            let [reason, sent, l0, l1, l2, l3, digest @ ..] = *head;
+            let (layer, digest) = (u32::from_le_bytes([l0, l1, l2, l3]), u64::from_le_bytes(digest));
+            if digest != round.digest || layer as usize != round.layer {
+                let expected = round.layer;
+                let detail =
+                    format!("it moves layer {layer} of a switch, expected layer {expected} of the same switch");
+                return Err(UnitError::protocol(peer, detail));
+            }
+            let expected = self.receives[peer].left.min(self.chunk_bytes);
+            if bytes.len() != expected || sent > 1 {
+                let detail = format!("{} bytes of experts, expected {expected}", bytes.len());
+                return Err(UnitError::protocol(peer, detail));
+            }
+            votes.sent |= sent == 1;
+            let reason = match reason {
+                0 => continue,
+                1 => Reason::Checksum,
+                2 => Reason::Memory,
+                3 => Reason::Stopped,
+                _ => return Err(UnitError::protocol(peer, format!("vote {reason}, expected 0 to 3"))),
+            };
+            if votes.refused.is_none_or(|refused| peer < refused.rank) {
+                votes.refused = Some(Refused { rank: peer, reason });
+            }
+        }
+        Ok(votes)
+    }
+
+    /// Writes what arrived to where it belongs.
+    fn drain(
+        &mut self,
+        own: usize,
+        memory: &mut impl ExpertMemory,
+        fault: &mut Option<Fault>,
+    ) -> Result<(), UnitError> {
+        for (peer, (message, stream)) in self.incoming.iter().zip(&mut self.receives).enumerate() {
+            let mut rest = message.get(HEADER_BYTES..).filter(|_| peer != own).unwrap_or_default();
+            while let Some(segment) = stream.advance(rest.len()) {
+                let (part, later) = rest.split_at(segment.bytes);
+                note(fault, memory.write(segment.target(), part).map_err(Fault::from));
+                rest = later;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what came in messages, where it lies now.
+    fn verify(&self, own: usize, memory: &impl ExpertMemory, checksums: &Checksums) -> Result<(), Fault> {
+        for stream in &self.receives {
+            for piece in pieces(&stream.moves) {
+                let mut hash = PieceHash::default();
+                for moved in piece {
+                    let rows = (0..moved.rows).map(|row| moved.to.offset + row * moved.to.stride);
+                    rows.into_iter().try_for_each(|row| hash_bytes(memory, own, row, moved.bytes, &mut hash))?;
+                }
+                check(piece, hash.finish(), checksums)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The moves of a layer and what they must bring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerWork<'a> {
+    pub(super) round: Round,
+    /// Between all ranks; none where ranks only vote.
+    pub(super) moves: &'a [Move],
+    pub(super) checksums: &'a Checksums,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    rank: usize,
+    reason: Reason,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Votes {
+    /// By the lowest rank that refuses.
+    refused: Option<Refused>,
+    /// Whether any rank sent bytes: then another round follows.
+    sent: bool,
+}
+
+/// Keeps the first fault.
+fn note(fault: &mut Option<Fault>, result: Result<(), Fault>) {
+    if let Err(found) = result {
+        fault.get_or_insert(found);
+    }
+}
+
+/// The moves of each piece.
+fn pieces(moves: &[Move]) -> impl Iterator<Item = &[Move]> {
+    moves.chunk_by(|a, b| a.piece() == b.piece() && a.to.rank == b.to.rank)
+}
+
+fn pull(memory: &mut impl ExpertMemory, piece: &[Move], checksums: &Checksums) -> Result<(), Fault> {
+    let mut hash = PieceHash::default();
+    for moved in piece {
+        for row in 0..moved.rows {
+            let (from, to) = (moved.from.offset + row * moved.from.stride, moved.to.offset + row * moved.to.stride);
+            memory.copy(moved.from.rank, from, to, moved.bytes, &mut hash)?;
+        }
+    }
+    check(piece, hash.finish(), checksums)
+}
+
+fn check(piece: &[Move], found: u64, checksums: &Checksums) -> Result<(), Fault> {
+    let (id, from) = (piece[0].piece(), piece[0].from.rank);
+    let expected = checksums.expected(id)?;
+    if found == expected { Ok(()) } else { Err(Fault::Checksum { piece: id, from, found, expected }) }
+}
+
+/// Adds a row of a buffer within reach to a hash.
+pub(super) fn hash_bytes(
+    memory: &impl ExpertMemory,
+    rank: usize,
+    offset: usize,
+    bytes: usize,
+    hash: &mut PieceHash,
+) -> Result<(), MemoryFault> {
+    const PART_BYTES: usize = 16 << 10;
+    let mut part = [0; PART_BYTES];
+    for at in (0..bytes).step_by(PART_BYTES) {
+        let part = &mut part[..PART_BYTES.min(bytes - at)];
+        memory.read(rank, offset + at, part)?;
+        hash.update(part);
+    }
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! Any shape, any E with replicas and empty slots, any number of switches.
+
+use proptest::prelude::*;
+use semmoe_kernels::reshard::{
+    Cluster, ExpertArray, ExpertShape, Hosts, Layout, Move, NO_HOST, Part, Pool, Side, Switch,
+};
+
+use crate::sim::{Random, Sim, order};
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    nodes: usize,
+    per_node: usize,
+    experts: usize,
+    layers: usize,
+    /// Slots of a rank beyond what all experts need.
+    more_slots: usize,
+    seed: u64,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    (1usize..=3, 1usize..=4, 1usize..=11, 1usize..=4, 0usize..=2, any::<u64>()).prop_map(
+        |(nodes, per_node, experts, layers, more_slots, seed)| Case {
+            nodes,
+            per_node,
+            experts,
+            layers,
+            more_slots,
+            seed,
+        },
+    )
+}
+
+/// Row-major, FP8 with scales, slice-major or odd arrays; widths that the ranks seldom divide.
+fn shape(per_node: usize, random: &mut Random) -> ExpertShape {
+    let (width, hidden) = (1 + random.below(9), 1 + random.below(5));
+    match random.below(4) {
+        0 => ExpertShape::rows(hidden, width, 2),
+        1 => ExpertShape::fp8_blocks(hidden * 2, width * 2, 2, 4),
+        2 => ExpertShape::slice_major(per_node, 1 + random.below(40)),
+        _ => {
+            let array =
+                |random: &mut Random| ExpertArray { outer: 1 + random.below(4), inner_bytes: 1 + random.below(9) };
+            ExpertShape::new(width, (0..1 + random.below(3)).map(|_| array(random)).collect())
+        }
+    }
+    .unwrap()
+}
+
+/// Every expert somewhere, some on several ranks, at any places; fewer slots than the pool has, if they suffice.
+fn hosts(case: Case, slots: usize, random: &mut Random) -> Hosts {
+    let ranks = case.nodes * case.per_node;
+    let least = case.experts.div_ceil(ranks);
+    let slots = least + random.below(slots - least + 1);
+    let layer = |random: &mut Random| {
+        let mut places: Vec<usize> = (0..ranks * slots).collect();
+        random.shuffle(&mut places);
+        let mut layer = vec![NO_HOST; ranks * slots];
+        for expert in 0..case.experts {
+            layer[places[expert]] = expert as u16;
+        }
+        for &place in &places[case.experts..] {
+            let (rank, expert) = (place / slots, random.below(case.experts) as u16);
+            if random.below(2) == 0 && !layer[rank * slots..(rank + 1) * slots].contains(&expert) {
+                layer[place] = expert;
+            }
+        }
+        layer
+    };
+    Hosts::new(case.experts, ranks, (0..case.layers).map(|_| layer(random)).collect()).unwrap()
+}
+
+/// Any bytes, by the place in the whole expert. Bytes of a slice are counted from its first column.
+fn truth(part: &Part, row: usize, byte: usize) -> u8 {
+    let piece = part.piece;
+    let words = [piece.layer, piece.expert.into(), piece.slice.into(), part.array, row, byte];
+    words.into_iter().fold(7u64, |hash, word| (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
+        as u8
+}
+
+fn pool(case: Case, random: &mut Random) -> Pool {
+    let cluster = Cluster::new(case.nodes, case.per_node).unwrap();
+    let slots = case.experts.div_ceil(cluster.ranks()) + case.more_slots;
+    Pool::new(shape(case.per_node, random), cluster, case.experts, case.layers, slots).unwrap()
+}
+
+fn slots(pool: &Pool, case: Case) -> usize {
+    case.experts.div_ceil(pool.cluster().ranks()) + case.more_slots
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
+
+    /// A walk over TP and any E, then all the way back: each layout holds every expert's bytes, and the end is the
+    /// beginning.
+    #[test]
+    fn a_walk_over_layouts_and_back_is_the_identity(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
+        let mut random = Random(case.seed);
+        let pool = pool(case, &mut random);
+        let mut layouts = vec![Layout::Ep(hosts(case, slots(&pool, case), &mut random))];
+        for _ in 0..4 {
+            let tp = random.below(2) == 0 && layouts.last() != Some(&Layout::Tp);
+            layouts.push(if tp { Layout::Tp } else { Layout::Ep(hosts(case, slots(&pool, case), &mut random)) });
+        }
+        let first = Sim::load(&pool, &layouts[0], side, &truth);
+        let mut sim = first.clone();
+        let mut switches = Vec::new();
+        for pair in layouts.windows(2) {
+            let switch = Switch::new(&pool, &pair[0], &pair[1], sim.side).unwrap();
+            prop_assert!(sim.run(&switch, order(&switch), &mut random).is_some());
+            prop_assert!(sim.holds(&pair[1], &truth));
+            switches.push(switch.inverse());
+        }
+        for switch in switches.iter().rev() {
+            prop_assert!(sim.run(switch, order(switch), &mut random).is_some());
+            prop_assert!(sim.holds(switch.to(), &truth));
+        }
+        prop_assert!(sim == first, "the buffers differ after the way back");
+    }
+
+    /// The other order of layers writes what is still to be read, in either direction.
+    #[test]
+    fn the_wrong_order_is_caught(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
+        let case = Case { layers: case.layers + 1, ..case };
+        let mut random = Random(case.seed);
+        let pool = pool(case, &mut random);
+        let ep = Layout::Ep(hosts(case, slots(&pool, case), &mut random));
+        let other = Layout::Ep(hosts(case, slots(&pool, case), &mut random));
+        for (from, to) in [(&ep, &Layout::Tp), (&Layout::Tp, &ep), (&ep, &other)] {
+            // With many empty slots, a TP slot may be so much smaller that any order fits.
+            let (before, after) = (pool.slot_bytes(from), pool.slot_bytes(to));
+            let switch = Switch::new(&pool, from, to, side).unwrap();
+            let mut sim = Sim::load(&pool, from, side, &truth);
+            let caught = sim.run(&switch, order(&switch).rev(), &mut random).is_none();
+            prop_assert_eq!(caught, case.layers * (before + after) > pool.bytes());
+        }
+    }
+
+    /// K slots and one spare: 1 + 1/K, times (N + R) / N with R redundant expert slots, times what empty columns and
+    /// slots take.
+    #[test]
+    fn memory_is_one_spare_slot(
+        per_node in 1usize..=8, each in 1usize..=8, redundant in 0usize..=3, layers in 1usize..=64, bytes in 1usize..=64,
+    ) {
+        let (experts, slots) = (each * per_node, each + redundant);
+        let shape = ExpertShape::slice_major(per_node, bytes).unwrap();
+        let pool = Pool::new(shape, Cluster::new(1, per_node).unwrap(), experts, layers, slots).unwrap();
+        // N experts, each once, over P ranks.
+        let least = experts * bytes * layers;
+        prop_assert_eq!(pool.bytes() * layers * experts, least * (layers + 1) * (experts + redundant * per_node));
+    }
+
+    /// Without TP any E fits into K + 1 slots, and what is free is what no slot has.
+    #[test]
+    fn ep_alone_needs_one_slot_more_than_layers(case in cases(), side in prop::sample::select(vec![Side::Low, Side::High])) {
+        let mut random = Random(case.seed);
+        let pool = pool(case, &mut random).ep_only();
+        let (from, to) = [(); 2].map(|()| Layout::Ep(hosts(case, slots(&pool, case), &mut random))).into();
+        prop_assert_eq!(pool.bytes(), (case.layers + 1) * pool.slot_bytes(&from));
+        let switch = Switch::new(&pool, &from, &to, side).unwrap();
+        let mut sim = Sim::load(&pool, &from, side, &truth);
+        prop_assert!(sim.run(&switch, order(&switch), &mut random).is_some() && sim.holds(&to, &truth));
+        // Back to the first side: nothing leaves its rank.
+        let back = Switch::new(&pool, &to, &to, side.other()).unwrap();
+        let mut moves = Vec::new();
+        back.moves(0, &mut moves);
+        prop_assert!(!moves.is_empty() && moves.iter().all(|moved| moved.from.rank == moved.to.rank));
+        let free = pool.free(&to, side.other());
+        prop_assert_eq!(free.len(), pool.slot_bytes(&to));
+        for layer in 0..case.layers {
+            let slot = pool.slot(&to, side.other(), layer);
+            prop_assert!(slot.end <= free.start || free.end <= slot.start);
+        }
+    }
+
+    /// Of experts with one copy, a node gets each slice that it lacks once: ParaSMoE equation 5. Nothing crosses nodes
+    /// on the way back.
+    #[test]
+    fn bytes_between_nodes_are_the_least(nodes in 1usize..=4, per_node in 1usize..=4, each in 1usize..=3, seed: u64) {
+        let experts = nodes * per_node * each;
+        let case = Case { nodes, per_node, experts, layers: 1, more_slots: 0, seed };
+        let mut random = Random(seed);
+        let shape = ExpertShape::slice_major(per_node, 10).unwrap();
+        let pool = Pool::new(shape, Cluster::new(nodes, per_node).unwrap(), experts, 1, each).unwrap();
+        let ep = Layout::Ep(hosts(case, each, &mut random));
+        let switch = Switch::new(&pool, &ep, &Layout::Tp, Side::High).unwrap();
+        let mut moves = Vec::new();
+        let mut crossing = |switch: &Switch<'_>, rank: usize| {
+            switch.moves(0, &mut moves);
+            let cluster = pool.cluster();
+            let crossing = moves.iter().filter(|m| m.to.rank == rank && cluster.node(m.from.rank) != cluster.node(rank));
+            crossing.map(|m| m.total_bytes()).sum::<usize>()
+        };
+        for rank in 0..nodes * per_node {
+            prop_assert_eq!(crossing(&switch, rank), experts * 10 * (nodes - 1) / nodes);
+            prop_assert_eq!(crossing(&switch.inverse(), rank), 0);
+        }
+    }
+}
+
+/// Experts on several ranks: a rank reads its own copy, and strangers' copies are read equally often.
+#[test]
+fn replicas_are_read_at_home_first_then_evenly() {
+    let shape = ExpertShape::slice_major(6, 8).unwrap();
+    let pool = Pool::new(shape, Cluster::new(1, 6).unwrap(), 4, 1, 2).unwrap();
+    // Ranks 0 to 2 have experts 0 and 1 each, ranks 3 to 5 have 2 and 3.
+    let ep = Layout::Ep(Hosts::new(4, 6, vec![vec![0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3]]).unwrap());
+    let mut moves = Vec::new();
+    Switch::new(&pool, &ep, &Layout::Tp, Side::High).unwrap().moves(0, &mut moves);
+    let mut sources = [0; 6];
+    for moved in &moves {
+        let home = usize::from(moved.expert >= 2) * 3;
+        if (home..home + 3).contains(&moved.to.rank) {
+            assert_eq!(moved.from.rank, moved.to.rank, "its own copy");
+        } else {
+            sources[moved.from.rank] += 1;
+        }
+    }
+    // 3 ranks x 2 experts from each half, over its 3 ranks.
+    assert_eq!(sources, [2; 6]);
+}
+
+/// What the barrier after each layer is for: a rank that begins the next layer early destroys what another still reads.
+#[test]
+fn a_rank_that_skips_the_barrier_is_caught() {
+    let shape = ExpertShape::slice_major(2, 8).unwrap();
+    let pool = Pool::new(shape, Cluster::new(1, 2).unwrap(), 4, 2, 2).unwrap();
+    let hosts = |layer: [u16; 4]| Layout::Ep(Hosts::new(4, 2, vec![layer.to_vec(); 2]).unwrap());
+    let (ep, other) = (hosts([0, 1, 2, 3]), hosts([3, 0, 1, 2]));
+    for (from, to) in [(&ep, &Layout::Tp), (&Layout::Tp, &ep), (&ep, &other)] {
+        for side in [Side::Low, Side::High] {
+            let switch = Switch::new(&pool, from, to, side).unwrap();
+            let arrives = |early: bool| {
+                let mut sim = Sim::load(&pool, from, side, &truth);
+                let (mut first, mut second) = (Vec::new(), Vec::new());
+                switch.moves(switch.layer(0), &mut first);
+                switch.moves(switch.layer(1), &mut second);
+                let of = |moves: &[Move], rank: usize| {
+                    moves.iter().copied().filter(move |m| m.to.rank == rank).collect::<Vec<_>>()
+                };
+                let turns = match early {
+                    true => [of(&first, 0), of(&second, 0), of(&first, 1), of(&second, 1)],
+                    false => [of(&first, 0), of(&first, 1), of(&second, 0), of(&second, 1)],
+                };
+                turns.iter().flatten().for_each(|moved| sim.carry(moved));
+                sim.side = side.other();
+                sim.holds(to, &truth)
+            };
+            assert!(arrives(false) && !arrives(true));
+        }
+    }
+}
