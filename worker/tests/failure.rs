@@ -251,6 +251,54 @@ async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
     }
 }
 
+/// Switches from whole experts to slices and back without a pause, until the unit is lost.
+async fn switch_to_and_fro(unit: &Processes) -> String {
+    for at in 0.. {
+        let body = json!({"to": if at % 2 == 0 { "dp-tp" } else { "ep" }}).to_string();
+        let request = request(http::Method::POST, &unit.url, "/switch", Some(body.into())).unwrap();
+        let response = unit.client.send(request).await.unwrap();
+        let status = response.status();
+        let answer = response.into_body().collect().await.unwrap().to_bytes();
+        if status != 200 {
+            assert_eq!(status, 503, "{answer:?}");
+            return String::from_utf8(answer.to_vec()).unwrap();
+        }
+    }
+    unreachable!("it goes on until it fails")
+}
+
+/// At whatever moment of a switch: the unit ends, names the rank, and nothing hangs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_lost_while_experts_move_ends_the_unit_with_its_name() {
+    let strikes = [(Signal::KILL, "rank 1 was lost"), (Signal::STOP, "did not answer within 2")];
+    for (case, after_ms) in [0, 2, 5, 9, 14, 20, 33, 50].into_iter().enumerate() {
+        let (strike, cause) = strikes[case % 2];
+        let transport = TRANSPORTS[case / 2 % 2];
+        let mut unit = Processes::start(Started { collective_ms: 2000, ..Started::patient(4, transport) });
+        let bodies = [0, 1, 2, 3].map(|rank| long(rank, false));
+        let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
+        let struck = async {
+            while unit.in_flight().await < 4 {
+                tokio::task::yield_now().await;
+            }
+            let strike = async {
+                tokio::time::sleep(Duration::from_millis(after_ms)).await;
+                unit.ranks[1].signal(strike);
+            };
+            tokio::join!(switch_to_and_fro(&unit), strike).0
+        };
+        let both = async { tokio::join!(requests, struck) };
+        let (answers, switch) = tokio::time::timeout(PATIENCE, both).await.expect("it hangs");
+        for text in answers.iter().map(|(_, text)| text).chain([&switch]) {
+            assert!(text.contains(cause), "case {case}: {text}");
+        }
+        assert!(answers.iter().all(|(status, _)| *status == 503), "case {case}: {answers:?}");
+        assert_eq!(unit.ranks[2].ends(), Some(3), "case {case}");
+        unit.ranks[0].signal(Signal::TERM);
+        assert_eq!(unit.ranks[0].ends(), Some(3), "case {case}");
+    }
+}
+
 /// So that a supervisor restarts it. What was in flight is answered first, and the exit has its cause.
 #[tokio::test(flavor = "multi_thread")]
 async fn rank_0_exits_after_a_loss_by_itself() {

@@ -58,6 +58,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         config.world,
         UnitLayout { epoch: 0, attention: prepared.attention, spread, placement_digest },
         limits,
+        config.collective_timeout,
     );
     unit.connect(ports(&unit, &connected, members.control)?);
     // Held to the end of this function: peers may still be finishing a step.

@@ -69,6 +69,8 @@ pub(crate) struct Unit(Arc<Shared>);
 struct Shared {
     world: u16,
     limits: UnitLimits,
+    /// How long a step may keep a rank from answering.
+    step_limit: Duration,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
@@ -100,7 +102,7 @@ struct Entry {
 }
 
 impl Unit {
-    pub(crate) fn new(world: u16, layout: UnitLayout, limits: UnitLimits) -> Self {
+    pub(crate) fn new(world: u16, layout: UnitLayout, limits: UnitLimits, step_limit: Duration) -> Self {
         let state = State {
             ports: Vec::new(),
             in_flight: vec![0; usize::from(replicas(world, layout.attention))],
@@ -115,7 +117,7 @@ impl Unit {
             last_stats: vec![RankStats::default(); usize::from(world)],
         };
         let status = watch::Sender::new(UnitStatus::default());
-        Self(Arc::new(Shared { world, limits, state: Mutex::new(state), status }))
+        Self(Arc::new(Shared { world, limits, step_limit, state: Mutex::new(state), status }))
     }
 
     /// Connects the ranks, in rank order.
@@ -140,6 +142,10 @@ impl Unit {
 
     pub(crate) fn limits(&self) -> UnitLimits {
         self.0.limits
+    }
+
+    pub(super) fn step_limit(&self) -> Duration {
+        self.0.step_limit
     }
 
     /// Follows the state of the unit.

@@ -30,8 +30,6 @@ use crate::model::SwitchOutcome;
 const PREPARE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a prepared switch waits for its commit.
 const PREPARED_LIMIT: Duration = Duration::from_secs(30);
-/// How long the steps that run may take to end.
-const HOLD_LIMIT: Duration = Duration::from_secs(30);
 
 /// A switch that has not ended.
 #[derive(Debug)]
@@ -176,7 +174,7 @@ impl Unit {
         for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
             self.order_all(ticket, &order);
             let answered = |report| (report == answer).then_some(Ok(()));
-            self.collect(&mut receiver, SwitchState::Holding, HOLD_LIMIT, answered).await?;
+            self.collect(&mut receiver, SwitchState::Holding, self.step_limit(), answered).await?;
         }
         self.order_move(ticket)?;
         let mut outcome = None;
