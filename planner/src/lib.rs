@@ -1,4 +1,13 @@
 //! Cost models, strategy search, the switch policy as a pure state machine, and their simulator.
 //!
-//! Not built yet: the README's status table says so. The crate exists so that the layer test knows its place (layer 1:
-//! pure, below everything that measures or acts) and so that nothing else grows into its job meanwhile.
+//! The physical model is one function, `step::predict`: TTFT and TPOT of a shape on a cluster in a layout, from the constants
+//! in `step::Constants`.
+
+pub mod cluster;
+mod error;
+mod fields;
+#[cfg(test)]
+mod fixtures;
+pub mod shape;
+
+pub use error::PlanError;
