@@ -8,6 +8,9 @@ mod error;
 mod fields;
 #[cfg(test)]
 mod fixtures;
+pub mod layout;
+pub mod memory;
 pub mod shape;
+pub mod step;
 
 pub use error::PlanError;

@@ -10,7 +10,7 @@ mod span;
 
 pub use gpu::{Gpu, PRESETS};
 use serde::Serialize;
-pub use span::{Group, Span};
+pub use span::{Group, Span, all_reduce_bytes};
 
 use crate::PlanError;
 use crate::fields::{Fields, MAX_DIMENSION, toml};
