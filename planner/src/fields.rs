@@ -81,12 +81,7 @@ impl<'a> Fields<'a> {
     }
 
     fn inside(&self, key: String, object: &'a Map<String, Value>) -> Self {
-        Self {
-            file: self.file,
-            prefix: format!("{}{key}.", self.prefix),
-            object,
-            null_is_absent: self.null_is_absent,
-        }
+        Self { file: self.file, prefix: format!("{}{key}.", self.prefix), object, null_is_absent: self.null_is_absent }
     }
 
     /// A value that is there.

@@ -44,7 +44,9 @@ pub(crate) fn deepseek_v3() -> ModelShape {
 pub(crate) fn h200(nodes: u64) -> Cluster {
     let levels = match nodes {
         1 => String::new(),
-        _ => format!("[[levels]]\nname = \"network\"\ncount = {nodes}\nbandwidth_gb_per_second = 50\nlatency_us = 12\n"),
+        _ => {
+            format!("[[levels]]\nname = \"network\"\ncount = {nodes}\nbandwidth_gb_per_second = 50\nlatency_us = 12\n")
+        }
     };
     let text = format!(
         "gpu = \"H200\"\n[[levels]]\nname = \"nvlink\"\ncount = 8\nbandwidth_gb_per_second = 450\nlatency_us = 3\n{levels}"

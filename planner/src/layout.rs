@@ -48,7 +48,9 @@ pub enum Infeasible {
         block: u64,
     },
     /// Weights and activations leave no room.
-    #[error("weights need {weights_gb:.1} GB a GPU and activations {activations_gb:.1} GB, {usable_gb:.1} GB are usable")]
+    #[error(
+        "weights need {weights_gb:.1} GB a GPU and activations {activations_gb:.1} GB, {usable_gb:.1} GB are usable"
+    )]
     Memory {
         /// Weights of the fullest rank, GB.
         weights_gb: f64,
@@ -106,10 +108,7 @@ impl Layout {
     /// d_EP each group has `d_EP` members, with d_DP < d_EP `d_DP`, and each of them drops the tokens that another one sends.
     #[must_use]
     pub fn exchange_group(&self) -> Group {
-        Group {
-            size: self.attention_dp.min(self.expert_ep),
-            stride: self.attention_tp.max(self.expert_tp),
-        }
+        Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
     }
 
     /// How a collective of this layout lies over a cluster's levels.
@@ -130,7 +129,11 @@ impl Layout {
         if let Attention::Grouped { kv_heads, .. } = shape.attention {
             let (more, fewer) = (kv_heads.max(self.attention_tp), kv_heads.min(self.attention_tp));
             if !more.is_multiple_of(fewer) {
-                return Err(Infeasible::Divide { what: "key and value heads", size: kv_heads, ranks: self.attention_tp });
+                return Err(Infeasible::Divide {
+                    what: "key and value heads",
+                    size: kv_heads,
+                    ranks: self.attention_tp,
+                });
             }
         }
         divide("experts", shape.experts, self.expert_ep)?;
@@ -212,7 +215,11 @@ mod tests {
         let cases = [
             (&qwen, layout(1, [128, 1], [1, 128]), "query heads (64) cannot be divided over 128 ranks"),
             (&qwen, layout(1, [1, 256], [1, 256]), "experts (128) cannot be divided over 256 ranks"),
-            (&fp8, layout(1, [8, 1], [8, 1]), "1536 rows over 8 ranks are 192 a rank, no multiple of the fp8 block of 128"),
+            (
+                &fp8,
+                layout(1, [8, 1], [8, 1]),
+                "1536 rows over 8 ranks are 192 a rank, no multiple of the fp8 block of 128",
+            ),
             (&qwen, layout(128, [1, 1], [1, 1]), "layers (94) cannot be divided over 128 ranks"),
         ];
         for (shape, layout, message) in cases {

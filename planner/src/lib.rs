@@ -8,9 +8,13 @@ mod error;
 mod fields;
 #[cfg(test)]
 mod fixtures;
+pub mod hybridep;
 pub mod layout;
 pub mod memory;
+pub mod mixserve;
 pub mod shape;
 pub mod step;
+pub mod switching;
+pub mod workload;
 
 pub use error::PlanError;

@@ -81,9 +81,8 @@ impl Span<'_> {
     pub fn all_to_all_outermost(&self, bytes: f64) -> f64 {
         let below = self.reach.iter().rev().find(|reach| **reach < self.size()).copied().unwrap_or(1.0);
         let outermost = self.cluster.levels.iter().zip(&self.reach).find(|(_, reach)| **reach >= self.size());
-        let seconds = |level: &super::Level| {
-            level.latency + bytes * (self.size() - below) / self.size() / level.bytes_per_second
-        };
+        let seconds =
+            |level: &super::Level| level.latency + bytes * (self.size() - below) / self.size() / level.bytes_per_second;
         if self.size() > 1.0 { outermost.map_or(0.0, |(level, _)| seconds(level)) } else { 0.0 }
     }
 

@@ -49,7 +49,13 @@ const FAMILIES: &[Family] = &[
     family("Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", DenseLayers::Step, Small::QkvBias),
     family("MixtralForCausalLM", "num_local_experts", "intermediate_size", DenseLayers::None, Small::Plain),
     family("OlmoeForCausalLM", "num_experts", "intermediate_size", DenseLayers::None, Small::WholeNorms),
-    family("DeepseekV2ForCausalLM", "n_routed_experts", "moe_intermediate_size", DenseLayers::First, Small::LatentNorms),
+    family(
+        "DeepseekV2ForCausalLM",
+        "n_routed_experts",
+        "moe_intermediate_size",
+        DenseLayers::First,
+        Small::LatentNorms,
+    ),
     family(
         "DeepseekV3ForCausalLM",
         "n_routed_experts",
@@ -218,14 +224,12 @@ fn small(shape: &ModelShape, family: &Family) -> u64 {
         (Attention::Grouped { heads, kv_heads, head_dim }, Small::QkvBias) => {
             ((heads + 2 * kv_heads) * head_dim, hidden)
         }
-        (Attention::Grouped { heads, kv_heads, head_dim }, Small::Biased) => (
-            (heads + 2 * kv_heads) * head_dim + hidden + heads,
-            experts + experts * (2 * shape.expert_width + hidden),
-        ),
-        (Attention::Latent { query_rank, kv_rank, .. }, small) => (
-            query_rank.unwrap_or(0) + kv_rank,
-            if small == Small::LatentNormsAndCorrection { experts } else { 0 },
-        ),
+        (Attention::Grouped { heads, kv_heads, head_dim }, Small::Biased) => {
+            ((heads + 2 * kv_heads) * head_dim + hidden + heads, experts + experts * (2 * shape.expert_width + hidden))
+        }
+        (Attention::Latent { query_rank, kv_rank, .. }, small) => {
+            (query_rank.unwrap_or(0) + kv_rank, if small == Small::LatentNormsAndCorrection { experts } else { 0 })
+        }
         _ => (0, 0),
     };
     hidden + shape.layers * (attention + 2 * hidden) + shape.moe_layers * (moe + hidden * experts)

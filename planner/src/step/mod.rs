@@ -188,8 +188,7 @@ impl Target<'_> {
         terms.experts = moe * self.product(flops, bytes, shape.precision.experts, shares);
         let dense = shape.dense_parameters() as f64 / layout.attention_tp as f64;
         let bytes = dense * shape.precision.dense.bytes();
-        terms.dense =
-            self.product(2.0 * dense * batch.tokens, bytes, shape.precision.dense, self.dense_shares());
+        terms.dense = self.product(2.0 * dense * batch.tokens, bytes, shape.precision.dense, self.dense_shares());
     }
 
     /// Experts of one rank that a step of `tokens` activates, expected where every set of k experts is equally likely.
@@ -232,10 +231,9 @@ impl Target<'_> {
         terms.combine = moe * combine * exposed;
         terms.expert_shards = moe * shared;
         let between = Group { size: layout.pipeline, stride: layout.stage() };
-        let hop = layout.span(self.cluster, between).point_to_point(sent(
-            batch.tokens / layout.attention_tp as f64,
-            constants.combine_bytes,
-        ));
+        let hop = layout
+            .span(self.cluster, between)
+            .point_to_point(sent(batch.tokens / layout.attention_tp as f64, constants.combine_bytes));
         terms.pipeline = (layout.pipeline - 1) as f64 * link(hop);
     }
 

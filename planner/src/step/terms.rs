@@ -63,7 +63,11 @@ impl StepTerms {
             term("routed experts", self.experts, "roofline; experts read: E/EP (1 - (1 - k/E)^tokens)"),
             term("shared, dense", self.dense, "roofline"),
             term("output projection", self.output, "roofline"),
-            term("attention all-reduce", self.attention_reduce, "MixServe eqs 1, 2 corrected: 2 x (d-1)/(d B) + latency"),
+            term(
+                "attention all-reduce",
+                self.attention_reduce,
+                "MixServe eqs 1, 2 corrected: 2 x (d-1)/(d B) + latency",
+            ),
             term("dispatch", self.dispatch, "MixServe eqs 3, 5: one copy per group of ranks, sliced over attention TP"),
             term("combine", self.combine, "MixServe eqs 3, 5"),
             term("expert shards", self.expert_shards, "MixServe eq 13: allgather and reduce-scatter over expert TP"),

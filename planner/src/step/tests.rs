@@ -21,7 +21,8 @@ fn decode(layout: Layout, sequences: f64) -> f64 {
 #[test]
 fn uncalibrated_steps_are_near_measured_ones() {
     let (tp8, ep8) = (layout(1, [8, 1], [8, 1]), layout(1, [1, 8], [1, 8]));
-    let measured = [(8.0, 11.5, 18.3), (64.0, 21.8, 29.6), (256.0, 31.1, 39.6), (512.0, 39.8, 49.9), (2048.0, 97.2, 106.0)];
+    let measured =
+        [(8.0, 11.5, 18.3), (64.0, 21.8, 29.6), (256.0, 31.1, 39.6), (512.0, 39.8, 49.9), (2048.0, 97.2, 106.0)];
     for (sequences, tp, ep) in measured {
         for (layout, expected) in [(tp8, tp), (ep8, ep)] {
             let ratio = decode(layout, sequences) * 1e3 / expected;
