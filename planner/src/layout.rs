@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::cluster::{Cluster, Group, Span};
+use crate::cluster::Group;
 use crate::shape::{Attention, ModelShape};
 
 /// Degrees of parallelism of one unit. Ranks of tensor parallelism are neighbours (TP inside, DP and EP outside); within a
@@ -68,13 +68,26 @@ pub enum Infeasible {
         needed: f64,
     },
     /// The load is above what the layout serves.
-    #[error("{wanted:.3} requests/s arrive, at most {served:.3} are served")]
+    #[error("{wanted:.3} requests/s arrive at a unit, which serves at most {served:.3}")]
     Unstable {
         /// Requests a second of one unit.
         wanted: f64,
         /// What it serves at most.
         served: f64,
     },
+}
+
+impl Infeasible {
+    /// The kind of reason, in a few words.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Divide { .. } => "cannot be divided",
+            Self::Block { .. } => "cuts a quantisation block",
+            Self::Memory { .. } | Self::Cache { .. } => "out of memory",
+            Self::Unstable { .. } => "too slow for the load",
+        }
+    }
 }
 
 impl Layout {
@@ -109,11 +122,6 @@ impl Layout {
     #[must_use]
     pub fn exchange_group(&self) -> Group {
         Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
-    }
-
-    /// How a collective of this layout lies over a cluster's levels.
-    pub(crate) fn span<'a>(&self, cluster: &'a Cluster, group: Group) -> Span<'a> {
-        cluster.span(group)
     }
 
     /// Whether heads, experts, rows and layers can be divided so.

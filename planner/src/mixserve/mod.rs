@@ -14,4 +14,4 @@ mod queue;
 
 pub use exchange::{HybridTimes, HybridUnit, copies_leaving, hybrid_times};
 pub use grammar::{Strategies, derivations, flat, placements};
-pub use queue::{request_rate, waiting};
+pub use queue::{class_waits, request_rate, waiting};

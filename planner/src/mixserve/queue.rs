@@ -17,6 +17,24 @@ pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, Pl
     Ok(arriving / (served * (served - arriving)))
 }
 
+/// Mean waits of classes with these shares of the arrivals, highest priority first, in an M/M/1 queue whose server ends what it began
+/// (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, s being the utilisation by the classes before this one, without and with it.
+///
+/// # Errors
+/// As [`waiting`], of all classes together.
+pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static str) -> Result<Vec<f64>, PlanError> {
+    waiting(arriving, served, unit)?;
+    let load = arriving / served;
+    let mut before = 0.0;
+    let wait = |share: &f64| {
+        let with = before + load * share;
+        let seconds = load / served / ((1.0 - before) * (1.0 - with));
+        before = with;
+        seconds
+    };
+    Ok(shares.iter().map(wait).collect())
+}
+
 /// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill + output x itl)`,
 /// lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper prints it.
 #[must_use]
@@ -47,6 +65,18 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever the order, waits weighted by arrivals add up to the wait without classes (Kleinrock's conservation law).
+        #[test]
+        fn classes_share_one_wait(served in 0.1f64..1e3, load in 0.0f64..0.99, cuts in prop::collection::vec(0.1f64..1.0, 1..5)) {
+            let sum: f64 = cuts.iter().sum();
+            let shares: Vec<f64> = cuts.iter().map(|cut| cut / sum).collect();
+            let waits = class_waits(load * served, served, &shares, "requests/s").unwrap();
+            let mean: f64 = waits.iter().zip(&shares).map(|(wait, share)| wait * share).sum();
+            let whole = waiting(load * served, served, "requests/s").unwrap();
+            prop_assert!((mean - whole).abs() <= 1e-9 * whole.max(1e-9));
+            prop_assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]));
+        }
+
         #[test]
         fn waits_grow_with_the_load(served in 0.1f64..1e6, low in 0.0f64..0.99, more in 0.001f64..0.009) {
             let of = |share: f64| waiting(share * served, served, "requests/s").unwrap();

@@ -205,16 +205,16 @@ impl Target<'_> {
         let link = |seconds: f64| if seconds > 0.0 { seconds + constants.collective_seconds } else { 0.0 };
         // Bytes count at the reached share of the bandwidth.
         let sent = |tokens: f64, bytes: f64| tokens * hidden * bytes / constants.link_bandwidth_share;
-        let attention = layout.span(self.cluster, Group { size: layout.attention_tp, stride: 1 });
+        let attention = self.cluster.span(Group { size: layout.attention_tp, stride: 1 });
         terms.attention_reduce = layers * link(attention.all_reduce(sent(batch.tokens, constants.combine_bytes)));
 
         // A token goes once to each group of ranks that has one of its experts; its attention ranks send a part each.
         let copies = self.copies();
         let slice = batch.tokens * copies / layout.attention_tp as f64;
-        let exchange = layout.span(self.cluster, layout.exchange_group());
+        let exchange = self.cluster.span(layout.exchange_group());
         let dispatch = link(exchange.all_to_all(sent(slice, constants.dispatch_bytes)));
         let combine = link(exchange.all_to_all(sent(slice, constants.combine_bytes)));
-        let shards = layout.span(self.cluster, Group { size: layout.expert_tp, stride: 1 });
+        let shards = self.cluster.span(Group { size: layout.expert_tp, stride: 1 });
         let gathered = slice * layout.expert_tp as f64;
         let mut shared = if layout.exchange_group().size > 1 || layout.attention_dp > 1 {
             link(shards.scatter(sent(gathered, constants.dispatch_bytes)))
@@ -231,8 +231,9 @@ impl Target<'_> {
         terms.combine = moe * combine * exposed;
         terms.expert_shards = moe * shared;
         let between = Group { size: layout.pipeline, stride: layout.stage() };
-        let hop = layout
-            .span(self.cluster, between)
+        let hop = self
+            .cluster
+            .span(between)
             .point_to_point(sent(batch.tokens / layout.attention_tp as f64, constants.combine_bytes));
         terms.pipeline = (layout.pipeline - 1) as f64 * link(hop);
     }
