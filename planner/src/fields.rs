@@ -8,6 +8,8 @@ use crate::PlanError;
 
 /// Bounds every dimension, so that a product of three of them fits a `u64`.
 pub(crate) const MAX_DIMENSION: u64 = 1 << 20;
+/// Bounds every other number: bandwidths in TB/s, rates, seconds.
+const MAX_NUMBER: f64 = 1e12;
 /// Of a value that is shown in a message.
 const MAX_SHOWN_CHARS: usize = 80;
 
@@ -111,10 +113,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A finite number above 0.
+    /// A number above 0, at most 10^12.
     pub(crate) fn positive(&self, key: &str) -> Result<f64, PlanError> {
-        let number = self.get(key).and_then(Value::as_f64).filter(|value| value.is_finite() && *value > 0.0);
-        number.ok_or_else(|| self.unexpected(key, "a finite number above 0"))
+        let number = self.not_negative(key).ok().filter(|value| *value > 0.0);
+        number.ok_or_else(|| self.unexpected(key, "a number above 0, at most 1e12"))
     }
 
     /// The same, if there is one.
@@ -122,10 +124,10 @@ impl<'a> Fields<'a> {
         self.get(key).map(|_| self.positive(key)).transpose()
     }
 
-    /// A finite number of at least 0.
+    /// A number from 0 to 10^12.
     pub(crate) fn not_negative(&self, key: &str) -> Result<f64, PlanError> {
-        let number = self.get(key).and_then(Value::as_f64).filter(|value| value.is_finite() && *value >= 0.0);
-        number.ok_or_else(|| self.unexpected(key, "a finite number of at least 0"))
+        let number = self.get(key).and_then(Value::as_f64).filter(|value| (0.0..=MAX_NUMBER).contains(value));
+        number.ok_or_else(|| self.unexpected(key, "a number from 0 to 1e12"))
     }
 
     /// True or false, or what holds where there is nothing.

@@ -40,6 +40,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     let cluster = parse(&args.cluster, Cluster::from_toml)?;
     let workload = workload(args)?;
     let calibration = args.calibration.as_deref().map(|path| parse(path, Calibration::from_json)).transpose()?;
+    if let Some(found) = calibration.as_ref().filter(|found| found.gpu != cluster.gpu.name) {
+        let (fitted, given) = (&found.gpu, &cluster.gpu.name);
+        return Err(CliError::input(format!("the calibration was fitted on {fitted}, and the cluster has {given}")));
+    }
     let constants = calibration.as_ref().map_or_else(Constants::uncalibrated, |found| found.constants);
     let accuracy = Accuracy::of(calibration.as_ref());
     let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };

@@ -13,7 +13,7 @@ use serde::Serialize;
 pub use span::{Group, Span, all_reduce_bytes};
 
 use crate::PlanError;
-use crate::fields::{Fields, MAX_DIMENSION, toml};
+use crate::fields::{Fields, toml};
 
 /// GPUs of one kind, and how they are connected.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -41,6 +41,8 @@ pub struct Level {
 
 const KEYS: &[&str] = &["gpu", "levels", "usd_per_gpu_hour"];
 const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
+/// What each rank loads is listed for this many at most.
+const MAX_GPUS: u64 = 1 << 16;
 /// GPU, NVLink domain, node, rack, hall, data centre: more than eight is a mistake.
 const MAX_LEVELS: usize = 8;
 
@@ -71,8 +73,8 @@ impl Cluster {
         let levels: Vec<Level> =
             fields.sections("levels", LEVEL_KEYS)?.iter().map(Level::read).collect::<Result<_, _>>()?;
         let gpus = levels.iter().try_fold(1u64, |gpus, level| gpus.checked_mul(level.count));
-        if levels.is_empty() || levels.len() > MAX_LEVELS || gpus.is_none_or(|gpus| gpus > MAX_DIMENSION) {
-            let expected = format!("1 to {MAX_LEVELS} levels of {MAX_DIMENSION} GPUs at most, innermost first");
+        if levels.is_empty() || levels.len() > MAX_LEVELS || gpus.is_none_or(|gpus| gpus > MAX_GPUS) {
+            let expected = format!("1 to {MAX_LEVELS} levels of {MAX_GPUS} GPUs at most, innermost first");
             return Err(fields.unexpected("levels", expected));
         }
         Ok(Self { gpu, levels, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })

@@ -59,6 +59,14 @@ impl Stream {
         (self.workers - size.clamp(1, self.workers)) as f64 / (self.workers as f64 - 1.0)
     }
 
+    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens there and back `2 D (1 - S / G)`.
+    /// With one domain they do not depend on the tokens (Figure 16).
+    #[must_use]
+    pub fn traffic(&self, size: u64) -> [f64; 2] {
+        let size = size.clamp(1, self.workers) as f64;
+        [self.expert_bytes * (size - 1.0), 2.0 * self.data_bytes * (1.0 - size / self.workers as f64)]
+    }
+
     /// The divisor of G whose domains are fastest; the smallest of equals.
     #[must_use]
     pub fn best_domain(&self) -> u64 {
@@ -199,6 +207,15 @@ mod tests {
         );
         assert_eq!([4.7, 2.35].map(|expert| table_four(0.49, 8.0, expert).best_domain()), [2, 4]);
         assert_eq!(table_four(0.099, 3.0, 0.094).best_domain(), 8);
+    }
+
+    #[test]
+    fn traffic_of_one_domain_does_not_depend_on_tokens() {
+        let [few, many] = [8.0, 800.0].map(|data| table_four(0.49, data, 4.7));
+        assert_eq!(few.traffic(8), many.traffic(8));
+        assert_eq!((few.traffic(1)[0], few.traffic(8)[1]), (0.0, 0.0));
+        assert!((many.traffic(1)[1] / few.traffic(1)[1] - 100.0).abs() < 1e-9);
+        assert!((few.traffic(2)[0] - 4.7e6).abs() < 1e-6 && (few.traffic(2)[1] - 12e6).abs() < 1e-6);
     }
 
     #[test]

@@ -6,6 +6,9 @@ use super::{Attention, Dtype, ModelShape, Precision, Window};
 use crate::PlanError;
 use crate::fields::{Fields, json};
 
+/// A thousand times the largest published model.
+const MAX_PARAMETERS: f64 = 1e15;
+
 /// How an architecture names its dimensions, and the small tensors that it adds.
 struct Family {
     name: &'static str,
@@ -118,6 +121,12 @@ impl ModelShape {
             window: window(&fields, layers)?,
             precision: precision(&fields)?,
         };
+        // Summed as floats: a wrong configuration must not overflow.
+        let widths = 3.0 * (experts * expert_width + shape.shared_width + shape.dense_width) as f64;
+        let layer = widths * hidden as f64 + shape.attention.parameters(hidden) as f64;
+        if layer * layers as f64 > MAX_PARAMETERS {
+            return Err(fields.unexpected("num_hidden_layers", format!("at most {MAX_PARAMETERS:e} parameters in all")));
+        }
         shape.small_parameters = small(&shape, family);
         Ok(shape)
     }

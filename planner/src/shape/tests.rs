@@ -1,5 +1,7 @@
 //! Parameter counts of published checkpoints, and what a wrong configuration is told.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::fixtures::{self, GPT_OSS_120B, OLMOE, QWEN3_235B};
 
@@ -40,6 +42,44 @@ fn caches_of_latents_and_windows() {
     assert_eq!(oss.window, Some(Window { layers: 18, tokens: 128 }));
     assert_eq!(oss.seen_tokens(1128.0), 628.0);
     assert_eq!(oss.precision.experts, Dtype::Mxfp4);
+}
+
+proptest! {
+    /// Whatever a file holds, it is read or refused.
+    #[test]
+    fn damaged_files_are_refused_or_read(at in 0usize..4000, with in "[0-9a-z\"\\[\\]{}:,.-]{0,6}", cut in 0usize..8, big: u64) {
+        let read = |text: &str, read: &dyn Fn(&str)| {
+            let at = at % text.len();
+            let end = (at + cut).min(text.len());
+            if text.is_char_boundary(at) && text.is_char_boundary(end) {
+                read(&format!("{}{with}{}", &text[..at], &text[end..]));
+            }
+        };
+        for config in [QWEN3_235B, fixtures::DEEPSEEK_V3, GPT_OSS_120B] {
+            let use_shape = |text: &str| {
+                if let Ok(shape) = ModelShape::from_config("f", text) {
+                    assert!(shape.parameters() > 0 && shape.kv_bytes_per_token(8) > 0.0);
+                }
+            };
+            read(config, &use_shape);
+            use_shape(&config.replace("128", &big.to_string()));
+        }
+    }
+
+    /// Dimensions of any size are counted without overflow, or refused.
+    #[test]
+    fn large_dimensions_are_refused_or_counted(sizes in prop::collection::vec(0u32..21, 6)) {
+        let size = |at: usize| 1u64 << sizes[at];
+        let text = format!(
+            r#"{{"architectures": ["DeepseekV3ForCausalLM"], "hidden_size": {}, "num_hidden_layers": {}, "n_routed_experts": {},
+            "num_experts_per_tok": 1, "n_shared_experts": {}, "moe_intermediate_size": {}, "num_attention_heads": {}, "kv_lora_rank": 512,
+            "q_lora_rank": 1048576, "qk_nope_head_dim": 1048576, "qk_rope_head_dim": 1048576, "v_head_dim": 1048576, "vocab_size": 1048576}}"#,
+            size(0), size(1), size(2), size(3), size(4), size(5)
+        );
+        if let Ok(shape) = ModelShape::from_config("f", &text) {
+            prop_assert!(shape.parameters() < 4_000_000_000_000_000);
+        }
+    }
 }
 
 #[test]
