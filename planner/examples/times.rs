@@ -15,7 +15,8 @@ use semmoe_planner::workload::Workload;
 
 const CLUSTER: &str = "gpu = \"H200\"\n[[levels]]\nname = \"nvlink\"\ncount = 8\nbandwidth_gb_per_second = 450\nlatency_us = 3\n\
     [[levels]]\nname = \"network\"\ncount = 8\nbandwidth_gb_per_second = 50\nlatency_us = 12\n";
-const WORKLOAD: &str = "requests_per_second = 20\ninput_tokens = 2048\noutput_tokens = 512\nttft_ms = 2000\nitl_ms = 50\n";
+const WORKLOAD: &str =
+    "requests_per_second = 20\ninput_tokens = 2048\noutput_tokens = 512\nttft_ms = 2000\nitl_ms = 50\n";
 const ROUNDS: usize = 9;
 const CENTRES: usize = 1000;
 
@@ -42,7 +43,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ep = simulate(&centres, 1e5, 1)?;
     for domain in [10, 50, 100, 250, 500, 1000] {
         let found = simulate(&centres, 1e5, domain)?;
-        println!("{CENTRES} centres, domains of {domain}: {:.4} s a layer, {:.2} times EP's speed", found.seconds, ep.seconds / found.seconds);
+        println!(
+            "{CENTRES} centres, domains of {domain}: {:.4} s a layer, {:.2} times EP's speed",
+            found.seconds,
+            ep.seconds / found.seconds
+        );
     }
     println!("seven simulations of {CENTRES} centres: {:?}", begun.elapsed());
     Ok(())

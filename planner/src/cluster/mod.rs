@@ -3,12 +3,15 @@
 //! | module | what |
 //! |---|---|
 //! | `gpu` | figures of a GPU, presets with their sources |
+//! | `measured` | times of collectives that were measured |
 //! | `span` | which levels a group of ranks crosses |
 
 mod gpu;
+mod measured;
 mod span;
 
 pub use gpu::{Gpu, PRESETS};
+pub use measured::{Measured, Operator};
 use serde::Serialize;
 pub use span::{Group, Span, all_reduce_bytes};
 
@@ -22,6 +25,8 @@ pub struct Cluster {
     pub gpu: Gpu,
     /// Links, innermost first: level 0 connects GPUs, level 1 groups of `levels[0].count` GPUs, and so on.
     pub levels: Vec<Level>,
+    /// Times of collectives that count in place of the levels' figures.
+    pub measured: Vec<Measured>,
     /// What one GPU costs, US dollars an hour, if it is known.
     pub usd_per_gpu_hour: Option<f64>,
 }
@@ -39,7 +44,7 @@ pub struct Level {
     pub latency: f64,
 }
 
-const KEYS: &[&str] = &["gpu", "levels", "usd_per_gpu_hour"];
+const KEYS: &[&str] = &["gpu", "levels", "measured", "usd_per_gpu_hour"];
 const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
 /// What each rank loads is listed for this many at most.
 const MAX_GPUS: u64 = 1 << 16;
@@ -62,6 +67,11 @@ impl Cluster {
     /// count = 2                         # NVLink domains
     /// bandwidth_gb_per_second = 50
     /// latency_us = 12
+    /// [[measured]]                      # optional: a collective between so many ranks of a level, as measured
+    /// level = "nvlink"
+    /// operator = "all_reduce"           # all_reduce, scatter (either half of it), all_to_all, point_to_point
+    /// ranks = 8
+    /// points = [{ bytes = 65536, us = 9.1 }, { bytes = 1048576, us = 14.2 }]
     /// ```
     ///
     /// # Errors
@@ -77,7 +87,9 @@ impl Cluster {
             let expected = format!("1 to {MAX_LEVELS} levels of {MAX_GPUS} GPUs at most, innermost first");
             return Err(fields.unexpected("levels", expected));
         }
-        Ok(Self { gpu, levels, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })
+        let measured = fields.sections("measured", measured::KEYS)?;
+        let measured = measured.iter().map(|table| Measured::read(table, &levels)).collect::<Result<_, _>>()?;
+        Ok(Self { gpu, levels, measured, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })
     }
 
     /// GPUs of all levels together.

@@ -1,6 +1,6 @@
 //! Which levels a group of ranks crosses: its members are `size` GPUs, each `stride` after the one before.
 
-use super::Cluster;
+use super::{Cluster, Level, Measured, Operator};
 
 /// Ranks that take part in one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,19 @@ pub struct Span<'a> {
     cluster: &'a Cluster,
     /// Members that a member reaches without leaving level l, itself included; rising, the last is the size.
     reach: Vec<f64>,
+    /// Share of the links' bandwidth that is reached.
+    share: f64,
+    /// Seconds of every operation beyond its latencies.
+    overhead: f64,
+}
+
+/// A level that a group crosses.
+struct Crossed<'a> {
+    level: &'a Level,
+    /// Members reached inside it.
+    below: f64,
+    /// Members reached with it.
+    reach: f64,
 }
 
 impl Cluster {
@@ -29,15 +42,49 @@ impl Cluster {
             domain *= level.count;
             if at == last { group.size } else { (domain / group.stride.max(1)).clamp(1, group.size.max(1)) }
         });
-        Span { cluster: self, reach: reach.map(|members| members as f64).collect() }
+        Span { cluster: self, reach: reach.map(|members| members as f64).collect(), share: 1.0, overhead: 0.0 }
     }
 }
 
-impl Span<'_> {
+impl<'a> Span<'a> {
+    /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts where times were
+    /// measured.
+    #[must_use]
+    pub fn tuned(self, share: f64, overhead: f64) -> Self {
+        Self { share, overhead, ..self }
+    }
+
     /// Members of the group.
     #[must_use]
     pub fn size(&self) -> f64 {
         self.reach.last().copied().unwrap_or(1.0)
+    }
+
+    fn crossed(&self) -> impl Iterator<Item = Crossed<'a>> {
+        let below = std::iter::once(1.0).chain(self.reach.iter().copied());
+        let levels = self.cluster.levels.iter().zip(below).zip(&self.reach);
+        levels.map(|((level, below), reach)| Crossed { level, below, reach: *reach }).filter(|at| at.reach > at.below)
+    }
+
+    /// Seconds for `bytes` over one level's links.
+    fn sent(&self, level: &Level, bytes: f64) -> f64 {
+        level.latency + bytes / (level.bytes_per_second * self.share)
+    }
+
+    /// Seconds of an operation: as measured if the group is that of a table, else as modelled.
+    fn operation(&self, operator: Operator, bytes: f64, modelled: impl Fn() -> f64) -> f64 {
+        let mut crossed = self.crossed();
+        let (Some(first), others) = (crossed.next(), crossed.next()) else { return 0.0 };
+        let fits = |table: &&Measured| {
+            others.is_none()
+                && table.level == first.level.name
+                && table.operator == operator
+                && table.ranks as f64 == self.size()
+        };
+        match self.cluster.measured.iter().find(fits) {
+            Some(table) => table.seconds(bytes),
+            None => modelled() + self.overhead,
+        }
     }
 
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor: every level moves
@@ -45,55 +92,36 @@ impl Span<'_> {
     /// bandwidth and a latency for each level).
     #[must_use]
     pub fn scatter(&self, bytes: f64) -> f64 {
-        let (mut below, mut seconds) = (1.0, 0.0);
-        for (level, reach) in self.cluster.levels.iter().zip(&self.reach) {
-            let factor = reach / below;
-            if factor > 1.0 {
-                seconds += level.latency + bytes / below * (factor - 1.0) / factor / level.bytes_per_second;
-            }
-            below = *reach;
-        }
-        seconds
+        self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
+    }
+
+    fn modelled_scatter(&self, bytes: f64) -> f64 {
+        let of = |at: Crossed<'_>| {
+            let factor = at.reach / at.below;
+            self.sent(at.level, bytes / at.below * (factor - 1.0) / factor)
+        };
+        self.crossed().map(of).sum()
     }
 
     /// Seconds of an all-reduce of `bytes`: a reduce-scatter and an allgather (MixServe's equation 2 divides twice).
     #[must_use]
     pub fn all_reduce(&self, bytes: f64) -> f64 {
-        2.0 * self.scatter(bytes)
+        self.operation(Operator::AllReduce, bytes, || 2.0 * self.modelled_scatter(bytes))
     }
 
     /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe, equation
     /// 3): what leaves for the members that only level l reaches goes over its links, level after level.
     #[must_use]
     pub fn all_to_all(&self, bytes: f64) -> f64 {
-        let (mut below, mut seconds) = (1.0, 0.0);
-        for (level, reach) in self.cluster.levels.iter().zip(&self.reach) {
-            if *reach > below {
-                seconds += level.latency + bytes * (reach - below) / self.size() / level.bytes_per_second;
-            }
-            below = *reach;
-        }
-        seconds
-    }
-
-    /// The part of [`Span::all_to_all`] on the outermost level that the group crosses, seconds.
-    #[must_use]
-    pub fn all_to_all_outermost(&self, bytes: f64) -> f64 {
-        let below = self.reach.iter().rev().find(|reach| **reach < self.size()).copied().unwrap_or(1.0);
-        let outermost = self.cluster.levels.iter().zip(&self.reach).find(|(_, reach)| **reach >= self.size());
-        let seconds =
-            |level: &super::Level| level.latency + bytes * (self.size() - below) / self.size() / level.bytes_per_second;
-        if self.size() > 1.0 { outermost.map_or(0.0, |(level, _)| seconds(level)) } else { 0.0 }
+        let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
+        self.operation(Operator::AllToAll, bytes, || self.crossed().map(of).sum())
     }
 
     /// Seconds from one member to the next over the outermost level that the group crosses.
     #[must_use]
     pub fn point_to_point(&self, bytes: f64) -> f64 {
-        let outermost = self.cluster.levels.iter().zip(&self.reach).find(|(_, reach)| **reach >= self.size());
-        match outermost {
-            Some((level, _)) if self.size() > 1.0 => level.latency + bytes / level.bytes_per_second,
-            _ => 0.0,
-        }
+        let outermost = || self.crossed().last().map_or(0.0, |at| self.sent(at.level, bytes));
+        self.operation(Operator::PointToPoint, bytes, outermost)
     }
 }
 

@@ -202,40 +202,31 @@ impl Target<'_> {
     fn communication(&self, batch: Batch, terms: &mut StepTerms) {
         let (shape, layout, constants) = (self.shape, &self.layout, self.constants);
         let (layers, moe, hidden) = (shape.layers as f64, shape.moe_layers as f64, shape.hidden as f64);
-        let link = |seconds: f64| if seconds > 0.0 { seconds + constants.collective_seconds } else { 0.0 };
-        // Bytes count at the reached share of the bandwidth.
-        let sent = |tokens: f64, bytes: f64| tokens * hidden * bytes / constants.link_bandwidth_share;
-        let attention = self.cluster.span(Group { size: layout.attention_tp, stride: 1 });
-        terms.attention_reduce = layers * link(attention.all_reduce(sent(batch.tokens, constants.combine_bytes)));
+        let (out, back) = (hidden * constants.dispatch_bytes, hidden * constants.combine_bytes);
+        let span = |group| self.cluster.span(group).tuned(constants.link_bandwidth_share, constants.collective_seconds);
+        let attention = span(Group { size: layout.attention_tp, stride: 1 });
+        terms.attention_reduce = layers * attention.all_reduce(batch.tokens * back);
 
         // A token goes once to each group of ranks that has one of its experts; its attention ranks send a part each.
-        let copies = self.copies();
-        let slice = batch.tokens * copies / layout.attention_tp as f64;
-        let exchange = self.cluster.span(layout.exchange_group());
-        let dispatch = link(exchange.all_to_all(sent(slice, constants.dispatch_bytes)));
-        let combine = link(exchange.all_to_all(sent(slice, constants.combine_bytes)));
-        let shards = self.cluster.span(Group { size: layout.expert_tp, stride: 1 });
-        let gathered = slice * layout.expert_tp as f64;
-        let mut shared = if layout.exchange_group().size > 1 || layout.attention_dp > 1 {
-            link(shards.scatter(sent(gathered, constants.dispatch_bytes)))
-                + link(shards.scatter(sent(gathered, constants.combine_bytes)))
-        } else {
-            link(shards.all_reduce(sent(batch.tokens, constants.combine_bytes)))
-        };
-        if layout.attention_tp > layout.expert_tp {
-            // Ranks of one attention group host different experts: the tokens are there already, their sums are added up.
-            shared += link(attention.all_reduce(sent(batch.tokens, constants.combine_bytes)));
-        }
+        let slice = batch.tokens * self.copies() / layout.attention_tp as f64;
+        let exchange = span(layout.exchange_group());
         let exposed = 1.0 - constants.overlap_share.min(1.0);
-        terms.dispatch = moe * dispatch * exposed;
-        terms.combine = moe * combine * exposed;
+        terms.dispatch = moe * exchange.all_to_all(slice * out) * exposed;
+        terms.combine = moe * exchange.all_to_all(slice * back) * exposed;
+        let shards = span(Group { size: layout.expert_tp, stride: 1 });
+        let gathered = slice * layout.expert_tp as f64;
+        let mut shared = 0.0;
+        if layout.attention_dp > 1 {
+            shared += shards.scatter(gathered * out) + shards.scatter(gathered * back);
+        }
+        if layout.attention_dp == 1 || layout.attention_tp > layout.expert_tp {
+            // Ranks of one attention group have all its tokens, and host different experts or rows: their sums are added up.
+            shared += attention.all_reduce(batch.tokens * back);
+        }
         terms.expert_shards = moe * shared;
-        let between = Group { size: layout.pipeline, stride: layout.stage() };
-        let hop = self
-            .cluster
-            .span(between)
-            .point_to_point(sent(batch.tokens / layout.attention_tp as f64, constants.combine_bytes));
-        terms.pipeline = (layout.pipeline - 1) as f64 * link(hop);
+        let hop = span(Group { size: layout.pipeline, stride: layout.stage() })
+            .point_to_point(batch.tokens / layout.attention_tp as f64 * back);
+        terms.pipeline = (layout.pipeline - 1) as f64 * hop;
     }
 
     /// Groups of ranks that a token's k experts lie on, expected.

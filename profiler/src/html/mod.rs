@@ -85,7 +85,7 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
         ("Requests by topic", topics),
         ("Local activations against groups", rates),
     ];
-    Ok(page(&format!("Routing of {}", study.summary.model.model), &facts(study, &study.summary.model), &sections))
+    Ok(document(&format!("Routing of {}", study.summary.model.model), &facts(study, &study.summary.model), &sections))
 }
 
 /// Writes a page of the same form about anything else: a title, which is escaped, and sections of markup.
@@ -93,10 +93,10 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
 /// # Errors
 /// When the file cannot be written.
 pub fn write_sections(path: &Path, title: &str, sections: &[(&str, String)]) -> Result<(), ProfilerError> {
-    crate::write_whole(path, page(title, "", sections).as_bytes())
+    crate::write_whole(path, document(title, "", sections).as_bytes())
 }
 
-fn page(title: &str, facts: &str, sections: &[(&str, String)]) -> String {
+fn document(title: &str, facts: &str, sections: &[(&str, String)]) -> String {
     let body: String =
         sections.iter().map(|(title, body)| format!("<section><h2>{title}</h2>\n{body}</section>\n")).collect();
     let title = escape(title);
