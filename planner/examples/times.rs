@@ -37,7 +37,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     times.sort();
     println!("{strategies} strategies on units of 1 to 64 GPUs: {:?} (median of {ROUNDS})", times[ROUNDS / 2]);
 
-    // 10 Gbit/s between centres, 64 MB of hidden states and 0.1 MB of experts (compressed) a layer, 10 ms before the experts.
+    // 10 Gbit/s between centres, 64 MB of hidden states and 0.1 MB of experts (compressed) a layer, 10 ms before the
+    // experts.
     let centres = vec![Centre { bytes_per_second: 1.25e9, before_experts: 0.01, data_bytes: 64e6 }; CENTRES];
     let begun = Instant::now();
     let ep = simulate(&centres, 1e5, 1)?;

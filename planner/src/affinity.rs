@@ -1,10 +1,10 @@
 //! What placing tokens and experts together can gain: the regime of a deployment, and the gain with its range.
 //!
-//! Affinity raises the local activation rate (LAR), and so scales the bytes between ranks of the experts by `(1 - LAR after) / (1 -
-//! LAR before)`; latencies stay. That is worth something where those bytes are waited for. With two micro-batches a step takes
-//! about max(computation, communication), and bytes below the computation buy nothing. Where decoding is bound by reading experts,
-//! it is the number of distinct experts of a step that counts, which a placement does not change: every rank sees the tokens of
-//! the whole unit.
+//! Affinity raises the local activation rate (LAR), and so scales the bytes between ranks of the experts by `(1 - LAR
+//! after) / (1 - LAR before)`; latencies stay. That is worth something where those bytes are waited for. With two
+//! micro-batches a step takes about max(computation, communication), and bytes below the computation buy nothing.
+//! Where decoding is bound by reading experts, it is the number of distinct experts of a step that counts, which a
+//! placement does not change: every rank sees the tokens of the whole unit.
 
 use std::fmt;
 

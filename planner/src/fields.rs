@@ -1,6 +1,7 @@
 //! The keys of an input file, read one by one; an error names the key, what was found and what was expected.
 //!
-//! JSON and TOML are read into the same tree. TOML has no null: a null there is a NaN or an infinity, and never "absent".
+//! JSON and TOML are read into the same tree. TOML has no null: a null there is a NaN or an infinity, and never
+//! "absent".
 
 use serde_json::{Map, Value};
 

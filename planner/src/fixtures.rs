@@ -1,6 +1,7 @@
 //! Shapes and clusters that several tests use.
 
 use crate::cluster::Cluster;
+use crate::layout::Layout;
 use crate::shape::ModelShape;
 
 pub(crate) const QWEN3_235B: &str = r#"{"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 4096,
@@ -38,6 +39,12 @@ pub(crate) fn qwen3_235b() -> ModelShape {
 
 pub(crate) fn deepseek_v3() -> ModelShape {
     shape(DEEPSEEK_V3)
+}
+
+/// Stages; TP and DP of attention; TP and EP of experts.
+pub(crate) fn layout(pipeline: u64, attention: [u64; 2], experts: [u64; 2]) -> Layout {
+    let ([attention_tp, attention_dp], [expert_tp, expert_ep]) = (attention, experts);
+    Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep }
 }
 
 /// `nodes` of 8 H200: 450 GB/s inside, 50 GB/s between.

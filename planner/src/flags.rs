@@ -19,8 +19,8 @@ const MODEL: &str = "MODEL";
 
 /// SGLang 0.5.22 and later; `host_gpus` is the number of GPUs of a host.
 ///
-/// `--tp-size` counts all GPUs of a stage there: attention-TP is what `--attn-dp-size` leaves of it, and expert-TP what `--ep-size`
-/// leaves.
+/// `--tp-size` counts all GPUs of a stage there: attention-TP is what `--attn-dp-size` leaves of it, and expert-TP
+/// what `--ep-size` leaves.
 #[must_use]
 pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     let mut command = format!("python -m sglang.launch_server --model-path {MODEL} --tp-size {}", layout.stage());
@@ -43,7 +43,8 @@ pub fn sglang(layout: &Layout, host_gpus: u64) -> Launch {
     Launch::Command(command)
 }
 
-/// vLLM: experts are whole over all GPUs of a stage with `--enable-expert-parallel`, and in slices over all of them without.
+/// vLLM: experts are whole over all GPUs of a stage with `--enable-expert-parallel`, and in slices over all of them
+/// without.
 #[must_use]
 pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
     if layout.expert_tp > 1 && layout.expert_ep > 1 {
@@ -74,11 +75,7 @@ pub fn vllm(layout: &Layout, host_gpus: u64) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn layout(pipeline: u64, attention: [u64; 2], experts: [u64; 2]) -> Layout {
-        let ([attention_tp, attention_dp], [expert_tp, expert_ep]) = (attention, experts);
-        Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep }
-    }
+    use crate::fixtures::layout;
 
     #[test]
     fn layouts_are_the_engines_arguments() {

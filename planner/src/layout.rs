@@ -5,8 +5,9 @@ use serde::Serialize;
 use crate::cluster::Group;
 use crate::shape::{Attention, ModelShape};
 
-/// Degrees of parallelism of one unit. Ranks of tensor parallelism are neighbours (TP inside, DP and EP outside); within a
-/// pipeline stage attention and experts share the same GPUs, so `attention_tp x attention_dp = expert_tp x expert_ep`.
+/// Degrees of parallelism of one unit. Ranks of tensor parallelism are neighbours (TP inside, DP and EP outside);
+/// within a pipeline stage attention and experts share the same GPUs, so `attention_tp x attention_dp = expert_tp x
+/// expert_ep`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Layout {
     /// Pipeline stages (PP).
@@ -117,8 +118,9 @@ impl Layout {
         format!("{attention}, {}{pipeline}", part(self.expert_tp, "EP", self.expert_ep))
     }
 
-    /// Ranks between which tokens travel to their experts: MixServe's three cases of DP and EP (section III-B3). With d_DP >=
-    /// d_EP each group has `d_EP` members, with d_DP < d_EP `d_DP`, and each of them drops the tokens that another one sends.
+    /// Ranks between which tokens travel to their experts: MixServe's three cases of DP and EP (section III-B3). With
+    /// d_DP >= d_EP each group has `d_EP` members, with d_DP < d_EP `d_DP`, and each of them drops the tokens that
+    /// another one sends.
     #[must_use]
     pub fn exchange_group(&self) -> Group {
         Group { size: self.attention_dp.min(self.expert_ep), stride: self.attention_tp.max(self.expert_tp) }
@@ -209,12 +211,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::{deepseek_v3, qwen3_235b};
-
-    pub(crate) fn layout(pipeline: u64, attention: [u64; 2], experts: [u64; 2]) -> Layout {
-        let ([attention_tp, attention_dp], [expert_tp, expert_ep]) = (attention, experts);
-        Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep }
-    }
+    use crate::fixtures::{deepseek_v3, layout, qwen3_235b};
 
     #[test]
     fn what_does_not_divide_is_named() {

@@ -4,15 +4,16 @@
 //! |---|---|
 //! | [`shape`], [`cluster`], [`workload`] | inputs: a model's `config.json`, machines and links, requests |
 //! | [`layout`], [`memory`] | degrees of parallelism, what each rank loads, whether it fits |
-//! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a shape on a cluster in a layout from [`step::Constants`] |
+//! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a target, from [`step::Constants`] |
 //! | [`calibration`] | fitted constants and the errors that go with every answer |
 //! | [`mixserve`] | the grammar of strategies, the queue, the exchange between ranks of the experts |
 //! | [`hybridep`] | experts that travel to tokens: stream model, domains, topology, simulation |
 //! | [`switching`] | how long a change of layouts takes, and when it pays |
 //! | [`affinity`] | the regime of a deployment, and what affinity gains in it |
-//! | [`search`], [`advice`], [`flags`], [`report`] | the ranked plans, what goes with them, engines' arguments, the answer as text |
+//! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, what goes with them, arguments, text |
 //!
-//! Nothing here reads files or clocks. `docs/planner.md` explains the model and lists published numbers that do not follow.
+//! Nothing here reads files or clocks. `docs/planner.md` explains the model and lists published numbers that do not
+//! follow.
 
 pub mod advice;
 pub mod affinity;

@@ -1,5 +1,5 @@
-//! Memory of one GPU: weights, activations, cache (MixServe's equation 8, with bytes for each parameter, stages, copies of
-//! attention, and heads that are replicated where there are fewer than ranks).
+//! Memory of one GPU: weights, activations, cache (MixServe's equation 8, with bytes for each parameter, stages,
+//! copies of attention, and heads that are replicated where there are fewer than ranks).
 
 use serde::Serialize;
 
@@ -31,7 +31,8 @@ impl Memory {
         self.expert_bytes + self.dense_bytes + self.other_bytes
     }
 
-    /// What a GPU with `usable` bytes for the engine holds in this layout, if a step has at most `step_tokens` tokens a rank.
+    /// What a GPU with `usable` bytes for the engine holds in this layout, if a step has at most `step_tokens` tokens
+    /// a rank.
     ///
     /// # Errors
     /// [`Infeasible::Memory`] if the weights and activations do not fit.
@@ -100,12 +101,7 @@ pub fn mixserve_weight_bytes(shape: &ModelShape, layout: &Layout) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::qwen3_235b;
-
-    fn layout(pipeline: u64, attention: [u64; 2], experts: [u64; 2]) -> Layout {
-        let ([attention_tp, attention_dp], [expert_tp, expert_ep]) = (attention, experts);
-        Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep }
-    }
+    use crate::fixtures::{layout, qwen3_235b};
 
     /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU.
     #[test]
@@ -122,7 +118,8 @@ mod tests {
         }
     }
 
-    /// 0.85 x 141 GB less weights. The golden figures leave out what ranks replicate: routers, and projections of shared key heads.
+    /// 0.85 x 141 GB less weights. The golden figures leave out what ranks replicate: routers, and projections of
+    /// shared key heads.
     #[test]
     fn caches_of_the_reference_model() {
         let shape = qwen3_235b();

@@ -1,4 +1,5 @@
-//! Changing a running unit between TP and EP layouts: how long it takes, what it needs, when it pays (Moebius, ParaSMoE).
+//! Changing a running unit between TP and EP layouts: how long it takes, what it needs, when it pays (Moebius,
+//! ParaSMoE).
 
 use serde::Serialize;
 
@@ -6,31 +7,32 @@ use crate::PlanError;
 use crate::error::{not_negative, positive};
 use crate::shape::ModelShape;
 
-/// Seconds in which `ranks` of one node change layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights` are the bytes of
-/// experts of one rank, `cache` those that the rank which receives most of the cache receives.
+/// Seconds in which `ranks` of one node change layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights`
+/// are the bytes of experts of one rank, `cache` those that the rank which receives most of the cache receives.
 #[must_use]
 pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f64, sync: f64) -> f64 {
     let moved = (ranks.max(1) - 1) as f64 / ranks.max(1) as f64 * weights;
     (moved + cache) / bytes_per_second + sync
 }
 
-/// Seconds in which `nodes` of `node_gpus` change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)` (ParaSMoE,
-/// equation 6), for `bytes` of parameters and B bytes a second of one GPU between nodes. Bounded by `M beta / (P B)` however many
-/// nodes. The way back moves nothing between nodes: every node has everything.
+/// Seconds in which `nodes` of `node_gpus` change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)`
+/// (ParaSMoE, equation 6), for `bytes` of parameters and B bytes a second of one GPU between nodes. Bounded by `M
+/// beta / (P B)` however many nodes. The way back moves nothing between nodes: every node has everything.
 #[must_use]
 pub fn switch_seconds_over_nodes(bytes: f64, nodes: u64, node_gpus: u64, bytes_per_second: f64) -> f64 {
     let nodes = nodes.max(1) as f64;
     bytes * (nodes - 1.0) / (nodes * node_gpus.max(1) as f64 * bytes_per_second)
 }
 
-/// Spare memory of a switch over the memory of the experts: `slots` layers' slots, each of one of `layers` (Moebius 1 / K with one,
-/// ParaSMoE 2 / K with two).
+/// Spare memory of a switch over the memory of the experts: `slots` layers' slots, each of one of `layers` (Moebius 1
+/// / K with one, ParaSMoE 2 / K with two).
 #[must_use]
 pub fn memory_overhead(slots: u64, layers: u64) -> f64 {
     slots as f64 / layers.max(1) as f64
 }
 
-/// Makespan of longest-first assignment over the best one, at most: `4/3 - 1/(3 P)` (Graham; Moebius gives it for bin packing).
+/// Makespan of longest-first assignment over the best one, at most: `4/3 - 1/(3 P)` (Graham; Moebius gives it for bin
+/// packing).
 #[must_use]
 pub fn longest_first_bound(ranks: u64) -> f64 {
     4.0 / 3.0 - 1.0 / (3.0 * ranks.max(1) as f64)
@@ -125,7 +127,8 @@ pub struct RolloutTimes {
 }
 
 impl Rollout {
-    /// N, L_maj and L_max of measured lengths: L_maj is the length that `share` of the answers do not exceed. `None` without any.
+    /// N, L_maj and L_max of measured lengths: L_maj is the length that `share` of the answers do not exceed. `None`
+    /// without any.
     #[must_use]
     pub fn of_lengths(lengths: &[u64], share: f64) -> Option<Self> {
         let sorted = {
@@ -191,7 +194,8 @@ mod tests {
         near(longest_first_bound(8), 1.2917, 1e-4);
     }
 
-    /// The review's own figures: equation 10 with the other model's H and I, its slot without the down projection, its bandwidth.
+    /// The review's own figures: equation 10 with the other model's H and I, its slot without the down projection,
+    /// its bandwidth.
     #[test]
     fn golden_errors_of_the_review() {
         near(128.0 * 3.0 * 2048.0 * 7168.0 * 94.0 / 8.0 * 2.0 / 1e9, 132.5, 0.05);
@@ -237,8 +241,8 @@ mod tests {
         assert_eq!(Rollout::of_lengths(&[], 0.9), None);
     }
 
-    /// Decode steps of Qwen3-235B on 8 H200 at context 1024, ms, from the measured tables of NVIDIA's aiconfigurator (Apache-2.0),
-    /// rounded to 0.1 ms and thinned, so that B* is off by up to 5%.
+    /// Decode steps of Qwen3-235B on 8 H200 at context 1024, ms, from the measured tables of NVIDIA's aiconfigurator
+    /// (Apache-2.0), rounded to 0.1 ms and thinned, so that B* is off by up to 5%.
     #[test]
     fn golden_crossings() {
         let sequences = [8.0, 64.0, 256.0, 512.0, 2048.0];

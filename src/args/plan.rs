@@ -49,7 +49,8 @@ pub(crate) struct PlanArgs {
     /// Rates, lengths, limits on latency (TOML) [default: 1 request/s of 1024 + 256 tokens, no limits].
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
-    /// Lengths from a trace in Mooncake's form (JSON Lines with input_length and output_length) in place of the workload's.
+    /// Lengths from a trace in Mooncake's form (JSON Lines with input_length and output_length) in place of the
+    /// workload's.
     #[arg(long, value_name = "FILE")]
     pub(crate) lengths: Option<PathBuf>,
     /// Element type of the weights [default: the configuration's].
@@ -61,8 +62,8 @@ pub(crate) struct PlanArgs {
     /// Constants fitted to measurements, with their errors (JSON).
     #[arg(long, value_name = "FILE")]
     pub(crate) calibration: Option<PathBuf>,
-    /// Also say what affinity would gain at this local activation rate: a number, or a file: what `semmoe evaluate --json` printed,
-    /// or the gateway's /metrics with semmoe_observed_lar.
+    /// Also say what affinity would gain at this local activation rate: a number, or a file: what `semmoe evaluate
+    /// --json` printed, or the gateway's /metrics with semmoe_observed_lar.
     #[arg(long, value_name = "RATE|FILE")]
     pub(crate) affinity: Option<String>,
     /// With --affinity: the local activation rate now [default: that of random ranks].

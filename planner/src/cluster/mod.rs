@@ -75,7 +75,8 @@ impl Cluster {
     /// ```
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing, negative, NaN or impossible value.
+    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing, negative, NaN or
+    /// impossible value.
     pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
         let object = toml(file, text)?;
         let fields = Fields::of_toml(file, &object, KEYS)?;

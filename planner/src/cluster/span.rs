@@ -47,8 +47,8 @@ impl Cluster {
 }
 
 impl<'a> Span<'a> {
-    /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts where times were
-    /// measured.
+    /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts
+    /// where times were measured.
     #[must_use]
     pub fn tuned(self, share: f64, overhead: f64) -> Self {
         Self { share, overhead, ..self }
@@ -87,8 +87,8 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor: every level moves
-    /// `x (d - 1) / (d B)`, x being what the levels inside it left, and adds its latency once (MixServe, equation 1, with a
+    /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor: every level moves `x (d
+    /// - 1) / (d B)`, x being what the levels inside it left, and adds its latency once (MixServe, equation 1, with a
     /// bandwidth and a latency for each level).
     #[must_use]
     pub fn scatter(&self, bytes: f64) -> f64 {
@@ -109,8 +109,8 @@ impl<'a> Span<'a> {
         self.operation(Operator::AllReduce, bytes, || 2.0 * self.modelled_scatter(bytes))
     }
 
-    /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe, equation
-    /// 3): what leaves for the members that only level l reaches goes over its links, level after level.
+    /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe,
+    /// equation 3): what leaves for the members that only level l reaches goes over its links, level after level.
     #[must_use]
     pub fn all_to_all(&self, bytes: f64) -> f64 {
         let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
@@ -162,7 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// Over equal links without latency the hierarchy is worth nothing: every collective costs what one flat level costs.
+        /// Over equal links without latency the hierarchy is worth nothing: every collective costs what one flat
+        /// level costs.
         #[test]
         fn levels_of_equal_links_are_one_level(size in 0u32..6, stride in 0u32..6, bytes in 1.0f64..1e9) {
             prop_assume!(size + stride <= 5);

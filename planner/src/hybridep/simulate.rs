@@ -31,8 +31,8 @@ pub struct Outcome {
 }
 
 /// Adds up what each pair of centres exchanges with domains of `domain` centres in order, each centre's experts being
-/// `expert_bytes`. A centre sends an equal part of its data towards each other centre; what is for another domain goes through its
-/// peer at the same place there. Links are full duplex: the busier direction counts.
+/// `expert_bytes`. A centre sends an equal part of its data towards each other centre; what is for another domain
+/// goes through its peer at the same place there. Links are full duplex: the busier direction counts.
 ///
 /// # Errors
 /// [`PlanError::Value`] about impossible values, or a domain that does not divide the centres.

@@ -59,8 +59,8 @@ impl Stream {
         (self.workers - size.clamp(1, self.workers)) as f64 / (self.workers as f64 - 1.0)
     }
 
-    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens there and back `2 D (1 - S / G)`.
-    /// With one domain they do not depend on the tokens (Figure 16).
+    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens there and back
+    /// `2 D (1 - S / G)`. With one domain they do not depend on the tokens (Figure 16).
     #[must_use]
     pub fn traffic(&self, size: u64) -> [f64; 2] {
         let size = size.clamp(1, self.workers) as f64;
@@ -111,9 +111,9 @@ pub struct Choice {
     pub expert_bytes: f64,
 }
 
-/// The fastest sizes of domains over all levels. A GPU gathers from the outermost level inwards: at level l it receives the experts
-/// that its peers have gathered outside, `P_E x prod(S_j, j < l) x (S_l - 1)` bytes, and sends `D (1 - S_l / SF_l)` of its data,
-/// twice. `stream` gives everything but workers and bandwidth.
+/// The fastest sizes of domains over all levels. A GPU gathers from the outermost level inwards: at level l it
+/// receives the experts that its peers have gathered outside, `P_E x prod(S_j, j < l) x (S_l - 1)` bytes, and sends
+/// `D (1 - S_l / SF_l)` of its data, twice. `stream` gives everything but workers and bandwidth.
 ///
 /// # Errors
 /// [`PlanError::Value`] about impossible values of `stream` or of a level.
@@ -169,8 +169,8 @@ fn divisors(number: u64) -> Vec<u64> {
     (1..=number).filter(|size| number.is_multiple_of(*size)).collect()
 }
 
-/// Weights of a residual that fit in 1/`ratio` of an expert's 16-bit bytes, if each is stored with an index of `index_bytes`:
-/// 4 over the whole expert, 2 inside blocks of 65,536.
+/// Weights of a residual that fit in 1/`ratio` of an expert's 16-bit bytes, if each is stored with an index of
+/// `index_bytes`: 4 over the whole expert, 2 inside blocks of 65,536.
 #[must_use]
 pub fn compressed_weights(parameters: u64, ratio: u64, index_bytes: u64) -> u64 {
     parameters * 2 / ratio.max(1) / (2 + index_bytes)

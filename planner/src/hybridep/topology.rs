@@ -82,8 +82,8 @@ impl Topology {
         location.iter().zip(&self.factors).fold(0, |index, (place, factor)| index * factor + place)
     }
 
-    /// What GPUs `one` and `other` exchange at `level`. Algorithm 1 compares only the levels inside; pairs in different workers
-    /// outside then talk, too. All levels but this one must agree.
+    /// What GPUs `one` and `other` exchange at `level`. Algorithm 1 compares only the levels inside; pairs in
+    /// different workers outside then talk, too. All levels but this one must agree.
     #[must_use]
     pub fn exchange(&self, one: u64, other: u64, level: usize) -> Option<Exchange> {
         let (one, other) = (self.location(one), self.location(other));

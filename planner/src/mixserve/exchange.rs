@@ -2,9 +2,9 @@
 
 use crate::cluster::{Cluster, Group};
 
-/// Copies of tokens that leave each rank for others in one dispatch (equation 5): `b / max(d_DP, d_EP) k (d - 1) / d` with
-/// `d = min(d_DP, d_EP)`. With fewer data-parallel groups than expert groups, hidden states are there several times, and each of
-/// the ranks that have a token drops what another one sends.
+/// Copies of tokens that leave each rank for others in one dispatch (equation 5): `b / max(d_DP, d_EP) k (d - 1) / d`
+/// with `d = min(d_DP, d_EP)`. With fewer data-parallel groups than expert groups, hidden states are there several
+/// times, and each of the ranks that have a token drops what another one sends.
 #[must_use]
 pub fn copies_leaving(tokens: f64, top_k: f64, data_parallel: u64, expert_parallel: u64) -> f64 {
     let members = data_parallel.min(expert_parallel) as f64;
@@ -39,8 +39,8 @@ pub struct HybridTimes {
     pub hybrid_overlapped: f64,
 }
 
-/// Equations 12 and 13 on the two innermost levels of a cluster, and what remains of the gain against a baseline without
-/// redundancy.
+/// Equations 12 and 13 on the two innermost levels of a cluster, and what remains of the gain against a baseline
+/// without redundancy.
 #[must_use]
 pub fn hybrid_times(unit: &HybridUnit, cluster: &Cluster) -> HybridTimes {
     let inside = cluster.span(Group { size: unit.node_gpus, stride: 1 });

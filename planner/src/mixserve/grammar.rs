@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | [`flat`] | its degrees (TP, other) | 30, 55, 91, 140 |
 //! | [`placements`] | its degrees, and which of the two is inside: 2m, or 1 for one GPU | 57, 121, 221, 365 |
-//! | [`derivations`] | its parse tree: one kind, or a kind and a degree on either side of the node's border | 980, 1304, 1628, 1952 in nodes of 8 |
+//! | [`derivations`] | its parse tree, in nodes of 8 GPUs | 980, 1304, 1628, 1952 |
 
 use crate::layout::Layout;
 
@@ -20,7 +20,8 @@ use crate::layout::Layout;
 pub struct Strategies(Vec<Layout>);
 
 impl Strategies {
-    /// All layouts of `gpus` GPUs, of which only powers of two have any. Fewest stages first, then most tensor parallelism.
+    /// All layouts of `gpus` GPUs, of which only powers of two have any. Fewest stages first, then most tensor
+    /// parallelism.
     #[must_use]
     pub fn of(gpus: u64) -> Self {
         let mut layouts = Vec::new();
@@ -75,9 +76,9 @@ pub fn placements(gpus: u64) -> u64 {
     count(gpus, |stage| (2 * u64::from(stage.ilog2())).max(1))
 }
 
-/// Parse trees of the full grammar for nodes of `node_gpus`: a block is one kind of the whole degree, or a kind and a degree
-/// inside nodes, at most `node_gpus`, and a kind for the rest. Trees that mean the same (a kind of degree 1) are counted apart, as
-/// are a strategy without PP and one with PP = 1.
+/// Parse trees of the full grammar for nodes of `node_gpus`: a block is one kind of the whole degree, or a kind and a
+/// degree inside nodes, at most `node_gpus`, and a kind for the rest. Trees that mean the same (a kind of degree 1)
+/// are counted apart, as are a strategy without PP and one with PP = 1.
 #[must_use]
 pub fn derivations(gpus: u64, node_gpus: u64) -> u64 {
     let block = |stage: u64| 2 + 4 * degrees(stage.min(node_gpus.max(1))).count() as u64;
@@ -138,7 +139,8 @@ mod tests {
                 }
             }
             assert_eq!(derivations(gpus, node), trees, "{gpus} GPUs in nodes of {node}");
-            // A border inside the node hides none; where nodes are smaller than stages, some inner degrees have no tree.
+            // A border inside the node hides none; where nodes are smaller than stages, some inner degrees have no
+            // tree.
             if node >= gpus {
                 assert_eq!(placements(gpus), meanings.len() as u64, "{gpus} GPUs");
             }

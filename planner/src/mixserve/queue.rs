@@ -3,8 +3,8 @@
 use crate::PlanError;
 use crate::error::{not_negative, positive};
 
-/// Mean wait before service in an M/M/1 queue: `arriving / (served (served - arriving))`, in seconds if both rates are of the same
-/// unit a second (equation 7; `served` is a rate of that unit, never steps).
+/// Mean wait before service in an M/M/1 queue: `arriving / (served (served - arriving))`, in seconds if both rates
+/// are of the same unit a second (equation 7; `served` is a rate of that unit, never steps).
 ///
 /// # Errors
 /// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] about a rate that is none.
@@ -17,8 +17,9 @@ pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, Pl
     Ok(arriving / (served * (served - arriving)))
 }
 
-/// Mean waits of classes with these shares of the arrivals, highest priority first, in an M/M/1 queue whose server ends what it began
-/// (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, s being the utilisation by the classes before this one, without and with it.
+/// Mean waits of classes with these shares of the arrivals, highest priority first, in an M/M/1 queue whose server
+/// ends what it began (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, s being the utilisation by the classes
+/// before this one, without and with it.
 ///
 /// # Errors
 /// As [`waiting`], of all classes together.
@@ -35,8 +36,9 @@ pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static st
     Ok(shares.iter().map(wait).collect())
 }
 
-/// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill + output x itl)`,
-/// lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper prints it.
+/// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill +
+/// output x itl)`, lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper
+/// prints it.
 #[must_use]
 pub fn request_rate(tokens: [f64; 2], wait: f64, prefill: f64, itl: f64) -> f64 {
     let [input, output] = tokens;
@@ -65,7 +67,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order, waits weighted by arrivals add up to the wait without classes (Kleinrock's conservation law).
+        /// Whatever the order, waits weighted by arrivals add up to the wait without classes (Kleinrock's
+        /// conservation law).
         #[test]
         fn classes_share_one_wait(served in 0.1f64..1e3, load in 0.0f64..0.99, cuts in prop::collection::vec(0.1f64..1.0, 1..5)) {
             let sum: f64 = cuts.iter().sum();

@@ -5,9 +5,9 @@
 //! | `operate` | rate, TTFT and ITL of one layout against its requests in flight |
 //! | `front` | the Pareto front |
 //!
-//! A unit is a power of two of GPUs; as many units as fit share the requests evenly. Within a unit the strategies are the grammar's
-//! ([`Strategies`], TP inside). With limits on latency the best plan serves the most requests within them, without any it answers
-//! soonest at the workload's rate.
+//! A unit is a power of two of GPUs; as many units as fit share the requests evenly. Within a unit the strategies are
+//! the grammar's ([`Strategies`], TP inside). With limits on latency the best plan serves the most requests within
+//! them, without any it answers soonest at the workload's rate.
 
 mod front;
 mod operate;

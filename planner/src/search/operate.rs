@@ -81,8 +81,8 @@ impl<'a> Served<'a> {
         step(&self.target, &prompts(1.0, &self.workload.load(1.0)))
     }
 
-    /// Requests a second of one unit that decodes `concurrency` of them: prefills take their part of the time, decoding the rest,
-    /// so `rate x output = (1 - rate x occupancy) x concurrency / step`.
+    /// Requests a second of one unit that decodes `concurrency` of them: prefills take their part of the time,
+    /// decoding the rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
     fn rate(&self, concurrency: f64) -> f64 {
         let tokens = concurrency / self.decode(concurrency).total();
         tokens / (self.workload.output.mean() + tokens * self.occupancy)
@@ -93,8 +93,8 @@ impl<'a> Served<'a> {
         let groups = self.target.layout.attention_dp as f64;
         let step = self.decode(concurrency).total();
         let itl = step / (1.0 - rate * self.occupancy);
-        // Each attention-DP group has a queue of its own; its prefills take `groups` times the unit's part. A request also waits
-        // for half of the step that runs.
+        // Each attention-DP group has a queue of its own; its prefills take `groups` times the unit's part. A request
+        // also waits for half of the step that runs.
         let queue = waiting(rate / groups, 1.0 / (self.occupancy * groups), "requests/s").unwrap_or(f64::INFINITY);
         let wait = queue + step / 2.0;
         let output = self.workload.output.mean();

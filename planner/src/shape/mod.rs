@@ -136,8 +136,8 @@ impl ModelShape {
         self.expert_parameters() as f64 * self.precision.experts.bytes()
     }
 
-    /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, all layers, windows ignored. Heads are
-    /// replicated where there are fewer than ranks; a latent is cached whole on every rank.
+    /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, all layers, windows ignored.
+    /// Heads are replicated where there are fewer than ranks; a latent is cached whole on every rank.
     #[must_use]
     pub fn kv_bytes_per_token(&self, tensor: u64) -> f64 {
         self.layers as f64 * self.kv_bytes_per_layer(tensor)
@@ -157,8 +157,8 @@ impl ModelShape {
         windowed * context.min(window.tokens as f64) + (1.0 - windowed) * context
     }
 
-    /// Bytes of the cache that the rest of a layout lacks when a sequence's attention goes from one rank (EP) to `ranks` (TP),
-    /// per token: all ranks but the owner receive their heads.
+    /// Bytes of the cache that the rest of a layout lacks when a sequence's attention goes from one rank (EP) to
+    /// `ranks` (TP), per token: all ranks but the owner receive their heads.
     #[must_use]
     pub fn kv_moved_to_tp(&self, ranks: u64) -> f64 {
         (ranks.max(1) - 1) as f64 * self.kv_bytes_per_token(ranks)
@@ -186,8 +186,8 @@ impl Attention {
         self.rank_parameters(hidden, 1)
     }
 
-    /// The same on one of `tensor` ranks that share the heads: key and value heads are replicated where there are fewer than
-    /// ranks, and the projections down to a latent on every rank.
+    /// The same on one of `tensor` ranks that share the heads: key and value heads are replicated where there are
+    /// fewer than ranks, and the projections down to a latent on every rank.
     #[must_use]
     pub fn rank_parameters(&self, hidden: u64, tensor: u64) -> u64 {
         match *self {
@@ -215,8 +215,8 @@ impl Attention {
         }
     }
 
-    /// Multiply-adds of one query token with one cached token in one layer, all heads. `absorbed`: over the latent, as engines
-    /// decode; otherwise over keys and values, as they prefill.
+    /// Multiply-adds of one query token with one cached token in one layer, all heads. `absorbed`: over the latent,
+    /// as engines decode; otherwise over keys and values, as they prefill.
     #[must_use]
     pub fn multiply_adds(&self, absorbed: bool) -> u64 {
         match *self {

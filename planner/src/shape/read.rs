@@ -83,8 +83,8 @@ impl ModelShape {
     /// Reads a `config.json`; `file` names it in errors.
     ///
     /// # Errors
-    /// [`PlanError::Syntax`] if it is not JSON, [`PlanError::Key`] about an architecture that is not known or a dimension that is
-    /// missing, out of range, or does not divide.
+    /// [`PlanError::Syntax`] if it is not JSON, [`PlanError::Key`] about an architecture that is not known or a
+    /// dimension that is missing, out of range, or does not divide.
     pub fn from_config(file: &str, text: &str) -> Result<Self, PlanError> {
         let object = json(file, text)?;
         let fields = Fields::of_json(file, &object);

@@ -49,7 +49,8 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Round values in the range that engines reach. Not fitted to anything: what is predicted with them is uncalibrated.
+    /// Round values in the range that engines reach. Not fitted to anything: what is predicted with them is
+    /// uncalibrated.
     #[must_use]
     pub fn uncalibrated() -> Self {
         Self {

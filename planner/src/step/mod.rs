@@ -5,8 +5,9 @@
 //! | `constants` | how far engines stay below the data sheet |
 //! | `terms` | the parts of a step, with the source of each formula |
 //!
-//! Products take the longer of computing and reading (roofline), collectives a latency and bytes over bandwidth on every level
-//! that they cross. [`predict`] is the one entry: everything above it (search, affinity, switching) calls it or [`step`].
+//! Products take the longer of computing and reading (roofline), collectives a latency and bytes over bandwidth on
+//! every level that they cross. [`predict`] is the one entry: everything above it (search, affinity, switching) calls
+//! it or [`step`].
 
 mod constants;
 mod terms;
@@ -71,9 +72,9 @@ pub struct Prediction {
 
 /// TTFT and TPOT of a target under a load.
 ///
-/// TTFT is the prefill of one prompt and the engine's time before it. TPOT is a step of decoding all requests in flight, halfway
-/// through their answers, and the part of the prefills of new requests that delays it: with C requests in flight of N output
-/// tokens each, C / N prompts come with every step.
+/// TTFT is the prefill of one prompt and the engine's time before it. TPOT is a step of decoding all requests in
+/// flight, halfway through their answers, and the part of the prefills of new requests that delays it: with C
+/// requests in flight of N output tokens each, C / N prompts come with every step.
 #[must_use]
 pub fn predict(target: &Target<'_>, load: &Load) -> Prediction {
     let decode = step(target, &decoding(load.concurrency, load));
@@ -100,16 +101,16 @@ pub fn prompts(sequences: f64, load: &Load) -> Work {
     Work { sequences, tokens: load.input_tokens.max(1.0), cached: 0.0 }
 }
 
-/// Seconds of the unit that one prompt costs where every attention-DP group prefills one at a time and stages work on different
-/// prompts.
+/// Seconds of the unit that one prompt costs where every attention-DP group prefills one at a time and stages work on
+/// different prompts.
 #[must_use]
 pub fn prefill_occupancy(target: &Target<'_>, load: &Load) -> f64 {
     let groups = target.layout.attention_dp as f64;
     step(target, &prompts(groups, load)).total() / groups / target.layout.pipeline as f64
 }
 
-/// The parts of one step through all layers. With stages, `work` is split into as many micro-batches as there are stages, and a
-/// token passes all of them.
+/// The parts of one step through all layers. With stages, `work` is split into as many micro-batches as there are
+/// stages, and a token passes all of them.
 #[must_use]
 pub fn step(target: &Target<'_>, work: &Work) -> StepTerms {
     let layout = &target.layout;
@@ -150,7 +151,8 @@ impl Target<'_> {
         Shares { flops: self.constants.dense_flops_share, bandwidth: self.constants.weight_bandwidth_share }
     }
 
-    /// The longer of computing and reading: `flops` with elements of `dtype`, `bytes` of weights, each at a share of the peak.
+    /// The longer of computing and reading: `flops` with elements of `dtype`, `bytes` of weights, each at a share of
+    /// the peak.
     fn product(&self, flops: f64, bytes: f64, dtype: Dtype, shares: Shares) -> f64 {
         let compute = flops / (self.cluster.gpu.flops(dtype) * shares.flops);
         compute.max(bytes / (self.cluster.gpu.hbm * shares.bandwidth))
@@ -220,7 +222,8 @@ impl Target<'_> {
             shared += shards.scatter(gathered * out) + shards.scatter(gathered * back);
         }
         if layout.attention_dp == 1 || layout.attention_tp > layout.expert_tp {
-            // Ranks of one attention group have all its tokens, and host different experts or rows: their sums are added up.
+            // Ranks of one attention group have all its tokens, and host different experts or rows: their sums are
+            // added up.
             shared += attention.all_reduce(batch.tokens * back);
         }
         terms.expert_shards = moe * shared;

@@ -3,12 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::fixtures::{deepseek_v3, h200, qwen3_235b};
-
-fn layout(pipeline: u64, attention: [u64; 2], experts: [u64; 2]) -> Layout {
-    let ([attention_tp, attention_dp], [expert_tp, expert_ep]) = (attention, experts);
-    Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep }
-}
+use crate::fixtures::{deepseek_v3, h200, layout, qwen3_235b};
 
 fn decode(layout: Layout, sequences: f64) -> f64 {
     let (shape, cluster, constants) = (qwen3_235b(), h200(layout.gpus() / 8), Constants::uncalibrated());
@@ -16,8 +11,8 @@ fn decode(layout: Layout, sequences: f64) -> f64 {
     step(&target, &Work { sequences, tokens: 1.0, cached: 1024.0 }).total()
 }
 
-/// Uncalibrated, Qwen3-235B on 8 H200 at context 1024 stays within a factor of 2.2 of aiconfigurator's measured tables (SGLang; it
-/// is furthest off with experts whole at 2048 sequences), and slices win at 8 sequences.
+/// Uncalibrated, Qwen3-235B on 8 H200 at context 1024 stays within a factor of 2.2 of aiconfigurator's measured
+/// tables (SGLang; it is furthest off with experts whole at 2048 sequences), and slices win at 8 sequences.
 #[test]
 fn uncalibrated_steps_are_near_measured_ones() {
     let (tp8, ep8) = (layout(1, [8, 1], [8, 1]), layout(1, [1, 8], [1, 8]));
