@@ -58,15 +58,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     if args.json {
         let mut document = serde_json::to_value(&answer).map_err(CliError::failed)?;
         document["extras"] = extras.json();
-        return print_json(&document);
+        print_json(&document)?;
+    } else {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = answer.write(args.top, args.explain, &mut text);
+        text.push_str(&extras.text());
+        print(text.trim_end())?;
     }
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = answer.write(args.top, args.explain, &mut text);
-    text.push_str(&extras.text());
-    print(text.trim_end())?;
     match plan.ranked.is_empty() {
-        true => Err(CliError::failed("no strategy serves the load: the reasons are above")),
+        true => Err(CliError::failed("no strategy serves the load: the answer has the reasons")),
         false => Ok(()),
     }
 }
