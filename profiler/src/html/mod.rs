@@ -24,11 +24,11 @@ use std::path::Path;
 
 use semmoe_tables::{ModelInfo, Placement, Trace};
 
-pub use crate::ProfilerError;
+use crate::ProfilerError;
 use crate::show::{Study, map};
 pub use draw::{KINDS, Svg};
 pub use rate::RatePoint;
-use text::escape;
+pub use text::escape;
 
 /// What the page shows beside the study.
 #[derive(Debug, Default)]
