@@ -9,6 +9,7 @@ mod build;
 mod import;
 mod keys;
 mod load;
+mod plan;
 mod record;
 mod show;
 mod tables;
@@ -18,6 +19,7 @@ pub(crate) use build::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
 pub(crate) use import::{IMPORT_ABOUT, ImportArgs, ImportFormat};
 pub(crate) use keys::{KeyName, KeysCommand};
 pub(crate) use load::{LoadArgs, LoadRoute};
+pub(crate) use plan::PlanArgs;
 pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
 pub(crate) use show::ShowArgs;
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
@@ -76,6 +78,9 @@ pub(crate) enum Command {
     /// Look at tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
+    /// Choose how to run a model on a cluster, from models of its time and memory.
+    #[command(long_about = plan::PLAN_ABOUT)]
+    Plan(PlanArgs),
     /// Send load to a gateway or an engine and measure its answers.
     Load(LoadArgs),
 }

@@ -45,6 +45,7 @@ fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
         Command::Solve(args) => commands::solve::run(&args),
         Command::Evaluate(args) => commands::evaluate::run(&args),
         Command::Tables(command) => commands::tables::run(&command),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Load(args) => commands::load::run(args),
     }
 }

@@ -1,4 +1,38 @@
 //! Cost models, strategy search, the switch policy as a pure state machine, and their simulator.
 //!
-//! Not built yet: the README's status table says so. The crate exists so that the layer test knows its place (layer 1:
-//! pure, below everything that measures or acts) and so that nothing else grows into its job meanwhile.
+//! | module | what |
+//! |---|---|
+//! | [`shape`], [`cluster`], [`workload`] | inputs: a model's `config.json`, machines and links, requests |
+//! | [`layout`], [`memory`] | degrees of parallelism, what each rank loads, whether it fits |
+//! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a target, from [`step::Constants`] |
+//! | [`calibration`] | fitted constants and the errors that go with every answer |
+//! | [`mixserve`] | the grammar of strategies, the queue, the exchange between ranks of the experts |
+//! | [`hybridep`] | experts that travel to tokens: stream model, domains, topology, simulation |
+//! | [`switching`] | how long a change of layouts takes, and when it pays |
+//! | [`affinity`] | the regime of a deployment, and what affinity gains in it |
+//! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, what goes with them, arguments, text |
+//!
+//! Nothing here reads files or clocks. `docs/planner.md` explains the model and lists published numbers that do not
+//! follow.
+
+pub mod advice;
+pub mod affinity;
+pub mod calibration;
+pub mod cluster;
+mod error;
+mod fields;
+#[cfg(test)]
+mod fixtures;
+pub mod flags;
+pub mod hybridep;
+pub mod layout;
+pub mod memory;
+pub mod mixserve;
+pub mod report;
+pub mod search;
+pub mod shape;
+pub mod step;
+pub mod switching;
+pub mod workload;
+
+pub use error::PlanError;

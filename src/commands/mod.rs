@@ -8,6 +8,7 @@ pub(crate) mod keys;
 pub(crate) mod load;
 pub(crate) mod permute;
 pub(crate) mod placement;
+pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod serve;
 pub(crate) mod show;
@@ -15,7 +16,8 @@ pub(crate) mod solve;
 pub(crate) mod tables;
 pub(crate) mod worker;
 
-use std::io::{ErrorKind, Write};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -45,6 +47,19 @@ pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| CliError::failed(format!("the result cannot be written as JSON: {error}")))?;
     print(&text)
+}
+
+/// The text of a file of at most `most` bytes; `what` names it in errors.
+pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, CliError> {
+    let cannot =
+        |error: &dyn std::fmt::Display| CliError::input(format!("cannot read the {what} {}: {error}", path.display()));
+    let mut text = String::new();
+    let file = File::open(path).map_err(|error| cannot(&error))?;
+    file.take(most + 1).read_to_string(&mut text).map_err(|error| cannot(&error))?;
+    if text.len() as u64 > most {
+        return Err(cannot(&format!("more than {most} bytes long")));
+    }
+    Ok(text)
 }
 
 /// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it is no

@@ -9,6 +9,7 @@ use semmoe_solver::GivenPlacement;
 use semmoe_tables::export::read_sglang;
 use semmoe_tables::{ModelInfo, Tables};
 
+use super::read_text;
 use crate::error::CliError;
 
 /// Several times what the largest published model needs.
@@ -44,15 +45,7 @@ fn from_tables(path: &Path, model: &ModelInfo) -> Result<GivenPlacement, CliErro
 }
 
 fn from_json(path: &Path, model: &ModelInfo, groups: u16) -> Result<GivenPlacement, CliError> {
-    let cannot = |error: &dyn std::fmt::Display| {
-        CliError::input(format!("cannot read the placement {}: {error}", path.display()))
-    };
-    let mut text = String::new();
-    let file = File::open(path).map_err(|error| cannot(&error))?;
-    file.take(MAX_JSON_BYTES + 1).read_to_string(&mut text).map_err(|error| cannot(&error))?;
-    if text.len() as u64 > MAX_JSON_BYTES {
-        return Err(cannot(&format!("more than {MAX_JSON_BYTES} bytes long")));
-    }
+    let text = read_text(path, "placement", MAX_JSON_BYTES)?;
     let slots = read_sglang(&text, model, groups).map_err(|error| CliError::input(error.in_file(path)))?;
     Ok(match slots.to_placement() {
         Some(placement) => GivenPlacement::Experts(Arc::new(placement)),

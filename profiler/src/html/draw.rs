@@ -9,12 +9,12 @@ const SEQUENTIAL: [[f64; 3]; 5] =
 const DIVERGING: [[f64; 3]; 5] =
     [[5.0, 70.0, 150.0], [120.0, 175.0, 220.0], [250.0, 250.0, 250.0], [245.0, 170.0, 90.0], [170.0, 75.0, 0.0]];
 /// Okabe and Ito's, without yellow and black.
-pub(super) const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
+pub const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
 /// Colours that cells are rounded to.
 const STEPS: usize = 24;
 
 /// A picture being drawn; everything in pixels.
-pub(super) struct Svg {
+pub struct Svg {
     width: f64,
     height: f64,
     body: String,
@@ -54,12 +54,13 @@ impl Scale {
 }
 
 impl Svg {
-    pub(super) fn new(width: f64, height: f64) -> Self {
+    /// An empty picture of this size.
+    pub fn new(width: f64, height: f64) -> Self {
         Self { width, height, body: String::new() }
     }
 
     /// Ready for the page; `label` says in words what is drawn.
-    pub(super) fn finish(self, label: &str) -> String {
+    pub fn finish(self, label: &str) -> String {
         let Self { width, height, body } = self;
         let label = super::escape(label);
         format!(
@@ -69,7 +70,7 @@ impl Svg {
     }
 
     /// Text that is safe already.
-    pub(super) fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
+    pub fn text(&mut self, (x, y): (f64, f64), anchor: &str, class: &str, text: &str) {
         let _ = write!(
             self.body,
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" class=\"{class}\">{text}</text>"
@@ -77,18 +78,20 @@ impl Svg {
     }
 
     /// The same turned by a quarter, for vertical axes.
-    pub(super) fn upright(&mut self, (x, y): (f64, f64), text: &str) {
+    pub fn upright(&mut self, (x, y): (f64, f64), text: &str) {
         let _ = write!(
             self.body,
             "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" text-anchor=\"middle\">{text}</text>"
         );
     }
 
-    pub(super) fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), style: &str) {
+    /// A straight line; `style` is markup.
+    pub fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), style: &str) {
         let _ = write!(self.body, "<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" fill=\"none\" {style}/>");
     }
 
-    pub(super) fn raw(&mut self, markup: &str) {
+    /// Markup that is safe already.
+    pub fn raw(&mut self, markup: &str) {
         self.body.push_str(markup);
     }
 

@@ -24,11 +24,11 @@ use std::path::Path;
 
 use semmoe_tables::{ModelInfo, Placement, Trace};
 
-pub use rate::RatePoint;
-
 use crate::ProfilerError;
 use crate::show::{Study, map};
-use text::escape;
+pub use draw::{KINDS, Svg};
+pub use rate::RatePoint;
+pub use text::escape;
 
 /// What the page shows beside the study.
 #[derive(Debug, Default)]
@@ -85,13 +85,22 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
         ("Requests by topic", topics),
         ("Local activations against groups", rates),
     ];
+    Ok(document(&format!("Routing of {}", study.summary.model.model), &facts(study, &study.summary.model), &sections))
+}
+
+/// Writes a page of the same form about anything else: a title, which is escaped, and sections of markup.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_sections(path: &Path, title: &str, sections: &[(&str, String)]) -> Result<(), ProfilerError> {
+    crate::write_whole(path, document(title, "", sections).as_bytes())
+}
+
+fn document(title: &str, facts: &str, sections: &[(&str, String)]) -> String {
     let body: String =
         sections.iter().map(|(title, body)| format!("<section><h2>{title}</h2>\n{body}</section>\n")).collect();
-    let model = escape(&study.summary.model.model);
-    Ok(format!(
-        "{HEAD}<title>Routing of {model}</title>\n<h1>Routing of {model}</h1>\n{}\n{body}",
-        facts(study, &study.summary.model)
-    ))
+    let title = escape(title);
+    format!("{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n{facts}\n{body}")
 }
 
 const HEAD: &str = r#"<!doctype html>

@@ -1,0 +1,181 @@
+//! What else a deployment could do: change layouts as it runs, or hold replicas of experts so that tokens stay near.
+
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::cluster::Cluster;
+use crate::hybridep::{Choice, HybridLevel, Stream, Use, best_domains};
+use crate::layout::{Infeasible, Layout};
+use crate::memory::Memory;
+use crate::search::{Candidate, Question};
+use crate::step::{Constants, Target, decoding, step};
+use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
+
+/// Requests in flight at which both layouts are compared: powers of two up to this.
+const MOST_SEQUENCES: u32 = 12;
+
+/// Changing one unit on the innermost links between slices (TP) and whole experts (EP).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Switching {
+    /// GPUs of the unit.
+    pub gpus: u64,
+    /// Modelled steps of both layouts.
+    pub steps: Vec<StepPair>,
+    /// Where they cost the same.
+    pub crossing: Crossing,
+    /// Seconds of a switch to slices at the load's cache, without synchronisation.
+    pub seconds: f64,
+    /// The part of it that moves experts; with an empty cache the whole.
+    pub weight_seconds: f64,
+    /// Memory for one spare slot over that of the experts.
+    pub memory_overhead: f64,
+}
+
+/// Why there is nothing to switch.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum NoSwitch {
+    /// One of the layouts does not run.
+    #[error("{layout} does not run: {reason}")]
+    Infeasible {
+        /// Which.
+        layout: String,
+        /// Why.
+        reason: Infeasible,
+    },
+    /// The steps cannot be compared.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// What switching would be for the unit of the innermost level, with `concurrency` requests in flight.
+///
+/// # Errors
+/// [`NoSwitch`] if slices or whole experts do not run there.
+pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching, NoSwitch> {
+    let gpus = question.cluster.levels.first().map_or(1, |level| level.count);
+    let tp = Layout { pipeline: 1, attention_tp: gpus, attention_dp: 1, expert_tp: gpus, expert_ep: 1 };
+    let ep = Layout { pipeline: 1, attention_tp: 1, attention_dp: gpus, expert_tp: 1, expert_ep: gpus };
+    let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
+    for layout in [tp, ep] {
+        let runs = layout.check(shape).and_then(|()| Memory::with(shape, &layout, cluster.gpu.memory, constants));
+        runs.map_err(|reason| NoSwitch::Infeasible { layout: layout.name(), reason })?;
+    }
+    let load = question.workload.load(concurrency);
+    let seconds =
+        |layout, sequences| step(&Target { shape, cluster, layout, constants }, &decoding(sequences, &load)).total();
+    let pair = |exponent: u32| {
+        let sequences = f64::from(1u32 << exponent);
+        StepPair { sequences, tp: seconds(tp, sequences), ep: seconds(ep, sequences) }
+    };
+    let steps: Vec<StepPair> = (0..=MOST_SEQUENCES).map(pair).collect();
+    let weights = shape.routed_parameters() as f64 * shape.precision.experts.bytes() / gpus as f64;
+    // Every rank receives its heads of the sequences that the others had.
+    let tokens = concurrency * (load.input_tokens + load.output_tokens / 2.0);
+    let cache = tokens * (gpus - 1) as f64 / gpus as f64 * shape.kv_bytes_per_token(gpus);
+    let bandwidth = cluster.levels.first().map_or(1.0, |level| level.bytes_per_second) * constants.link_bandwidth_share;
+    Ok(Switching {
+        gpus,
+        crossing: crossing(&steps)?,
+        steps,
+        seconds: switch_seconds(gpus, weights, cache, bandwidth, 0.0),
+        weight_seconds: switch_seconds(gpus, weights, 0.0, bandwidth, 0.0),
+        memory_overhead: memory_overhead(1, shape.moe_layers),
+    })
+}
+
+/// Replicas of experts in memory that the cache does not need (HybridEP in serving).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Replication {
+    /// Experts kept once they were gathered.
+    pub resident: Choice,
+    /// Experts gathered again in every step, where memory is short.
+    pub streamed: Choice,
+    /// Slots a layer beyond one for each expert, for `semmoe solve --redundant`.
+    pub redundant_slots: u64,
+}
+
+/// Domains for the decoding step of a plan with whole experts; `None` if its experts are in slices or on one rank.
+///
+/// # Errors
+/// [`PlanError::Value`] if the plan's figures cannot be meant.
+pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<Replication>, PlanError> {
+    let (shape, layout) = (question.shape, &plan.layout);
+    if layout.expert_tp > 1 || layout.expert_ep < 2 || layout.pipeline > 1 {
+        return Ok(None);
+    }
+    let levels = levels(question.cluster, layout.expert_ep, question.constants);
+    let tokens = (plan.at_load.concurrency / layout.attention_dp as f64).max(1.0) / layout.attention_tp as f64;
+    let layer = |seconds: f64| seconds / shape.layers as f64;
+    let stream = Stream {
+        workers: layout.expert_ep,
+        bytes_per_second: 1.0,
+        before_experts: layer(
+            plan.decode.attention_products + plan.decode.attention_core + plan.decode.attention_reduce,
+        ),
+        data_bytes: tokens * shape.top_k as f64 * shape.hidden as f64 * question.constants.combine_bytes,
+        expert_bytes: plan.memory.expert_bytes / shape.moe_layers as f64,
+    };
+    let context = question.workload.input.mean() + question.workload.output.mean();
+    let used = plan.at_load.concurrency / layout.attention_dp as f64 * context / plan.memory.cache_tokens;
+    let memory = plan.memory.expert_bytes + plan.memory.cache_bytes * (1.0 - used.min(1.0));
+    let resident = best_domains(&stream, &levels, Use::Resident { memory, layers: shape.moe_layers })?;
+    let copies: u64 = resident.domains.iter().product();
+    let streamed = best_domains(&stream, &levels, Use::Streamed)?;
+    Ok(Some(Replication { redundant_slots: shape.experts * (copies - 1), resident, streamed }))
+}
+
+/// The levels that `ranks` neighbours cross, outermost first.
+fn levels(cluster: &Cluster, ranks: u64, constants: &Constants) -> Vec<HybridLevel> {
+    let mut left = ranks;
+    let mut levels = Vec::new();
+    for (at, level) in cluster.levels.iter().enumerate() {
+        let workers = if at + 1 == cluster.levels.len() { left } else { level.count.min(left) };
+        levels.push(HybridLevel { workers, bytes_per_second: level.bytes_per_second * constants.link_bandwidth_share });
+        left = left.div_ceil(workers);
+    }
+    levels.reverse();
+    levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{deepseek_v3, h200, qwen3_235b};
+    use crate::search::search;
+    use crate::workload::Workload;
+
+    #[test]
+    fn switching_and_replicas_of_a_plan() {
+        let (shape, cluster) = (qwen3_235b(), h200(2));
+        let constants = Constants { link_bandwidth_share: 280.0 / 450.0, ..Constants::uncalibrated() };
+        let text = "requests_per_second = 2\ninput_tokens = 1024\noutput_tokens = 512\n";
+        let workload = Workload::from_toml("w", text).unwrap();
+        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
+        let switching = switching(&question, 64.0).unwrap();
+        assert!((switching.weight_seconds - 0.1774).abs() < 1e-4 && switching.seconds > switching.weight_seconds);
+        assert!((switching.memory_overhead - 1.0 / 94.0).abs() < 1e-12);
+        assert!(switching.steps[3].tp < switching.steps[3].ep, "slices win at 8 sequences");
+
+        let plan = search(&question).unwrap();
+        let whole = plan.ranked.iter().find(|plan| plan.layout.expert_ep == 16).unwrap();
+        let found = replication(&question, whole).unwrap().unwrap();
+        assert_eq!(found.resident.domains.len(), 2);
+        assert!(found.resident.domains[0] == 2, "replicas on both nodes leave the slow links: {found:?}");
+        assert!(found.resident.seconds < found.resident.ep_seconds);
+        let copies: u64 = found.resident.domains.iter().product();
+        assert_eq!(found.redundant_slots, 128 * (copies - 1));
+        let sliced = plan.ranked.iter().find(|plan| plan.layout.expert_ep == 1).unwrap();
+        assert_eq!(replication(&question, sliced), Ok(None));
+    }
+
+    #[test]
+    fn a_model_too_large_for_a_node_has_no_switch() {
+        let (shape, mut cluster, constants) = (deepseek_v3(), h200(1), Constants::uncalibrated());
+        cluster.gpu.memory = 80e9;
+        let workload =
+            Workload::from_toml("w", "requests_per_second = 2\ninput_tokens = 1024\noutput_tokens = 512\n").unwrap();
+        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
+        let error = switching(&question, 8.0).unwrap_err().to_string();
+        assert!(error.contains("does not run: weights need"), "{error}");
+    }
+}

@@ -1,0 +1,250 @@
+//! What placing tokens and experts together can gain: the regime of a deployment, and the gain with its range.
+//!
+//! Affinity raises the local activation rate (LAR), and so scales the bytes between ranks of the experts by `(1 - LAR
+//! after) / (1 - LAR before)`; latencies stay. That is worth something where those bytes are waited for. With two
+//! micro-batches a step takes about max(computation, communication), and bytes below the computation buy nothing.
+//! Where decoding is bound by reading experts, it is the number of distinct experts of a step that counts, which a
+//! placement does not change: every rank sees the tokens of the whole unit.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::error::{not_negative, positive};
+use crate::step::{Constants, Target, Work, step};
+
+/// Gains below this are no reason to adopt anything.
+const WORTH: f64 = 0.01;
+/// Uncalibrated communication may take half or twice of what is predicted.
+pub const UNCALIBRATED_FACTOR: f64 = 2.0;
+
+/// One step of a deployment, measured or predicted. Times in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepProfile {
+    /// All but communication between the ranks of the experts.
+    pub compute: f64,
+    /// The part of that communication which grows with the bytes.
+    pub bytes: f64,
+    /// The part which does not: latencies.
+    pub latency: f64,
+    /// The part of `compute` that reads routed experts.
+    pub experts: f64,
+    /// Whether two micro-batches hide communication behind computation.
+    pub overlap: bool,
+}
+
+/// Rates before and after, and what is known about errors.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Rates {
+    /// Share of activations that are local now.
+    pub before: f64,
+    /// The same with affinity.
+    pub after: f64,
+    /// How far `after` may be off, absolute.
+    pub error: f64,
+    /// Communication may take this many times more or less than the profile says, at least 1.
+    pub factor: f64,
+}
+
+/// What bounds the step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Regime {
+    /// Communication between the ranks is waited for.
+    CommunicationExposed,
+    /// It is hidden behind computation.
+    CommunicationHidden,
+    /// Reading distinct experts takes most of the step.
+    ExpertsRead,
+    /// There is none to speak of: one rank, or links much faster than the computation.
+    CommunicationSmall,
+}
+
+/// The answer. Gains are throughput after over before, less 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Gain {
+    /// What bounds the step.
+    pub regime: Regime,
+    /// Share of the step that waits for communication between the ranks of the experts.
+    pub exposed_share: f64,
+    /// Least, expected and most.
+    pub range: [f64; 3],
+    /// Bytes between ranks after over before.
+    pub bytes_ratio: f64,
+}
+
+impl StepProfile {
+    /// A predicted step.
+    #[must_use]
+    pub fn predicted(target: &Target<'_>, work: &Work, overlap: bool) -> Self {
+        let constants = Constants { overlap_share: 0.0, ..*target.constants };
+        let terms = step(&Target { constants: &constants, ..*target }, work);
+        let free = Constants { dispatch_bytes: 0.0, combine_bytes: 0.0, ..constants };
+        let latency = step(&Target { constants: &free, ..*target }, work).exchange();
+        Self {
+            compute: terms.total() - terms.exchange(),
+            bytes: terms.exchange() - latency,
+            latency,
+            experts: terms.experts,
+            overlap,
+        }
+    }
+
+    /// Seconds of the step if communication takes `bytes` and `latency`.
+    fn seconds(&self, bytes: f64, latency: f64) -> f64 {
+        if self.overlap { self.compute.max(bytes + latency) } else { self.compute + bytes + latency }
+    }
+}
+
+/// The regime and the gain.
+///
+/// # Errors
+/// [`PlanError::Value`] about times or rates that cannot be meant.
+pub fn gain(profile: &StepProfile, rates: &Rates) -> Result<Gain, PlanError> {
+    positive("the seconds of computation", profile.compute)?;
+    for (what, value) in [
+        ("the seconds of communication that grow with bytes", profile.bytes),
+        ("the seconds of latency", profile.latency),
+        ("the seconds of reading experts", profile.experts),
+        ("the local rate before", rates.before),
+        ("the local rate after", rates.after),
+        ("the error of the local rate", rates.error),
+        ("the factor of uncertainty less 1", rates.factor - 1.0),
+    ] {
+        not_negative(what, value)?;
+    }
+    if rates.before >= 1.0 || rates.after > 1.0 {
+        let found = rates.before.max(rates.after);
+        return Err(PlanError::Value { what: "a local rate", found, expected: "below 1 before, at most 1 after" });
+    }
+    let gain = |after: f64, factor: f64| {
+        let ratio = (1.0 - after.clamp(0.0, 1.0)) / (1.0 - rates.before);
+        let (bytes, latency) = (profile.bytes * factor, profile.latency * factor);
+        profile.seconds(bytes, latency) / profile.seconds(bytes * ratio, latency) - 1.0
+    };
+    let expected = gain(rates.after, 1.0);
+    let ends = [-rates.error, rates.error]
+        .into_iter()
+        .flat_map(|error| [1.0 / rates.factor, rates.factor].map(|factor| gain(rates.after + error, factor)));
+    let (least, most) = ends.fold((expected, expected), |(low, high), gain| (low.min(gain), high.max(gain)));
+    let step = profile.seconds(profile.bytes, profile.latency);
+    let exposed_share = (step - profile.compute) / step;
+    Ok(Gain {
+        regime: regime(profile, exposed_share),
+        exposed_share,
+        range: [least, expected, most],
+        bytes_ratio: (1.0 - rates.after) / (1.0 - rates.before),
+    })
+}
+
+fn regime(profile: &StepProfile, exposed_share: f64) -> Regime {
+    let experts = profile.experts > profile.compute / 2.0;
+    match (exposed_share >= 0.05, profile.bytes >= 0.05 * profile.compute) {
+        (true, _) => Regime::CommunicationExposed,
+        (false, _) if experts => Regime::ExpertsRead,
+        (false, true) => Regime::CommunicationHidden,
+        (false, false) => Regime::CommunicationSmall,
+    }
+}
+
+impl Gain {
+    /// Whether the expected gain is a reason to adopt affinity.
+    #[must_use]
+    pub fn pays(&self) -> bool {
+        self.range[1] >= WORTH
+    }
+}
+
+impl fmt::Display for Gain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let regime = match self.regime {
+            Regime::CommunicationExposed => "communication is exposed",
+            Regime::CommunicationHidden => "communication is hidden behind computation",
+            Regime::ExpertsRead => "the step is bound by reading distinct experts, which a placement does not change",
+            Regime::CommunicationSmall => "communication is small",
+        };
+        let [least, expected, most] = self.range.map(|gain| gain * 100.0);
+        write!(f, "{regime} ({:.1}% of the step waits for it); ", self.exposed_share * 100.0)?;
+        if self.pays() {
+            write!(f, "affinity should bring {expected:+.1}% throughput ({least:+.1}% to {most:+.1}%)")
+        } else {
+            write!(f, "affinity does not pay here: {expected:+.1}% throughput ({least:+.1}% to {most:+.1}%)")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixtures::{h200, qwen3_235b};
+    use crate::layout::Layout;
+
+    const EXPOSED: StepProfile =
+        StepProfile { compute: 0.06, bytes: 0.035, latency: 0.005, experts: 0.02, overlap: false };
+    const RATES: Rates = Rates { before: 0.25, after: 0.4, error: 0.0, factor: 1.0 };
+
+    /// Amdahl: 35% of the step shrinks to 80%.
+    #[test]
+    fn exposed_communication_follows_amdahl() {
+        let found = gain(&EXPOSED, &RATES).unwrap();
+        assert_eq!(found.regime, Regime::CommunicationExposed);
+        assert!((found.range[1] - (1.0 / (1.0 - 0.35 * 0.2) - 1.0)).abs() < 1e-12);
+        assert_eq!(found.range, [found.range[1]; 3]);
+        assert!(found.to_string().contains("affinity should bring +7.5% throughput"), "{found}");
+    }
+
+    #[test]
+    fn hidden_communication_and_read_experts_do_not_pay() {
+        let hidden = gain(&StepProfile { overlap: true, ..EXPOSED }, &RATES).unwrap();
+        assert_eq!((hidden.regime, hidden.range[1], hidden.pays()), (Regime::CommunicationHidden, 0.0, false));
+        assert!(hidden.to_string().contains("affinity does not pay here"), "{hidden}");
+        let read = StepProfile { experts: 0.05, bytes: 0.0005, latency: 0.001, ..EXPOSED };
+        let read = gain(&read, &RATES).unwrap();
+        assert_eq!((read.regime, read.pays()), (Regime::ExpertsRead, false));
+        assert!(gain(&EXPOSED, &Rates { before: 1.0, ..RATES }).is_err());
+        assert!(gain(&EXPOSED, &Rates { after: f64::NAN, ..RATES }).is_err());
+    }
+
+    /// Twice the communication is exposed even behind computation: the range says so.
+    #[test]
+    fn ranges_hold_what_errors_allow() {
+        let profile = StepProfile { overlap: true, compute: 0.035, ..EXPOSED };
+        let found = gain(&profile, &Rates { factor: UNCALIBRATED_FACTOR, error: 0.02, ..RATES }).unwrap();
+        assert!(found.range[0] == 0.0 && found.range[1] > 0.0 && found.range[2] > found.range[1]);
+    }
+
+    #[test]
+    fn links_between_nodes_are_exposed_and_nvlink_is_not() {
+        let (shape, constants) = (qwen3_235b(), Constants::uncalibrated());
+        let share = |nodes: u64| {
+            let cluster = h200(nodes);
+            let gpus = cluster.gpus();
+            let layout = Layout { pipeline: 1, attention_tp: 1, attention_dp: gpus, expert_tp: 1, expert_ep: gpus };
+            let target = Target { shape: &shape, cluster: &cluster, layout, constants: &constants };
+            let work = Work { sequences: 1.0 * gpus as f64, tokens: 2048.0, cached: 0.0 };
+            let profile = StepProfile::predicted(&target, &work, false);
+            gain(&profile, &Rates { before: 1.0 / gpus as f64, after: 0.4, error: 0.0, factor: 1.0 })
+                .unwrap()
+                .exposed_share
+        };
+        assert!(share(1) < 0.4 && share(4) > 0.5, "{} {}", share(1), share(4));
+    }
+
+    proptest! {
+        #[test]
+        fn more_locality_never_hurts(
+            compute in 1e-4f64..1.0, bytes in 0.0f64..1.0, latency in 0.0f64..0.1, before in 0.0f64..0.9, more in 0.0f64..0.1,
+            overlap: bool,
+        ) {
+            let profile = StepProfile { compute, bytes, latency, experts: 0.0, overlap };
+            let of = |after| gain(&profile, &Rates { before, after, error: 0.01, factor: 2.0 }).unwrap();
+            let (same, better) = (of(before), of(before + more));
+            prop_assert!(same.range[1].abs() < 1e-12);
+            prop_assert!(better.range[1] >= same.range[1] - 1e-12);
+            prop_assert!(better.range[0] <= better.range[1] && better.range[1] <= better.range[2]);
+        }
+    }
+}

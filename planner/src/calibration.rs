@@ -1,0 +1,184 @@
+//! What the constants were fitted to, and how far predictions were off there: the error figure of every answer.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::PlanError;
+use crate::error::positive;
+use crate::step::Constants;
+
+/// Fitted constants and their residuals, as a JSON file has them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// Whose: an engine and its version.
+    pub engine: String,
+    /// The GPU that was measured.
+    pub gpu: String,
+    /// What was measured, by which command, under which licence.
+    pub source: String,
+    /// The fit.
+    pub constants: Constants,
+    /// Of TTFT, on rows that the fit did not see.
+    pub ttft: Errors,
+    /// Of TPOT, on rows that the fit did not see.
+    pub tpot: Errors,
+}
+
+/// Relative errors of predictions: |predicted - measured| / measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Errors {
+    /// Measured rows.
+    pub rows: u64,
+    /// Median.
+    pub median: f64,
+    /// Mean (MAPE).
+    pub mean: f64,
+}
+
+impl Errors {
+    /// Of pairs of a predicted and a measured value.
+    ///
+    /// # Errors
+    /// [`PlanError::Value`] if there are none, or a measured value is not above 0.
+    pub fn of(pairs: &[[f64; 2]]) -> Result<Self, PlanError> {
+        positive("the measured rows", pairs.len() as f64)?;
+        let mut errors = Vec::with_capacity(pairs.len());
+        for [predicted, measured] in pairs {
+            positive("a measured value", *measured)?;
+            errors.push((predicted - measured).abs() / measured);
+        }
+        errors.sort_by(f64::total_cmp);
+        let (low, high) = (errors[(errors.len() - 1) / 2], errors[errors.len() / 2]);
+        let mean = errors.iter().sum::<f64>() / errors.len() as f64;
+        Ok(Self { rows: pairs.len() as u64, median: f64::midpoint(low, high), mean })
+    }
+}
+
+impl Calibration {
+    /// Reads a calibration; `file` names it in errors.
+    ///
+    /// # Errors
+    /// [`PlanError::Syntax`] if it is none, [`PlanError::Value`] about a constant outside its domain.
+    pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
+        let syntax = |error: serde_json::Error| PlanError::Syntax {
+            file: file.to_owned(),
+            format: "JSON of a calibration",
+            cause: error.to_string(),
+        };
+        let calibration: Self = serde_json::from_str(text).map_err(syntax)?;
+        calibration.constants.check()?;
+        for errors in [calibration.ttft, calibration.tpot] {
+            positive("the rows of a calibration", errors.rows as f64)?;
+            crate::error::not_negative("the mean error of a calibration", errors.mean)?;
+        }
+        Ok(calibration)
+    }
+}
+
+/// The error figure of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Accuracy {
+    /// Nothing was measured.
+    Uncalibrated,
+    /// From a calibration's residuals.
+    Calibrated {
+        /// Whose.
+        engine: String,
+        /// Measured on.
+        gpu: String,
+        /// Of TTFT.
+        ttft: Errors,
+        /// Of TPOT.
+        tpot: Errors,
+    },
+}
+
+impl Accuracy {
+    /// Of answers with these constants.
+    #[must_use]
+    pub fn of(calibration: Option<&Calibration>) -> Self {
+        calibration.map_or(Self::Uncalibrated, |found| Self::Calibrated {
+            engine: found.engine.clone(),
+            gpu: found.gpu.clone(),
+            ttft: found.ttft,
+            tpot: found.tpot,
+        })
+    }
+
+    /// How many times more or less a predicted time may be, typically.
+    #[must_use]
+    pub fn factor(&self) -> f64 {
+        match self {
+            Self::Uncalibrated => crate::affinity::UNCALIBRATED_FACTOR,
+            Self::Calibrated { tpot, .. } => 1.0 + tpot.mean,
+        }
+    }
+}
+
+impl fmt::Display for Accuracy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uncalibrated => {
+                write!(
+                    f,
+                    "uncalibrated: times may be off by a factor of 2; the order of layouts is more certain than the times"
+                )
+            }
+            Self::Calibrated { engine, gpu, ttft, tpot } => write!(
+                f,
+                "calibrated for {engine} on {gpu}; on rows held out TPOT is off by {:.0}% (median; mean {:.0}%, {} rows), TTFT by {:.0}% \
+                 (mean {:.0}%, {} rows)",
+                tpot.median * 100.0,
+                tpot.mean * 100.0,
+                tpot.rows,
+                ttft.median * 100.0,
+                ttft.mean * 100.0,
+                ttft.rows
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_medians_and_means() {
+        let errors = Errors::of(&[[11.0, 10.0], [9.0, 10.0], [15.0, 10.0], [10.0, 10.0]]).unwrap();
+        assert_eq!((errors.rows, errors.median), (4, 0.1));
+        assert!((errors.mean - 0.175).abs() < 1e-12);
+        assert!(Errors::of(&[]).is_err() && Errors::of(&[[1.0, 0.0]]).is_err());
+    }
+
+    #[test]
+    fn calibrations_are_read_and_checked() {
+        let errors = Errors { rows: 100, median: 0.08, mean: 0.15 };
+        let good = Calibration {
+            engine: "sglang 0.5.23".into(),
+            gpu: "H200".into(),
+            source: "made up".into(),
+            constants: Constants::uncalibrated(),
+            ttft: errors,
+            tpot: errors,
+        };
+        let text = serde_json::to_string(&good).unwrap();
+        assert_eq!(Calibration::from_json("f", &text).unwrap(), good);
+        let shown = Accuracy::of(Some(&good)).to_string();
+        assert!(shown.contains("TPOT is off by 8% (median; mean 15%, 100 rows)"), "{shown}");
+        assert!(Accuracy::of(None).to_string().starts_with("uncalibrated"));
+        let cases = [
+            ("\"overlap_share\":0.0", "\"overlap_share\":-1.0", "overlap_share is -1"),
+            ("overlap_share", "overlap", "f is not valid JSON of a calibration: unknown field `overlap`"),
+            ("\"rows\":100", "\"rows\":0", "the rows of a calibration is 0"),
+        ];
+        for (from, to, message) in cases {
+            let error = Calibration::from_json("f", &text.replace(from, to)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}\nlacks: {message}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Figures of GPUs.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::PlanError;
+use crate::fields::Fields;
+use crate::shape::Dtype;
+
+/// What one GPU has and does at most. Rates are those of dense matrices, without sparsity.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Its name, for tables.
+    pub name: String,
+    /// Bytes of memory (GB = 10^9).
+    pub memory: f64,
+    /// Memory bandwidth, bytes a second.
+    pub hbm: f64,
+    /// FLOP/s with 16-bit elements.
+    pub bf16: f64,
+    /// FLOP/s with 8-bit floats, if it has them.
+    pub fp8: Option<f64>,
+    /// FLOP/s with 4-bit floats, if it has them.
+    pub fp4: Option<f64>,
+    /// Where the figures are from.
+    pub source: String,
+}
+
+/// A row of the table of presets.
+#[derive(Debug)]
+pub struct Preset {
+    /// The name in `cluster.toml`.
+    pub name: &'static str,
+    memory_gb: f64,
+    hbm_tb_per_second: f64,
+    /// 16 bits, 8 bits, 4 bits; 0: not there.
+    tflops: [f64; 3],
+    source: &'static str,
+}
+
+/// GPUs that a cluster file can name. Half of the NVLink figures of these sources is one direction, which
+/// `bandwidth_gb_per_second` of the innermost level wants: A100 300, H100, H200 and H20 450, B200 900, MI300X 448.
+pub const PRESETS: &[Preset] = &[
+    preset("H100", [80.0, 3.35], [989.4, 1978.9, 0.0], "NVIDIA H100 data sheet, SXM5, without sparsity"),
+    preset("H200", [141.0, 4.8], [989.4, 1978.9, 0.0], "NVIDIA H200 data sheet, SXM5, without sparsity"),
+    preset("B200", [180.0, 8.0], [2250.0, 4500.0, 9000.0], "NVIDIA HGX B200 data sheet, per GPU, without sparsity"),
+    preset("H20", [96.0, 4.0], [148.0, 296.0, 0.0], "NVIDIA H20 product brief, as published by resellers"),
+    preset("A100", [80.0, 2.039], [312.0, 0.0, 0.0], "NVIDIA A100 data sheet, SXM4 80 GB, without sparsity"),
+    preset("MI300X", [192.0, 5.3], [1307.4, 2614.9, 0.0], "AMD Instinct MI300X data sheet, without sparsity"),
+];
+
+const fn preset(name: &'static str, memory: [f64; 2], tflops: [f64; 3], source: &'static str) -> Preset {
+    Preset { name, memory_gb: memory[0], hbm_tb_per_second: memory[1], tflops, source }
+}
+
+impl Gpu {
+    /// A preset by its name.
+    #[must_use]
+    pub fn preset(name: &str) -> Option<Self> {
+        let found = PRESETS.iter().find(|preset| preset.name == name)?;
+        let rate = |at: usize| (found.tflops[at] > 0.0).then_some(found.tflops[at] * 1e12);
+        Some(Self {
+            name: found.name.to_owned(),
+            memory: found.memory_gb * 1e9,
+            hbm: found.hbm_tb_per_second * 1e12,
+            bf16: found.tflops[0] * 1e12,
+            fp8: rate(1),
+            fp4: rate(2),
+            source: found.source.to_owned(),
+        })
+    }
+
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        const KEYS: &[&str] =
+            &["name", "memory_gb", "hbm_tb_per_second", "bf16_tflops", "fp8_tflops", "fp4_tflops", "source"];
+        let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
+        if let Some(Value::Object(_)) = fields.get("gpu") {
+            let Some(gpu) = fields.section("gpu", KEYS)? else { return Err(fields.unexpected("gpu", "a table")) };
+            let rate = |key: &str| Ok::<_, PlanError>(gpu.positive_if(key)?.map(|tera| tera * 1e12));
+            return Ok(Self {
+                name: gpu.text("name")?.unwrap_or("described").chars().take(64).collect(),
+                memory: gpu.positive("memory_gb")? * 1e9,
+                hbm: gpu.positive("hbm_tb_per_second")? * 1e12,
+                bf16: gpu.positive("bf16_tflops")? * 1e12,
+                fp8: rate("fp8_tflops")?,
+                fp4: rate("fp4_tflops")?,
+                source: gpu.text("source")?.unwrap_or("the cluster file").chars().take(200).collect(),
+            });
+        }
+        let preset = fields.get("gpu").and_then(Value::as_str).and_then(Self::preset);
+        preset.ok_or_else(|| fields.unexpected("gpu", format!("a table or one of {}", names())))
+    }
+
+    /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened before they are multiplied.
+    #[must_use]
+    pub fn flops(&self, weights: Dtype) -> f64 {
+        match weights {
+            Dtype::F32 => self.bf16 / 2.0,
+            Dtype::Bf16 | Dtype::Int4 => self.bf16,
+            Dtype::Fp8 => self.fp8.unwrap_or(self.bf16),
+            // Activations stay at 16 bits unless the GPU multiplies 4-bit floats.
+            Dtype::Mxfp4 | Dtype::Nvfp4 => self.fp4.unwrap_or(self.bf16),
+        }
+    }
+}

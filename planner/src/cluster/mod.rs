@@ -1,0 +1,151 @@
+//! The machines: one kind of GPU, and the levels of links between them, innermost first.
+//!
+//! | module | what |
+//! |---|---|
+//! | `gpu` | figures of a GPU, presets with their sources |
+//! | `measured` | times of collectives that were measured |
+//! | `span` | which levels a group of ranks crosses |
+
+mod gpu;
+mod measured;
+mod span;
+
+pub use gpu::{Gpu, PRESETS};
+pub use measured::{Measured, Operator};
+use serde::Serialize;
+pub use span::{Group, Span, all_reduce_bytes};
+
+use crate::PlanError;
+use crate::fields::{Fields, toml};
+
+/// GPUs of one kind, and how they are connected.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cluster {
+    /// What every rank computes on.
+    pub gpu: Gpu,
+    /// Links, innermost first: level 0 connects GPUs, level 1 groups of `levels[0].count` GPUs, and so on.
+    pub levels: Vec<Level>,
+    /// Times of collectives that count in place of the levels' figures.
+    pub measured: Vec<Measured>,
+    /// What one GPU costs, US dollars an hour, if it is known.
+    pub usd_per_gpu_hour: Option<f64>,
+}
+
+/// Links of one kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Level {
+    /// For messages.
+    pub name: String,
+    /// Members of the level below that these links connect.
+    pub count: u64,
+    /// What one GPU sends, bytes a second, one direction.
+    pub bytes_per_second: f64,
+    /// Seconds before the first byte of an operation arrives.
+    pub latency: f64,
+}
+
+const KEYS: &[&str] = &["gpu", "levels", "measured", "usd_per_gpu_hour"];
+const LEVEL_KEYS: &[&str] = &["name", "count", "bandwidth_gb_per_second", "latency_us"];
+/// What each rank loads is listed for this many at most.
+const MAX_GPUS: u64 = 1 << 16;
+/// GPU, NVLink domain, node, rack, hall, data centre: more than eight is a mistake.
+const MAX_LEVELS: usize = 8;
+
+impl Cluster {
+    /// Reads a `cluster.toml`; `file` names it in errors.
+    ///
+    /// ```toml
+    /// gpu = "H200"                      # a preset, or a table [gpu] of figures
+    /// usd_per_gpu_hour = 2.5            # optional
+    /// [[levels]]                        # innermost first
+    /// name = "nvlink"
+    /// count = 8                         # GPUs in an NVLink domain
+    /// bandwidth_gb_per_second = 450     # of one GPU, one direction
+    /// latency_us = 3
+    /// [[levels]]
+    /// name = "infiniband"
+    /// count = 2                         # NVLink domains
+    /// bandwidth_gb_per_second = 50
+    /// latency_us = 12
+    /// [[measured]]                      # optional: a collective between so many ranks of a level, as measured
+    /// level = "nvlink"
+    /// operator = "all_reduce"           # all_reduce, scatter (either half of it), all_to_all, point_to_point
+    /// ranks = 8
+    /// points = [{ bytes = 65536, us = 9.1 }, { bytes = 1048576, us = 14.2 }]
+    /// ```
+    ///
+    /// # Errors
+    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing, negative, NaN or
+    /// impossible value.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
+        let object = toml(file, text)?;
+        let fields = Fields::of_toml(file, &object, KEYS)?;
+        let gpu = Gpu::read(&fields)?;
+        let levels: Vec<Level> =
+            fields.sections("levels", LEVEL_KEYS)?.iter().map(Level::read).collect::<Result<_, _>>()?;
+        let gpus = levels.iter().try_fold(1u64, |gpus, level| gpus.checked_mul(level.count));
+        if levels.is_empty() || levels.len() > MAX_LEVELS || gpus.is_none_or(|gpus| gpus > MAX_GPUS) {
+            let expected = format!("1 to {MAX_LEVELS} levels of {MAX_GPUS} GPUs at most, innermost first");
+            return Err(fields.unexpected("levels", expected));
+        }
+        let measured = fields.sections("measured", measured::KEYS)?;
+        let measured = measured.iter().map(|table| Measured::read(table, &levels)).collect::<Result<_, _>>()?;
+        Ok(Self { gpu, levels, measured, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })
+    }
+
+    /// GPUs of all levels together.
+    #[must_use]
+    pub fn gpus(&self) -> u64 {
+        self.levels.iter().map(|level| level.count).product()
+    }
+}
+
+impl Level {
+    fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        Ok(Self {
+            name: fields.text("name")?.ok_or_else(|| fields.unexpected("name", "a text"))?.chars().take(64).collect(),
+            count: fields.dimension("count")?,
+            bytes_per_second: fields.positive("bandwidth_gb_per_second")? * 1e9,
+            latency: fields.not_negative("latency_us")? * 1e-6,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "gpu = \"H200\"\n[[levels]]\nname = \"nvlink\"\ncount = 8\nbandwidth_gb_per_second = 450\nlatency_us = 3\n\
+                        [[levels]]\nname = \"ib\"\ncount = 2\nbandwidth_gb_per_second = 50\nlatency_us = 12\n";
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_key() {
+        assert_eq!(Cluster::from_toml("c", GOOD).unwrap().gpus(), 16);
+        let cases = [
+            ("\"H200\"", "\"H2000\"", "`gpu` is \"H2000\", expected a table or one of H100"),
+            ("450", "nan", "`levels[0].bandwidth_gb_per_second` is null, NaN or infinite"),
+            ("450", "-450", "`levels[0].bandwidth_gb_per_second` is -450"),
+            ("count = 2", "count = 0", "`levels[1].count` is 0"),
+            ("latency_us = 12", "latency_ms = 1", "`levels[1].latency_ms` is an unknown key"),
+            ("latency_us = 12", "", "`levels[1].latency_us` is missing"),
+            ("count = 2", "count = 1000000", "`levels` is ["),
+            ("[[levels]]", "[levels]", "not valid TOML"),
+        ];
+        for (from, to, message) in cases {
+            let error = Cluster::from_toml("c", &GOOD.replace(from, to)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}\nlacks: {message}");
+        }
+        let error = Cluster::from_toml("c", "gpu = \"H100\"").unwrap_err().to_string();
+        assert!(error.contains("`levels` is missing, expected 1 to 8 levels"), "{error}");
+    }
+
+    #[test]
+    fn a_gpu_can_be_described() {
+        let text = GOOD.replace("gpu = \"H200\"", "").to_owned()
+            + "[gpu]\nmemory_gb = 64\nhbm_tb_per_second = 1.6\nbf16_tflops = 320\n";
+        let gpu = Cluster::from_toml("c", &text).unwrap().gpu;
+        assert_eq!((gpu.memory, gpu.hbm, gpu.bf16, gpu.fp8), (64e9, 1.6e12, 320e12, None));
+        let error = Cluster::from_toml("c", &text.replace("64", "0")).unwrap_err().to_string();
+        assert!(error.contains("`gpu.memory_gb` is 0"), "{error}");
+    }
+}

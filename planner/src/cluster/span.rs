@@ -1,0 +1,181 @@
+//! Which levels a group of ranks crosses: its members are `size` GPUs, each `stride` after the one before.
+
+use super::{Cluster, Level, Measured, Operator};
+
+/// Ranks that take part in one collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Ranks.
+    pub size: u64,
+    /// From one to the next, in GPUs.
+    pub stride: u64,
+}
+
+/// How a group lies over the levels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span<'a> {
+    cluster: &'a Cluster,
+    /// Members that a member reaches without leaving level l, itself included; rising, the last is the size.
+    reach: Vec<f64>,
+    /// Share of the links' bandwidth that is reached.
+    share: f64,
+    /// Seconds of every operation beyond its latencies.
+    overhead: f64,
+}
+
+/// A level that a group crosses.
+struct Crossed<'a> {
+    level: &'a Level,
+    /// Members reached inside it.
+    below: f64,
+    /// Members reached with it.
+    reach: f64,
+}
+
+impl Cluster {
+    /// How a group lies over the levels.
+    #[must_use]
+    pub fn span(&self, group: Group) -> Span<'_> {
+        let mut domain = 1;
+        let last = self.levels.len() - 1;
+        let reach = self.levels.iter().enumerate().map(|(at, level)| {
+            domain *= level.count;
+            if at == last { group.size } else { (domain / group.stride.max(1)).clamp(1, group.size.max(1)) }
+        });
+        Span { cluster: self, reach: reach.map(|members| members as f64).collect(), share: 1.0, overhead: 0.0 }
+    }
+}
+
+impl<'a> Span<'a> {
+    /// With a share of the bandwidth, and seconds that every operation takes beyond its latencies. Neither counts
+    /// where times were measured.
+    #[must_use]
+    pub fn tuned(self, share: f64, overhead: f64) -> Self {
+        Self { share, overhead, ..self }
+    }
+
+    /// Members of the group.
+    #[must_use]
+    pub fn size(&self) -> f64 {
+        self.reach.last().copied().unwrap_or(1.0)
+    }
+
+    fn crossed(&self) -> impl Iterator<Item = Crossed<'a>> {
+        let below = std::iter::once(1.0).chain(self.reach.iter().copied());
+        let levels = self.cluster.levels.iter().zip(below).zip(&self.reach);
+        levels.map(|((level, below), reach)| Crossed { level, below, reach: *reach }).filter(|at| at.reach > at.below)
+    }
+
+    /// Seconds for `bytes` over one level's links.
+    fn sent(&self, level: &Level, bytes: f64) -> f64 {
+        level.latency + bytes / (level.bytes_per_second * self.share)
+    }
+
+    /// Seconds of an operation: as measured if the group is that of a table, else as modelled.
+    fn operation(&self, operator: Operator, bytes: f64, modelled: impl Fn() -> f64) -> f64 {
+        let mut crossed = self.crossed();
+        let (Some(first), others) = (crossed.next(), crossed.next()) else { return 0.0 };
+        let fits = |table: &&Measured| {
+            others.is_none()
+                && table.level == first.level.name
+                && table.operator == operator
+                && table.ranks as f64 == self.size()
+        };
+        match self.cluster.measured.iter().find(fits) {
+            Some(table) => table.seconds(bytes),
+            None => modelled() + self.overhead,
+        }
+    }
+
+    /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor: every level moves `x (d
+    /// - 1) / (d B)`, x being what the levels inside it left, and adds its latency once (MixServe, equation 1, with a
+    /// bandwidth and a latency for each level).
+    #[must_use]
+    pub fn scatter(&self, bytes: f64) -> f64 {
+        self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
+    }
+
+    fn modelled_scatter(&self, bytes: f64) -> f64 {
+        let of = |at: Crossed<'_>| {
+            let factor = at.reach / at.below;
+            self.sent(at.level, bytes / at.below * (factor - 1.0) / factor)
+        };
+        self.crossed().map(of).sum()
+    }
+
+    /// Seconds of an all-reduce of `bytes`: a reduce-scatter and an allgather (MixServe's equation 2 divides twice).
+    #[must_use]
+    pub fn all_reduce(&self, bytes: f64) -> f64 {
+        self.operation(Operator::AllReduce, bytes, || 2.0 * self.modelled_scatter(bytes))
+    }
+
+    /// Seconds of an all-to-all in which each member has `bytes` for all members together, itself included (MixServe,
+    /// equation 3): what leaves for the members that only level l reaches goes over its links, level after level.
+    #[must_use]
+    pub fn all_to_all(&self, bytes: f64) -> f64 {
+        let of = |at: Crossed<'_>| self.sent(at.level, bytes * (at.reach - at.below) / self.size());
+        self.operation(Operator::AllToAll, bytes, || self.crossed().map(of).sum())
+    }
+
+    /// Seconds from one member to the next over the outermost level that the group crosses.
+    #[must_use]
+    pub fn point_to_point(&self, bytes: f64) -> f64 {
+        let outermost = || self.crossed().last().map_or(0.0, |at| self.sent(at.level, bytes));
+        self.operation(Operator::PointToPoint, bytes, outermost)
+    }
+}
+
+/// Bytes that one rank moves in an all-reduce of `bytes` over `ranks`: 2 x (d - 1) / d.
+#[must_use]
+pub fn all_reduce_bytes(bytes: f64, ranks: u64) -> f64 {
+    2.0 * bytes * (ranks.max(1) - 1) as f64 / ranks.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixtures::h200;
+
+    /// x = 229,376 B, d = 8.
+    #[test]
+    fn an_all_reduce_moves_the_golden_bytes() {
+        assert_eq!(all_reduce_bytes(229_376.0, 8), 401_408.0);
+        let mut cluster = h200(1);
+        cluster.levels[0].latency = 0.0;
+        let seconds = cluster.span(Group { size: 8, stride: 1 }).all_reduce(229_376.0);
+        assert!((seconds * 450e9 - 401_408.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn groups_cross_the_levels_that_their_strides_say() {
+        let cluster = h200(4);
+        let reach = |size, stride| cluster.span(Group { size, stride }).reach;
+        assert_eq!(reach(8, 1), [8.0, 8.0]);
+        assert_eq!(reach(4, 8), [1.0, 4.0]);
+        assert_eq!(reach(8, 4), [2.0, 8.0]);
+        assert_eq!(reach(32, 1), [8.0, 32.0]);
+        assert_eq!(reach(1, 1), [1.0, 1.0]);
+        let alone = cluster.span(Group { size: 1, stride: 1 });
+        assert_eq!((alone.scatter(1e6), alone.all_to_all(1e6), alone.point_to_point(1e6)), (0.0, 0.0, 0.0));
+    }
+
+    proptest! {
+        /// Over equal links without latency the hierarchy is worth nothing: every collective costs what one flat
+        /// level costs.
+        #[test]
+        fn levels_of_equal_links_are_one_level(size in 0u32..6, stride in 0u32..6, bytes in 1.0f64..1e9) {
+            prop_assume!(size + stride <= 5);
+            let group = Group { size: 1 << size, stride: 1 << stride };
+            let mut cluster = h200(4);
+            for level in &mut cluster.levels {
+                (level.latency, level.bytes_per_second) = (0.0, 1e9);
+            }
+            let span = cluster.span(group);
+            let flat = bytes * (span.size() - 1.0) / span.size() / 1e9;
+            prop_assert!((span.scatter(bytes) - flat).abs() <= 1e-12 * flat.max(1e-9));
+            prop_assert!((span.all_to_all(bytes) - flat).abs() <= 1e-12 * flat.max(1e-9));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What is wrong with an input or a question: one sentence that names the key or the quantity.
+
+/// An error of the planner.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// An input that cannot be parsed.
+    #[error("{file} is not valid {format}: {cause}")]
+    Syntax {
+        /// What was read, as the caller names it.
+        file: String,
+        /// JSON or TOML.
+        format: &'static str,
+        /// The parser's message.
+        cause: String,
+    },
+    /// A key whose value is missing, of the wrong type or out of range, or a key that does not exist.
+    #[error("{file}: `{key}` is {found}, expected {expected}")]
+    Key {
+        /// What was read, as the caller names it.
+        file: String,
+        /// The key with its path, such as `levels[1].bandwidth_gb_per_second`.
+        key: String,
+        /// Its value, shortened.
+        found: String,
+        /// What would be accepted.
+        expected: String,
+    },
+    /// An argument of a formula outside its domain.
+    #[error("{what} is {found}, expected {expected}")]
+    Value {
+        /// The quantity, with its unit.
+        what: &'static str,
+        /// Its value.
+        found: f64,
+        /// The domain.
+        expected: &'static str,
+    },
+    /// More work arrives than is served: no mean waiting time exists.
+    #[error("the queue is unstable: {arriving} {unit} arrive, at most {served} are served (utilisation {:.3})", arriving / served)]
+    Unstable {
+        /// Arrival rate, in `unit`.
+        arriving: f64,
+        /// Service rate, in `unit`.
+        served: f64,
+        /// Such as "tokens/s".
+        unit: &'static str,
+    },
+}
+
+/// `value`, if it is finite and at least 0.
+pub(crate) fn not_negative(what: &'static str, value: f64) -> Result<f64, PlanError> {
+    if value.is_finite() && value >= 0.0 {
+        return Ok(value);
+    }
+    Err(PlanError::Value { what, found: value, expected: "a finite number of at least 0" })
+}
+
+/// `value`, if it is finite and above 0.
+pub(crate) fn positive(what: &'static str, value: f64) -> Result<f64, PlanError> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(value);
+    }
+    Err(PlanError::Value { what, found: value, expected: "a finite number above 0" })
+}

@@ -1,0 +1,174 @@
+//! The keys of an input file, read one by one; an error names the key, what was found and what was expected.
+//!
+//! JSON and TOML are read into the same tree. TOML has no null: a null there is a NaN or an infinity, and never
+//! "absent".
+
+use serde_json::{Map, Value};
+
+use crate::PlanError;
+
+/// Bounds every dimension, so that a product of three of them fits a `u64`.
+pub(crate) const MAX_DIMENSION: u64 = 1 << 20;
+/// Bounds every other number: bandwidths in TB/s, rates, seconds.
+const MAX_NUMBER: f64 = 1e12;
+/// Of a value that is shown in a message.
+const MAX_SHOWN_CHARS: usize = 80;
+
+/// Parses a JSON object.
+pub(crate) fn json(file: &str, text: &str) -> Result<Map<String, Value>, PlanError> {
+    parsed(file, "JSON", serde_json::from_str(text).map_err(|error| error.to_string()))
+}
+
+/// Parses a TOML document.
+pub(crate) fn toml(file: &str, text: &str) -> Result<Map<String, Value>, PlanError> {
+    parsed(file, "TOML", toml::from_str(text).map_err(|error| error.message().to_owned()))
+}
+
+fn parsed(
+    file: &str,
+    format: &'static str,
+    result: Result<Map<String, Value>, String>,
+) -> Result<Map<String, Value>, PlanError> {
+    result.map_err(|cause| PlanError::Syntax { file: file.to_owned(), format, cause })
+}
+
+/// An object of a file; `prefix` stands before its keys in messages.
+#[derive(Clone, Debug)]
+pub(crate) struct Fields<'a> {
+    file: &'a str,
+    prefix: String,
+    object: &'a Map<String, Value>,
+    null_is_absent: bool,
+}
+
+impl<'a> Fields<'a> {
+    /// Of a JSON file, in which null means absent.
+    pub(crate) fn of_json(file: &'a str, object: &'a Map<String, Value>) -> Self {
+        Self { file, prefix: String::new(), object, null_is_absent: true }
+    }
+
+    /// Of a TOML file, of which only these keys are known.
+    pub(crate) fn of_toml(file: &'a str, object: &'a Map<String, Value>, known: &[&str]) -> Result<Self, PlanError> {
+        let fields = Self { file, prefix: String::new(), object, null_is_absent: false };
+        fields.known(known)
+    }
+
+    fn known(self, known: &[&str]) -> Result<Self, PlanError> {
+        match self.object.keys().find(|key| !known.contains(&key.as_str())) {
+            Some(key) => Err(self.bad(key, "an unknown key", format!("one of {}", known.join(", ")))),
+            None => Ok(self),
+        }
+    }
+
+    /// A nested object of which only these keys are known.
+    pub(crate) fn section(&self, key: &str, known: &[&str]) -> Result<Option<Self>, PlanError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(self.inside(key.to_owned(), object).known(known)?)),
+            Some(_) => Err(self.unexpected(key, "a table")),
+        }
+    }
+
+    /// A list of objects of which only these keys are known; empty where there is none.
+    pub(crate) fn sections(&self, key: &str, known: &[&str]) -> Result<Vec<Self>, PlanError> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().ok_or_else(|| self.unexpected(key, "a list of tables"))?;
+        let section = |(at, value): (usize, &'a Value)| {
+            let name = format!("{key}[{at}]");
+            match value {
+                Value::Object(object) => self.inside(name, object).known(known),
+                _ => Err(self.bad(&name, shown(Some(value)), "a table")),
+            }
+        };
+        list.iter().enumerate().map(section).collect()
+    }
+
+    fn inside(&self, key: String, object: &'a Map<String, Value>) -> Self {
+        Self { file: self.file, prefix: format!("{}{key}.", self.prefix), object, null_is_absent: self.null_is_absent }
+    }
+
+    /// A value that is there.
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !(self.null_is_absent && value.is_null()))
+    }
+
+    /// A whole number from 1 to 2^20.
+    pub(crate) fn dimension(&self, key: &str) -> Result<u64, PlanError> {
+        match self.get(key).and_then(Value::as_u64).filter(|value| (1..=MAX_DIMENSION).contains(value)) {
+            Some(value) => Ok(value),
+            None => Err(self.unexpected(key, format!("a whole number from 1 to {MAX_DIMENSION}"))),
+        }
+    }
+
+    /// The same, or another one where there is none.
+    pub(crate) fn dimension_or(&self, key: &str, other: u64) -> Result<u64, PlanError> {
+        if self.get(key).is_some() { self.dimension(key) } else { Ok(other) }
+    }
+
+    /// A whole number from 0 to 2^20, 0 where there is none.
+    pub(crate) fn count(&self, key: &str) -> Result<u64, PlanError> {
+        match self.get(key) {
+            Some(value) if value.as_u64() == Some(0) => Ok(0),
+            Some(_) => self.dimension(key),
+            None => Ok(0),
+        }
+    }
+
+    /// A number above 0, at most 10^12.
+    pub(crate) fn positive(&self, key: &str) -> Result<f64, PlanError> {
+        let number = self.not_negative(key).ok().filter(|value| *value > 0.0);
+        number.ok_or_else(|| self.unexpected(key, "a number above 0, at most 1e12"))
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn positive_if(&self, key: &str) -> Result<Option<f64>, PlanError> {
+        self.get(key).map(|_| self.positive(key)).transpose()
+    }
+
+    /// A number from 0 to 10^12.
+    pub(crate) fn not_negative(&self, key: &str) -> Result<f64, PlanError> {
+        let number = self.get(key).and_then(Value::as_f64).filter(|value| (0.0..=MAX_NUMBER).contains(value));
+        number.ok_or_else(|| self.unexpected(key, "a number from 0 to 1e12"))
+    }
+
+    /// True or false, or what holds where there is nothing.
+    pub(crate) fn flag(&self, key: &str, absent: bool) -> Result<bool, PlanError> {
+        match self.get(key) {
+            None => Ok(absent),
+            Some(value) => value.as_bool().ok_or_else(|| self.unexpected(key, "true or false")),
+        }
+    }
+
+    /// A text, if there is one.
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>, PlanError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => value.as_str().map(Some).ok_or_else(|| self.unexpected(key, "a text")),
+        }
+    }
+
+    /// A list of whole numbers, empty where there is none.
+    pub(crate) fn numbers(&self, key: &str) -> Result<Vec<u64>, PlanError> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
+        numbers.ok_or_else(|| self.unexpected(key, "a list of whole numbers"))
+    }
+
+    /// An error about a key of this object.
+    pub(crate) fn unexpected(&self, key: &str, expected: impl Into<String>) -> PlanError {
+        self.bad(key, shown(self.object.get(key)), expected)
+    }
+
+    fn bad(&self, key: &str, found: impl Into<String>, expected: impl Into<String>) -> PlanError {
+        let key = format!("{}{key}", self.prefix).chars().take(MAX_SHOWN_CHARS).collect();
+        PlanError::Key { file: self.file.to_owned(), key, found: found.into(), expected: expected.into() }
+    }
+}
+
+fn shown(value: Option<&Value>) -> String {
+    match value {
+        None => "missing".to_owned(),
+        Some(Value::Null) => "null, NaN or infinite".to_owned(),
+        Some(value) => value.to_string().chars().take(MAX_SHOWN_CHARS).collect(),
+    }
+}

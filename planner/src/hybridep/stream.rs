@@ -1,0 +1,266 @@
+//! The stream model: computation and communication of one MoE layer overlap where they can.
+
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::error::{not_negative, positive};
+
+/// One level of equal workers, one expert set each (Table I).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stream {
+    /// G, workers, at least 2.
+    pub workers: u64,
+    /// B, bytes a second of one worker.
+    pub bytes_per_second: f64,
+    /// Lat_PE, seconds of computation before the experts, behind which experts can travel.
+    pub before_experts: f64,
+    /// D, bytes of hidden states of one worker.
+    pub data_bytes: f64,
+    /// P_E, bytes of one worker's experts.
+    pub expert_bytes: f64,
+}
+
+impl Stream {
+    /// Whether the values can be meant.
+    ///
+    /// # Errors
+    /// [`PlanError::Value`] about the first one that cannot.
+    pub fn check(&self) -> Result<(), PlanError> {
+        positive("the workers less one", self.workers as f64 - 1.0)?;
+        positive("the bandwidth in bytes/s", self.bytes_per_second)?;
+        not_negative("the seconds before the experts", self.before_experts)?;
+        not_negative("the bytes of data", self.data_bytes)?;
+        positive("the bytes of experts", self.expert_bytes).map(drop)
+    }
+
+    /// Seconds if a share `p` of what leaves a worker travels as data (equation 10):
+    /// `max(PE, (1 - p) P_E (G - 1) / B) + 2 p D (G - 1) / (G B)`. Expert computation is hidden and not counted.
+    #[must_use]
+    pub fn seconds(&self, p: f64) -> f64 {
+        let (workers, others) = (self.workers as f64, self.workers as f64 - 1.0);
+        let experts = (1.0 - p) * self.expert_bytes * others / self.bytes_per_second;
+        let data = 2.0 * p * self.data_bytes * others / (workers * self.bytes_per_second);
+        self.before_experts.max(experts) + data
+    }
+
+    /// The best p (equations 11 and 12): 0 if data cost at least what experts do, else as little as hides the experts.
+    #[must_use]
+    pub fn best_share(&self) -> f64 {
+        let (workers, others) = (self.workers as f64, self.workers as f64 - 1.0);
+        if 2.0 * self.data_bytes >= workers * self.expert_bytes {
+            return 0.0;
+        }
+        (1.0 - self.bytes_per_second * self.before_experts / (self.expert_bytes * others)).max(0.0)
+    }
+
+    /// The p of expert domains of `size` workers: (G - S) / (G - 1).
+    #[must_use]
+    pub fn share_of(&self, size: u64) -> f64 {
+        (self.workers - size.clamp(1, self.workers)) as f64 / (self.workers as f64 - 1.0)
+    }
+
+    /// Bytes that one worker receives in a layer with domains of `size`: experts `P_E (S - 1)`, tokens there and back
+    /// `2 D (1 - S / G)`. With one domain they do not depend on the tokens (Figure 16).
+    #[must_use]
+    pub fn traffic(&self, size: u64) -> [f64; 2] {
+        let size = size.clamp(1, self.workers) as f64;
+        [self.expert_bytes * (size - 1.0), 2.0 * self.data_bytes * (1.0 - size / self.workers as f64)]
+    }
+
+    /// The divisor of G whose domains are fastest; the smallest of equals.
+    #[must_use]
+    pub fn best_domain(&self) -> u64 {
+        let seconds = |size: u64| self.seconds(self.share_of(size));
+        divisors(self.workers).into_iter().fold(1, |best, size| if seconds(size) < seconds(best) { size } else { best })
+    }
+}
+
+/// A level of a hierarchy, outermost first.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HybridLevel {
+    /// SF, workers inside one worker of the level outside.
+    pub workers: u64,
+    /// Bytes a second of one GPU over these links.
+    pub bytes_per_second: f64,
+}
+
+/// What gathered experts are in serving.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum Use {
+    /// Gathered once, kept: at most this many bytes on a GPU for all `layers` MoE layers.
+    Resident {
+        /// Bytes of a GPU for experts, its own included.
+        memory: f64,
+        /// MoE layers.
+        layers: u64,
+    },
+    /// Gathered again in every step of every layer, as in training.
+    Streamed,
+}
+
+/// Domain sizes, and what a layer then takes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// S of each level, outermost first.
+    pub domains: Vec<u64>,
+    /// Seconds of a layer, without expert computation.
+    pub seconds: f64,
+    /// The same without domains: expert parallelism over everything.
+    pub ep_seconds: f64,
+    /// Bytes of experts on a GPU, one layer.
+    pub expert_bytes: f64,
+}
+
+/// The fastest sizes of domains over all levels. A GPU gathers from the outermost level inwards: at level l it
+/// receives the experts that its peers have gathered outside, `P_E x prod(S_j, j < l) x (S_l - 1)` bytes, and sends
+/// `D (1 - S_l / SF_l)` of its data, twice. `stream` gives everything but workers and bandwidth.
+///
+/// # Errors
+/// [`PlanError::Value`] about impossible values of `stream` or of a level.
+pub fn best_domains(stream: &Stream, levels: &[HybridLevel], used: Use) -> Result<Choice, PlanError> {
+    let workers: u64 = levels.iter().map(|level| level.workers).product();
+    Stream { workers, bytes_per_second: 1.0, ..*stream }.check()?;
+    for level in levels {
+        positive("the bandwidth of a level in bytes/s", level.bytes_per_second)?;
+    }
+    let ep_seconds = layer_seconds(stream, levels, &vec![1; levels.len()], used);
+    let mut best: Option<Choice> = None;
+    for domains in combinations(levels) {
+        let expert_bytes = stream.expert_bytes * domains.iter().product::<u64>() as f64;
+        if matches!(used, Use::Resident { memory, layers } if expert_bytes * layers as f64 > memory)
+            && domains.iter().any(|size| *size > 1)
+        {
+            continue;
+        }
+        let seconds = layer_seconds(stream, levels, &domains, used);
+        if best.as_ref().is_none_or(|best| seconds < best.seconds) {
+            best = Some(Choice { domains, seconds, ep_seconds, expert_bytes });
+        }
+    }
+    let ep =
+        Choice { domains: vec![1; levels.len()], seconds: ep_seconds, ep_seconds, expert_bytes: stream.expert_bytes };
+    Ok(best.unwrap_or(ep))
+}
+
+fn layer_seconds(stream: &Stream, levels: &[HybridLevel], domains: &[u64], used: Use) -> f64 {
+    let (mut gathered, mut experts, mut data) = (stream.expert_bytes, 0.0, 0.0);
+    for (level, size) in levels.iter().zip(domains) {
+        experts += gathered * (size - 1) as f64 / level.bytes_per_second;
+        gathered *= *size as f64;
+        data += 2.0 * stream.data_bytes * (1.0 - *size as f64 / level.workers as f64) / level.bytes_per_second;
+    }
+    match used {
+        Use::Resident { .. } => stream.before_experts + data,
+        Use::Streamed => stream.before_experts.max(experts) + data,
+    }
+}
+
+/// Every choice of a divisor for each level.
+fn combinations(levels: &[HybridLevel]) -> Vec<Vec<u64>> {
+    levels.iter().fold(vec![Vec::new()], |all, level| {
+        let longer = |begun: &Vec<u64>| {
+            divisors(level.workers).into_iter().map(|size| begun.iter().copied().chain([size]).collect()).collect()
+        };
+        all.iter().flat_map(|begun| -> Vec<Vec<u64>> { longer(begun) }).collect()
+    })
+}
+
+fn divisors(number: u64) -> Vec<u64> {
+    (1..=number).filter(|size| number.is_multiple_of(*size)).collect()
+}
+
+/// Weights of a residual that fit in 1/`ratio` of an expert's 16-bit bytes, if each is stored with an index of
+/// `index_bytes`: 4 over the whole expert, 2 inside blocks of 65,536.
+#[must_use]
+pub fn compressed_weights(parameters: u64, ratio: u64, index_bytes: u64) -> u64 {
+    parameters * 2 / ratio.max(1) / (2 + index_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table_four(before_ms: f64, data_mb: f64, expert_mb: f64) -> Stream {
+        Stream {
+            workers: 8,
+            bytes_per_second: 16e9,
+            before_experts: before_ms * 1e-3,
+            data_bytes: data_mb * 1e6,
+            expert_bytes: expert_mb * 1e6,
+        }
+    }
+
+    /// Table IV with its PE, which does not give its p, and with ten times that, which does.
+    #[test]
+    fn golden_shares_of_table_four() {
+        let share = |stream: Stream| (stream.best_share() * 1e3).round() / 1e3;
+        assert_eq!([4.7, 2.35].map(|expert| share(table_four(0.049, 8.0, expert))), [0.976, 0.952]);
+        assert_eq!([4.7, 2.35].map(|expert| share(table_four(0.49, 8.0, expert))), [0.762, 0.523]);
+        for before in [0.099, 0.99] {
+            assert_eq!([0.094, 0.047].map(|expert| share(table_four(before, 3.0, expert))), [0.0, 0.0]);
+        }
+        assert_eq!(
+            [1, 2, 4, 8].map(|size| table_four(0.49, 8.0, 4.7).share_of(size)),
+            [1.0, 6.0 / 7.0, 4.0 / 7.0, 0.0]
+        );
+        assert_eq!([4.7, 2.35].map(|expert| table_four(0.49, 8.0, expert).best_domain()), [2, 4]);
+        assert_eq!(table_four(0.099, 3.0, 0.094).best_domain(), 8);
+    }
+
+    #[test]
+    fn traffic_of_one_domain_does_not_depend_on_tokens() {
+        let [few, many] = [8.0, 800.0].map(|data| table_four(0.49, data, 4.7));
+        assert_eq!(few.traffic(8), many.traffic(8));
+        assert_eq!((few.traffic(1)[0], few.traffic(8)[1]), (0.0, 0.0));
+        assert!((many.traffic(1)[1] / few.traffic(1)[1] - 100.0).abs() < 1e-9);
+        assert!((few.traffic(2)[0] - 4.7e6).abs() < 1e-6 && (few.traffic(2)[1] - 12e6).abs() < 1e-6);
+    }
+
+    #[test]
+    fn golden_sizes_of_compressed_experts() {
+        let weights = 3 * 4096 * 1536;
+        assert_eq!((weights * 2, weights * 2 / 50), (37_748_736, 754_974));
+        assert_eq!(compressed_weights(weights, 50, 4), 125_829);
+        assert_eq!(compressed_weights(weights, 50, 2), 188_743);
+    }
+
+    #[test]
+    fn residents_are_bounded_by_memory_and_streams_by_bandwidth() {
+        let stream = table_four(0.49, 8.0, 4.7);
+        let levels =
+            [HybridLevel { workers: 4, bytes_per_second: 1.25e9 }, HybridLevel { workers: 8, bytes_per_second: 16e9 }];
+        let of = |used| best_domains(&stream, &levels, used).unwrap();
+        let all = of(Use::Resident { memory: 1e12, layers: 12 });
+        assert_eq!(all.domains, [4, 8]);
+        assert!((all.seconds - stream.before_experts).abs() < 1e-12);
+        let some = of(Use::Resident { memory: 8.0 * 12.0 * 4.7e6, layers: 12 });
+        assert_eq!(some.domains, [4, 2], "the slow links are left first");
+        let none = of(Use::Resident { memory: 0.0, layers: 12 });
+        assert_eq!((none.domains, none.seconds), (vec![1, 1], none.ep_seconds));
+        let streamed = of(Use::Streamed);
+        assert!(streamed.seconds <= streamed.ep_seconds && streamed.seconds >= all.seconds);
+        assert!(best_domains(&Stream { expert_bytes: f64::NAN, ..stream }, &levels, Use::Streamed).is_err());
+    }
+
+    proptest! {
+        /// No share is better than the formula's, and one level of domains is the stream model.
+        #[test]
+        fn the_optimum_is_one(
+            workers in 2u64..64, before in 0.0f64..1e-2, data in 1e3f64..1e9, expert in 1e3f64..1e9, p in 0.0f64..1.0,
+        ) {
+            let stream = Stream {
+                workers, bytes_per_second: 1e10, before_experts: before, data_bytes: data, expert_bytes: expert,
+            };
+            let best = stream.seconds(stream.best_share());
+            prop_assert!(best <= stream.seconds(p) * (1.0 + 1e-12));
+            let level = HybridLevel { workers, bytes_per_second: 1e10 };
+            let choice = best_domains(&stream, &[level], Use::Streamed).unwrap();
+            let size = choice.domains[0];
+            prop_assert!((choice.seconds - stream.seconds(stream.share_of(size))).abs() <= 1e-9 * choice.seconds);
+            prop_assert!(choice.seconds >= best * (1.0 - 1e-12));
+            prop_assert!((choice.seconds - stream.seconds(stream.share_of(stream.best_domain()))).abs() <= 1e-9 * choice.seconds);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Memory of one GPU: weights, activations, cache (MixServe's equation 8, with bytes for each parameter, stages,
+//! copies of attention, and heads that are replicated where there are fewer than ranks).
+
+use serde::Serialize;
+
+use crate::layout::{Infeasible, Layout};
+use crate::shape::ModelShape;
+use crate::step::Constants;
+
+/// Bytes of one GPU, of the fullest rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// Routed experts.
+    pub expert_bytes: f64,
+    /// Attention, shared experts and dense layers.
+    pub dense_bytes: f64,
+    /// Embedding, output projection, routers, norms.
+    pub other_bytes: f64,
+    /// Activations of the largest step.
+    pub activation_bytes: f64,
+    /// What is left for the cache.
+    pub cache_bytes: f64,
+    /// Tokens that this rank's cache holds.
+    pub cache_tokens: f64,
+}
+
+impl Memory {
+    /// All weights of the GPU, bytes.
+    #[must_use]
+    pub fn weight_bytes(&self) -> f64 {
+        self.expert_bytes + self.dense_bytes + self.other_bytes
+    }
+
+    /// What a GPU with `usable` bytes for the engine holds in this layout, if a step has at most `step_tokens` tokens
+    /// a rank.
+    ///
+    /// # Errors
+    /// [`Infeasible::Memory`] if the weights and activations do not fit.
+    pub fn of(shape: &ModelShape, layout: &Layout, usable: f64, step_tokens: f64) -> Result<Self, Infeasible> {
+        let weights = weights(shape, layout);
+        // Hidden states before and after a layer, its widest projection, and the routed copies of the tokens.
+        let width = (4 * shape.hidden + 2 * shape.attention.heads() * 128 / layout.attention_tp) as f64;
+        let copies = shape.top_k as f64 * (2 * shape.hidden + 3 * shape.expert_width / layout.expert_tp) as f64;
+        let activation_bytes = step_tokens * (width + copies / layout.attention_tp as f64) * 2.0;
+        let cache_bytes = usable - weights.iter().sum::<f64>() - activation_bytes;
+        if cache_bytes <= 0.0 {
+            return Err(Infeasible::Memory {
+                weights_gb: weights.iter().sum::<f64>() / 1e9,
+                activations_gb: activation_bytes / 1e9,
+                usable_gb: usable / 1e9,
+            });
+        }
+        let token = shape.kv_bytes_per_layer(layout.attention_tp) * layout.stage_layers(shape) as f64;
+        let [expert_bytes, dense_bytes, other_bytes] = weights;
+        Ok(Self {
+            expert_bytes,
+            dense_bytes,
+            other_bytes,
+            activation_bytes,
+            cache_bytes,
+            cache_tokens: cache_bytes / token,
+        })
+    }
+
+    /// The same for an engine's constants on a GPU of `memory` bytes.
+    ///
+    /// # Errors
+    /// As [`Memory::of`].
+    pub fn with(shape: &ModelShape, layout: &Layout, memory: f64, constants: &Constants) -> Result<Self, Infeasible> {
+        Self::of(shape, layout, memory * constants.memory_share, constants.step_tokens)
+    }
+
+    /// Tokens of all ranks' caches together; ranks that share a sequence count once.
+    #[must_use]
+    pub fn unit_tokens(&self, layout: &Layout) -> f64 {
+        self.cache_tokens * layout.attention_dp as f64
+    }
+}
+
+/// Bytes of routed experts, of dense parts, and of the rest on the fullest rank.
+fn weights(shape: &ModelShape, layout: &Layout) -> [f64; 3] {
+    let stage = layout.stage_layers(shape) as f64 / shape.layers as f64;
+    let (tp, ranks) = (layout.attention_tp as f64, (layout.expert_tp * layout.expert_ep) as f64);
+    let experts = shape.routed_parameters() as f64 / ranks * stage * shape.precision.experts.bytes();
+    let attention = (shape.layers * shape.attention.rank_parameters(shape.hidden, layout.attention_tp)) as f64;
+    let dense = (attention + shape.dense_parameters() as f64 / tp) * stage * shape.precision.dense.bytes();
+    // A stage has the embedding or the output projection; a single stage has both.
+    let ends = shape.embedding_parameters() as f64 / if layout.pipeline > 1 { 2.0 } else { 1.0 };
+    let other = (ends / tp + shape.small_parameters as f64 * stage) * shape.precision.other.bytes();
+    [experts, dense, other]
+}
+
+/// Bytes of attention and routed experts alone on one GPU: what MixServe's equation 8 counts as weights.
+#[must_use]
+pub fn mixserve_weight_bytes(shape: &ModelShape, layout: &Layout) -> f64 {
+    let attention = shape.attention_parameters() as f64 / layout.attention_tp as f64 * shape.precision.dense.bytes();
+    let experts = shape.routed_parameters() as f64 / layout.stage() as f64 * shape.precision.experts.bytes();
+    (attention + experts) / layout.pipeline as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{layout, qwen3_235b};
+
+    /// MixServe's Table II on 16 GPUs, Qwen3-235B in bfloat16, GB a GPU.
+    #[test]
+    fn weights_of_table_two() {
+        let shape = qwen3_235b();
+        let cases = [
+            (layout(2, [8, 1], [8, 1]), 29.225),
+            (layout(1, [8, 2], [1, 16]), 30.063),
+            (layout(1, [4, 4], [1, 16]), 31.738),
+        ];
+        for (layout, gigabytes) in cases {
+            let found = mixserve_weight_bytes(&shape, &layout) / 1e9;
+            assert!((found - gigabytes).abs() < 0.0005, "{}: {found}", layout.name());
+        }
+    }
+
+    /// 0.85 x 141 GB less weights. The golden figures leave out what ranks replicate: routers, and projections of
+    /// shared key heads.
+    #[test]
+    fn caches_of_the_reference_model() {
+        let shape = qwen3_235b();
+        for (layout, tokens) in [(layout(1, [8, 1], [8, 1]), 1.269e6), (layout(1, [1, 8], [1, 8]), 1.961e6)] {
+            let found = Memory::of(&shape, &layout, 0.85 * 141e9, 0.0).unwrap().unit_tokens(&layout);
+            assert!((found / tokens - 1.0).abs() < 0.004, "{}: {found}", layout.name());
+        }
+        let error = Memory::of(&shape, &layout(1, [4, 1], [4, 1]), 0.85 * 141e9 / 2.0, 0.0).unwrap_err();
+        assert!(error.to_string().contains("weights need 11"), "{error}");
+    }
+}

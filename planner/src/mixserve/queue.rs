@@ -1,0 +1,89 @@
+//! Waiting, and what a request sees.
+
+use crate::PlanError;
+use crate::error::{not_negative, positive};
+
+/// Mean wait before service in an M/M/1 queue: `arriving / (served (served - arriving))`, in seconds if both rates
+/// are of the same unit a second (equation 7; `served` is a rate of that unit, never steps).
+///
+/// # Errors
+/// [`PlanError::Unstable`] if at least as much arrives as is served, [`PlanError::Value`] about a rate that is none.
+pub fn waiting(arriving: f64, served: f64, unit: &'static str) -> Result<f64, PlanError> {
+    not_negative("the arrival rate", arriving)?;
+    positive("the service rate", served)?;
+    if arriving >= served {
+        return Err(PlanError::Unstable { arriving, served, unit });
+    }
+    Ok(arriving / (served * (served - arriving)))
+}
+
+/// Mean waits of classes with these shares of the arrivals, highest priority first, in an M/M/1 queue whose server
+/// ends what it began (Cobham): `rho / (mu (1 - s_before) (1 - s_with))`, s being the utilisation by the classes
+/// before this one, without and with it.
+///
+/// # Errors
+/// As [`waiting`], of all classes together.
+pub fn class_waits(arriving: f64, served: f64, shares: &[f64], unit: &'static str) -> Result<Vec<f64>, PlanError> {
+    waiting(arriving, served, unit)?;
+    let load = arriving / served;
+    let mut before = 0.0;
+    let wait = |share: &f64| {
+        let with = before + load * share;
+        let seconds = load / served / ((1.0 - before) * (1.0 - with));
+        before = with;
+        seconds
+    };
+    Ok(shares.iter().map(wait).collect())
+}
+
+/// Tokens a second of one request, from its arrival to its end (equation 11): `(input + output) / (wait + prefill +
+/// output x itl)`, lengths in tokens and times in seconds. Not the throughput of a deployment, as which the paper
+/// prints it.
+#[must_use]
+pub fn request_rate(tokens: [f64; 2], wait: f64, prefill: f64, itl: f64) -> f64 {
+    let [input, output] = tokens;
+    (input + output) / (wait + prefill + output * itl)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn golden_waits() {
+        for (arriving, wait) in [(8.0, 0.4), (5.0, 0.1), (9.9, 9.9)] {
+            assert!((waiting(arriving, 10.0, "tokens/s").unwrap() - wait).abs() < 1e-9);
+        }
+        let error = waiting(10.0, 10.0, "tokens/s").unwrap_err().to_string();
+        assert_eq!(error, "the queue is unstable: 10 tokens/s arrive, at most 10 are served (utilisation 1.000)");
+        assert!(waiting(f64::NAN, 10.0, "tokens/s").is_err() && waiting(1.0, 0.0, "tokens/s").is_err());
+    }
+
+    #[test]
+    fn golden_request_rate() {
+        assert!((request_rate([512.0, 128.0], 0.4, 0.5, 0.02) - 184.97).abs() < 0.005);
+    }
+
+    proptest! {
+        /// Whatever the order, waits weighted by arrivals add up to the wait without classes (Kleinrock's
+        /// conservation law).
+        #[test]
+        fn classes_share_one_wait(served in 0.1f64..1e3, load in 0.0f64..0.99, cuts in prop::collection::vec(0.1f64..1.0, 1..5)) {
+            let sum: f64 = cuts.iter().sum();
+            let shares: Vec<f64> = cuts.iter().map(|cut| cut / sum).collect();
+            let waits = class_waits(load * served, served, &shares, "requests/s").unwrap();
+            let mean: f64 = waits.iter().zip(&shares).map(|(wait, share)| wait * share).sum();
+            let whole = waiting(load * served, served, "requests/s").unwrap();
+            prop_assert!((mean - whole).abs() <= 1e-9 * whole.max(1e-9));
+            prop_assert!(waits.windows(2).all(|pair| pair[0] <= pair[1]));
+        }
+
+        #[test]
+        fn waits_grow_with_the_load(served in 0.1f64..1e6, low in 0.0f64..0.99, more in 0.001f64..0.009) {
+            let of = |share: f64| waiting(share * served, served, "requests/s").unwrap();
+            prop_assert!(of(low) < of(low + more) && of(low) >= 0.0);
+        }
+    }
+}

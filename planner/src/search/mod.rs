@@ -1,0 +1,156 @@
+//! The search: every strategy on every size of unit, its operating points, a ranked list and the Pareto front.
+//!
+//! | module | what |
+//! |---|---|
+//! | `operate` | rate, TTFT and ITL of one layout against its requests in flight |
+//! | `front` | the Pareto front |
+//!
+//! A unit is a power of two of GPUs; as many units as fit share the requests evenly. Within a unit the strategies are
+//! the grammar's ([`Strategies`], TP inside). With limits on latency the best plan serves the most requests within
+//! them, without any it answers soonest at the workload's rate.
+
+mod front;
+mod operate;
+#[cfg(test)]
+mod tests;
+
+pub use front::{FrontPoint, front};
+pub use operate::{Operating, Served};
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::cluster::Cluster;
+use crate::layout::{Infeasible, Layout};
+use crate::memory::Memory;
+use crate::mixserve::Strategies;
+use crate::shape::ModelShape;
+use crate::step::{Constants, StepTerms, Target};
+use crate::workload::Workload;
+
+/// What is planned.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// The model.
+    pub shape: &'a ModelShape,
+    /// GPUs and links.
+    pub cluster: &'a Cluster,
+    /// Requests of all units together.
+    pub workload: &'a Workload,
+    /// The engine's constants.
+    pub constants: &'a Constants,
+}
+
+/// A layout that runs the model and serves the workload's rate.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Candidate {
+    /// Its degrees.
+    pub layout: Layout,
+    /// Units side by side.
+    pub units: u64,
+    /// Memory of the fullest GPU.
+    pub memory: Memory,
+    /// At the workload's rate.
+    pub at_load: Operating,
+    /// Whether that is within all limits on latency.
+    pub within_limits: bool,
+    /// At the highest rate within all limits; `None` if even one request in flight is not.
+    pub best: Option<Operating>,
+    /// The parts of a decoding step at the workload's rate.
+    pub decode: StepTerms,
+    /// The parts of the prefill of one prompt.
+    pub prefill: StepTerms,
+}
+
+/// A layout that cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rejected {
+    /// Its degrees.
+    pub layout: Layout,
+    /// Units side by side.
+    pub units: u64,
+    /// Why.
+    #[serde(flatten)]
+    pub reason: Infeasible,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// Best first.
+    pub ranked: Vec<Candidate>,
+    /// Layouts that cannot be used.
+    pub rejected: Vec<Rejected>,
+    /// Throughput against speed, over all candidates and all rates.
+    pub front: Vec<FrontPoint>,
+    /// Strategies that were looked at, over all sizes of units.
+    pub strategies: usize,
+}
+
+/// Looks at every strategy.
+///
+/// # Errors
+/// [`PlanError::Value`] about impossible constants. That nothing fits is no error: everything is then in `rejected`.
+pub fn search(question: &Question<'_>) -> Result<Plan, PlanError> {
+    question.constants.check()?;
+    let gpus = question.cluster.gpus();
+    let mut plan = Plan { ranked: Vec::new(), rejected: Vec::new(), front: Vec::new(), strategies: 0 };
+    let mut points = Vec::new();
+    for exponent in 0..=gpus.ilog2() {
+        let unit = 1 << exponent;
+        for layout in Strategies::of(unit).iter() {
+            plan.strategies += 1;
+            match candidate(question, *layout, gpus / unit) {
+                Ok((candidate, curve)) => {
+                    points.extend(curve.iter().map(|at| FrontPoint::of(&candidate, at, gpus)));
+                    plan.ranked.push(candidate);
+                }
+                Err(reason) => plan.rejected.push(Rejected { layout: *layout, units: gpus / unit, reason }),
+            }
+        }
+    }
+    let limited = limited(question.workload);
+    plan.ranked.sort_by(|a, b| order(a, limited).total_cmp(&order(b, limited)).then(a.layout.cmp(&b.layout)));
+    plan.front = front(points);
+    Ok(plan)
+}
+
+/// Whether any limit on latency is given.
+fn limited(workload: &Workload) -> bool {
+    let objectives = workload.classes.iter().map(|class| class.objective).chain([workload.objective]);
+    objectives.into_iter().any(|objective| objective.ttft.is_some() || objective.itl.is_some())
+}
+
+/// Less is better.
+fn order(candidate: &Candidate, limited: bool) -> f64 {
+    let rate = candidate.best.map_or(0.0, |best| best.requests_per_second);
+    match (limited, candidate.within_limits) {
+        (true, true) => -rate,
+        // After all that keep to the limits, by how far they are off.
+        (true, false) => 1.0 + candidate.at_load.request_seconds,
+        (false, _) => candidate.at_load.request_seconds,
+    }
+}
+
+fn candidate(question: &Question<'_>, layout: Layout, units: u64) -> Result<(Candidate, Vec<Operating>), Infeasible> {
+    layout.check(question.shape)?;
+    let memory = Memory::with(question.shape, &layout, question.cluster.gpu.memory, question.constants)?;
+    let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
+    let target = Target { shape, cluster, layout, constants };
+    let served = Served::new(target, question.workload, units, &memory)?;
+    let at_load = served.at_rate(question.workload.requests_per_second)?;
+    let curve = served.curve();
+    let within = |at: &&Operating| served.within_limits(at);
+    let most = |a: &&Operating, b: &&Operating| a.requests_per_second.total_cmp(&b.requests_per_second);
+    let best = curve.iter().filter(within).max_by(most).copied();
+    let candidate = Candidate {
+        layout,
+        units,
+        memory,
+        at_load,
+        within_limits: served.within_limits(&at_load),
+        best,
+        decode: served.decode(at_load.concurrency),
+        prefill: served.prefill(),
+    };
+    Ok((candidate, curve))
+}

@@ -1,0 +1,164 @@
+//! Operating points: what a layout does with a number of requests in flight, and what it does at a rate.
+
+use serde::Serialize;
+
+use crate::layout::Infeasible;
+use crate::memory::Memory;
+use crate::mixserve::{class_waits, waiting};
+use crate::step::{StepTerms, Target, decoding, predict, prefill_occupancy, prompts, step};
+use crate::workload::Workload;
+
+/// From one point of a curve to the next, requests in flight grow by this.
+const GROWTH: f64 = 1.25;
+/// Rounds of halving that find a rate.
+const HALVINGS: u32 = 40;
+
+/// A steady state.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Operating {
+    /// Requests a second, of all units.
+    pub requests_per_second: f64,
+    /// Requests that one unit decodes at a time, mean.
+    pub concurrency: f64,
+    /// Seconds before a prefill begins, mean over the classes.
+    pub wait: f64,
+    /// Seconds to the first token, mean.
+    pub ttft: f64,
+    /// Seconds from token to token, mean.
+    pub itl: f64,
+    /// Seconds of a whole request, mean.
+    pub request_seconds: f64,
+    /// Tokens that are generated, a second and GPU; GPUs without a unit count.
+    pub tokens_per_second_per_gpu: f64,
+    /// US dollars for a million generated tokens, if the price of a GPU is known.
+    pub usd_per_million_tokens: Option<f64>,
+}
+
+/// A layout under a workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Served<'a> {
+    target: Target<'a>,
+    workload: &'a Workload,
+    units: f64,
+    /// Seconds of a unit for one prompt.
+    occupancy: f64,
+    /// Seconds of one prompt's prefill, alone.
+    ttft: f64,
+    /// Sequences of a unit that the cache holds.
+    most: f64,
+}
+
+impl<'a> Served<'a> {
+    /// Of `units` equal units.
+    ///
+    /// # Errors
+    /// [`Infeasible::Cache`] if the longest sequence does not fit a rank's cache.
+    pub fn new(target: Target<'a>, workload: &'a Workload, units: u64, memory: &Memory) -> Result<Self, Infeasible> {
+        let longest = workload.input.quantile(1.0) + workload.output.quantile(1.0);
+        if memory.cache_tokens < longest {
+            return Err(Infeasible::Cache { held: memory.cache_tokens, needed: longest });
+        }
+        let load = workload.load(1.0);
+        Ok(Self {
+            target,
+            workload,
+            units: units as f64,
+            occupancy: prefill_occupancy(&target, &load),
+            ttft: predict(&target, &load).ttft,
+            most: memory.unit_tokens(&target.layout) / (load.input_tokens + load.output_tokens),
+        })
+    }
+
+    /// The parts of a decoding step with this many requests in flight in a unit.
+    #[must_use]
+    pub fn decode(&self, concurrency: f64) -> StepTerms {
+        step(&self.target, &decoding(concurrency.max(1.0), &self.workload.load(1.0)))
+    }
+
+    /// The parts of the prefill of one prompt.
+    #[must_use]
+    pub fn prefill(&self) -> StepTerms {
+        step(&self.target, &prompts(1.0, &self.workload.load(1.0)))
+    }
+
+    /// Requests a second of one unit that decodes `concurrency` of them: prefills take their part of the time,
+    /// decoding the rest, so `rate x output = (1 - rate x occupancy) x concurrency / step`.
+    fn rate(&self, concurrency: f64) -> f64 {
+        let tokens = concurrency / self.decode(concurrency).total();
+        tokens / (self.workload.output.mean() + tokens * self.occupancy)
+    }
+
+    fn operating(&self, concurrency: f64) -> Operating {
+        let rate = self.rate(concurrency);
+        let groups = self.target.layout.attention_dp as f64;
+        let step = self.decode(concurrency).total();
+        let itl = step / (1.0 - rate * self.occupancy);
+        // Each attention-DP group has a queue of its own; its prefills take `groups` times the unit's part. A request
+        // also waits for half of the step that runs.
+        let queue = waiting(rate / groups, 1.0 / (self.occupancy * groups), "requests/s").unwrap_or(f64::INFINITY);
+        let wait = queue + step / 2.0;
+        let output = self.workload.output.mean();
+        let (gpus, requests) = (self.target.cluster.gpus() as f64, rate * self.units);
+        let ttft = wait + self.ttft;
+        Operating {
+            requests_per_second: requests,
+            concurrency,
+            wait,
+            ttft,
+            itl,
+            request_seconds: ttft + output * itl,
+            tokens_per_second_per_gpu: requests * output / gpus,
+            usd_per_million_tokens: self
+                .target
+                .cluster
+                .usd_per_gpu_hour
+                .map(|usd| usd * gpus / 3600.0 / (requests * output) * 1e6),
+        }
+    }
+
+    /// Points from one request in flight to a full cache.
+    #[must_use]
+    pub fn curve(&self) -> Vec<Operating> {
+        let mut points = Vec::new();
+        let mut concurrency = 1.0;
+        while concurrency < self.most {
+            points.push(self.operating(concurrency));
+            concurrency *= GROWTH;
+        }
+        points.push(self.operating(self.most));
+        points
+    }
+
+    /// The point at which all units together serve `rate` requests a second.
+    ///
+    /// # Errors
+    /// [`Infeasible::Unstable`] if a full cache does not.
+    pub fn at_rate(&self, rate: f64) -> Result<Operating, Infeasible> {
+        let wanted = rate / self.units;
+        let served = self.rate(self.most);
+        if wanted >= served {
+            return Err(Infeasible::Unstable { wanted, served });
+        }
+        let (mut low, mut high) = (0.0, self.most);
+        for _ in 0..HALVINGS {
+            let middle = (low + high) / 2.0;
+            if self.rate(middle) < wanted { low = middle } else { high = middle }
+        }
+        Ok(self.operating(high))
+    }
+
+    /// Whether the mean request and every class keep to their limits.
+    #[must_use]
+    pub fn within_limits(&self, at: &Operating) -> bool {
+        if !self.workload.objective.met(at.ttft, at.itl) {
+            return false;
+        }
+        let shares: Vec<f64> = self.workload.classes.iter().map(|class| class.share).collect();
+        let groups = self.target.layout.attention_dp as f64;
+        let (rate, served) = (at.requests_per_second / self.units / groups, 1.0 / (self.occupancy * groups));
+        let Ok(waits) = class_waits(rate, served, &shares, "requests/s") else { return false };
+        let mean: f64 = waits.iter().zip(&shares).map(|(wait, share)| wait * share).sum();
+        let kept = |(class, wait): (&crate::workload::Class, &f64)| class.objective.met(at.ttft - mean + wait, at.itl);
+        self.workload.classes.iter().zip(&waits).all(kept)
+    }
+}

@@ -1,0 +1,228 @@
+//! The shape of a mixture-of-experts model: dimensions, parameters, bytes, and the cache of keys and values.
+//!
+//! | module | what |
+//! |---|---|
+//! | `read` | from a Hugging Face `config.json` |
+//! | `dtype` | bytes of a parameter |
+//!
+//! Parameter counts are exact: those of the published checkpoints, without multi-token-prediction heads.
+
+mod dtype;
+mod read;
+#[cfg(test)]
+mod tests;
+
+pub use dtype::{Dtype, Precision};
+use serde::Serialize;
+
+/// A model's dimensions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModelShape {
+    /// `architectures` of `config.json`.
+    pub architecture: String,
+    /// H, elements.
+    pub hidden: u64,
+    /// Decoder layers.
+    pub layers: u64,
+    /// Layers with experts, at most `layers`.
+    pub moe_layers: u64,
+    /// Rows of the embedding.
+    pub vocab: u64,
+    /// Whether the output projection is the embedding.
+    pub tied_embeddings: bool,
+    /// Attention of every layer.
+    pub attention: Attention,
+    /// E, routed experts of an MoE layer.
+    pub experts: u64,
+    /// k, routed experts that a token activates.
+    pub top_k: u64,
+    /// I, rows of a routed expert's gate projection.
+    pub expert_width: u64,
+    /// Rows of all shared experts together; 0 without any.
+    pub shared_width: u64,
+    /// Rows of a dense layer's gate projection; 0 if every layer has experts.
+    pub dense_width: u64,
+    /// Parameters of routers, norms, biases and sinks, all layers together.
+    pub small_parameters: u64,
+    /// Layers whose attention sees a window only, and its tokens.
+    pub window: Option<Window>,
+    /// Element types of weights and cache.
+    pub precision: Precision,
+}
+
+/// Sliding-window attention in some layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Window {
+    /// Layers with the window.
+    pub layers: u64,
+    /// Tokens that they see.
+    pub tokens: u64,
+}
+
+/// What attention computes and caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Attention {
+    /// Grouped-query attention: keys and values of `kv_heads` heads are cached.
+    Grouped {
+        /// Query heads.
+        heads: u64,
+        /// Heads of keys and values.
+        kv_heads: u64,
+        /// Elements of a head.
+        head_dim: u64,
+    },
+    /// Multi-head latent attention: a latent and a rotary key are cached, shared by all heads.
+    Latent {
+        /// Heads.
+        heads: u64,
+        /// Rank of the query's projection; `None` if it is not factored.
+        query_rank: Option<u64>,
+        /// Elements of the latent.
+        kv_rank: u64,
+        /// Elements of a head's key without position.
+        nope_dim: u64,
+        /// Elements of the rotary key.
+        rope_dim: u64,
+        /// Elements of a head's value.
+        value_dim: u64,
+    },
+}
+
+impl ModelShape {
+    /// Parameters of one routed expert, without biases: 3 H I.
+    #[must_use]
+    pub fn expert_parameters(&self) -> u64 {
+        3 * self.hidden * self.expert_width
+    }
+
+    /// Parameters of all routed experts: layers x E x 3 H I.
+    #[must_use]
+    pub fn routed_parameters(&self) -> u64 {
+        self.moe_layers * self.experts * self.expert_parameters()
+    }
+
+    /// Parameters of the attention projections of all layers.
+    #[must_use]
+    pub fn attention_parameters(&self) -> u64 {
+        self.layers * self.attention.parameters(self.hidden)
+    }
+
+    /// Parameters of shared experts and dense layers.
+    #[must_use]
+    pub fn dense_parameters(&self) -> u64 {
+        3 * self.hidden * (self.moe_layers * self.shared_width + (self.layers - self.moe_layers) * self.dense_width)
+    }
+
+    /// Parameters of the embedding and of the output projection.
+    #[must_use]
+    pub fn embedding_parameters(&self) -> u64 {
+        self.vocab * self.hidden * if self.tied_embeddings { 1 } else { 2 }
+    }
+
+    /// All parameters.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        self.routed_parameters()
+            + self.attention_parameters()
+            + self.dense_parameters()
+            + self.embedding_parameters()
+            + self.small_parameters
+    }
+
+    /// Bytes of one routed expert.
+    #[must_use]
+    pub fn expert_bytes(&self) -> f64 {
+        self.expert_parameters() as f64 * self.precision.experts.bytes()
+    }
+
+    /// Bytes of the cache for one token on one rank of `tensor` that share a sequence, all layers, windows ignored.
+    /// Heads are replicated where there are fewer than ranks; a latent is cached whole on every rank.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self, tensor: u64) -> f64 {
+        self.layers as f64 * self.kv_bytes_per_layer(tensor)
+    }
+
+    /// The same of one layer.
+    #[must_use]
+    pub fn kv_bytes_per_layer(&self, tensor: u64) -> f64 {
+        self.attention.cached_elements(tensor) as f64 * self.precision.cache.bytes()
+    }
+
+    /// Tokens of a sequence of `context` tokens that a layer reads, mean over the layers: windows count.
+    #[must_use]
+    pub fn seen_tokens(&self, context: f64) -> f64 {
+        let Some(window) = self.window else { return context };
+        let windowed = window.layers as f64 / self.layers as f64;
+        windowed * context.min(window.tokens as f64) + (1.0 - windowed) * context
+    }
+
+    /// Bytes of the cache that the rest of a layout lacks when a sequence's attention goes from one rank (EP) to
+    /// `ranks` (TP), per token: all ranks but the owner receive their heads.
+    #[must_use]
+    pub fn kv_moved_to_tp(&self, ranks: u64) -> f64 {
+        (ranks.max(1) - 1) as f64 * self.kv_bytes_per_token(ranks)
+    }
+
+    /// The way back, per token: the owner receives the heads that it lacks.
+    #[must_use]
+    pub fn kv_moved_to_ep(&self, ranks: u64) -> f64 {
+        self.kv_bytes_per_token(1) - self.kv_bytes_per_token(ranks)
+    }
+}
+
+impl Attention {
+    /// Query heads.
+    #[must_use]
+    pub fn heads(&self) -> u64 {
+        match *self {
+            Self::Grouped { heads, .. } | Self::Latent { heads, .. } => heads,
+        }
+    }
+
+    /// Parameters of the projections of one layer, without biases and norms.
+    #[must_use]
+    pub fn parameters(&self, hidden: u64) -> u64 {
+        self.rank_parameters(hidden, 1)
+    }
+
+    /// The same on one of `tensor` ranks that share the heads: key and value heads are replicated where there are
+    /// fewer than ranks, and the projections down to a latent on every rank.
+    #[must_use]
+    pub fn rank_parameters(&self, hidden: u64, tensor: u64) -> u64 {
+        match *self {
+            Self::Grouped { heads, kv_heads, head_dim } => {
+                hidden * head_dim * (2 * heads.div_ceil(tensor) + 2 * kv_heads.div_ceil(tensor))
+            }
+            Self::Latent { heads, query_rank, kv_rank, nope_dim, rope_dim, value_dim } => {
+                let (own, key) = (heads.div_ceil(tensor), nope_dim + rope_dim);
+                let query = match query_rank {
+                    Some(rank) => hidden * rank + rank * own * key,
+                    None => hidden * own * key,
+                };
+                let latent = hidden * (kv_rank + rope_dim) + kv_rank * own * (nope_dim + value_dim);
+                query + latent + own * value_dim * hidden
+            }
+        }
+    }
+
+    /// Elements cached for a token in one layer on one of `tensor` ranks.
+    #[must_use]
+    pub fn cached_elements(&self, tensor: u64) -> u64 {
+        match *self {
+            Self::Grouped { kv_heads, head_dim, .. } => 2 * head_dim * kv_heads.div_ceil(tensor),
+            Self::Latent { kv_rank, rope_dim, .. } => kv_rank + rope_dim,
+        }
+    }
+
+    /// Multiply-adds of one query token with one cached token in one layer, all heads. `absorbed`: over the latent,
+    /// as engines decode; otherwise over keys and values, as they prefill.
+    #[must_use]
+    pub fn multiply_adds(&self, absorbed: bool) -> u64 {
+        match *self {
+            Self::Grouped { heads, head_dim, .. } => heads * 2 * head_dim,
+            Self::Latent { heads, kv_rank, rope_dim, .. } if absorbed => heads * (2 * kv_rank + rope_dim),
+            Self::Latent { heads, nope_dim, rope_dim, value_dim, .. } => heads * (nope_dim + rope_dim + value_dim),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Parameter counts of published checkpoints, and what a wrong configuration is told.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::fixtures::{self, GPT_OSS_120B, OLMOE, QWEN3_235B};
+
+#[test]
+fn parameters_are_those_of_the_published_checkpoints() {
+    let expected = [
+        (fixtures::qwen3_235b(), 235_093_634_560),
+        (fixtures::deepseek_v3(), 671_026_419_200),
+        (fixtures::shape(OLMOE), 6_919_161_856),
+        (fixtures::shape(GPT_OSS_120B), 116_829_156_672),
+    ];
+    for (shape, parameters) in expected {
+        assert_eq!(shape.parameters(), parameters, "{}", shape.architecture);
+    }
+}
+
+/// The table of the model used in the numbers: expert parameters, bytes, cache.
+#[test]
+fn the_reference_model_has_the_golden_numbers() {
+    let shape = fixtures::qwen3_235b();
+    assert_eq!(shape.routed_parameters(), 227_096_395_776);
+    assert!((shape.parameters() as f64 / 1e9 - 235.09).abs() < 0.005);
+    assert!((shape.routed_parameters() as f64 / shape.parameters() as f64 - 0.966).abs() < 0.0005);
+    assert!((shape.routed_parameters() as f64 * 2.0 / 8.0 / 1e9 - 56.774).abs() < 0.0005);
+    assert_eq!(shape.experts as f64 * shape.expert_bytes() / 8.0, 603_979_776.0);
+    assert_eq!(shape.kv_bytes_per_token(1), 192_512.0);
+    assert_eq!(shape.kv_bytes_per_token(8), 48_128.0, "4 heads on 8 ranks are replicated");
+    assert_eq!((shape.kv_moved_to_tp(8), shape.kv_moved_to_ep(8)), (336_896.0, 144_384.0));
+}
+
+#[test]
+fn caches_of_latents_and_windows() {
+    let deepseek = fixtures::deepseek_v3();
+    assert_eq!(deepseek.kv_bytes_per_token(1), 61.0 * 576.0 * 2.0);
+    assert_eq!(deepseek.kv_bytes_per_token(8), deepseek.kv_bytes_per_token(1), "a latent is replicated");
+    assert_eq!(deepseek.precision.experts, Dtype::Fp8);
+    let oss = fixtures::shape(GPT_OSS_120B);
+    assert_eq!(oss.window, Some(Window { layers: 18, tokens: 128 }));
+    assert_eq!(oss.seen_tokens(1128.0), 628.0);
+    assert_eq!(oss.precision.experts, Dtype::Mxfp4);
+}
+
+proptest! {
+    /// Whatever a file holds, it is read or refused.
+    #[test]
+    fn damaged_files_are_refused_or_read(at in 0usize..4000, with in "[0-9a-z\"\\[\\]{}:,.-]{0,6}", cut in 0usize..8, big: u64) {
+        let read = |text: &str, read: &dyn Fn(&str)| {
+            let at = at % text.len();
+            let end = (at + cut).min(text.len());
+            if text.is_char_boundary(at) && text.is_char_boundary(end) {
+                read(&format!("{}{with}{}", &text[..at], &text[end..]));
+            }
+        };
+        for config in [QWEN3_235B, fixtures::DEEPSEEK_V3, GPT_OSS_120B] {
+            let use_shape = |text: &str| {
+                if let Ok(shape) = ModelShape::from_config("f", text) {
+                    assert!(shape.parameters() > 0 && shape.kv_bytes_per_token(8) > 0.0);
+                }
+            };
+            read(config, &use_shape);
+            use_shape(&config.replace("128", &big.to_string()));
+        }
+    }
+
+    /// Dimensions of any size are counted without overflow, or refused.
+    #[test]
+    fn large_dimensions_are_refused_or_counted(sizes in prop::collection::vec(0u32..21, 6)) {
+        let size = |at: usize| 1u64 << sizes[at];
+        let text = format!(
+            r#"{{"architectures": ["DeepseekV3ForCausalLM"], "hidden_size": {}, "num_hidden_layers": {}, "n_routed_experts": {},
+            "num_experts_per_tok": 1, "n_shared_experts": {}, "moe_intermediate_size": {}, "num_attention_heads": {}, "kv_lora_rank": 512,
+            "q_lora_rank": 1048576, "qk_nope_head_dim": 1048576, "qk_rope_head_dim": 1048576, "v_head_dim": 1048576, "vocab_size": 1048576}}"#,
+            size(0), size(1), size(2), size(3), size(4), size(5)
+        );
+        if let Ok(shape) = ModelShape::from_config("f", &text) {
+            prop_assert!(shape.parameters() < 4_000_000_000_000_000);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_configuration_is_named_by_its_key() {
+    let cases = [
+        ("\"num_experts\": 128", "\"num_experts\": 0", "`num_experts` is 0"),
+        ("\"num_experts\": 128", "\"num_experts\": 4", "`num_experts_per_tok` is 8"),
+        ("\"num_key_value_heads\": 4", "\"num_key_value_heads\": 5", "`num_key_value_heads` is 5"),
+        ("\"hidden_size\": 4096,", "", "`hidden_size` is missing"),
+        ("\"hidden_size\": 4096", "\"hidden_size\": 1e99", "`hidden_size` is 1e+99"),
+        ("Qwen3MoeForCausalLM", "LlamaForCausalLM", "`architectures` is [\"LlamaForCausalLM\"]"),
+        ("\"vocab_size\"", "vocab_size", "not valid JSON"),
+        ("\"torch_dtype\": \"bfloat16\"", "\"torch_dtype\": \"int3\"", "`torch_dtype` is \"int3\""),
+    ];
+    for (from, to, message) in cases {
+        let text = QWEN3_235B.replace(from, to);
+        assert_ne!(text, QWEN3_235B, "{from}");
+        let error = ModelShape::from_config("config.json", &text).unwrap_err().to_string();
+        assert!(error.contains(message) && error.starts_with("config.json"), "{error}\nlacks: {message}");
+    }
+}

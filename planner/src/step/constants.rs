@@ -1,0 +1,108 @@
+//! The constants of the physical model.
+
+use serde::{Deserialize, Serialize};
+
+use crate::PlanError;
+use crate::error::{not_negative, positive};
+
+/// How far an engine on a GPU stays below the data sheet. One set belongs to one engine and one kind of GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Constants {
+    /// Share of the GPU's FLOP/s that products with dense weights reach.
+    pub dense_flops_share: f64,
+    /// The same of routed experts.
+    pub expert_flops_share: f64,
+    /// The same of attention over the prompt.
+    pub attention_flops_share: f64,
+    /// Share of the memory bandwidth that reading dense weights reaches.
+    pub weight_bandwidth_share: f64,
+    /// The same of routed experts, in grouped products of a few rows each.
+    pub expert_bandwidth_share: f64,
+    /// The same of reading the cache.
+    pub cache_bandwidth_share: f64,
+    /// Share of a link's bandwidth that collectives reach.
+    pub link_bandwidth_share: f64,
+    /// Seconds of a collective beyond the latencies of its levels.
+    pub collective_seconds: f64,
+    /// Seconds of a layer beyond its products and collectives: small kernels, launches.
+    pub layer_seconds: f64,
+    /// Seconds of a step beyond its layers: scheduling, sampling.
+    pub step_seconds: f64,
+    /// Seconds of a request before its prefill begins: HTTP, tokenizing, admission.
+    pub request_seconds: f64,
+    /// Tokens of the busiest rank's experts, over the mean.
+    pub expert_load_max_over_mean: f64,
+    /// Bytes of an element on its way to experts (1: FP8 dispatch).
+    pub dispatch_bytes: f64,
+    /// Bytes of an element on its way back, and in reductions.
+    pub combine_bytes: f64,
+    /// Share of communication between ranks of the experts that computation hides: 0 without overlap, up to 1 with two
+    /// micro-batches.
+    pub overlap_share: f64,
+    /// Share of a prefill that delays the decoding of others: 1 if they wait for all of it.
+    pub prefill_interference: f64,
+    /// Share of the GPU's memory that the engine uses.
+    pub memory_share: f64,
+    /// Tokens of the largest step of a rank (the chunk of prefill).
+    pub step_tokens: f64,
+}
+
+impl Constants {
+    /// Round values in the range that engines reach. Not fitted to anything: what is predicted with them is
+    /// uncalibrated.
+    #[must_use]
+    pub fn uncalibrated() -> Self {
+        Self {
+            dense_flops_share: 0.7,
+            expert_flops_share: 0.5,
+            attention_flops_share: 0.5,
+            weight_bandwidth_share: 0.8,
+            expert_bandwidth_share: 0.65,
+            cache_bandwidth_share: 0.7,
+            link_bandwidth_share: 0.75,
+            collective_seconds: 5e-6,
+            layer_seconds: 30e-6,
+            step_seconds: 1e-3,
+            request_seconds: 5e-3,
+            expert_load_max_over_mean: 1.2,
+            dispatch_bytes: 2.0,
+            combine_bytes: 2.0,
+            overlap_share: 0.0,
+            prefill_interference: 1.0,
+            memory_share: 0.88,
+            step_tokens: 8192.0,
+        }
+    }
+
+    /// Whether every value is in its domain.
+    ///
+    /// # Errors
+    /// [`PlanError::Value`] about the first one that is not.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let shares = [
+            ("dense_flops_share", self.dense_flops_share),
+            ("expert_flops_share", self.expert_flops_share),
+            ("attention_flops_share", self.attention_flops_share),
+            ("weight_bandwidth_share", self.weight_bandwidth_share),
+            ("expert_bandwidth_share", self.expert_bandwidth_share),
+            ("cache_bandwidth_share", self.cache_bandwidth_share),
+            ("link_bandwidth_share", self.link_bandwidth_share),
+            ("memory_share", self.memory_share),
+            ("dispatch_bytes", self.dispatch_bytes),
+            ("combine_bytes", self.combine_bytes),
+            ("step_tokens", self.step_tokens),
+            ("expert_load_max_over_mean", self.expert_load_max_over_mean),
+        ];
+        let times = [
+            ("collective_seconds", self.collective_seconds),
+            ("layer_seconds", self.layer_seconds),
+            ("step_seconds", self.step_seconds),
+            ("request_seconds", self.request_seconds),
+            ("overlap_share", self.overlap_share),
+            ("prefill_interference", self.prefill_interference),
+        ];
+        shares.into_iter().try_for_each(|(name, value)| positive(name, value).map(drop))?;
+        times.into_iter().try_for_each(|(name, value)| not_negative(name, value).map(drop))
+    }
+}

@@ -1,0 +1,274 @@
+//! Changing a running unit between TP and EP layouts: how long it takes, what it needs, when it pays (Moebius,
+//! ParaSMoE).
+
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::error::{not_negative, positive};
+use crate::shape::ModelShape;
+
+/// Seconds in which `ranks` of one node change layouts: `(P - 1) / P W / B + max KV ingress / B + sync`. `weights`
+/// are the bytes of experts of one rank, `cache` those that the rank which receives most of the cache receives.
+#[must_use]
+pub fn switch_seconds(ranks: u64, weights: f64, cache: f64, bytes_per_second: f64, sync: f64) -> f64 {
+    let moved = (ranks.max(1) - 1) as f64 / ranks.max(1) as f64 * weights;
+    (moved + cache) / bytes_per_second + sync
+}
+
+/// Seconds in which `nodes` of `node_gpus` change from one EP unit to one TP unit each: `M beta (N - 1) / (N P B)`
+/// (ParaSMoE, equation 6), for `bytes` of parameters and B bytes a second of one GPU between nodes. Bounded by `M
+/// beta / (P B)` however many nodes. The way back moves nothing between nodes: every node has everything.
+#[must_use]
+pub fn switch_seconds_over_nodes(bytes: f64, nodes: u64, node_gpus: u64, bytes_per_second: f64) -> f64 {
+    let nodes = nodes.max(1) as f64;
+    bytes * (nodes - 1.0) / (nodes * node_gpus.max(1) as f64 * bytes_per_second)
+}
+
+/// Spare memory of a switch over the memory of the experts: `slots` layers' slots, each of one of `layers` (Moebius 1
+/// / K with one, ParaSMoE 2 / K with two).
+#[must_use]
+pub fn memory_overhead(slots: u64, layers: u64) -> f64 {
+    slots as f64 / layers.max(1) as f64
+}
+
+/// Makespan of longest-first assignment over the best one, at most: `4/3 - 1/(3 P)` (Graham; Moebius gives it for bin
+/// packing).
+#[must_use]
+pub fn longest_first_bound(ranks: u64) -> f64 {
+    4.0 / 3.0 - 1.0 / (3.0 * ranks.max(1) as f64)
+}
+
+/// Bytes of a slot: one layer's experts on one of `ranks`.
+#[must_use]
+pub fn slot_bytes(shape: &ModelShape, ranks: u64) -> f64 {
+    shape.experts as f64 * shape.expert_bytes() / ranks.max(1) as f64
+}
+
+/// Seconds of a decoding step at a number of sequences, in both layouts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepPair {
+    /// Sequences of the unit.
+    pub sequences: f64,
+    /// Seconds with slices of experts.
+    pub tp: f64,
+    /// Seconds with whole experts.
+    pub ep: f64,
+}
+
+/// Where the layouts cost the same.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub enum Crossing {
+    /// TP is faster below, EP above this many sequences (B*).
+    At(f64),
+    /// TP is faster at all of them.
+    AboveAll,
+    /// EP is faster at all of them.
+    BelowAll,
+}
+
+/// B*, straight lines drawn between measured points in rising order; the last crossing counts.
+///
+/// # Errors
+/// [`PlanError::Value`] if there is no point, one is no time, or they do not rise.
+pub fn crossing(points: &[StepPair]) -> Result<Crossing, PlanError> {
+    let wrong =
+        |found| PlanError::Value { what: "a measured step", found, expected: "times above 0, sequences rising" };
+    let Some(last) = points.last() else { return Err(wrong(0.0)) };
+    for point in points {
+        positive("the sequences of a step", point.sequences)?;
+        positive("the seconds of a step", point.tp.min(point.ep))?;
+    }
+    if let Some(pair) = points.windows(2).find(|pair| pair[0].sequences >= pair[1].sequences) {
+        return Err(wrong(pair[1].sequences));
+    }
+    let gap = |point: &StepPair| point.ep - point.tp;
+    let falls = points.windows(2).rev().find(|pair| gap(&pair[0]) > 0.0 && gap(&pair[1]) <= 0.0);
+    if gap(last) > 0.0 {
+        return Ok(Crossing::AboveAll);
+    }
+    Ok(match falls {
+        None => Crossing::BelowAll,
+        Some(pair) => {
+            let share = gap(&pair[0]) / (gap(&pair[0]) - gap(&pair[1]));
+            Crossing::At(pair[0].sequences + share * (pair[1].sequences - pair[0].sequences))
+        }
+    })
+}
+
+/// A batch of answers that is generated to its end (ParaSMoE, appendix C).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Rollout {
+    /// N, answers.
+    pub answers: f64,
+    /// L_maj, tokens after which most have ended.
+    pub major_tokens: f64,
+    /// L_max, tokens of the longest.
+    pub most_tokens: f64,
+}
+
+/// What a layout does with many sequences and with few.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LayoutSpeed {
+    /// Tokens a second with many sequences.
+    pub tokens_per_second: f64,
+    /// Seconds a token with few.
+    pub token_seconds: f64,
+}
+
+/// Seconds of a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RolloutTimes {
+    /// Whole experts throughout.
+    pub ep: f64,
+    /// Slices throughout.
+    pub tp: f64,
+    /// Whole experts up to L_maj, then slices; the switch included.
+    pub adaptive: f64,
+}
+
+impl Rollout {
+    /// N, L_maj and L_max of measured lengths: L_maj is the length that `share` of the answers do not exceed. `None`
+    /// without any.
+    #[must_use]
+    pub fn of_lengths(lengths: &[u64], share: f64) -> Option<Self> {
+        let sorted = {
+            let mut lengths = lengths.to_vec();
+            lengths.sort_unstable();
+            lengths
+        };
+        let at = ((sorted.len() as f64 * share.clamp(0.0, 1.0)).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
+        Some(Self {
+            answers: sorted.len() as f64,
+            major_tokens: *sorted.get(at)? as f64,
+            most_tokens: *sorted.last()? as f64,
+        })
+    }
+
+    /// Seconds with `ep` and `tp` layouts: `N L_maj / T + (L_max - L_maj) l`.
+    ///
+    /// # Errors
+    /// [`PlanError::Value`] about lengths or speeds that cannot be meant.
+    pub fn times(&self, ep: LayoutSpeed, tp: LayoutSpeed, switch_seconds: f64) -> Result<RolloutTimes, PlanError> {
+        not_negative("L_max less L_maj in tokens", self.most_tokens - self.major_tokens)?;
+        not_negative("the seconds of a switch", switch_seconds)?;
+        let work = positive("the tokens up to L_maj", self.answers * self.major_tokens)?;
+        for speed in [ep, tp] {
+            positive("tokens per second", speed.tokens_per_second)?;
+            positive("seconds per token", speed.token_seconds)?;
+        }
+        let tail = self.most_tokens - self.major_tokens;
+        let both = |many: LayoutSpeed, few: LayoutSpeed| work / many.tokens_per_second + tail * few.token_seconds;
+        Ok(RolloutTimes { ep: both(ep, ep), tp: both(tp, tp), adaptive: both(ep, tp) + switch_seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixtures::qwen3_235b;
+
+    const EP: LayoutSpeed = LayoutSpeed { tokens_per_second: 22_000.0, token_seconds: 0.05 };
+    const TP: LayoutSpeed = LayoutSpeed { tokens_per_second: 4_500.0, token_seconds: 0.02 };
+
+    fn near(found: f64, expected: f64, error: f64) {
+        assert!((found - expected).abs() <= error, "{found}, expected {expected}");
+    }
+
+    #[test]
+    fn golden_switches() {
+        let shape = qwen3_235b();
+        let weights = shape.routed_parameters() as f64 * 2.0 / 8.0;
+        assert_eq!(slot_bytes(&shape, 8), 603_979_776.0);
+        for (bandwidth, milliseconds) in [(280e9, 177.4), (315e9, 157.7), (450e9, 110.4)] {
+            near(switch_seconds(8, weights, 0.0, bandwidth, 0.0) * 1e3, milliseconds, 0.05);
+        }
+        near(switch_seconds(8, weights, 28e9, 280e9, 0.01) * 1e3, 177.4 + 100.0 + 10.0, 0.05);
+        near(switch_seconds_over_nodes(235e9 * 2.0, 2, 8, 50e9), 0.5875, 1e-9);
+        near(switch_seconds_over_nodes(235e9 * 2.0, u64::MAX, 8, 50e9), 1.175, 1e-9);
+        near(0.5875 / 0.7, 0.84, 0.001);
+        for (slots, layers, percent) in [(1, 94, 1.064), (2, 94, 2.13), (2, 60, 3.33)] {
+            near(memory_overhead(slots, layers) * 100.0, percent, 0.005);
+        }
+        near(longest_first_bound(8), 1.2917, 1e-4);
+    }
+
+    /// The review's own figures: equation 10 with the other model's H and I, its slot without the down projection,
+    /// its bandwidth.
+    #[test]
+    fn golden_errors_of_the_review() {
+        near(128.0 * 3.0 * 2048.0 * 7168.0 * 94.0 / 8.0 * 2.0 / 1e9, 132.5, 0.05);
+        let slot = slot_bytes(&qwen3_235b(), 8);
+        near(slot * 2.0 / 3.0 / 1e6, 402.7, 0.05);
+        near(slot / 1e6, 604.0, 0.05);
+        near(switch_seconds(8, 60e9, 0.0, 280e9, 0.0) * 1e3, 187.5, 1e-9);
+        near(slot * 94.0 * 7.0 / 8.0 / 0.152 / 1e9, 327.0, 0.3);
+        near(2.8e9 / (0.85 * 141e9) * 100.0, 2.34, 0.005);
+    }
+
+    #[test]
+    fn golden_rollouts() {
+        let table = [
+            (2.0, 1.076, 4.691),
+            (4.0, 1.208, 4.349),
+            (8.0, 1.410, 3.826),
+            (16.0, 1.669, 3.154),
+            (32.0, 1.937, 2.459),
+            (64.0, 2.158, 1.887),
+        ];
+        for (ratio, ep, tp) in table {
+            let rollout = Rollout { answers: 8192.0, major_tokens: 512.0, most_tokens: 512.0 * ratio };
+            let times = rollout.times(EP, TP, 0.0).unwrap();
+            near(times.ep / times.adaptive, ep, 0.0005);
+            near(times.tp / times.adaptive, tp, 0.0005);
+        }
+        let times = Rollout { answers: 8192.0, major_tokens: 2048.0, most_tokens: 16384.0 }.times(EP, TP, 0.0).unwrap();
+        near(times.ep, 1479.4, 0.05);
+        near(times.tp, 4015.0, 0.05);
+        near(times.adaptive, 1049.3, 0.05);
+        let equal = Rollout { answers: 8192.0, major_tokens: 100.0, most_tokens: 4927.0 }.times(EP, TP, 0.0).unwrap();
+        near(equal.ep / equal.tp, 1.0, 0.0005);
+        let error = Rollout { answers: 1.0, major_tokens: 9.0, most_tokens: 8.0 }.times(EP, TP, 0.0).unwrap_err();
+        assert!(error.to_string().contains("L_max less L_maj in tokens is -1"), "{error}");
+    }
+
+    #[test]
+    fn rollouts_of_lengths() {
+        let lengths: Vec<u64> = (1..=100).collect();
+        let rollout = Rollout::of_lengths(&lengths, 0.9).unwrap();
+        assert_eq!((rollout.answers, rollout.major_tokens, rollout.most_tokens), (100.0, 90.0, 100.0));
+        assert_eq!(Rollout::of_lengths(&[], 0.9), None);
+    }
+
+    /// Decode steps of Qwen3-235B on 8 H200 at context 1024, ms, from the measured tables of NVIDIA's aiconfigurator
+    /// (Apache-2.0), rounded to 0.1 ms and thinned, so that B* is off by up to 5%.
+    #[test]
+    fn golden_crossings() {
+        let sequences = [8.0, 64.0, 256.0, 512.0, 2048.0];
+        let engines = [
+            ([11.7, 25.7, 36.0, 47.0, 105.9], [19.5, 25.1, 33.2, 39.4, 73.1], Some(58.0)),
+            ([12.2, 21.4, 32.6, 41.6, 96.2], [19.9, 27.4, 34.9, 41.5, 90.6], Some(496.0)),
+            ([11.5, 21.8, 31.1, 39.8, 97.2], [18.3, 29.6, 39.6, 49.9, 106.0], None),
+        ];
+        for (tp, ep, expected) in engines {
+            let points: Vec<StepPair> =
+                (0..5).map(|at| StepPair { sequences: sequences[at], tp: tp[at], ep: ep[at] }).collect();
+            match (crossing(&points).unwrap(), expected) {
+                (Crossing::At(found), Some(expected)) => near(found / expected, 1.0, 0.05),
+                (found, None) => assert_eq!(found, Crossing::AboveAll),
+                (found, expected) => panic!("{found:?}, expected {expected:?}"),
+            }
+        }
+        assert!(crossing(&[]).is_err());
+    }
+
+    proptest! {
+        /// With a free switch, neither layout alone beats both where each is the better one of its phase.
+        #[test]
+        fn adapting_never_loses(answers in 1.0f64..1e5, major in 1.0f64..1e4, more in 0.0f64..1e5) {
+            let times = Rollout { answers, major_tokens: major, most_tokens: major + more }.times(EP, TP, 0.0).unwrap();
+            prop_assert!(times.adaptive <= times.ep.min(times.tp) * (1.0 + 1e-12));
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The load: request rate, lengths, what answers must keep to, classes of priority.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::PlanError;
+use crate::fields::{Fields, MAX_DIMENSION, toml};
+use crate::step::Load;
+
+/// Requests as a deployment receives them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Workload {
+    /// Requests a second, of the whole cluster.
+    pub requests_per_second: f64,
+    /// Tokens of prompts.
+    pub input: Lengths,
+    /// Tokens of answers.
+    pub output: Lengths,
+    /// What the mean request must keep to.
+    pub objective: Objective,
+    /// Classes of requests, highest priority first; empty: one class.
+    pub classes: Vec<Class>,
+}
+
+/// Limits on latency; `None`: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Objective {
+    /// Seconds to the first token.
+    pub ttft: Option<f64>,
+    /// Seconds from token to token.
+    pub itl: Option<f64>,
+}
+
+/// Requests of one priority.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Class {
+    /// Its name.
+    pub name: String,
+    /// Share of the requests.
+    pub share: f64,
+    /// What they must keep to.
+    pub objective: Objective,
+}
+
+/// A distribution of lengths: values and their shares, rising, shares adding up to 1.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Lengths(Vec<(f64, f64)>);
+
+const KEYS: &[&str] = &["requests_per_second", "input_tokens", "output_tokens", "ttft_ms", "itl_ms", "classes"];
+const CLASS_KEYS: &[&str] = &["name", "share", "ttft_ms", "itl_ms"];
+const LENGTH_KEYS: &[&str] = &["tokens", "share"];
+
+impl Workload {
+    /// Reads a workload file; `file` names it in errors.
+    ///
+    /// ```toml
+    /// requests_per_second = 8
+    /// input_tokens = 1024                                                   # or a list, as below
+    /// output_tokens = [{ tokens = 128, share = 0.7 }, { tokens = 1024, share = 0.3 }]
+    /// ttft_ms = 1000                                                        # optional
+    /// itl_ms = 50                                                           # optional
+    /// [[classes]]                                                           # optional, highest priority first
+    /// name = "interactive"
+    /// share = 0.3
+    /// ttft_ms = 500
+    /// ```
+    ///
+    /// # Errors
+    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing or impossible value.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
+        let object = toml(file, text)?;
+        let fields = Fields::of_toml(file, &object, KEYS)?;
+        let classes: Vec<Class> =
+            fields.sections("classes", CLASS_KEYS)?.iter().map(Class::read).collect::<Result<_, _>>()?;
+        if !classes.is_empty() && !is_one(classes.iter().map(|class| class.share).sum()) {
+            return Err(fields.unexpected("classes", "shares that add up to 1"));
+        }
+        Ok(Self {
+            requests_per_second: fields.positive("requests_per_second")?,
+            input: Lengths::read(&fields, "input_tokens")?,
+            output: Lengths::read(&fields, "output_tokens")?,
+            objective: Objective::read(&fields)?,
+            classes,
+        })
+    }
+
+    /// The mean request with `concurrency` of them in flight.
+    #[must_use]
+    pub fn load(&self, concurrency: f64) -> Load {
+        Load { concurrency, input_tokens: self.input.mean(), output_tokens: self.output.mean() }
+    }
+}
+
+impl Objective {
+    fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        let seconds = |key: &str| Ok::<_, PlanError>(fields.positive_if(key)?.map(|milliseconds| milliseconds / 1e3));
+        Ok(Self { ttft: seconds("ttft_ms")?, itl: seconds("itl_ms")? })
+    }
+
+    /// Whether these latencies, in seconds, are within the limits.
+    #[must_use]
+    pub fn met(&self, ttft: f64, itl: f64) -> bool {
+        self.ttft.is_none_or(|limit| ttft <= limit) && self.itl.is_none_or(|limit| itl <= limit)
+    }
+}
+
+impl Class {
+    fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        let name = fields.text("name")?.ok_or_else(|| fields.unexpected("name", "a text"))?;
+        let share = fields.positive("share")?;
+        Ok(Self { name: name.chars().take(64).collect(), share, objective: Objective::read(fields)? })
+    }
+}
+
+impl Lengths {
+    fn read(fields: &Fields<'_>, key: &str) -> Result<Self, PlanError> {
+        if !matches!(fields.get(key), Some(Value::Array(_))) {
+            let tokens = fields.positive(key)?;
+            return if (1.0..=MAX_DIMENSION as f64).contains(&tokens) {
+                Ok(Self(vec![(tokens, 1.0)]))
+            } else {
+                Err(fields.unexpected(key, format!("1 to {MAX_DIMENSION} tokens")))
+            };
+        }
+        let row = |row: &Fields<'_>| Ok((row.dimension("tokens")? as f64, row.positive("share")?));
+        let mut rows: Vec<(f64, f64)> =
+            fields.sections(key, LENGTH_KEYS)?.iter().map(row).collect::<Result<_, PlanError>>()?;
+        if !is_one(rows.iter().map(|(_, share)| share).sum()) {
+            return Err(fields.unexpected(key, "shares that add up to 1"));
+        }
+        rows.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Ok(Self(rows))
+    }
+
+    /// The distribution of measured lengths; `None` without any.
+    #[must_use]
+    pub fn of_trace(lengths: &[u64]) -> Option<Self> {
+        let mut counts = std::collections::BTreeMap::<u64, u64>::new();
+        lengths.iter().for_each(|length| *counts.entry((*length).max(1)).or_default() += 1);
+        let share = |count: u64| count as f64 / lengths.len() as f64;
+        let rows: Vec<(f64, f64)> = counts.into_iter().map(|(length, count)| (length as f64, share(count))).collect();
+        (!rows.is_empty()).then_some(Self(rows))
+    }
+
+    /// Mean tokens.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.0.iter().map(|(tokens, share)| tokens * share).sum()
+    }
+
+    /// The length that this share of requests does not exceed.
+    #[must_use]
+    pub fn quantile(&self, share: f64) -> f64 {
+        let mut below = 0.0;
+        let found = self.0.iter().find(|(_, part)| {
+            below += part;
+            below >= share - 1e-9
+        });
+        found.or(self.0.last()).map_or(0.0, |(tokens, _)| *tokens)
+    }
+
+    /// Variance over squared mean: 0 if all are equal. Waiting grows with it.
+    #[must_use]
+    pub fn variation(&self) -> f64 {
+        let mean = self.mean();
+        self.0.iter().map(|(tokens, share)| (tokens / mean - 1.0).powi(2) * share).sum()
+    }
+}
+
+fn is_one(sum: f64) -> bool {
+    (sum - 1.0).abs() < 1e-6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "requests_per_second = 8\ninput_tokens = 512\n\
+        output_tokens = [{ tokens = 1000, share = 0.25 }, { tokens = 200, share = 0.75 }]\nttft_ms = 500\n\
+        [[classes]]\nname = \"chat\"\nshare = 1\nitl_ms = 40\n";
+
+    #[test]
+    fn lengths_have_means_and_quantiles() {
+        let workload = Workload::from_toml("w", GOOD).unwrap();
+        assert_eq!((workload.output.mean(), workload.input.mean()), (400.0, 512.0));
+        assert_eq!((workload.output.quantile(0.75), workload.output.quantile(0.76)), (200.0, 1000.0));
+        assert_eq!((workload.input.variation(), workload.output.variation()), (0.0, 0.75));
+        assert!(workload.objective.met(0.5, 9.0) && !workload.objective.met(0.51, 0.0));
+        let trace = Lengths::of_trace(&[200, 1000, 200, 200]).unwrap();
+        assert_eq!(trace, workload.output);
+        assert_eq!(Lengths::of_trace(&[]), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_key() {
+        let cases = [
+            ("= 8", "= nan", "`requests_per_second` is null, NaN or infinite"),
+            ("= 8", "= -8", "`requests_per_second` is -8"),
+            ("0.25", "0.5", "`output_tokens` is ["),
+            ("tokens = 200", "tokens = 0", "`output_tokens[1].tokens` is 0"),
+            ("= 512", "= 1e12", "`input_tokens` is 1000000000000.0"),
+            ("share = 1\n", "share = 0.5\n", "shares that add up to 1"),
+            ("ttft_ms", "ttft_s", "`ttft_s` is an unknown key"),
+        ];
+        for (from, to, message) in cases {
+            let error = Workload::from_toml("w", &GOOD.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}\nlacks: {message}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The page of a plan: its Pareto front as a picture, its ranked list as a table.
+
+use std::path::Path;
+
+use semmoe_planner::report::Answer;
+use semmoe_planner::search::FrontPoint;
+use semmoe_profiler::html::{KINDS, Svg, escape, write_sections};
+
+use crate::commands::profile::failure;
+use crate::error::CliError;
+
+/// Rows of the table.
+const ROWS: usize = 40;
+const LEFT: f64 = 70.0;
+const RIGHT: f64 = 640.0;
+const TOP: f64 = 20.0;
+const BOTTOM: f64 = 380.0;
+
+pub(super) fn write(path: &Path, model: &str, answer: &Answer<'_>) -> Result<(), CliError> {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = answer.write(ROWS, true, &mut text);
+    let sections = [
+        ("Speed against throughput", picture(&answer.plan.front)),
+        ("The plan", format!("<pre>{}</pre>\n", lines(&text))),
+    ];
+    write_sections(path, &format!("Plan for {model}"), &sections).map_err(failure)
+}
+
+/// Every line escaped; `escape` shows line ends as text.
+fn lines(text: &str) -> String {
+    text.lines().map(escape).collect::<Vec<_>>().join("\n")
+}
+
+fn picture(front: &[FrontPoint]) -> String {
+    let most = |of: fn(&FrontPoint) -> f64| front.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
+    let (wide, high) = (most(|point| point.user_tokens_per_second), most(|point| point.gpu_tokens_per_second));
+    let x = |value: f64| LEFT + value / wide * (RIGHT - LEFT);
+    let y = |value: f64| BOTTOM - value / high * (BOTTOM - TOP);
+    let mut svg = Svg::new(RIGHT + 260.0, BOTTOM + 50.0);
+    for tick in 0..=5 {
+        let share = f64::from(tick) / 5.0;
+        svg.line((LEFT, y(share * high)), (RIGHT, y(share * high)), "stroke=\"#ddd\"");
+        svg.text((LEFT - 6.0, y(share * high) + 4.0), "end", "", &format!("{:.0}", share * high));
+        svg.text((x(share * wide), BOTTOM + 18.0), "middle", "", &format!("{:.0}", share * wide));
+    }
+    let name = |point: &FrontPoint| format!("{} x {}", point.units, point.layout.name());
+    let mut names: Vec<String> = Vec::new();
+    for point in front {
+        if !names.contains(&name(point)) {
+            names.push(name(point));
+        }
+        let kind = names.iter().position(|known| *known == name(point)).unwrap_or(0);
+        svg.raw(&format!(
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>",
+            x(point.user_tokens_per_second),
+            y(point.gpu_tokens_per_second),
+            KINDS[kind % KINDS.len()]
+        ));
+    }
+    for (at, name) in names.iter().enumerate().take(KINDS.len()) {
+        let row = TOP + 14.0 + at as f64 * 20.0;
+        svg.raw(&format!(
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{}\"/>",
+            RIGHT + 20.0,
+            row - 4.0,
+            KINDS[at]
+        ));
+        svg.text((RIGHT + 30.0, row), "start", "", &escape(name));
+    }
+    svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 40.0), "middle", "", "tokens/s that one user receives");
+    svg.upright((16.0, (TOP + BOTTOM) / 2.0), "tokens/s that one GPU generates");
+    format!(
+        "<p>Every point is a layout at a number of requests in flight; no other one is better in both. Modelled.</p>\n{}",
+        svg.finish("Throughput of a GPU against speed for a user")
+    )
+}
