@@ -15,8 +15,10 @@ mod image;
 mod launch;
 pub mod model;
 mod params;
+mod runner;
 mod source;
 mod team;
+pub mod unit;
 pub mod vmm;
 
 pub use calls::{
@@ -31,5 +33,6 @@ pub use launch::{Grid, Launch};
 pub use params::{
     COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, MAX_NORM_HIDDEN, MAX_RANKS, NORM_THREADS, SIGNAL_BYTES, SORT_THREADS,
 };
+pub use runner::Runner;
 pub use source::{HEADERS, SOURCES, Source, kernels_of};
 pub use team::{Buffer, Team};

@@ -35,8 +35,8 @@ proptest! {
     ) {
         let case = Case { hidden, tokens, rounds: 3, seed, norms_rounded_sums: false };
         let room = elements(case, world);
-        law::holds::<f32>(ends(world, host, room), case);
-        law::holds::<bf16>(ends(world, host, room), case);
+        law::holds::<f32, _>(ends(world, host, room), case);
+        law::holds::<bf16, _>(ends(world, host, room), case);
         // f32 rows that travel as bf16 are those of bf16, as widening is exact.
         let rounded = ends(world, host, room).into_iter().map(|end| {
             let wide = Box::new(CastCollectives::<f32, bf16>::new(end));

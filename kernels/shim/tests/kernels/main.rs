@@ -4,10 +4,12 @@
 mod collectives;
 mod exchange;
 mod hostile;
-mod hosts;
+#[path = "../../../ranks/tests/law/mod.rs"]
+mod law;
 mod moved;
 mod mutants;
 mod points;
 mod sanitized;
 mod sort;
 mod support;
+mod unit;
