@@ -105,7 +105,9 @@ fn counts_of_another_plan_stop_the_kernel() {
     let mut mover = unsafe { Hosts::new(room, team(), own, nccl(), memory.stream(0, None)) }.unwrap();
     let rows = Rows { tokens: 3, hidden: 8, dtype: semmoe_kernels::Dtype::F32 };
     let call = SentRows { rows, places: &[0, 1, 2], sent: &[2], received: &[2] };
-    mover.dispatch(call, on_device(&vec![1.0f32; 24])).unwrap();
+    // A vector's memory is aligned.
+    let x = vec![1.0f32; 24];
+    mover.dispatch(call, on_device(&x)).unwrap();
     let stopped = RowMover::<f32>::stopped(&mover);
     assert!(matches!(stopped, Some(Stopped::Rows { rank: 0, peer: 0, .. })), "{stopped:?}");
 }
