@@ -266,18 +266,25 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
         .collect()
 }
 
-/// Runs a case on all ends, each on a thread of its own, and compares every rank's results of every round.
+/// Runs every end on a thread of its own, and gives what each returned.
+pub(crate) fn on_ranks<T: Element, S: Space, R: Send>(
+    ends: Vec<Box<dyn Collectives<T, S>>>,
+    work: impl Fn(usize, Box<dyn Collectives<T, S>>) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |end: Box<dyn Collectives<T, S>>| scope.spawn(move || work(end.rank(), end));
+        let threads: Vec<_> = ends.into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Runs a case on all ends, and compares every rank's results of every round.
 pub(crate) fn holds<T: Element, S: Reach>(ends: Vec<Box<dyn Collectives<T, S>>>, case: Case) {
     let mut random = fastrand::Rng::with_seed(case.seed);
     let rounds: Vec<Round<T>> = (0..case.rounds).map(|_| Round::new(case, ends.len(), &mut random)).collect();
-    let found: Vec<Vec<Found>> = std::thread::scope(|scope| {
-        let rounds = &rounds;
-        let start = |mut end: Box<dyn Collectives<T, S>>| {
-            scope.spawn(move || rounds.iter().map(|round| run(case, round, &mut *end)).collect())
-        };
-        let threads: Vec<_> = ends.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    let found: Vec<Vec<Found>> =
+        on_ranks(ends, |_, mut end| rounds.iter().map(|round| run(case, round, &mut *end)).collect());
     for (at, round) in rounds.iter().enumerate() {
         for (rank, expected) in expected(case, round).into_iter().enumerate() {
             assert_eq!(found[rank][at], expected, "rank {rank}, round {at} of {case:?}, {}", T::DTYPE.name());

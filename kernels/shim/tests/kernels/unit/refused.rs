@@ -7,16 +7,8 @@ use semmoe_kernels_cuda::unit::{Room, RowMover, SentRows};
 use semmoe_kernels_cuda::{Buffer, Rows, Stopped, Team};
 
 use super::network::{self, Nccl};
-use super::{End, Memory, TIMEOUT, hosts, on_device, peers, shim};
-
-fn on_ranks<R: Send>(ends: Vec<End<f32>>, work: impl Fn(usize, End<f32>) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let start = |end: End<f32>| scope.spawn(move || work(end.rank(), end));
-        let threads: Vec<_> = ends.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
+use super::{Memory, TIMEOUT, hosts, on_device, peers, shim};
+use crate::law::on_ranks;
 
 fn everywhere(tokens: usize, ranks: usize) -> DispatchPlan {
     let mut plan = DispatchPlan::default();
@@ -58,7 +50,7 @@ fn a_rank_that_is_lost_inside_a_call_is_named() {
         return;
     }
     // Rank 1 has no room for what comes: its peer has launched by then, and its kernel stops.
-    let errors = on_ranks(peers(2, 8, |rank| 4 - 2 * rank), |rank, mut end| {
+    let errors = on_ranks(peers::<f32>(2, 8, |rank| 4 - 2 * rank), |rank, mut end| {
         let (plan, rows) = (everywhere(2, 2), vec![0.0; 16]);
         let dispatched = end.dispatch(on_device(&rows), 8, &plan);
         if rank == 1 { dispatched.unwrap_err() } else { end.combine(&plan, on_device(&rows)).unwrap_err() }
@@ -74,7 +66,7 @@ fn what_nccl_refuses_is_told_in_its_words() {
         return;
     }
     for (refused, expected) in [(1, [true, true]), (2, [false, true])] {
-        let failed = on_ranks(hosts(2, 8, 8, Some(refused)), |_, mut end| {
+        let failed = on_ranks(hosts::<f32>(2, 8, 8, Some(refused)), |_, mut end| {
             let (plan, rows) = (everywhere(2, 2), vec![0.0; 16]);
             let outcomes = [end.dispatch(on_device(&rows), 8, &plan), end.combine(&plan, on_device(&rows))];
             let sentences = outcomes.each_ref().map(|outcome| outcome.as_ref().err().map(ToString::to_string));
