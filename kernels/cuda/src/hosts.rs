@@ -11,7 +11,8 @@ use crate::params::{CombineParams, LaunchParams, MAX_LOCAL, MAX_RANKS, PackParam
 use crate::runner::Runner;
 use crate::team::{Buffer, Team, in_range};
 use crate::unit::{
-    DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_room, cut, padded,
+    DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, check_room, cut,
+    padded,
 };
 
 /// A run of elements in device memory.
@@ -134,6 +135,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     /// # Safety
     /// The memory is the runner's GPU's, and nobody else's, as long as the value is there.
     pub unsafe fn new(room: Room, team: Team, memory: Buffer, wire: W, runner: R) -> Result<Self, MoveError> {
+        check_ranks("NCCL's group", wire.ranks(), &team)?;
         let [rows, sums, staging, scratch] = cut("memory", memory, room.hosts())?;
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::new(runner, &room, scratch)? };
@@ -179,7 +181,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     }
 
     fn one(&self, what: &'static str, buffer: Buffer, bytes: u64) -> Result<[u64; MAX_LOCAL], MoveError> {
-        Ok(self.team.locals(what, &[buffer], bytes, if what == "places" { 4 } else { ELEMENT_ALIGNMENT })?)
+        Ok(self.team.locals(what, &[buffer], bytes, ELEMENT_ALIGNMENT)?)
     }
 
     fn tokens(&self, rows: Rows) -> Result<[u32; MAX_LOCAL], MoveError> {

@@ -15,7 +15,7 @@ use semmoe_kernels::collectives::{
 use semmoe_kernels::{DispatchPlan, Element, RowSplit, lockstep_through};
 
 pub use mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows};
-pub(crate) use mover::{Stream, check_room, cut, padded};
+pub(crate) use mover::{Stream, check_ranks, check_room, cut, padded};
 pub use peers::PeerMemory;
 pub use space::{DeviceReceived, DeviceRows, Gpu};
 
@@ -73,7 +73,7 @@ impl Sent {
 }
 
 impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
-    /// Joins messages and rows of one rank.
+    /// Joins messages and rows of one rank, both of the same ranks.
     pub fn new(link: L, mover: M) -> Self {
         let memory = PrivateMemory::new(link.rank());
         Self { unit: RowCollectives::new(link, memory), mover, part: 0, sent: Sent::default() }

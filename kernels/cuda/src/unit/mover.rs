@@ -89,17 +89,7 @@ pub trait RowMover<T: Element>: Send {
 /// Why rows could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MoveError {
-    /// Memory that is too small.
-    #[error("{what}: {found} bytes, expected at least {expected}")]
-    Room {
-        /// Which.
-        what: &'static str,
-        /// Bytes it has.
-        found: u64,
-        /// Bytes the call needs.
-        expected: u64,
-    },
-    /// A call that was refused before its launch.
+    /// A call that was refused before its launch; memory that is too small.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The driver's own words.
@@ -169,10 +159,18 @@ pub(crate) fn cut<const N: usize>(
     }))
 }
 
+/// A list or a group of as many ranks as the team has.
+pub(crate) fn check_ranks(what: &'static str, found: usize, team: &Team) -> Result<(), MoveError> {
+    match team.ranks() {
+        expected if found == expected => Ok(()),
+        expected => Err(LaunchError::Count { what, found, expected }.into()),
+    }
+}
+
 /// Bytes that memory must have.
 pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> Result<(), MoveError> {
     match memory.bytes {
-        found if found < expected => Err(MoveError::Room { what, found, expected }),
+        found if found < expected => Err(LaunchError::TooSmall { what, index: 0, found, expected }.into()),
         _ => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::NormIn;
 
-use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, cut, padded};
+use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, cut, padded};
 use super::space::{DeviceRows, Gpu};
 use crate::calls::{Allgather, ReduceScatter, Split};
 use crate::error::Stopped;
@@ -61,6 +61,7 @@ impl<R: Runner> PeerMemory<R> {
     /// # Safety
     /// All of it is mapped on the runner's GPU, and nobody else's, as long as any rank's value is there.
     pub unsafe fn new(room: Room, team: Team, symmetric: &[Buffer], own: Buffer, runner: R) -> Result<Self, MoveError> {
+        check_ranks("symmetric memory", symmetric.len(), &team)?;
         let mut parts: [Vec<Buffer>; 5] = Default::default();
         for &memory in symmetric {
             let cut = cut("symmetric memory", memory, room.symmetric())?;

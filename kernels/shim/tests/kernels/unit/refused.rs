@@ -92,7 +92,7 @@ fn counts_of_another_plan_stop_the_kernel() {
     let nccl = || Nccl::new(0, 1, network::group(1), None);
     // SAFETY: the memory outlives both.
     let small = unsafe { Hosts::new(room, team(), Buffer { bytes: 99, ..own }, nccl(), memory.stream(0, None)) };
-    assert!(small.err().unwrap().to_string().starts_with("memory: 99 bytes, expected at least"));
+    assert!(small.err().unwrap().to_string().starts_with("memory 0 has 99 bytes, expected at least"));
     // SAFETY: as above.
     let mut mover = unsafe { Hosts::new(room, team(), own, nccl(), memory.stream(0, None)) }.unwrap();
     let rows = Rows { tokens: 3, hidden: 8, dtype: semmoe_kernels::Dtype::F32 };
