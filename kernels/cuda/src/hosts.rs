@@ -133,7 +133,7 @@ impl<W: Wire, R: Runner> Hosts<W, R> {
     /// Memory that is too small.
     ///
     /// # Safety
-    /// The memory is the runner's GPU's, and nobody else's, as long as the value is there.
+    /// The memory is on the runner's GPU, and only this value uses it, as long as it lives.
     pub unsafe fn new(room: Room, team: Team, memory: Buffer, wire: W, runner: R) -> Result<Self, MoveError> {
         check_ranks("NCCL's group", wire.ranks(), &team)?;
         let [rows, sums, staging, scratch] = cut("memory", memory, room.hosts())?;

@@ -175,7 +175,7 @@ pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> R
     }
 }
 
-/// This rank's stream, and memory for what the host tells the kernels.
+/// This rank's stream, and memory for the numbers that kernels get from the host.
 pub(crate) struct Stream<R> {
     pub(crate) runner: R,
     permutation: Buffer,

@@ -59,7 +59,7 @@ impl<R: Runner> PeerMemory<R> {
     /// Memory that is too small, a driver that refuses.
     ///
     /// # Safety
-    /// All of it is mapped on the runner's GPU, and nobody else's, as long as any rank's value is there.
+    /// All of it is mapped on the runner's GPU, and only the values of these ranks use it, as long as any of them lives.
     pub unsafe fn new(room: Room, team: Team, symmetric: &[Buffer], own: Buffer, runner: R) -> Result<Self, MoveError> {
         check_ranks("symmetric memory", symmetric.len(), &team)?;
         let mut parts: [Vec<Buffer>; 5] = Default::default();
@@ -77,7 +77,7 @@ impl<R: Runner> PeerMemory<R> {
         Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
     }
 
-    /// Rows of so many elements that every rank has room for.
+    /// How many rows of so many bytes every rank has room for.
     fn capacity(&self, row_bytes: u64) -> u64 {
         let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
         (tokens / 4).min(rows / row_bytes.max(1))
