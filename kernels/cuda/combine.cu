@@ -15,7 +15,7 @@ struct CombineParams {
 
 // For ranks on other hosts: NCCL has brought each rank's sums into local memory, as far as they are this rank's.
 struct UnpackParams {
-  CombineParams combine;  // `sums` begin at each rank's segment; `sent_rows` holds the places of dispatch_plan
+  CombineParams combine;  // `sums` begin at each rank's segment; `sent_rows` holds the places of tokens there
   u32 limits[MAX_RANKS];  // rows that each segment has
 };
 

@@ -1,33 +1,35 @@
-// Pack: what `dispatch` does, into local memory, for ranks on other hosts: the rows for each rank one behind the other, with the experts
-// and weights there. NCCL then sends each rank's segment; nothing waits for a peer here.
+// Pack: what `dispatch` does, into local memory, for ranks on other hosts: the rows for each rank one behind the other. NCCL then sends
+// each rank's segment; nothing waits for a peer here. Routes go over the host.
 //
-// Bytes per rank: its rows read once; H elements and 8 k + 4 bytes of routing written for each (token, rank).
+// Bytes per rank: its rows read once; H elements written for each (token, rank).
 #include "push.cuh"
 
 struct PackParams {
-  DispatchParams dispatch;  // `rows`, `tokens`, .. begin at each rank's segment; `sent_rows` holds the places of dispatch_plan
-  u32 limits[MAX_RANKS];    // rows that each segment has room for
+  Team team;
+  const void* x[MAX_LOCAL];     // [n, H]
+  const int* places[MAX_LOCAL];  // [n, P]: of each token in the segments
+  void* rows[MAX_RANKS];        // the segment of each rank
+  u32 limits[MAX_RANKS];        // rows that each segment has room for
+  u32 local_tokens[MAX_LOCAL];  // n
+  u32 hidden;
+  u32 padding;
 };
 
 template <class T>
-__device__ inline void pack_rows(const PackParams& all) {
-  const DispatchParams& p = all.dispatch;
+__device__ inline void pack_rows(const PackParams& p) {
   const u32 ranks = p.team.ranks;
   const u32 warps = gridDim.x * (blockDim.x / WARP);
   for (u32 token = blockIdx.x * (blockDim.x / WARP) + warp_id(); token < p.local_tokens[blockIdx.y]; token += warps) {
-    const int* places = p.sent_rows[blockIdx.y] + static_cast<u64>(token) * ranks;
-    // The host was told how many rows go to each rank; a plan of other tokens has other counts.
+    const int* places = p.places[blockIdx.y] + static_cast<u64>(token) * ranks;
+    // The host says how many rows go to each rank; places of another plan do not fit.
     for (u32 peer = lane_id(); peer < ranks; peer += WARP) {
       const int place = places[peer];
-      if (place >= 0 && static_cast<u32>(place) >= all.limits[peer]) {
+      if (place >= 0 && static_cast<u32>(place) >= p.limits[peer]) {
         stop(p.team.report[blockIdx.y], STOP_ROWS, p.team.first_rank, peer, static_cast<u32>(place) + 1);
       }
     }
     __syncwarp(ALL_LANES);
     push_row<T>(p, token, places);
-    for (u32 peer = 0; peer < ranks; ++peer) {
-      if (places[peer] >= 0) push_routes(p, token, peer, static_cast<u32>(places[peer]));
-    }
   }
 }
 

@@ -49,8 +49,8 @@ __device__ inline void push_routes(const DispatchParams& p, u32 token, u32 peer,
 }
 
 // One token's row to all its ranks.
-template <class T>
-__device__ inline void push_row(const DispatchParams& p, u32 token, const int* rows) {
+template <class T, class Params>
+__device__ inline void push_row(const Params& p, u32 token, const int* rows) {
   constexpr u32 UNROLL = 8;
   const T* from = row_at<T>(p.x[blockIdx.y], token, p.hidden);
   const u32 ranks = p.team.ranks;

@@ -20,7 +20,7 @@ struct Team {
   u32 first_rank;  // the rank of blockIdx.y = 0; several ranks share a launch where they share a GPU
   u64 timeout_ns;
   u64* report[MAX_LOCAL];  // host-visible, by blockIdx.y; 0 until a rank stops
-  Signals* signals[MAX_RANKS];
+  Signals* signals[MAX_RANKS];  // null: that rank's rows are in this GPU's memory, and it is not met
 };
 
 // Why a rank stopped: the upper byte of its report (kernels/cuda/src/report.rs reads it).
@@ -100,6 +100,8 @@ struct Meeting {
 
   __device__ u64* report() const { return team.report[blockIdx.y]; }
 
+  __device__ bool meets(u32 peer) const { return peer < team.ranks && team.signals[peer] != nullptr; }
+
   __device__ void wait(const u64* word, u32 peer, Stop late, bool same_call, u32 digest) const {
     const u32 awaited = SEMMOE_MUTANT(PREVIOUS_EPOCH) ? epoch - 1 : epoch;
     const u64 begun = now_ns();
@@ -119,7 +121,7 @@ struct Meeting {
   // Signals and waits; everything the peers wrote before their kernels is visible after it.
   __device__ void enter(u32 digest) const {
     const u32 peer = threadIdx.x;
-    if (peer < team.ranks) {
+    if (meets(peer)) {
       store_release(&team.signals[peer]->entry[blockIdx.x][rank], static_cast<u64>(epoch) << 32 | digest);
       if (!SEMMOE_MUTANT(NO_ENTRY_WAIT)) {
         wait(&team.signals[rank]->entry[blockIdx.x][peer], peer, STOP_ENTRY_TIMEOUT, true, digest);
@@ -134,7 +136,7 @@ struct Meeting {
     // The release below covers the stores of the whole block only behind this barrier.
     if (!SEMMOE_MUTANT(NO_EXIT_BARRIER)) __syncthreads();
     const u32 peer = threadIdx.x;
-    if (peer < team.ranks) {
+    if (meets(peer)) {
       u64* theirs = &exit_words(team.signals[peer])[rank];
       const u64 value = static_cast<u64>(epoch) << 32;
       if (SEMMOE_MUTANT(RELAXED_EXIT)) {

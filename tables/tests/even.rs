@@ -142,3 +142,37 @@ fn what_is_left_of_one_step_does_not_count_in_the_next() {
     even.settle();
     assert!(even.groups().is_empty() && even.fullest_wanted() == 0);
 }
+
+/// Steps in sixty-fourths of a share, so that losses are exact and often alike, and their groups; the SGLang plug-in's test reads them.
+fn golden() -> String {
+    let mut random = 1u64;
+    let mut below = |bound: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % bound
+    };
+    let mut cases = Vec::new();
+    for (groups, rows) in [(1u16, 3), (2, 1), (3, 2), (2, 9), (3, 10), (4, 1), (4, 17), (8, 40)] {
+        for skew in [1, 2, 4, 64] {
+            // The first groups are wanted most, up to all rows on one; some rows are not known.
+            let wanted = (u64::from(groups) / skew).max(1);
+            let row = |_| {
+                let mut shares: Vec<u64> = (0..groups).map(|_| below(16)).collect();
+                shares[below(wanted) as usize] += 12 + below(4);
+                (below(6) > 0).then_some(shares)
+            };
+            let weights: Vec<Option<Vec<u64>>> = (0..rows).map(row).collect();
+            let rows: Vec<Row> =
+                weights.iter().map(|row| Some(row.as_ref()?.iter().map(|&w| w as f64 / 64.0).collect())).collect();
+            let expected = settled(groups, &rows).groups().to_vec();
+            let case = serde_json::json!({"groups": groups, "sixty_fourths": weights, "expected": expected});
+            cases.push(case.to_string());
+        }
+    }
+    format!("[\n{}\n]\n", cases.join(",\n"))
+}
+
+#[test]
+fn golden_steps_are_those_that_other_implementations_are_held_to() {
+    let found = include_str!("even.json");
+    assert!(golden() == found, "tables/tests/even.json should be:\n{}", golden());
+}

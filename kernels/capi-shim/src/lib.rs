@@ -16,7 +16,7 @@ pub use capi;
 use capi::plug::{Launcher, Opened, RankFacts};
 use semmoe_kernels_cuda::{Buffer, Launch};
 
-use group::Group;
+use group::Launches;
 
 /// Blocks of each rank: more than one, and few, as each CUDA thread is a fiber.
 const BLOCKS: u32 = 2;
@@ -40,14 +40,14 @@ fn open(facts: &RankFacts) -> Result<Opened, String> {
     group::shim()?;
     let word = Box::new(AtomicU64::new(0));
     let report = Buffer { address: word.as_ptr().addr() as u64, bytes: 8 };
-    let rank = Rank { rank: facts.rank, group: Group::join(facts)?, word };
+    let rank = Rank { rank: facts.rank, group: group::join(facts)?, word };
     Ok(Opened { launcher: Box::new(rank), report, blocks: BLOCKS })
 }
 
 /// One rank's stream and report word.
 struct Rank {
     rank: usize,
-    group: Arc<Group>,
+    group: Arc<Launches>,
     /// In a place of its own, which the kernels know.
     word: Box<AtomicU64>,
 }
@@ -57,7 +57,7 @@ impl Launcher for Rank {
         // A sort is one rank's own affair: nobody else may call it.
         match launches.iter().all(|launch| launch.kernel().starts_with("semmoe_argsort")) {
             true => group::run(&[launches.to_vec()], 1),
-            false => self.group.launch(self.rank, launches),
+            false => self.group.meet(self.rank, launches.to_vec()),
         }
     }
 

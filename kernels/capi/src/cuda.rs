@@ -36,40 +36,48 @@ fn blocks_for(processors: u32, world: usize) -> u32 {
     (processors / world as u32).clamp(MIN_BLOCKS, MAX_BLOCKS)
 }
 
-/// What runs checked launches.
-pub(crate) trait Launcher: Send {
+/// Runs the checked launches of one rank.
+pub trait Launcher: Send {
     /// Puts all of them on the stream in order, or none where that can be told before.
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure>;
+    ///
+    /// # Errors
+    /// A sentence.
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String>;
 
-    /// The report word, as it is now.
+    /// The word that kernels report to, as it is now.
     fn report(&self) -> u64;
 
     /// Whether the NVLS kernels can be launched.
-    fn has_multicast(&self) -> bool;
+    fn has_multicast(&self) -> bool {
+        false
+    }
+}
+
+/// One rank's launcher.
+pub struct Opened {
+    /// Runs launches.
+    pub launcher: Box<dyn Launcher>,
+    /// The word that its kernels report to.
+    pub report: Buffer,
+    /// Blocks of each rank in a collective; the same on all ranks.
+    pub blocks: u32,
 }
 
 /// One rank on a GPU.
-pub(crate) struct Cuda<L> {
+pub(crate) struct Cuda {
     team: Team,
     /// Each rank's symmetric buffer.
     buffers: [Buffer; MAX_RANKS],
     blocks: u32,
     switch: Switch,
-    launcher: L,
+    launcher: Box<dyn Launcher>,
 }
 
-impl<L: Launcher> Cuda<L> {
-    /// `report` is the launcher's word, `blocks` the same on all ranks.
-    ///
+impl Cuda {
     /// # Safety
     /// The arrays of the arguments have `world` elements.
-    pub(crate) unsafe fn new(
-        args: &InitArgs,
-        facts: &Facts,
-        blocks: u32,
-        report: Buffer,
-        launcher: L,
-    ) -> Result<Self, Failure> {
+    pub(crate) unsafe fn new(args: &InitArgs, facts: &Facts, opened: Opened) -> Result<Self, Failure> {
+        let Opened { launcher, report, blocks } = opened;
         let (mut buffers, mut signals) = ([Buffer::default(); MAX_RANKS], [Buffer::default(); MAX_RANKS]);
         for rank in 0..facts.world {
             // SAFETY: the caller's promise.
@@ -93,7 +101,10 @@ impl<L: Launcher> Cuda<L> {
     fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
         // A rank that stopped would let the others wait for it.
         self.check()?;
-        self.launcher.launch(launches, stream).map_err(|failure| self.check().err().unwrap_or(failure))
+        let refused = |sentence| Failure::new(Code::Device, sentence);
+        self.launcher
+            .launch(launches, stream)
+            .map_err(|sentence| self.check().err().unwrap_or_else(|| refused(sentence)))
     }
 }
 
@@ -111,7 +122,7 @@ fn dtype(code: u32) -> Dtype {
     Dtype::from_code(code).unwrap_or(Dtype::F32)
 }
 
-impl<L: Launcher> Backend for Cuda<L> {
+impl Backend for Cuda {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure> {
         let launch = kernels::Argsort {
             destinations: &own(args.destinations, args.n * 4),

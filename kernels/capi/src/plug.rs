@@ -1,32 +1,15 @@
 //! Where the launches of calls for CUDA go: to a GPU, or to what another crate installed.
 
-use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use semmoe_kernels_cuda::{Buffer, Launch};
-
 use crate::abi::InitArgs;
 use crate::backend::{Backend, Facts};
-use crate::cuda::{self, Cuda};
+#[cfg(feature = "cuda")]
+use crate::cuda;
+use crate::cuda::Cuda;
+pub use crate::cuda::{Launcher, Opened};
 use crate::failure::{Code, Failure};
-
-/// Runs the checked launches of one rank.
-pub trait Launcher: Send {
-    /// Puts all of them on the stream, in order.
-    ///
-    /// # Errors
-    /// A sentence; nothing was launched.
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String>;
-
-    /// The word that kernels report to, as it is now.
-    fn report(&self) -> u64;
-
-    /// Whether the NVLS kernels can be launched.
-    fn has_multicast(&self) -> bool {
-        false
-    }
-}
 
 /// What an [`Opener`] is told of the rank.
 #[derive(Clone, Copy, Debug)]
@@ -39,16 +22,6 @@ pub struct RankFacts {
     pub group: usize,
     /// The most that a call waits for a peer.
     pub timeout: Duration,
-}
-
-/// One rank's launcher.
-pub struct Opened {
-    /// Runs launches.
-    pub launcher: Box<dyn Launcher>,
-    /// The word that its kernels report to.
-    pub report: Buffer,
-    /// Blocks of each rank in a collective; the same on all ranks.
-    pub blocks: u32,
 }
 
 /// Makes a rank's launcher, at `semmoe_init`.
@@ -96,27 +69,7 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     // SAFETY: the array has `world` elements, at least one.
     let group = unsafe { *args.signals }.addr();
     let told = RankFacts { rank: facts.rank, world: facts.world, group, timeout: facts.timeout };
-    let Opened { launcher, report, blocks } = opener(&told).map_err(refused)?;
+    let opened = opener(&told).map_err(|sentence| Failure::new(Code::Device, sentence))?;
     // SAFETY: the caller's promise.
-    Ok(Box::new(unsafe { Cuda::new(args, facts, blocks, report, Installed(launcher)) }?))
-}
-
-struct Installed(Box<dyn Launcher>);
-
-impl cuda::Launcher for Installed {
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
-        self.0.launch(launches, stream).map_err(refused)
-    }
-
-    fn report(&self) -> u64 {
-        self.0.report()
-    }
-
-    fn has_multicast(&self) -> bool {
-        self.0.has_multicast()
-    }
-}
-
-fn refused(sentence: String) -> Failure {
-    Failure::new(Code::Device, sentence)
+    Ok(Box::new(unsafe { Cuda::new(args, facts, opened) }?))
 }

@@ -36,8 +36,16 @@ impl Rows {
         self.bytes_of(self.tokens)
     }
 
+    /// Of rows that kernels only read: those that are not whole vectors they read element by element.
+    fn alignment(&self) -> u64 {
+        match self.bytes_of(1) % ELEMENT_ALIGNMENT {
+            0 => ELEMENT_ALIGNMENT,
+            _ => self.dtype.bytes() as u64,
+        }
+    }
+
     /// Both fit 32 bits, as the kernels count.
-    fn check(&self) -> Result<(u32, u32), LaunchError> {
+    pub(crate) fn check(&self) -> Result<(u32, u32), LaunchError> {
         // Row x vector counts stay far below 64 bits; positions are signed outside.
         let tokens = in_range("tokens", self.tokens, 0, i32::MAX as u64)?;
         Ok((tokens, in_range("hidden", self.hidden, 1, 1 << 20)?))
@@ -86,7 +94,7 @@ impl ReduceScatter<'_> {
         let capacity = in_range("capacity", self.capacity, 0, i32::MAX as u64)?;
         Ok(ReduceParams {
             team: team.params(),
-            parts: team.peers("part", self.parts, self.rows.bytes(), ELEMENT_ALIGNMENT)?,
+            parts: team.peers("part", self.parts, self.rows.bytes(), self.rows.alignment())?,
             out: team.locals("out", self.out, out_bytes, ELEMENT_ALIGNMENT)?,
             permutation,
             offsets,
@@ -152,7 +160,7 @@ impl ReduceScatterNorm<'_> {
         in_range("hidden", rows.hidden, 1, u64::from(MAX_NORM_HIDDEN))?;
         let params = NormParams {
             reduce: self.reduce.params(team)?,
-            residual: team.locals("residual", self.residual, rows.bytes(), ELEMENT_ALIGNMENT)?,
+            residual: team.locals("residual", self.residual, rows.bytes(), rows.alignment())?,
             weight: team.locals("norm weight", self.weight, rows.bytes_of(1), ELEMENT_ALIGNMENT)?,
             residual_out: team.locals(
                 "residual out",

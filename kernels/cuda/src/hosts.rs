@@ -1,49 +1,19 @@
-//! Ranks on several hosts, over NCCL: where no peer's memory can be mapped, rows are put in order by a kernel in local memory, and NCCL
-//! moves each rank's segment.
-//!
-//! - Reduce-scatter and allgather: the shuffle, then one `ncclReduce` or `ncclBroadcast` per rank in a group, as parts are uneven. NCCL
-//!   adds in an order of its own: sums are equal up to rounding only.
-//! - Dispatch and combine: `dispatch_plan` and `pack`, then one send and one receive per peer and array in a group; the way back in the
-//!   other direction, and `unpack` adds in rank order. Both equal the reference bit for bit.
-//!
-//! NCCL is told counts by the host: offsets, and how many rows go to and come from each rank. [`Hosts::plan`] lets the ranks tell one
-//! another; the caller copies the counts to the host. All that the host can see is checked before the first launch.
+//! Ranks on several hosts, over NCCL: where no peer's memory can be mapped, a kernel puts rows in order in local memory, NCCL moves
+//! each rank's segment, and a kernel adds up what came. All of it equals the reference bit for bit: NCCL adds nothing, as its order of
+//! additions depends on the network.
 
-mod error;
-mod exchange;
+use semmoe_kernels::collectives::NormIn;
+use semmoe_kernels::{Dtype, Element};
 
-use std::ffi::c_void;
-
-use semmoe_kernels::Dtype;
-
-pub use error::HostsError;
-pub use exchange::{Counts, Routed, Segments};
-
-use crate::calls::{Rows, Shuffle};
-use crate::launch::{Grid, Launch};
-use crate::team::{Buffer, Team};
-
-/// What one send or receive counts.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// Rows.
-    Element(Dtype),
-    /// Counts, ids and positions.
-    Int32,
-    /// Weights.
-    Float32,
-}
-
-impl Kind {
-    /// Bytes of one.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::Element(dtype) => dtype.bytes() as u64,
-            Self::Int32 | Self::Float32 => 4,
-        }
-    }
-}
+use crate::calls::{ELEMENT_ALIGNMENT, ReduceScatter, Rows, Shuffle, Split, by_type, collective};
+use crate::error::Stopped;
+use crate::params::{CombineParams, LaunchParams, MAX_LOCAL, MAX_RANKS, PackParams, Peers, UnpackParams};
+use crate::runner::Runner;
+use crate::team::{Buffer, Team, in_range};
+use crate::unit::{
+    DeviceRows, Gpu, MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, check_room, cut,
+    padded,
+};
 
 /// A run of elements in device memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,201 +23,279 @@ pub struct Span {
     /// Elements.
     pub count: u64,
     /// What they are.
-    pub kind: Kind,
+    pub dtype: Dtype,
 }
 
-/// One rank's end of NCCL. Errors are its own words.
-pub trait Wire {
+/// One call of NCCL.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfer {
+    /// `ncclSend`
+    Send {
+        /// What.
+        from: Span,
+        /// To whom.
+        peer: usize,
+    },
+    /// `ncclRecv`
+    Receive {
+        /// Where to.
+        to: Span,
+        /// From whom.
+        peer: usize,
+    },
+    /// `ncclBroadcast`
+    Broadcast {
+        /// What; counts on the root only.
+        from: u64,
+        /// Where to.
+        to: Span,
+        /// From whom.
+        root: usize,
+    },
+}
+
+/// One rank's end of NCCL, on the stream of its [`Runner`].
+pub trait Wire: Send {
     /// This rank.
     fn rank(&self) -> usize;
+
     /// P
     fn ranks(&self) -> usize;
-    /// Begins a group of calls that are made together.
+
+    /// Makes calls together, as one group.
     ///
     /// # Errors
-    /// NCCL's.
-    fn group_start(&mut self) -> Result<(), String>;
-    /// Ends it.
-    ///
-    /// # Errors
-    /// NCCL's.
-    fn group_end(&mut self) -> Result<(), String>;
-    /// `ncclSend`
-    ///
-    /// # Errors
-    /// NCCL's.
+    /// NCCL's own words; the group has ended all the same.
     ///
     /// # Safety
-    /// Memory of this rank's GPU until the stream has come past the call.
-    unsafe fn send(&mut self, from: Span, peer: usize, stream: *mut c_void) -> Result<(), String>;
-    /// `ncclRecv`
-    ///
-    /// # Errors
-    /// NCCL's.
-    ///
-    /// # Safety
-    /// Memory of this rank's GPU until the stream has come past the call.
-    unsafe fn receive(&mut self, to: Span, peer: usize, stream: *mut c_void) -> Result<(), String>;
-    /// `ncclReduce` by sums; `to` counts on the root only.
-    ///
-    /// # Errors
-    /// NCCL's.
-    ///
-    /// # Safety
-    /// Memory of this rank's GPU until the stream has come past the call.
-    unsafe fn reduce(&mut self, from: Span, to: u64, root: usize, stream: *mut c_void) -> Result<(), String>;
-    /// `ncclBroadcast`; `from` counts on the root only.
-    ///
-    /// # Errors
-    /// NCCL's.
-    ///
-    /// # Safety
-    /// Memory of this rank's GPU until the stream has come past the call.
-    unsafe fn broadcast(&mut self, from: u64, to: Span, root: usize, stream: *mut c_void) -> Result<(), String>;
+    /// Memory of this rank's GPU until the stream has come past the group.
+    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String>;
 }
 
-/// What runs launches on this rank's GPU. Errors are its own words.
-pub trait Runner {
-    /// Launches on a stream.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// The memory of the launch is this GPU's until the stream has come past it.
-    unsafe fn launch(&self, launch: &Launch, stream: *mut c_void) -> Result<(), String>;
-    /// Blocks that fill the GPU.
-    fn blocks(&self) -> u32;
+/// One rank of a group on several hosts.
+pub struct Hosts<W, R> {
+    wire: W,
+    team: Team,
+    stream: Stream<R>,
+    /// As [`Region`] counts them, and what NCCL sends from or receives in.
+    regions: [Buffer; 3],
 }
 
-/// One rank of a group on several hosts. Memory is this rank's own; addresses are device pointers.
-pub struct Hosts<'a, W, R> {
-    /// The way to the other ranks.
-    pub wire: &'a mut W,
-    /// The GPU.
-    pub runner: &'a R,
-    /// This rank alone: its own signals, which hold the plan's counts, and its report word.
-    pub team: &'a Team,
-    /// A CUstream of the GPU.
-    pub stream: *mut c_void,
-}
+/// The last of the regions.
+const STAGING: usize = 2;
 
-/// One rank's side of a reduce-scatter or an allgather.
-#[derive(Clone, Copy, Debug)]
-pub struct Shuffled<'a> {
-    /// Of the n tokens of all ranks.
-    pub rows: Rows,
-    /// `[n]` on the device; `None`: the tokens' own order.
-    pub permutation: Option<Buffer>,
-    /// `[P + 1]`, ascending from 0 to n.
-    pub offsets: &'a [u32],
-    /// `[n, H]` on the device: rows in the order of their ranks; not needed without a permutation.
-    pub scratch: Buffer,
-}
+impl Room {
+    /// Bytes of a rank's memory, for [`Hosts`]: three regions.
+    #[must_use]
+    pub fn hosts_bytes(&self) -> u64 {
+        padded(&self.hosts())
+    }
 
-/// Bytes that a buffer must have.
-fn room(what: &'static str, buffer: Buffer, expected: u64) -> Result<(), HostsError> {
-    match buffer.bytes {
-        found if found < expected => Err(HostsError::Short { what, found, expected }),
-        _ => Ok(()),
+    fn hosts(&self) -> [u64; 4] {
+        [self.region(), self.region(), self.region(), self.scratch_bytes()]
     }
 }
 
-impl<W: Wire, R: Runner> Hosts<'_, W, R> {
-    /// `out[i] = sum over r of part_r[permutation[offsets[rank] + i]]`; `part` is `[n, H]`, `out` `[m, H]`.
+/// The first row of each rank's segment, and behind the last.
+fn begins(counts: &[u32]) -> Vec<u64> {
+    let ends = counts.iter().scan(0u64, |end, &count| {
+        *end += u64::from(count);
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+fn padded_list(counts: &[u32]) -> [u32; MAX_RANKS] {
+    let mut list = [0; MAX_RANKS];
+    list.iter_mut().zip(counts).for_each(|(slot, &count)| *slot = count);
+    list
+}
+
+/// Where each rank's segment begins.
+fn segments(memory: Buffer, counts: &[u32], row_bytes: u64) -> Peers {
+    let mut list = [0; MAX_RANKS];
+    let segments = list.iter_mut().zip(begins(counts)).take(counts.len());
+    segments.for_each(|(slot, begin)| *slot = memory.address + begin * row_bytes);
+    list
+}
+
+/// One rank's value at its only place in the launch.
+fn only<T: Copy + Default>(value: T) -> [T; MAX_LOCAL] {
+    let mut list = [T::default(); MAX_LOCAL];
+    list[0] = value;
+    list
+}
+
+impl<W: Wire, R: Runner> Hosts<W, R> {
+    /// One rank, with a team of [`Team::alone`] and memory of [`Room::hosts_bytes`] or more.
     ///
     /// # Errors
-    /// Offsets or buffers that do not fit, before any launch; a driver or an NCCL that refuses.
+    /// Memory that is too small.
     ///
     /// # Safety
-    /// Buffers are memory of this rank's GPU until the stream has come past the call.
-    pub unsafe fn reduce_scatter(&mut self, call: &Shuffled<'_>, part: Buffer, out: Buffer) -> Result<(), HostsError> {
-        let ordered = self.check(call, "out", out)?;
-        room("part", part, ordered)?;
-        let shuffle = self.shuffle(call, [part, call.scratch], false)?;
-        let from = if shuffle.is_some() { call.scratch } else { part };
+    /// The memory is on the runner's GPU, and only this value uses it, as long as it lives.
+    pub unsafe fn new(room: Room, team: Team, memory: Buffer, wire: W, runner: R) -> Result<Self, MoveError> {
+        check_ranks("NCCL's group", wire.ranks(), &team)?;
+        let [rows, sums, staging, scratch] = cut("memory", memory, room.hosts())?;
         // SAFETY: the caller's promise.
-        unsafe { self.run(shuffle.as_ref())? };
-        let stream = self.stream;
-        self.each_part(call, |wire, at, root| {
-            let from = Span { address: from.address + at.address, ..at };
-            // SAFETY: the part lies within `from`, and this rank's fits `out`, both checked; the memory is the caller's promise.
-            unsafe { wire.reduce(from, out.address, root, stream) }
-        })
+        let stream = unsafe { Stream::new(runner, &room, scratch)? };
+        Ok(Self { wire, team, stream, regions: [rows, sums, staging] })
     }
 
-    /// `out[permutation[offsets[r] + i]] = rows_r[i]` for every rank r; `rows` is `[m, H]`, `out` `[n, H]`.
-    ///
-    /// # Errors
-    /// Offsets or buffers that do not fit, before any launch; a driver or an NCCL that refuses.
-    ///
-    /// # Safety
-    /// Buffers are memory of this rank's GPU until the stream has come past the call.
-    pub unsafe fn allgather(&mut self, call: &Shuffled<'_>, rows: Buffer, out: Buffer) -> Result<(), HostsError> {
-        let ordered = self.check(call, "rows", rows)?;
-        room("out", out, ordered)?;
-        let shuffle = self.shuffle(call, [call.scratch, out], true)?;
-        let to = if shuffle.is_some() { call.scratch } else { out };
-        let stream = self.stream;
-        self.each_part(call, |wire, at, root| {
-            let to = Span { address: to.address + at.address, ..at };
-            // SAFETY: the part lies within `to`, and this rank's within `rows`, both checked; the memory is the caller's promise.
-            unsafe { wire.broadcast(rows.address, to, root, stream) }
-        })?;
-        // SAFETY: the caller's promise.
-        unsafe { self.run(shuffle.as_ref()) }
+    fn shuffle(
+        &self,
+        rows: Rows,
+        permutation: &[Buffer; 1],
+        [from, to]: [Buffer; 2],
+        back: bool,
+    ) -> Result<(), MoveError> {
+        let shuffle = Shuffle { from: &[from], to: &[to], permutation, rows, back };
+        let launch = shuffle.launch(&self.team, self.stream.grid())?;
+        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        unsafe { self.stream.launch(&launch) }
     }
 
-    /// Offsets ascend from 0 to n, and this rank's rows fit `own`; bytes of all rows.
-    fn check(&self, call: &Shuffled<'_>, what: &'static str, own: Buffer) -> Result<u64, HostsError> {
-        let (offsets, ranks, rank) = (call.offsets, self.wire.ranks(), self.wire.rank());
-        let ascending = offsets.len() == ranks + 1 && offsets.is_sorted() && offsets[0] == 0;
-        if !ascending || u64::from(offsets[ranks]) != call.rows.tokens {
-            return Err(HostsError::Offsets { ranks, tokens: call.rows.tokens });
-        }
-        room(what, own, call.rows.bytes_of(u64::from(offsets[rank + 1] - offsets[rank])))?;
-        Ok(call.rows.bytes_of(call.rows.tokens))
-    }
-
-    fn shuffle(&self, call: &Shuffled<'_>, [from, to]: [Buffer; 2], back: bool) -> Result<Option<Launch>, HostsError> {
-        let Some(permutation) = call.permutation else { return Ok(None) };
-        let shuffle = Shuffle { from: &[from], to: &[to], permutation: &[permutation], rows: call.rows, back };
-        Ok(Some(shuffle.launch(self.team, self.grid())?))
-    }
-
-    fn grid(&self) -> Grid {
-        Grid::of_blocks(self.runner.blocks().clamp(1, crate::MAX_BLOCKS))
-    }
-
-    /// # Safety
-    /// As for [`Runner::launch`].
-    unsafe fn run(&self, launch: Option<&Launch>) -> Result<(), HostsError> {
-        let Some(launch) = launch else { return Ok(()) };
-        // SAFETY: the caller's promise.
-        unsafe { self.runner.launch(launch, self.stream) }.map_err(HostsError::Device)
-    }
-
-    /// One NCCL call for each rank's part, in one group; the span's address is the offset of the part.
-    fn each_part(
-        &mut self,
-        call: &Shuffled<'_>,
-        mut one: impl FnMut(&mut W, Span, usize) -> Result<(), String>,
-    ) -> Result<(), HostsError> {
-        self.group(|wire| {
-            for (root, ends) in call.offsets.windows(2).enumerate() {
-                let count = u64::from(ends[1] - ends[0]) * call.rows.hidden;
-                let address = call.rows.bytes_of(ends[0].into());
-                one(wire, Span { address, count, kind: Kind::Element(call.rows.dtype) }, root)?;
+    /// Segments of `from` to the ranks, and theirs into `to`, by rank.
+    fn swap(&mut self, rows: Rows, from: [&[u32]; 2], memory: [Buffer; 2]) -> Result<(), MoveError> {
+        let row = rows.bytes_of(1);
+        let mut calls = Vec::with_capacity(2 * self.wire.ranks());
+        for (which, (counts, memory)) in from.into_iter().zip(memory).enumerate() {
+            check_room("segments", memory, rows.bytes_of(counts.iter().map(|&count| u64::from(count)).sum()))?;
+            for (peer, (&count, begin)) in counts.iter().zip(begins(counts)).enumerate().filter(|(_, (n, _))| **n > 0) {
+                let (address, count) = (memory.address + begin * row, u64::from(count) * rows.hidden);
+                let span = Span { address, count, dtype: rows.dtype };
+                calls.push(match which {
+                    0 => Transfer::Send { from: span, peer },
+                    _ => Transfer::Receive { to: span, peer },
+                });
             }
-            Ok(())
-        })
+        }
+        // SAFETY: segments lie within this rank's memory, which has been checked.
+        unsafe { self.wire.group(&calls) }.map_err(MoveError::Nccl)
     }
 
-    fn group(&mut self, calls: impl FnOnce(&mut W) -> Result<(), String>) -> Result<(), HostsError> {
-        self.wire.group_start().map_err(HostsError::Nccl)?;
-        let made = calls(self.wire);
-        // A group that was begun must be ended, whatever became of its calls.
-        let ended = self.wire.group_end();
-        made.and(ended).map_err(HostsError::Nccl)
+    fn launch(&self, kernel: &'static str, params: LaunchParams) -> Result<(), MoveError> {
+        let launch = collective(kernel, &self.team, self.stream.grid(), params)?;
+        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        unsafe { self.stream.launch(&launch) }
+    }
+
+    fn one(&self, what: &'static str, buffer: Buffer, bytes: u64) -> Result<[u64; MAX_LOCAL], MoveError> {
+        Ok(self.team.locals(what, &[buffer], bytes, ELEMENT_ALIGNMENT)?)
+    }
+
+    fn tokens(&self, rows: Rows) -> Result<[u32; MAX_LOCAL], MoveError> {
+        Ok(only(in_range("tokens", rows.tokens, 0, i32::MAX as u64 / self.wire.ranks() as u64)?))
+    }
+}
+
+impl<W: Wire, R: Runner, T: Element> RowMover<T> for Hosts<W, R> {
+    fn region(&self, region: Region) -> Buffer {
+        self.regions[region as usize]
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        Stopped::from_report(self.stream.runner.report())
+    }
+
+    /// Into the order of the ranks, each segment to its rank, and the sum of what came from all.
+    fn reduce_scatter(
+        &mut self,
+        call: SplitRows<'_>,
+        norm: Option<NormIn<'_, T, Gpu>>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), MoveError> {
+        let ([rows, came, staging], SplitRows { rows: all, split }) = (self.regions, call);
+        let (me, ranks) = (self.wire.rank(), self.wire.ranks());
+        let own = split.positions(me);
+        let permutation = self.stream.permutation(split)?;
+        if let Some(order) = &permutation {
+            self.shuffle(all, order, [rows, staging], false)?;
+        }
+        let sent: Vec<u32> = split.offsets().windows(2).map(|ends| ends[1] - ends[0]).collect();
+        let received = vec![own.len() as u32; ranks];
+        self.swap(all, [&sent, &received], [if permutation.is_some() { staging } else { rows }, came])?;
+        let norm = norm.map(|norm| {
+            let mut residual = norm.residual.buffer();
+            if let Some(order) = &permutation {
+                self.shuffle(all, order, [residual, staging], false)?;
+                residual = staging;
+            }
+            let residual = DeviceRows::of(residual.from_offset(all.bytes_of(own.start as u64)));
+            Ok::<_, MoveError>(NormIn { residual, ..norm })
+        });
+        let norm = norm.transpose()?;
+        // Each part is this rank's rows alone, from 0 on.
+        let offsets: Vec<u32> = (0..=ranks).map(|rank| if rank > me { own.len() as u32 } else { 0 }).collect();
+        let part = all.bytes_of(own.len() as u64);
+        let parts: Vec<Buffer> =
+            (0..ranks as u64).map(|rank| Buffer { address: came.address + rank * part, bytes: part }).collect();
+        let reduce = ReduceScatter {
+            parts: &parts,
+            rows: Rows { tokens: own.len() as u64, ..all },
+            split: Split { permutation: None, offsets: Some(&self.stream.offsets(&offsets)?) },
+            out: &[out.buffer()],
+            capacity: own.len() as u64,
+            multicast: None,
+        };
+        self.stream.reduce_scatter(&self.team, reduce, norm.as_ref())
+    }
+
+    /// One broadcast for each rank's rows: NCCL sends them to each host once. Then into the order of the tokens.
+    fn allgather(
+        &mut self,
+        call: SplitRows<'_>,
+        own: DeviceRows<'_, T>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), MoveError> {
+        let (all, dtype) = (call.rows, call.rows.dtype);
+        let permutation = self.stream.permutation(call.split)?;
+        let to = if permutation.is_some() { self.regions[STAGING] } else { out.buffer() };
+        check_room("all rows", to, all.bytes_of(all.tokens))?;
+        let broadcast = |(root, ends): (usize, &[u32])| {
+            let address = to.address + all.bytes_of(ends[0].into());
+            let to = Span { address, count: u64::from(ends[1] - ends[0]) * all.hidden, dtype };
+            (to.count > 0).then_some(Transfer::Broadcast { from: own.buffer().address, to, root })
+        };
+        let calls: Vec<Transfer> = call.split.offsets().windows(2).enumerate().filter_map(broadcast).collect();
+        // SAFETY: the rows of all ranks lie within `to`, and this rank's are what `DeviceRows` promises.
+        unsafe { self.wire.group(&calls) }.map_err(MoveError::Nccl)?;
+        permutation.map_or(Ok(()), |order| self.shuffle(all, &order, [to, out.buffer()], true))
+    }
+
+    fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        let ([rows, _, staging], row) = (self.regions, call.rows.bytes_of(1));
+        self.stream.write_places(call.places)?;
+        let sent = call.sent.iter().map(|&count| u64::from(count)).sum();
+        check_room("rows to send", staging, call.rows.bytes_of(sent))?;
+        let params = PackParams {
+            team: self.team.params(),
+            x: self.one("x", x.buffer(), call.rows.bytes_of(call.rows.tokens))?,
+            places: self.one("places", self.stream.places()[0], call.places.len() as u64 * 4)?,
+            rows: segments(staging, call.sent, row),
+            limits: padded_list(call.sent),
+            local_tokens: self.tokens(call.rows)?,
+            hidden: call.rows.check()?.1,
+            padding: 0,
+        };
+        let kernel = if T::DTYPE.bytes() == 4 { "semmoe_pack_4" } else { "semmoe_pack_2" };
+        self.launch(kernel, LaunchParams::Pack(params))?;
+        self.swap(call.rows, [call.sent, call.received], [staging, rows])
+    }
+
+    fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        let ([_, sums, staging], row) = (self.regions, call.rows.bytes_of(1));
+        self.swap(call.rows, [call.received, call.sent], [sums, staging])?;
+        let combine = CombineParams {
+            team: self.team.params(),
+            sums: segments(staging, call.sent, row),
+            sent_rows: self.one("places", self.stream.places()[0], call.places.len() as u64 * 4)?,
+            out: self.one("out", out.buffer(), call.rows.bytes_of(call.rows.tokens))?,
+            local_tokens: self.tokens(call.rows)?,
+            hidden: call.rows.check()?.1,
+            capacity: 0,
+        };
+        let kernel = by_type(T::DTYPE, ["semmoe_unpack_f32", "semmoe_unpack_f16", "semmoe_unpack_bf16"]);
+        self.launch(kernel, LaunchParams::Unpack(UnpackParams { combine, limits: padded_list(call.sent) }))
     }
 }

@@ -16,8 +16,10 @@ mod launch;
 pub mod model;
 mod params;
 mod reshard;
+mod runner;
 mod source;
 mod team;
+pub mod unit;
 pub mod vmm;
 
 pub use calls::{
@@ -33,5 +35,6 @@ pub use params::{
     COLLECTIVE_THREADS, MAX_BLOCKS, MAX_LOCAL, MAX_NORM_HIDDEN, MAX_RANKS, NORM_THREADS, SIGNAL_BYTES, SORT_THREADS,
 };
 pub use reshard::{DeviceMove, MOVE_BYTES, Reshard};
+pub use runner::Runner;
 pub use source::{HEADERS, SOURCES, Source, kernels_of};
 pub use team::{Buffer, Team};

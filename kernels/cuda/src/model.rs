@@ -103,12 +103,6 @@ impl Call {
         let link = sent / self.ranks * (self.ranks - 1.0) / self.ranks;
         Moved { read: sent, written: self.rows, link_in: link, link_out: link }
     }
-
-    /// `pack` on every rank, before NCCL sends: as [`dispatch`](Self::dispatch), into local memory.
-    #[must_use]
-    pub fn pack(self, tokens: usize, fan_out: f64, top_k: usize) -> Moved {
-        Moved { link_in: 0.0, link_out: 0.0, ..self.dispatch(tokens, fan_out, top_k) }
-    }
 }
 
 impl Moved {

@@ -87,7 +87,10 @@ params! {
         from_bytes: u64, to_bytes: u64, digest: u32, step: u32,
     }
     /// `PackParams`
-    PackParams { dispatch: DispatchParams, limits: [u32; MAX_RANKS] }
+    PackParams {
+        team: TeamParams, x: Local, places: Local, rows: Peers, limits: [u32; MAX_RANKS],
+        local_tokens: [u32; MAX_LOCAL], hidden: u32, padding: u32,
+    }
     /// `UnpackParams`
     UnpackParams { combine: CombineParams, limits: [u32; MAX_RANKS] }
 }
@@ -152,8 +155,8 @@ const _: () = {
     assert!(size_of::<DispatchParams>() == TEAM + 6 * LOCAL + 4 * PEERS + LOCAL / 2 + 16);
     assert!(size_of::<CombineParams>() == TEAM + PEERS + 2 * LOCAL + LOCAL / 2 + 8);
     assert!(size_of::<ReshardParams>() == TEAM + PEERS + 2 * LOCAL + LOCAL / 2 + 24);
-    assert!(size_of::<PackParams>() == size_of::<DispatchParams>() + 4 * MAX_RANKS);
+    assert!(size_of::<PackParams>() == TEAM + 2 * LOCAL + PEERS + 4 * MAX_RANKS + LOCAL / 2 + 8);
     assert!(size_of::<UnpackParams>() == size_of::<CombineParams>() + 4 * MAX_RANKS);
     // A kernel takes no more.
-    assert!(size_of::<PackParams>() <= 4096);
+    assert!(size_of::<DispatchParams>() <= 4096);
 };

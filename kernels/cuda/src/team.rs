@@ -57,6 +57,24 @@ impl Team {
         Ok(Self { params, local: local as usize })
     }
 
+    /// A rank that meets no other in its kernels, as the rows of all are in the memory of its GPU: see [`Team::new`].
+    ///
+    /// # Errors
+    /// As for [`Team::new`], and a rank past the last.
+    pub fn alone(
+        ranks: usize,
+        rank: usize,
+        signals: Buffer,
+        report: Buffer,
+        timeout: Duration,
+    ) -> Result<Self, LaunchError> {
+        let rank = in_range("rank", rank as u64, 0, (ranks as u64).saturating_sub(1))?;
+        let mut team = Self::new(&vec![signals; ranks.min(MAX_RANKS + 1)], rank, &[report], timeout)?;
+        team.params.signals = [0; MAX_RANKS];
+        team.params.signals[rank as usize] = signals.address;
+        Ok(team)
+    }
+
     /// P
     #[must_use]
     pub fn ranks(&self) -> usize {

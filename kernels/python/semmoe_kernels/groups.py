@@ -1,4 +1,5 @@
 """The group to put each token on, by the tables of `semmoe solve --attention tp` (tables/README.md), on whole batches."""
+import functools
 import json
 
 import torch
@@ -32,55 +33,79 @@ class Groups:
             raise ValueError(f"{path}: {table} has a group that is not below {self.groups}")
         return torch.where(used, group, -1).to(device), share.to(device)
 
-    def likeliest(self, layer, tokens, older=None, newer=None):
-        """[n] int64 and [n] float64: the likeliest group of each token in the layer (an index into the MoE layers) and the share expected
-        there, given the groups in the two layers before (each [n], -1 = not known); -1 and 0 where the tables say nothing. As
-        `likeliest_group` of the crate semmoe-tables."""
+    def ranks(self, tokens):
+        """[L, n] int64: the group of each token in every layer, no group with more than ceil(n / G) of them. A is asked with
+        the likeliest groups of the two layers before."""
+        before, expected = (None, None), []
+        for layer in range(len(self.layer_ids)):
+            expected.append(self._expected(layer, tokens, *before))
+            before = before[1], expected[-1][0]
+        groups, products, both = (torch.stack(parts) for parts in zip(*expected))
+        # One group after the other, as the crate adds: the same bits.
+        sums = functools.reduce(torch.add, products.unbind(2))
+        return even_groups(groups, products / torch.where(both, sums, 1.0)[..., None])
+
+    def _expected(self, layer, tokens, older=None, newer=None):
+        """As `group_shares` of the crate semmoe-tables: [n] int64, the likeliest group of each token in the layer (an index
+        into the MoE layers) given the groups in the two layers before (each [n], -1 = not known), or -1 where the tables say
+        nothing; [n, G] float64, what is expected on each group; and [n], whether T and A both say something, so that this
+        must be divided by its sum."""
         known = (tokens >= 0) & (tokens < self.token_group.shape[1])
         row = torch.where(known, tokens, 0)
-        first = self._pick(self.token_group[layer][row], self.token_share[layer][row], known)
-        if older is None or newer is None or layer < 2:
-            return self._first(first)
-        both = (older >= 0) & (newer >= 0)
-        at = torch.where(both, older, 0), torch.where(both, newer, 0)
-        second = self._pick(self.next_group[layer][at], self.next_share[layer][at], both)
-        # The first's labels, then those of the second that are new.
-        candidates = torch.cat([first[0], second[0]], dim=1)
-        rests = self._rest(first) * self._rest(second)
-        scores = self._share(first, candidates) * self._share(second, candidates)
-        repeated = (second[0][:, :, None] == first[0][:, None, :]).any(2)
-        labelled = torch.cat([first[0] >= 0, (second[0] >= 0) & ~repeated], dim=1)
-        at = torch.where(labelled, scores, -1.0).argmax(1, keepdim=True)
-        group, share = candidates.gather(1, at)[:, 0], scores.gather(1, at)[:, 0]
-        share = share / (torch.where(labelled, scores, 0.0).sum(1) + (self.groups - labelled.sum(1)) * rests)
-        has = [(labels >= 0).any(1) for labels, _ in (first, second)]
-        (group_a, share_a), (group_b, share_b) = self._first(first), self._first(second)
-        one = torch.where(has[0], group_a, group_b), torch.where(has[0], share_a, share_b)
-        both = has[0] & has[1]
-        return torch.where(both, group, one[0]), torch.where(both, share, one[1])
-
-    @staticmethod
-    def _first(labels):
-        groups, shares = labels
-        return groups[:, 0], torch.where(groups[:, 0] >= 0, shares[:, 0], 0.0)
+        labels = [self._pick(self.token_group[layer][row], self.token_share[layer][row], known)]
+        if older is not None and newer is not None and layer >= 2:
+            known = (older >= 0) & (newer >= 0)
+            at = torch.where(known, older, 0), torch.where(known, newer, 0)
+            labels.append(self._pick(self.next_group[layer][at], self.next_share[layer][at], known))
+        shares = functools.reduce(torch.mul, (self._shares(*of) for of in labels))
+        # The order of labels decides among equals.
+        candidates = torch.cat([groups for groups, _ in labels], dim=1)
+        scores = torch.where(candidates >= 0, shares.gather(1, candidates.clamp(min=0)), -1.0)
+        group = candidates.gather(1, scores.argmax(1, keepdim=True))[:, 0]
+        both = (labels[0][0] >= 0).any(1) & (labels[-1][0] >= 0).any(1) & (len(labels) > 1)
+        return group, shares, both
 
     @staticmethod
     def _pick(groups, shares, known):
         return torch.where(known[:, None], groups, -1), shares.double()
 
-    def _rest(self, labels):
-        """[n]: the share of each group that has none of m labels."""
-        groups, shares = labels
+    def _shares(self, groups, shares):
+        """[n, G]: the share of each group by m labels, or what the labels leave for those without one; 1 without labels."""
         used = groups >= 0
         count = used.sum(1)
-        last = torch.where(count > 0, shares.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0], 1.0)
+        last = shares.gather(1, (count - 1).clamp(min=0)[:, None])[:, 0]
         left = (1.0 - torch.where(used, shares, 0.0).sum(1)) / (self.groups - count).clamp(min=1)
-        return torch.minimum(left, last).clamp(min=_LEAST_SHARE)
+        rest = torch.where(count > 0, torch.minimum(left, last).clamp(min=_LEAST_SHARE), 1.0)
+        match = groups[:, :, None] == torch.arange(self.groups, device=groups.device)
+        own = torch.where(match, shares[:, :, None].clamp(min=_LEAST_SHARE), 0.0).sum(1)
+        return torch.where(match.any(1), own, rest[:, None])
 
-    def _share(self, labels, candidates):
-        """[n, c]: the share of each candidate by m labels, or what the labels leave for those without one."""
-        groups, shares = labels
-        used = groups >= 0
-        match = (candidates[:, :, None] == groups[:, None, :]) & used[:, None, :]
-        own = torch.where(match, shares[:, None, :].clamp(min=_LEAST_SHARE), 0.0).sum(2)
-        return torch.where(match.any(2), own, self._rest(labels)[:, None])
+
+def even_groups(likeliest, shares):
+    """[L, n] int64: the group of each of n tokens in each of L steps, as `EvenGroups` of the crate semmoe-tables, from its
+    likeliest group ([L, n], -1 = nothing is known of it) and the shares expected on all groups ([L, n, G]). Waits for
+    nothing, and does all steps together."""
+    steps, n, world = shares.shape
+    most, ids = -(-n // world), torch.arange(world, device=shares.device)
+    placed = likeliest.clone()
+    # Moves go by loss. A loss changes only when a group becomes full, which ends a round; one group never does.
+    for _ in range(world - 1):
+        counts = (placed[..., None] == ids).sum(1)
+        open_, row = counts < most, placed.clamp(min=0)
+        leaves = (placed >= 0) & (counts > most).gather(1, row)
+        best, to = torch.where(open_[:, None], shares, -1.0).max(2)
+        loss = torch.where(leaves, (shares.gather(2, row[..., None])[..., 0] - best).clamp(min=0), torch.inf)
+        # Of equal losses the last row goes.
+        order = n - 1 - loss.flip(1).argsort(dim=1, stable=True)
+        leaves, from_, to = leaves.gather(1, order), placed.gather(1, order), to.gather(1, order)
+        turn = (leaves[..., None] & (from_[..., None] == ids)).cumsum(1).gather(2, from_.clamp(min=0)[..., None])[..., 0]
+        leaves &= turn <= (counts - most).gather(1, from_.clamp(min=0))
+        arrived = (leaves[..., None] & (to[..., None] == ids)).cumsum(1)
+        full = (open_[:, None] & (arrived >= (most - counts)[:, None])).any(2)
+        moves = leaves & ~torch.cat([torch.zeros_like(full[:, :1]), full[:, :-1]], dim=1)
+        placed.scatter_(1, order, torch.where(moves, to, from_))
+    # Rows of which nothing is known go where the fewest are: into the free places, level by level.
+    counts = (placed[..., None] == ids).sum(1)
+    free = (torch.arange(most, device=shares.device)[:, None] >= counts[:, None]).flatten(1).cumsum(1)
+    unknown = placed < 0
+    return torch.where(unknown, torch.searchsorted(free, unknown.cumsum(1)) % world, placed)

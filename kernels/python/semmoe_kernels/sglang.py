@@ -9,10 +9,9 @@ likeliest group instead, and every layer gathers again, so that the next can shu
     SEMMOE_SGLANG_TABLES=FILE     tables for attention tp; without it nothing is touched
     SEMMOE_SGLANG_TOKENS=N        the most tokens of one batch that are shuffled; larger ones go plain (default: the chunked prefill)
 
-Routes are not known yet when tokens are shuffled: the groups of the two layers before are those that their tokens
-were put on. Every rank gets as many tokens as it would without the plug-in: shapes are then known on the host,
-nothing waits for the GPU, and calls can be captured in CUDA graphs. Tokens choose in the order of the shares expected
-on their groups, the greatest first; one whose group is full goes to the first one with room."""
+Routes are not known yet when tokens are shuffled: the groups of the two layers before are the likeliest ones there. No
+rank gets more than its even part, rounded up (`groups.even_groups`): shapes are then known on the host, nothing waits
+for the GPU, and calls can be captured in CUDA graphs."""
 import importlib
 import inspect
 import os

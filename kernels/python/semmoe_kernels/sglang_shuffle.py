@@ -76,11 +76,15 @@ class Shuffle:
     def scatter(self, layer, hidden_states, residual, norm, batch, owner=None):
         """SRS with residual and RMSNorm: normed rows and the new residual of this rank's tokens. `gather` must
         follow; it is recognised by `owner`, by default the new residual."""
-        ranks = self._ranks(layer, batch)
-        permutation, _, offsets = ops.argsort(ranks.int(), self.comm.world, self.comm.id)
+        n, world = hidden_states.shape[0], self.comm.world
+        permutation, _, offsets = ops.argsort(self._ranks(layer, batch), world, self.comm.id)
+        rows = -(-n // world)
         normed, new_residual = ops.shuffled_reduce_scatter_norm(
-            hidden_states, residual, norm.weight.detach(), norm.variance_epsilon, permutation, offsets,
-            even_rows(ranks.shape[0], self.comm.world)[self.comm.rank], self.comm.id)
+            hidden_states, residual, norm.weight.detach(), norm.variance_epsilon, permutation, offsets, rows, self.comm.id)
+        if n % world:
+            # No rank has more rows, but some have fewer: experts compute zeros then, which nothing reads.
+            own = torch.arange(rows, device=offsets.device) < offsets[self.comm.rank + 1] - offsets[self.comm.rank]
+            normed, new_residual = (torch.where(own[:, None], found, 0.0) for found in (normed, new_residual))
         batch.semmoe_order = Order(new_residual if owner is None else owner, permutation, offsets, batch.num_token_non_padded)
         # SGLang drops the experts of rows from this count on, as padding. After a shuffle they may be real tokens, so
         # padding is computed too; nothing reads its rows.
@@ -94,11 +98,12 @@ class Shuffle:
         return ops.shuffled_allgather(hidden_states + residual, order.permutation, order.offsets, self.comm.id)
 
     def _ranks(self, layer, batch):
-        """[n]: each token's rank, by the tables and as far as ranks have room."""
-        before = getattr(batch, "semmoe_groups", {})
-        groups, shares = self.tables.likeliest(layer, batch.input_ids, before.get(layer - 2), before.get(layer - 1))
-        batch.semmoe_groups = {layer - 1: before.get(layer - 1), layer: groups}
-        return evened(groups, shares, self.comm.world)
+        """[n] int32: each token's rank, by the tables. Those of all layers are found at the first one of a pass; the same
+        batch may pass again, as it does when CUDA graphs are captured."""
+        if layer <= getattr(batch, "semmoe_layer", layer):
+            batch.semmoe_ranks = self.tables.ranks(batch.input_ids).int()
+        batch.semmoe_layer = layer
+        return batch.semmoe_ranks[layer]
 
 
 def plain_rms_norm(norm):
@@ -106,30 +111,3 @@ def plain_rms_norm(norm):
     else."""
     return (type(norm).__name__ == "RMSNorm" and getattr(norm, "variance_size_override", None) is None
             and not getattr(norm, "x_pad_to_multiple", 0))
-
-
-def even_rows(tokens, world):
-    """Rows of each rank where parts are even: the first n mod P ranks have one more."""
-    return [tokens // world + (rank < tokens % world) for rank in range(world)]
-
-
-def evened(groups, shares, world):
-    """[n] int64: each token's group, or, for tokens without one (-1) and for those that come when it is full, the
-    first rank that still has room, so that rank r gets `even_rows(n, world)[r]` tokens. The greatest of `shares` [n]
-    come first, of equals the first token. Waits for nothing."""
-    order = shares.argsort(descending=True, stable=True)
-    return torch.empty_like(groups).scatter_(0, order, _evened_in_turn(groups[order], world))
-
-
-def _evened_in_turn(groups, world):
-    ranks = torch.arange(world, device=groups.device)
-    # As even_rows, without a copy from the host.
-    room = groups.shape[0] // world + (ranks < groups.shape[0] % world).long()
-    asked = groups[:, None] == ranks
-    place = asked.cumsum(0).gather(1, groups.clamp(min=0)[:, None])[:, 0]
-    placed = (groups >= 0) & (place <= room[groups.clamp(min=0)])
-    left = room - (asked & placed[:, None]).sum(0)
-    # The i-th token without a place gets the i-th free one.
-    index = (~placed).cumsum(0) - 1
-    free = torch.searchsorted(left.cumsum(0), index, right=True).clamp(max=world - 1)
-    return torch.where(placed, groups, free)

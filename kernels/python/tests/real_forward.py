@@ -18,7 +18,6 @@ from semmoe_kernels import Communicator, SharedMemory
 from semmoe_kernels import sglang as plug
 from semmoe_kernels.exchange import GroupExchange
 from semmoe_kernels.groups import Groups
-from semmoe_kernels.sglang_shuffle import evened
 
 WORLD, TOKENS, REAL = 2, 24, 17
 # Of the bundled model, which the first layer of the tables leaves out.
@@ -151,12 +150,7 @@ def group_over(memory):
 
 def placed(path, tokens):
     """[layer][token]: the rank that the tables put each token on."""
-    found, before, ranks = Groups(path), {}, []
-    for layer in range(LAYERS - 1):
-        groups, shares = found.likeliest(layer, tokens, before.get(layer - 2), before.get(layer - 1))
-        before[layer] = groups
-        ranks.append(evened(groups, shares, WORLD))
-    return ranks
+    return list(Groups(path).ranks(tokens)[:LAYERS - 1])
 
 
 def gathered(rows):

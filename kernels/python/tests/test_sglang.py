@@ -4,6 +4,7 @@ GPUs (fake_gpu.py) if the library is that of kernels/capi-shim, which runs the C
 CPU's ranks."""
 import json
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from semmoe_kernels import Communicator, SharedMemory, comm as comm_module, cuda_communicator, sglang as plug
 from semmoe_kernels import sglang_shuffle as shuffle
 from semmoe_kernels.exchange import StoreExchange
-from semmoe_kernels.groups import Groups
+from semmoe_kernels.groups import Groups, even_groups
 from sglang_stub import HIDDEN, LAYERS, PLAIN, VOCABULARY, RMSNorm, runner
 
 WORLD = 2
@@ -42,7 +43,7 @@ def tables(path, groups=WORLD, attention="tp", seed=0, labels=2):
 
 
 def by_hand(tables, layer, token, older, newer):
-    """The rule of `likeliest_group`, one token at a time."""
+    """The rule of `group_shares`, one token at a time: the likeliest group, and all shares if it is not -1."""
     G, least = tables.groups, 2.0 ** -14
 
     def labels(groups, shares):
@@ -51,18 +52,18 @@ def by_hand(tables, layer, token, older, newer):
     first = labels(tables.token_group[layer, token], tables.token_share[layer, token]) if 0 <= token < VOCABULARY else []
     known = layer >= 2 and older >= 0 and newer >= 0
     second = labels(tables.next_group[layer, older, newer], tables.next_share[layer, older, newer]) if known else []
-    if not first or not second:
-        return (first or second or [(-1, 0)])[0]
+    if not first and not second:
+        return -1, None
 
     def share(labels, group):
         if group in dict(labels):
             return max(dict(labels)[group], least)
         return max(min((1 - sum(s for _, s in labels)) / max(G - len(labels), 1), labels[-1][1]), least)
 
-    candidates = [g for g, _ in first] + [g for g, _ in second if g not in dict(first)]
-    scores = {g: share(first, g) * share(second, g) for g in [*candidates, *range(G)]}
-    best = max(candidates, key=scores.get)
-    return best, scores[best] / sum(scores.values())
+    scores = [math.prod(share(labels, group) for labels in (first, second) if labels) for group in range(G)]
+    best = max([g for g, _ in first + second], key=scores.__getitem__)
+    whole = sum(scores) if first and second else 1.0
+    return best, [score / whole for score in scores]
 
 
 def rule(folder):
@@ -72,32 +73,29 @@ def rule(folder):
         for layer in range(LAYERS):
             for older in range(-1, groups):
                 for newer in range(-1, groups):
-                    answer, shares = found.likeliest(layer, tokens, torch.full_like(tokens, older), torch.full_like(tokens, newer))
-                    expected = [by_hand(found, layer, int(token), older, newer) for token in tokens]
-                    assert answer.tolist() == [group for group, _ in expected], (layer, older, newer)
-                    torch.testing.assert_close(shares, torch.tensor([share for _, share in expected], dtype=torch.float64))
+                    answer, shares, both = found._expected(layer, tokens, torch.full_like(tokens, older), torch.full_like(tokens, newer))
+                    shares = shares / torch.where(both, shares.sum(1), 1.0)[:, None]
+                    for token, group, row in zip(tokens, answer, shares):
+                        expected, by_group = by_hand(found, layer, int(token), older, newer)
+                        assert group == expected, (layer, older, newer)
+                        if by_group is not None:
+                            torch.testing.assert_close(row, torch.tensor(by_group, dtype=torch.float64))
 
 
 def evened():
-    """As many tokens for each rank as parts of the batch have, the greatest share first, of equals one token after
-    another."""
-    generator = torch.Generator().manual_seed(3)
-    for world in (1, 2, 3, 8):
-        for n in (1, 7, 8, 40):
-            for skew in (1, 3):
-                groups = torch.randint(-1, max(world // skew, 1), (n,), generator=generator)
-                shares = torch.randint(0, 6, (n,), generator=generator).double() / 8
-                room, expected = shuffle.even_rows(n, world), [-1] * n
-                turns = sorted(range(n), key=lambda token: -shares[token])
-                for token in turns:
-                    group = int(groups[token])
-                    if group >= 0 and room[group] > 0:
-                        expected[token], room[group] = group, room[group] - 1
-                for token in turns:
-                    if expected[token] < 0:
-                        expected[token] = next(rank for rank in range(world) if room[rank] > 0)
-                        room[expected[token]] -= 1
-                assert shuffle.evened(groups, shares, world).tolist() == expected, (world, groups, shares)
+    """The golden steps of the crate semmoe-tables; then those of one shape together."""
+    by_shape = {}
+    for case in json.loads((pathlib.Path(__file__).parents[3] / "tables/tests/even.json").read_text()):
+        world, rows = case["groups"], case["sixty_fourths"]
+        shares = torch.tensor([row or [0] * world for row in rows], dtype=torch.float64).reshape(1, -1, world) / 64
+        likeliest = torch.where(torch.tensor([[row is not None for row in rows]]), shares.argmax(2), -1)
+        expected = torch.tensor([case["expected"]], dtype=torch.int64)
+        assert torch.equal(even_groups(likeliest, shares), expected), case
+        by_shape.setdefault(shares.shape, []).append((likeliest, shares, expected))
+    assert len(by_shape) > 5 and max(map(len, by_shape.values())) > 3
+    for steps in by_shape.values():
+        likeliest, shares, expected = map(torch.cat, zip(*steps))
+        assert torch.equal(even_groups(likeliest, shares), expected)
 
 
 class PerThread:
@@ -173,7 +171,7 @@ def shuffled(folder, world, on_gpu, version):
         batch, residual, trail = batch_of(tokens, real), torch.ones(n, HIDDEN), []
         for layer in range(LAYERS):
             normed, kept = stub.enter(layers[layer + 1], parts[layer][rank], residual, batch)
-            assert len(normed) == len(kept) == shuffle.even_rows(n, world)[rank]
+            assert len(normed) == len(kept) == -(-n // world)
             # Rows behind the first ones are no padding any more.
             assert batch.num_token_non_padded is None
             residual, nothing = stub.leave(layers[layer + 1], normed * 2 + rank, kept, batch)
@@ -191,11 +189,9 @@ def shuffled(folder, world, on_gpu, version):
         return trail
 
     seen = on_threads(world, one)
-    found, residual, before = Groups(path), torch.ones(n, HIDDEN), {}
+    found, residual = Groups(path), torch.ones(n, HIDDEN)
     for layer in range(LAYERS):
-        groups, shares = found.likeliest(layer, tokens, before.get(layer - 2), before.get(layer - 1))
-        before[layer] = groups
-        ranks = shuffle.evened(groups, shares, world)
+        ranks = found.ranks(tokens)[layer]
         h = sum(parts[layer][1:], parts[layer][0]) + residual
         normed = torch.nn.functional.rms_norm(h, (HIDDEN,), norm.weight, norm.variance_epsilon)
         residual = (normed * 2 + ranks[:, None] + h).detach()

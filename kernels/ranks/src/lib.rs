@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `memory` | memory that several processes map: [`create_memory`], [`attach_memory`] |
 //! | `bell` | a word on which threads of any process can sleep: [`Bell`] |
-//! | `region` | memory of a group: of one process ([`threads`]), or shared between processes ([`Shared`]) |
+//! | `region` | memory of a group of one process: [`threads`] |
 //! | `span` | a typed place in every rank's symmetric buffer |
 //! | `signals` | the words through which ranks see each other |
 //! | `barrier` | arriving, waiting with a deadline, noticing who left |
@@ -45,7 +45,7 @@ pub use halves::{SharedHalves, halves_bytes};
 pub use local::LocalTransport;
 pub use member::{Member, RawGroup};
 pub use memory::{attach_memory, create_memory};
-pub use region::{Shared, threads};
+pub use region::threads;
 pub use semmoe_kernels::collectives::Norm;
 pub use signals::SIGNAL_BYTES;
 pub use span::{ALIGNMENT, Span};

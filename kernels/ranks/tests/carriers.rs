@@ -4,7 +4,7 @@
 mod law;
 
 use half::bf16;
-use law::{Case, elements};
+use law::{Case, elements, on_ranks};
 use proptest::prelude::*;
 use semmoe_kernels::collectives::{
     AllRows, CastCollectives, Collectives, Norm, OwnRows, PrivateMemory, RowCollectives, RowMemory, UnitError,
@@ -35,8 +35,8 @@ proptest! {
     ) {
         let case = Case { hidden, tokens, rounds: 3, seed, norms_rounded_sums: false };
         let room = elements(case, world);
-        law::holds::<f32>(ends(world, host, room), case);
-        law::holds::<bf16>(ends(world, host, room), case);
+        law::holds::<f32, _>(ends(world, host, room), case);
+        law::holds::<bf16, _>(ends(world, host, room), case);
         // f32 rows that travel as bf16 are those of bf16, as widening is exact.
         let rounded = ends(world, host, room).into_iter().map(|end| {
             let wide = Box::new(CastCollectives::<f32, bf16>::new(end));
@@ -46,20 +46,11 @@ proptest! {
     }
 }
 
-fn on_ranks<R: Send>(ends: Vec<End<f32>>, work: impl Fn(usize, End<f32>) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let start = |end: End<f32>| scope.spawn(move || work(end.rank(), end));
-        let threads: Vec<_> = ends.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 #[test]
 fn ranks_that_disagree_find_out() {
     let (one, other) = ([0, 1, 2], [0, 2, 2]);
     for host in [0, 2] {
-        let errors = on_ranks(ends(2, host, 8), |rank, mut end| {
+        let errors = on_ranks(ends::<f32>(2, host, 8), |rank, mut end| {
             let split = RowSplit::contiguous(if rank == 0 { &one } else { &other }).unwrap();
             end.part(2).unwrap().fill(1.0);
             end.reduce_scatter(1, split, None, &mut vec![0.0; split.positions(rank).len()]).unwrap_err().to_string()
@@ -77,7 +68,7 @@ fn labels_out_of_bounds_and_missing_ones_are_refused_by_the_rank_that_sent_them(
         (2, 2, 5, "label 5 of a row"),
         (2, 1, 1, "rows of 2 bytes, expected 4"),
     ] {
-        let errors = on_ranks(ends(2, host, 8), |rank, mut end| {
+        let errors = on_ranks(ends::<f32>(2, host, 8), |rank, mut end| {
             let split = RowSplit::contiguous(&split).unwrap();
             let (width, labels) = if rank == 0 { (2, vec![1; 2]) } else { (width, vec![label; width]) };
             let bound = if rank == 0 { 5 } else { 9 };
@@ -126,7 +117,7 @@ fn operands_beyond_the_memory_are_refused_before_anything_is_sent() {
 #[test]
 fn memory_without_room_for_what_all_ranks_send_is_an_error_of_the_rank_that_has_it() {
     // Rank 0 receives 4 rows of 2, and has room for 5 elements.
-    let errors = on_ranks(ends(2, 2, 5), |_, mut end| {
+    let errors = on_ranks(ends::<f32>(2, 2, 5), |_, mut end| {
         let mut plan = DispatchPlan::default();
         plan.build(&[0, 0], &[1.0; 2], 1, &[0], 2).unwrap();
         end.dispatch(&[0.0; 4], 2, &plan).err()

@@ -4,30 +4,59 @@
 mod common;
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{PATIENCE, order, slices, values};
 use half::bf16;
+use memmap2::MmapRaw;
 use semmoe_kernels::{RowSplit, reference};
-use semmoe_ranks::{Member, RankError, Shared, Span};
+use semmoe_ranks::{Member, RankError, RawGroup, SIGNAL_BYTES, Span, attach_memory, create_memory, threads};
 use semmoe_tables::RankId;
 
 const WORLD: usize = 4;
 const TOKENS: usize = 37;
 const HIDDEN: usize = 19;
 
+/// Memory of a group, mapped here: signals, then buffers.
+struct Group {
+    file: File,
+    map: MmapRaw,
+    world: usize,
+}
+
+const BUFFER_BYTES: usize = 1 << 16;
+
+impl Group {
+    fn create(world: usize) -> Self {
+        let (file, map) = create_memory("group", world * (SIGNAL_BYTES + BUFFER_BYTES)).unwrap();
+        Self { file, map, world }
+    }
+
+    fn member(&self, rank: usize, timeout: Duration) -> Result<Member, RankError> {
+        let at = |first: usize, bytes| (0..self.world).map(move |rank| first + rank * bytes);
+        let places = |places: &mut dyn Iterator<Item = usize>| -> Vec<*mut u8> {
+            places.map(|at| self.map.as_mut_ptr().wrapping_add(at)).collect()
+        };
+        let buffers = places(&mut at(0, BUFFER_BYTES));
+        let signals = places(&mut at(self.world * BUFFER_BYTES, SIGNAL_BYTES));
+        let group = RawGroup { rank, buffers: &buffers, buffer_bytes: BUFFER_BYTES, signals: &signals, timeout };
+        // SAFETY: the parts lie apart in the map, which the test keeps until its members are gone.
+        unsafe { Member::join(group) }
+    }
+}
+
 /// `child` of this program: the path of the memory, the rank and what to do are in the environment.
 #[test]
 #[ignore = "a part of the other tests, which start it"]
 fn child() {
     let var = |name: &str| std::env::var(name).unwrap();
+    let number = |name: &str| var(name).parse::<usize>().unwrap();
     let file = File::options().read(true).write(true).open(var("SEMMOE_TEST_MEMORY")).unwrap();
-    // SAFETY: the file is the parent's group, used by members only.
-    let shared = unsafe { Shared::attach(file) }.unwrap();
-    let mut member = shared.member(var("SEMMOE_TEST_RANK").parse().unwrap(), PATIENCE).unwrap();
+    let map = attach_memory(&file, SIGNAL_BYTES + BUFFER_BYTES).unwrap();
+    let group = Group { file, map, world: number("SEMMOE_TEST_WORLD") };
+    let mut member = group.member(number("SEMMOE_TEST_RANK"), PATIENCE).unwrap();
     match var("SEMMOE_TEST_TASK").as_str() {
         "shuffle" => shuffle(&mut member),
         "die" => {
@@ -39,12 +68,13 @@ fn child() {
     }
 }
 
-fn start(shared: &Shared, rank: usize, task: &str) -> Child {
-    let memory = format!("/proc/{}/fd/{}", std::process::id(), shared.file().as_raw_fd());
+fn start(group: &Group, rank: usize, task: &str) -> Child {
+    let memory = format!("/proc/{}/fd/{}", std::process::id(), group.file.as_raw_fd());
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--ignored", "--quiet"])
         .envs([
             ("SEMMOE_TEST_MEMORY", memory),
+            ("SEMMOE_TEST_WORLD", group.world.to_string()),
             ("SEMMOE_TEST_RANK", rank.to_string()),
             ("SEMMOE_TEST_TASK", task.to_owned()),
         ])
@@ -74,7 +104,7 @@ fn shuffle(member: &mut Member) {
 
 #[test]
 fn processes_do_what_threads_do() {
-    let shared = Shared::create(WORLD, 1 << 16).unwrap();
+    let shared = Group::create(WORLD);
     let children: Vec<Child> = (1..WORLD).map(|rank| start(&shared, rank, "shuffle")).collect();
     shuffle(&mut shared.member(0, PATIENCE).unwrap());
     for mut child in children {
@@ -84,7 +114,7 @@ fn processes_do_what_threads_do() {
 
 #[test]
 fn a_process_that_died_is_named() {
-    let shared = Shared::create(2, 4096).unwrap();
+    let shared = Group::create(2);
     let mut child = start(&shared, 1, "die");
     let mut member = shared.member(0, Duration::from_secs(30)).unwrap();
     member.barrier().unwrap();
@@ -93,35 +123,21 @@ fn a_process_that_died_is_named() {
     // Its rank stays taken, also for this process: a new group is needed.
     assert_eq!(shared.member(1, PATIENCE).err(), Some(RankError::Joined { rank: RankId::new(1) }));
 
-    let shared = Shared::create(2, 4096).unwrap();
+    let shared = Group::create(2);
     let mut alone = shared.member(0, Duration::from_millis(50)).unwrap();
     let limit = Duration::from_millis(50);
     assert_eq!(alone.barrier(), Err(RankError::TimedOut { rank: RankId::new(1), epoch: 1, limit }));
 }
 
 #[test]
-fn memory_that_is_no_group_is_refused() {
-    let attach = |file: &File| {
-        // SAFETY: nobody else has the file.
-        unsafe { Shared::attach(file.try_clone().unwrap()) }.unwrap_err().to_string()
-    };
+fn memory_that_may_not_do_is_refused() {
     let plain = rustix::fs::memfd_create("plain", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
-    let mut plain = File::from(plain);
-    assert!(attach(&plain).contains("can be cut short"));
-    plain.write_all(&[1; 8192]).unwrap();
+    let plain = File::from(plain);
+    let attach = |least| attach_memory(&plain, least).unwrap_err().to_string();
+    assert!(attach(1).contains("can be cut short"));
+    plain.set_len(4096).unwrap();
     rustix::fs::fcntl_add_seals(&plain, rustix::fs::SealFlags::SHRINK).unwrap();
-    assert!(attach(&plain).contains("it begins with 0x101010101010101"));
-    let shared = Shared::create(2, 4096).unwrap();
-    let longer = File::from(rustix::fs::memfd_create("longer", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap());
-    let mut header = [0u8; 32];
-    std::os::unix::fs::FileExt::read_exact_at(shared.file(), &mut header, 0).unwrap();
-    for (world, bytes, expected) in [(2u64, 4096u64, "expected"), (0, 4096, "0 ranks"), (2, u64::MAX, "at most")] {
-        header[16..24].copy_from_slice(&world.to_le_bytes());
-        header[24..32].copy_from_slice(&bytes.to_le_bytes());
-        let _ = longer.set_len(100_000);
-        std::os::unix::fs::FileExt::write_all_at(&longer, &header, 0).unwrap();
-        let _ = rustix::fs::fcntl_add_seals(&longer, rustix::fs::SealFlags::SHRINK);
-        let found = attach(&longer);
-        assert!(found.contains(expected), "{found}");
-    }
+    assert!(attach(4097).contains("the file has 4096 bytes, expected at least 4097"));
+    let error = threads(2, usize::MAX, PATIENCE).unwrap_err();
+    assert!(matches!(error, RankError::TooLarge { .. }), "{error}");
 }

@@ -6,10 +6,12 @@
 
 mod build;
 mod error;
+mod group;
 mod memory;
 mod run;
 
 pub use build::{Compiler, Sanitize, Shim};
 pub use error::ShimError;
+pub use group::Group;
 pub use memory::HostBuffer;
 pub use run::{Mutant, Step, StreamEnd};

@@ -11,6 +11,11 @@ pub struct HostBuffer {
     layout: Layout,
 }
 
+// SAFETY: an allocation of its own, which `&self` only reads; kernels write it as `bytes` says.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for HostBuffer {}
+
 /// What fresh memory holds: a NaN in every element type, a negative index.
 const POISON: u8 = 0xff;
 

@@ -1,9 +1,10 @@
 //! Rows that travel in another type than the caller's.
 
-use super::lockstep::{Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Lockstep, UnitError};
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
+use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::{NormRow, norm_row};
 
@@ -137,24 +138,4 @@ impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
     }
 }
 
-impl<A: Element, B: Element> Lockstep for CastCollectives<A, B> {
-    fn rank(&self) -> usize {
-        self.unit.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.unit.world()
-    }
-
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
-        self.unit.all_to_all(outgoing, incoming)
-    }
-
-    fn wait(&mut self) -> Result<Wake, UnitError> {
-        self.unit.wait()
-    }
-
-    fn waker(&self) -> Waker {
-        self.unit.waker()
-    }
-}
+lockstep_through!([A: Element, B: Element] CastCollectives<A, B>, end => end.unit);

@@ -5,17 +5,17 @@ use crate::element::Element;
 use crate::vector::{NormRow, norm_row, sum_rows, sum_rows_wide};
 
 /// Takes this rank's rows in their order.
-pub(super) struct Finish<'a, T> {
-    norm: Option<Norm<'a, T>>,
+pub(super) struct Finish<'n, 'a, T: Element> {
+    norm: Option<Norm<'n, T>>,
     /// `[H]`, if there is a norm.
     wide: &'a mut [f32],
     /// The next row of the residual to go on with.
     next: usize,
 }
 
-impl<'a, T: Element> Finish<'a, T> {
+impl<'n, 'a, T: Element> Finish<'n, 'a, T> {
     /// `wide` is a buffer of any length and content. The norm's lengths have been checked.
-    pub(super) fn new(norm: Option<Norm<'a, T>>, hidden: usize, wide: &'a mut Vec<f32>) -> Self {
+    pub(super) fn new(norm: Option<Norm<'n, T>>, hidden: usize, wide: &'a mut Vec<f32>) -> Self {
         wide.resize(if norm.is_some() { hidden } else { 0 }, 0.0);
         Self { norm, wide, next: 0 }
     }

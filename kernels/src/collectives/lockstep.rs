@@ -37,27 +37,44 @@ pub trait Lockstep: Send {
     fn waker(&self) -> Waker;
 }
 
-impl<L: Lockstep + ?Sized> Lockstep for Box<L> {
-    fn rank(&self) -> usize {
-        (**self).rank()
-    }
+/// Makes a type a [`Lockstep`](crate::collectives::Lockstep) by another one: `[generics] type, end => the other one of it`.
+#[macro_export]
+macro_rules! lockstep_through {
+    ([$($generics:tt)*] $type:ty, $end:ident => $other:expr) => {
+        impl<$($generics)*> $crate::collectives::Lockstep for $type {
+            fn rank(&self) -> usize {
+                let $end = self;
+                ($other).rank()
+            }
 
-    fn world(&self) -> usize {
-        (**self).world()
-    }
+            fn world(&self) -> usize {
+                let $end = self;
+                ($other).world()
+            }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
-        (**self).all_to_all(outgoing, incoming)
-    }
+            fn all_to_all(
+                &mut self,
+                outgoing: &[Vec<u8>],
+                incoming: &mut [Vec<u8>],
+            ) -> Result<(), $crate::collectives::UnitError> {
+                let $end = self;
+                ($other).all_to_all(outgoing, incoming)
+            }
 
-    fn wait(&mut self) -> Result<Wake, UnitError> {
-        (**self).wait()
-    }
+            fn wait(&mut self) -> Result<$crate::collectives::Wake, $crate::collectives::UnitError> {
+                let $end = self;
+                ($other).wait()
+            }
 
-    fn waker(&self) -> Waker {
-        (**self).waker()
-    }
+            fn waker(&self) -> $crate::collectives::Waker {
+                let $end = self;
+                ($other).waker()
+            }
+        }
+    };
 }
+
+lockstep_through!([L: Lockstep + ?Sized] Box<L>, end => **end);
 
 /// Why [`Lockstep::wait`] returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,6 +154,15 @@ impl UnitError {
             | Self::Protocol { rank, .. }
             | Self::Operands { rank, .. } => *rank,
         }
+    }
+
+    /// Whether an operand has as many elements as it should.
+    ///
+    /// # Errors
+    /// If not, a sentence that says so.
+    pub fn check(rank: usize, what: &str, found: usize, expected: usize) -> Result<(), Self> {
+        let detail = || format!("{what} has {found} elements, expected {expected}");
+        if found == expected { Ok(()) } else { Err(Self::Operands { rank, detail: detail() }) }
     }
 
     /// A rank that went away.

@@ -5,6 +5,7 @@
 //! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type |
 //! | bytes and barrier | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
+//! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
 //!
 //! What each collective means, bit for bit, is [`reference`](mod@crate::reference). A collective is one exchange of messages,
 //! which is also its barrier. Where a peer's memory is within reach, a message has no rows: the peer's are read where they lie,
@@ -15,6 +16,7 @@ mod finish;
 mod lockstep;
 mod memory;
 mod rows;
+mod space;
 mod wire;
 
 use crate::dispatch::DispatchPlan;
@@ -25,14 +27,16 @@ pub use cast::CastCollectives;
 pub use lockstep::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
 pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};
+pub use space::{Host, Space};
 
-/// One rank's end of a unit. All ranks call the same collectives in the same order, ranks without tokens included.
-pub trait Collectives<T: Element>: Lockstep {
+/// One rank's end of a unit, for rows of T in the memory of S. All ranks call the same collectives in the same order, ranks without
+/// tokens included. Labels, splits and plans are the host's in every space.
+pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
     /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; their content is unspecified.
     ///
     /// # Errors
     /// More elements than the memory of this rank has.
-    fn part(&mut self, len: usize) -> Result<&mut [T], UnitError>;
+    fn part(&mut self, len: usize) -> Result<S::Write<'_, T>, UnitError>;
 
     /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, with the last
     /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split. With a norm, `out` is the
@@ -44,70 +48,77 @@ pub trait Collectives<T: Element>: Lockstep {
         &mut self,
         hidden: usize,
         split: RowSplit<'_>,
-        norm: Option<Norm<'_, T>>,
-        out: &mut [T],
+        norm: Option<NormIn<'_, T, S>>,
+        out: S::Write<'_, T>,
     ) -> Result<(), UnitError>;
 
     /// Rows and labels of all ranks to all ranks, each where its token is: the inverse of [`Collectives::reduce_scatter`].
     ///
     /// # Errors
     /// A rank failed, or has another split, or a label that is out of bounds.
-    fn allgather(&mut self, own: OwnRows<'_, T>, split: RowSplit<'_>, out: AllRows<'_, T>) -> Result<(), UnitError>;
+    fn allgather(
+        &mut self,
+        own: OwnRowsIn<'_, T, S>,
+        split: RowSplit<'_>,
+        out: AllRowsIn<'_, T, S>,
+    ) -> Result<(), UnitError>;
 
     /// Sends each token's row and pairs to the ranks that the plan names. `x` is `[n, H]`.
     ///
     /// # Errors
     /// A rank failed, or sent what cannot be; more rows than the memory of this rank has.
-    fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError>;
+    fn dispatch(&mut self, x: S::Read<'_, T>, hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError>;
 
     /// What the last dispatch brought, and where this rank writes a sum for each row of it.
-    fn received(&mut self) -> Received<'_, T>;
+    fn received(&mut self) -> ReceivedIn<'_, T, S>;
 
     /// Brings the sums of [`Collectives::received`] home: `out[t]` is their sum over the ranks that the plan sent t to, in rank
     /// order; zeros for a token that went nowhere. `plan` is the last dispatch's, `out` `[n, H]`.
     ///
     /// # Errors
     /// A rank failed, or sent what cannot be.
-    fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError>;
+    fn combine(&mut self, plan: &DispatchPlan, out: S::Write<'_, T>) -> Result<(), UnitError>;
 }
+
+/// [`NormIn`] the memory of the host.
+pub type Norm<'a, T> = NormIn<'a, T, Host>;
+/// [`OwnRowsIn`] the memory of the host.
+pub type OwnRows<'a, T> = OwnRowsIn<'a, T, Host>;
+/// [`AllRowsIn`] the memory of the host.
+pub type AllRows<'a, T> = AllRowsIn<'a, T, Host>;
+/// [`ReceivedIn`] the memory of the host.
+pub type Received<'a, T> = ReceivedIn<'a, T, Host>;
 
 /// Residual and RMSNorm of the fused reduce-scatter.
 #[derive(Debug)]
-pub struct Norm<'a, T> {
+pub struct NormIn<'a, T: Element, S: Space> {
     /// `[n, H]`, in the order of the tokens, the same on every rank.
-    pub residual: &'a [T],
+    pub residual: S::Read<'a, T>,
     /// `[H]`
-    pub weight: &'a [T],
+    pub weight: S::Read<'a, T>,
     /// Added to the mean of squares.
     pub epsilon: f32,
     /// `[m, H]`: the residual to go on with.
-    pub residual_out: &'a mut [T],
+    pub residual_out: S::Write<'a, T>,
 }
 
-impl<T> Norm<'_, T> {
+impl<T: Element, S: Space> NormIn<'_, T, S> {
     /// Whether its lengths fit a part of so many elements and so many of this rank's.
-    fn check(&self, rank: usize, part: usize, own: usize, hidden: usize) -> Result<(), UnitError> {
-        check(rank, "the residual", self.residual.len(), part)?;
-        check(rank, "the residual out", self.residual_out.len(), own)?;
-        check(rank, "the norm's weight", self.weight.len(), hidden)
-    }
-}
-
-fn check(rank: usize, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
-    match found == expected {
-        true => Ok(()),
-        false => {
-            let detail = format!("{what} has {found} elements, expected {expected}");
-            Err(UnitError::Operands { rank, detail })
-        }
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self, rank: usize, part: usize, own: usize, hidden: usize) -> Result<(), UnitError> {
+        UnitError::check(rank, "the residual", S::elements(&self.residual), part)?;
+        UnitError::check(rank, "the residual out", S::elements_mut(&self.residual_out), own)?;
+        UnitError::check(rank, "the norm's weight", S::elements(&self.weight), hidden)
     }
 }
 
 /// Rows of one rank, and labels that go with them.
 #[derive(Clone, Copy, Debug)]
-pub struct OwnRows<'a, T> {
+pub struct OwnRowsIn<'a, T: Element, S: Space> {
     /// `[m, H]`
-    pub rows: &'a [T],
+    pub rows: S::Read<'a, T>,
     /// H
     pub hidden: usize,
     /// `[m, w]`
@@ -120,18 +131,18 @@ pub struct OwnRows<'a, T> {
 
 /// Rows and labels of all ranks together, in the order of the tokens.
 #[derive(Debug)]
-pub struct AllRows<'a, T> {
+pub struct AllRowsIn<'a, T: Element, S: Space> {
     /// `[n, H]`
-    pub rows: &'a mut [T],
+    pub rows: S::Write<'a, T>,
     /// `[n, w]`
     pub labels: &'a mut [u16],
 }
 
 /// What a rank has after a dispatch: R rows by source rank, in the order of the source's tokens, with their pairs.
 #[derive(Debug)]
-pub struct Received<'a, T> {
+pub struct ReceivedIn<'a, T: Element, S: Space> {
     /// The rows.
-    pub rows: ReceivedRows<'a, T>,
+    pub rows: S::Received<'a, T>,
     /// `[pairs]`: the row of each pair, ascending.
     pub pair_rows: &'a [u32],
     /// `[pairs]`: logical expert ids, as the sources sent them.
@@ -139,7 +150,7 @@ pub struct Received<'a, T> {
     /// `[pairs]`: router weights.
     pub weights: &'a [f32],
     /// `[R, H]`: for the sums of weight x expert(row); their content is unspecified.
-    pub sums: &'a mut [T],
+    pub sums: S::Write<'a, T>,
 }
 
 /// Rows, where they lie.

@@ -5,11 +5,12 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::finish::Finish;
-use super::lockstep::{Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Lockstep, UnitError};
 use super::memory::{Half, PeerRows, RowMemory};
-use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows, check, wire};
+use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::{Dtype, Element};
+use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::sum_rows;
 
@@ -113,7 +114,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     }
 
     fn check(&self, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
-        check(self.link.rank(), what, found, expected)
+        UnitError::check(self.link.rank(), what, found, expected)
     }
 
     /// Whether this rank reads a rank's rows where they lie.
@@ -164,7 +165,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     }
 
     /// Sums up this rank's rows, read where they lie or from messages.
-    fn finish_rows(&self, hidden: usize, split: RowSplit<'_>, mut finish: Finish<'_, T>, out: &mut [T]) {
+    fn finish_rows(&self, hidden: usize, split: RowSplit<'_>, mut finish: Finish<'_, '_, T>, out: &mut [T]) {
         let bases = self.bases();
         let mut rows: EachRank<&[T]> = EachRank::new();
         let positions = split.positions(self.link.rank());
@@ -451,24 +452,4 @@ impl Arrived {
     }
 }
 
-impl<L: Lockstep, M: Send, T: Element> Lockstep for RowCollectives<L, M, T> {
-    fn rank(&self) -> usize {
-        self.link.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.link.world()
-    }
-
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
-        self.link.all_to_all(outgoing, incoming)
-    }
-
-    fn wait(&mut self) -> Result<Wake, UnitError> {
-        self.link.wait()
-    }
-
-    fn waker(&self) -> Waker {
-        self.link.waker()
-    }
-}
+lockstep_through!([L: Lockstep, M: Send, T: Element] RowCollectives<L, M, T>, end => end.link);

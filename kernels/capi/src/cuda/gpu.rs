@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use semmoe_kernels_cuda::driver::{CallerContext, Device, DeviceError, memory::HostWords};
 use semmoe_kernels_cuda::{Launch, Target, embedded};
 
-use super::{Cuda, Launcher};
+use super::{Cuda, Launcher, Opened};
 use crate::abi::InitArgs;
 use crate::backend::{Backend, Facts};
 use crate::failure::{Code, Failure};
@@ -39,22 +39,20 @@ pub(crate) unsafe fn open(args: &InitArgs, facts: &Facts) -> Result<Box<dyn Back
     let device = Device::open(ordinal)?;
     let word = HostWords::new(1)?;
     let (blocks, report) = (super::blocks_for(device.processors(), facts.world), word.buffers()[0]);
-    let gpu = Gpu { word, device, caller: None };
+    let launcher = Box::new(Gpu { word, device, caller: None });
     // SAFETY: the caller's promise.
-    Ok(Box::new(unsafe { Cuda::new(args, facts, blocks, report, gpu) }?))
+    Ok(Box::new(unsafe { Cuda::new(args, facts, Opened { launcher, report, blocks }) }?))
 }
 
 impl Launcher for Gpu {
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
-        let _caller = self.device.enter()?;
-        for launch in launches {
-            self.device.check(launch)?;
-        }
-        for launch in launches {
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String> {
+        let all = || {
+            let _caller = self.device.enter()?;
+            launches.iter().try_for_each(|launch| self.device.check(launch))?;
             // SAFETY: stream and memory are the promise of the C interface's caller.
-            unsafe { self.device.launch(launch, stream.cast()) }?;
-        }
-        Ok(())
+            launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch, stream.cast()) })
+        };
+        all().map_err(|error: DeviceError| error.to_string())
     }
 
     fn report(&self) -> u64 {

@@ -8,6 +8,7 @@ mod error;
 pub mod graph;
 pub mod memory;
 pub mod nccl;
+mod stream;
 mod vmm;
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use cudarc::driver::{CudaContext, result, sys};
 
 pub use context::CallerContext;
 pub use error::DeviceError;
+pub use stream::DeviceStream;
 
 use crate::image::{Target, embedded};
 use crate::launch::Launch;

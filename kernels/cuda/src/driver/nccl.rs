@@ -1,13 +1,12 @@
-//! NCCL as [`Wire`], and the GPU as [`Runner`], for ranks on several hosts. Not yet run on a GPU.
+//! NCCL as [`Wire`], for ranks on several hosts. Not yet run on a GPU.
 
 use std::ffi::{c_char, c_void};
 
 use cudarc::nccl::{result, sys};
 use semmoe_kernels::Dtype;
 
-use super::{Device, DeviceError};
-use crate::hosts::{Kind, Runner, Span, Wire};
-use crate::launch::Launch;
+use super::DeviceError;
+use crate::hosts::{Transfer, Wire};
 
 /// What rank 0 makes and every other rank must be told.
 pub type GroupId = [u8; 128];
@@ -15,6 +14,7 @@ pub type GroupId = [u8; 128];
 /// One rank of a group over NCCL.
 pub struct Group {
     comm: sys::ncclComm_t,
+    stream: sys::cudaStream_t,
     rank: usize,
     ranks: usize,
 }
@@ -42,7 +42,10 @@ impl Group {
     ///
     /// # Errors
     /// No NCCL, a rank past the group, an NCCL that refuses.
-    pub fn join(id: &GroupId, rank: usize, ranks: usize) -> Result<Self, DeviceError> {
+    ///
+    /// # Safety
+    /// `stream` is one of that GPU as long as the value is there.
+    pub unsafe fn join(id: &GroupId, rank: usize, ranks: usize, stream: *mut c_void) -> Result<Self, DeviceError> {
         find()?;
         let fit = |number: usize| i32::try_from(number).map_err(|_| DeviceError::Group { rank, ranks });
         if rank >= ranks {
@@ -53,25 +56,43 @@ impl Group {
         // SAFETY: the pointer outlives the call.
         unsafe { result::comm_init_rank(&raw mut comm, fit(ranks)?, id, fit(rank)?) }
             .map_err(|error| DeviceError::Nccl(error.0 as u32))?;
-        Ok(Self { comm, rank, ranks })
+        Ok(Self { comm, stream: stream.cast(), rank, ranks })
+    }
+}
+
+fn kind(dtype: Dtype) -> sys::ncclDataType_t {
+    match dtype {
+        Dtype::F32 => sys::ncclDataType_t::ncclFloat32,
+        Dtype::F16 => sys::ncclDataType_t::ncclFloat16,
+        Dtype::Bf16 => sys::ncclDataType_t::ncclBfloat16,
+    }
+}
+
+impl Group {
+    /// # Safety
+    /// As for [`Wire::group`].
+    unsafe fn call(&self, call: &Transfer) -> Result<(), String> {
+        let (Transfer::Send { from: span, peer }
+        | Transfer::Receive { to: span, peer }
+        | Transfer::Broadcast { to: span, root: peer, .. }) = *call;
+        let count = usize::try_from(span.count).map_err(|_| format!("{} elements are too many", span.count))?;
+        let (memory, kind, peer) = (span.address as *mut c_void, kind(span.dtype), peer as i32);
+        // SAFETY: the caller's promise.
+        let answer = unsafe {
+            match call {
+                Transfer::Send { .. } => result::send(memory, count, kind, peer, self.comm, self.stream),
+                Transfer::Receive { .. } => result::recv(memory, count, kind, peer, self.comm, self.stream),
+                Transfer::Broadcast { from, .. } => {
+                    result::broadcast(*from as *const c_void, memory, count, kind, peer, self.comm, self.stream)
+                }
+            }
+        };
+        said(answer)
     }
 }
 
 fn said(answer: Result<result::NcclStatus, result::NcclError>) -> Result<(), String> {
     answer.map(|_| ()).map_err(|error| format!("status {}", error.0 as u32))
-}
-
-fn kind(kind: Kind) -> sys::ncclDataType_t {
-    match kind {
-        Kind::Element(Dtype::F32) | Kind::Float32 => sys::ncclDataType_t::ncclFloat32,
-        Kind::Element(Dtype::F16) => sys::ncclDataType_t::ncclFloat16,
-        Kind::Element(Dtype::Bf16) => sys::ncclDataType_t::ncclBfloat16,
-        Kind::Int32 => sys::ncclDataType_t::ncclInt32,
-    }
-}
-
-fn count(span: Span) -> Result<usize, String> {
-    usize::try_from(span.count).map_err(|_| format!("{} elements are too many", span.count))
 }
 
 impl Wire for Group {
@@ -83,50 +104,12 @@ impl Wire for Group {
         self.ranks
     }
 
-    fn group_start(&mut self) -> Result<(), String> {
-        said(result::group_start())
-    }
-
-    fn group_end(&mut self) -> Result<(), String> {
-        said(result::group_end())
-    }
-
-    unsafe fn send(&mut self, from: Span, peer: usize, stream: *mut c_void) -> Result<(), String> {
-        let address = from.address as *const c_void;
+    unsafe fn group(&mut self, calls: &[Transfer]) -> Result<(), String> {
+        said(result::group_start())?;
         // SAFETY: the caller's promise.
-        said(unsafe { result::send(address, count(from)?, kind(from.kind), peer as i32, self.comm, stream.cast()) })
-    }
-
-    unsafe fn receive(&mut self, to: Span, peer: usize, stream: *mut c_void) -> Result<(), String> {
-        let address = to.address as *mut c_void;
-        // SAFETY: the caller's promise.
-        said(unsafe { result::recv(address, count(to)?, kind(to.kind), peer as i32, self.comm, stream.cast()) })
-    }
-
-    unsafe fn reduce(&mut self, from: Span, to: u64, root: usize, stream: *mut c_void) -> Result<(), String> {
-        let (read, written, sum) = (from.address as *const c_void, to as *mut c_void, sys::ncclRedOp_t::ncclSum);
-        let (count, kind) = (count(from)?, kind(from.kind));
-        // SAFETY: the caller's promise.
-        said(unsafe { result::reduce(read, written, count, kind, sum, root as i32, self.comm, stream.cast()) })
-    }
-
-    unsafe fn broadcast(&mut self, from: u64, to: Span, root: usize, stream: *mut c_void) -> Result<(), String> {
-        let (read, written) = (from as *const c_void, to.address as *mut c_void);
-        // SAFETY: the caller's promise.
-        said(unsafe {
-            result::broadcast(read, written, count(to)?, kind(to.kind), root as i32, self.comm, stream.cast())
-        })
-    }
-}
-
-impl Runner for Device {
-    unsafe fn launch(&self, launch: &Launch, stream: *mut c_void) -> Result<(), String> {
-        // SAFETY: the caller's promise.
-        unsafe { Device::launch(self, launch, stream.cast()) }.map_err(|error| error.to_string())
-    }
-
-    fn blocks(&self) -> u32 {
-        self.processors()
+        let made = calls.iter().try_for_each(|call| unsafe { self.call(call) });
+        // A group that was begun must be ended, whatever became of its calls.
+        made.and(said(result::group_end()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What all carriers must do: every collective equal to `semmoe_kernels::reference`, bit for bit, in any order and number.
 
-use semmoe_kernels::collectives::{AllRows, Collectives, Norm, OwnRows};
+use semmoe_kernels::collectives::{AllRowsIn, Collectives, Host, NormIn, OwnRowsIn, ReceivedIn, ReceivedRows, Space};
 use semmoe_kernels::reference::{self, NO_EXPERT, ResidualNorm, RoutedTokens};
 use semmoe_kernels::{DispatchPlan, Element, RankOrder, RowSplit, argsort_by_rank};
 
@@ -14,6 +14,34 @@ pub(crate) struct Case {
     pub(crate) seed: u64,
     /// The fused norm is that of the sums as they are rounded: where the residual has another type than what travels.
     pub(crate) norms_rounded_sums: bool,
+}
+
+/// A space whose rows the test can reach.
+pub(crate) trait Reach: Space {
+    fn given<T: Element>(rows: &[T]) -> Self::Read<'_, T>;
+    fn place<T: Element>(rows: &mut [T]) -> Self::Write<'_, T>;
+    fn fill<T: Element>(rows: Self::Write<'_, T>, write: impl FnOnce(&mut [T]));
+    /// Where each row is from.
+    fn sources<T: Element>(rows: &Self::Received<'_, T>) -> Vec<usize>;
+    fn row<T: Element>(rows: &Self::Received<'_, T>, row: usize, hidden: usize) -> Vec<T>;
+}
+
+impl Reach for Host {
+    fn given<T: Element>(rows: &[T]) -> &[T] {
+        rows
+    }
+    fn place<T: Element>(rows: &mut [T]) -> &mut [T] {
+        rows
+    }
+    fn fill<T: Element>(rows: &mut [T], write: impl FnOnce(&mut [T])) {
+        write(rows);
+    }
+    fn sources<T: Element>(rows: &ReceivedRows<'_, T>) -> Vec<usize> {
+        (0..rows.len()).map(|row| rows.source(row)).collect()
+    }
+    fn row<T: Element>(rows: &ReceivedRows<'_, T>, row: usize, _hidden: usize) -> Vec<T> {
+        rows.row(row).to_vec()
+    }
 }
 
 /// One rank's tokens with their routes.
@@ -40,6 +68,7 @@ const WIDTH: usize = 2;
 const EPSILON: f32 = 1e-6;
 
 /// Elements that a rank sends or returns in one collective of a case, at most.
+#[allow(dead_code, reason = "GPUs count rows")]
 pub(crate) fn elements(case: Case, world: usize) -> usize {
     case.hidden * case.tokens * world
 }
@@ -111,51 +140,53 @@ fn sum<T: Element>(row: &[T], weights: f32, to: &mut [T]) {
     to.iter_mut().zip(row).for_each(|(to, value)| *to = T::round(value.widen() * weights));
 }
 
-fn run<T: Element>(case: Case, round: &Round<T>, end: &mut dyn Collectives<T>) -> Found {
+fn run<T: Element, S: Reach>(case: Case, round: &Round<T>, end: &mut dyn Collectives<T, S>) -> Found {
     let (me, hidden, split) = (end.rank(), case.hidden, round.split());
     let part = &round.parts[me];
-    end.part(part.len()).unwrap().copy_from_slice(part);
+    S::fill(end.part(part.len()).unwrap(), |to| to.copy_from_slice(part));
     let mut own = vec![T::round(9.0); split.positions(me).len() * hidden];
-    end.reduce_scatter(hidden, split, None, &mut own).unwrap();
+    end.reduce_scatter(hidden, split, None, S::place(&mut own)).unwrap();
 
-    end.part(part.len()).unwrap().copy_from_slice(part);
+    S::fill(end.part(part.len()).unwrap(), |to| to.copy_from_slice(part));
     let (mut normed, mut residual) = (own.clone(), own.clone());
-    let weight = &round.weight;
-    let norm = Norm { residual: &round.residual, weight, epsilon: EPSILON, residual_out: &mut residual };
-    end.reduce_scatter(hidden, split, Some(norm), &mut normed).unwrap();
+    let (before, weight) = (S::given(&round.residual), S::given(&round.weight));
+    let norm = NormIn { residual: before, weight, epsilon: EPSILON, residual_out: S::place(&mut residual) };
+    end.reduce_scatter(hidden, split, Some(norm), S::place(&mut normed)).unwrap();
 
     let labels = round.labels(split.positions(me));
     let (mut rows, mut all) = (vec![T::round(9.0); part.len()], vec![0; WIDTH * split.tokens()]);
-    let given = OwnRows { rows: &own, hidden, labels: &labels, width: WIDTH, bound: 1 << 15 };
-    end.allgather(given, split, AllRows { rows: &mut rows, labels: &mut all }).unwrap();
+    let given = OwnRowsIn { rows: S::given(&own), hidden, labels: &labels, width: WIDTH, bound: 1 << 15 };
+    end.allgather(given, split, AllRowsIn { rows: S::place(&mut rows), labels: &mut all }).unwrap();
 
     let Tokens { x, experts, weights } = &round.tokens[me];
     let mut plan = DispatchPlan::default();
     plan.build(experts, weights, round.top_k, &round.rank_of_expert, end.world()).unwrap();
-    end.dispatch(x, hidden, &plan).unwrap();
-    let received = end.received();
-    let row = |row: &u32| received.rows.row(*row as usize);
-    let sources = (0..received.rows.len()).map(|row| received.rows.source(row)).collect();
-    let content = (0..received.rows.len() as u32).flat_map(|at| bytes(row(&at))).collect();
-    let pairs = received.pair_rows.iter().zip(received.experts).zip(received.weights);
+    end.dispatch(S::given(x), hidden, &plan).unwrap();
+    let ReceivedIn { rows: arrived, pair_rows, experts: wanted, weights: shares, sums } = end.received();
+    let sources = S::sources(&arrived);
+    let content = (0..sources.len()).flat_map(|at| bytes(&S::row(&arrived, at, hidden))).collect();
+    let pairs = pair_rows.iter().zip(wanted).zip(shares);
     let pairs: Vec<_> = pairs.map(|((row, expert), weight)| (*row, *expert, weight.to_bits())).collect();
-    for (at, to) in (0u32..).zip(received.sums.chunks_exact_mut(hidden)) {
-        let weights = received.pair_rows.iter().zip(received.weights).filter(|(row, _)| **row == at);
-        sum(received.rows.row(at as usize), weights.map(|(_, weight)| weight).sum(), to);
-    }
-    drop(received);
+    S::fill(sums, |sums| {
+        for (at, to) in (0u32..).zip(sums.chunks_exact_mut(hidden)) {
+            let weights = pair_rows.iter().zip(shares).filter(|(row, _)| **row == at);
+            sum(&S::row(&arrived, at as usize, hidden), weights.map(|(_, weight)| weight).sum(), to);
+        }
+    });
+    drop(arrived);
     let mut combined = vec![T::round(9.0); x.len()];
-    end.combine(&plan, &mut combined).unwrap();
+    end.combine(&plan, S::place(&mut combined)).unwrap();
 
     plan.build_everywhere(experts, weights, round.top_k, end.world()).unwrap();
-    end.dispatch(x, hidden, &plan).unwrap();
-    let received = end.received();
-    for (at, to) in received.sums.chunks_exact_mut(hidden).enumerate() {
-        to.copy_from_slice(received.rows.row(at));
-    }
-    drop(received);
+    end.dispatch(S::given(x), hidden, &plan).unwrap();
+    let ReceivedIn { rows: arrived, sums, .. } = end.received();
+    S::fill(sums, |sums| {
+        let rows = sums.chunks_exact_mut(hidden).enumerate();
+        rows.for_each(|(at, to)| to.copy_from_slice(&S::row(&arrived, at, hidden)));
+    });
+    drop(arrived);
     let mut everywhere = vec![T::round(9.0); x.len()];
-    end.combine(&plan, &mut everywhere).unwrap();
+    end.combine(&plan, S::place(&mut everywhere)).unwrap();
     Found {
         scattered: bytes(&own),
         normed: [bytes(&normed), bytes(&residual)],
@@ -235,18 +266,25 @@ fn expected<T: Element>(case: Case, round: &Round<T>) -> Vec<Found> {
         .collect()
 }
 
-/// Runs a case on all ends, each on a thread of its own, and compares every rank's results of every round.
-pub(crate) fn holds<T: Element>(ends: Vec<Box<dyn Collectives<T>>>, case: Case) {
-    let mut random = fastrand::Rng::with_seed(case.seed);
-    let rounds: Vec<Round<T>> = (0..case.rounds).map(|_| Round::new(case, ends.len(), &mut random)).collect();
-    let found: Vec<Vec<Found>> = std::thread::scope(|scope| {
-        let rounds = &rounds;
-        let start = |mut end: Box<dyn Collectives<T>>| {
-            scope.spawn(move || rounds.iter().map(|round| run(case, round, &mut *end)).collect())
-        };
+/// Runs every end on a thread of its own, and gives what each returned.
+pub(crate) fn on_ranks<T: Element, S: Space, R: Send>(
+    ends: Vec<Box<dyn Collectives<T, S>>>,
+    work: impl Fn(usize, Box<dyn Collectives<T, S>>) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |end: Box<dyn Collectives<T, S>>| scope.spawn(move || work(end.rank(), end));
         let threads: Vec<_> = ends.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
+    })
+}
+
+/// Runs a case on all ends, and compares every rank's results of every round.
+pub(crate) fn holds<T: Element, S: Reach>(ends: Vec<Box<dyn Collectives<T, S>>>, case: Case) {
+    let mut random = fastrand::Rng::with_seed(case.seed);
+    let rounds: Vec<Round<T>> = (0..case.rounds).map(|_| Round::new(case, ends.len(), &mut random)).collect();
+    let found: Vec<Vec<Found>> =
+        on_ranks(ends, |_, mut end| rounds.iter().map(|round| run(case, round, &mut *end)).collect());
     for (at, round) in rounds.iter().enumerate() {
         for (rank, expected) in expected(case, round).into_iter().enumerate() {
             assert_eq!(found[rank][at], expected, "rank {rank}, round {at} of {case:?}, {}", T::DTYPE.name());

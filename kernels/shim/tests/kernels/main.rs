@@ -4,7 +4,8 @@
 mod collectives;
 mod exchange;
 mod hostile;
-mod hosts;
+#[path = "../../../ranks/tests/law/mod.rs"]
+mod law;
 mod moved;
 mod mutants;
 mod points;
@@ -12,3 +13,4 @@ mod reshard;
 mod sanitized;
 mod sort;
 mod support;
+mod unit;

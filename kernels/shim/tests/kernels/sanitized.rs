@@ -39,7 +39,7 @@ fn the_kernels_are_clean_under_the_sanitizers() {
     if std::env::var_os(SANITIZED).is_some() {
         return;
     }
-    let tests = ["collectives::", "exchange::", "sort::", "hostile::", "hosts::"];
+    let tests = ["collectives::", "exchange::", "sort::", "hostile::", "unit::"];
     let Some((clean, text)) = run_again(&tests) else { return };
     assert!(clean, "{text}");
     // Names that fit nothing would be clean as well.

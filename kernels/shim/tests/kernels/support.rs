@@ -97,11 +97,6 @@ impl World {
         Team::new(&buffers(&self.signals), 0, &buffers(&self.reports), TIMEOUT)
     }
 
-    /// Where a rank's signals are.
-    pub(crate) fn signals_of(&self, rank: usize) -> u64 {
-        self.signals[rank].buffer().address
-    }
-
     pub(crate) fn stopped(&self, rank: usize) -> Option<Stopped> {
         Stopped::from_report(bytemuck::pod_read_unaligned(self.reports[rank].bytes()))
     }

@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use semmoe_kernels_cuda::{Buffer, Launch, MAX_LOCAL, MAX_RANKS, SIGNAL_BYTES};
 
-use super::super::{Cuda, Launcher, blocks_for};
+use super::super::{Cuda, Launcher, Opened, blocks_for};
 use crate::abi::{self, InitArgs};
 use crate::backend::Facts;
-use crate::failure::{Code, Failure};
 use crate::{Comm, semmoe_free};
 
 pub(super) const WORLD: u32 = 3;
@@ -41,11 +40,11 @@ pub(super) struct Seen {
 pub(super) struct Recorder(Arc<Seen>);
 
 impl Launcher for Recorder {
-    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), Failure> {
+    fn launch(&mut self, launches: &[Launch], stream: *mut c_void) -> Result<(), String> {
         let refuses = self.0.refuses.load(Ordering::Relaxed);
         if refuses != 0 {
             self.0.report.store(refuses & !1, Ordering::Relaxed);
-            return Err(Failure::new(Code::Device, "the driver refused"));
+            return Err("the driver refused".to_owned());
         }
         let mut seen = self.0.launches.lock().expect("no test panicked here");
         seen.extend(launches.iter().map(|launch| (*launch, stream.addr())));
@@ -95,9 +94,10 @@ impl Fixture {
         let seen = Arc::new(Seen::default());
         seen.launches.lock().expect("no test panicked here").reserve(8);
         let report = Buffer { address: REPORT, bytes: 8 };
+        let launcher = Box::new(Recorder(Arc::clone(&seen)));
+        let opened = Opened { launcher, report, blocks: blocks_for(132, 3) };
         // SAFETY: the arrays have `WORLD` elements.
-        let cuda = unsafe { Cuda::new(&args, &facts, blocks_for(132, 3), report, Recorder(Arc::clone(&seen))) }
-            .expect("opens");
+        let cuda = unsafe { Cuda::new(&args, &facts, opened) }.expect("opens");
         Self { comm: Box::into_raw(Box::new(Comm { facts, backend: Mutex::new(Box::new(cuda)) })), seen }
     }
 

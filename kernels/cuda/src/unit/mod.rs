@@ -1,0 +1,192 @@
+//! The collectives of [`semmoe_kernels::collectives`] over rows in GPU memory: what a compute backend on a GPU calls.
+//!
+//! Labels, splits and plans are the host's, as the host has to know how many rows come: they go over a [`Lockstep`], in the same
+//! messages as elsewhere, without rows. So ranks agree on a call, or learn of a lost one, before anything is launched. Rows then move
+//! on the rank's stream, between GPUs that have mapped each other ([`PeerMemory`]) or over NCCL ([`Hosts`](crate::hosts::Hosts)).
+
+mod mover;
+mod peers;
+mod space;
+
+use semmoe_kernels::collectives::{
+    AllRows, AllRowsIn, Collectives, Lockstep, NormIn, OwnRows, OwnRowsIn, PrivateMemory, Received, ReceivedIn,
+    RowCollectives, UnitError,
+};
+use semmoe_kernels::{DispatchPlan, Element, RowSplit, lockstep_through};
+
+pub use mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows};
+pub(crate) use mover::{Stream, check_ranks, check_room, cut, padded};
+pub use peers::PeerMemory;
+pub use space::{DeviceReceived, DeviceRows, Gpu};
+
+use crate::calls::Rows;
+use crate::error::Stopped;
+
+/// One rank's end over messages of the host and memory of its GPU.
+#[derive(Debug)]
+pub struct DeviceCollectives<L, M, T> {
+    /// Everything but the rows: its own have no columns.
+    unit: RowCollectives<L, PrivateMemory<T>, T>,
+    mover: M,
+    /// Elements of the last part.
+    part: usize,
+    sent: Sent,
+}
+
+/// The last dispatch.
+#[derive(Debug, Default)]
+struct Sent {
+    hidden: usize,
+    tokens: usize,
+    places: Vec<i32>,
+    sent: Vec<u32>,
+    received: Vec<u32>,
+}
+
+fn rows_of<T: Element>(tokens: usize, hidden: usize) -> Rows {
+    Rows { tokens: tokens as u64, hidden: hidden as u64, dtype: T::DTYPE }
+}
+
+impl Sent {
+    /// As the plan has it, with the rows that came from each rank.
+    fn set(&mut self, plan: &DispatchPlan, hidden: usize, received: impl Iterator<Item = u32>) {
+        let ranks = plan.ranks();
+        (self.hidden, self.tokens) = (hidden, plan.tokens());
+        self.places.clear();
+        self.places.resize(self.tokens * ranks, -1);
+        self.sent.clear();
+        for rank in 0..ranks {
+            let tokens = plan.rank(rank).tokens;
+            self.sent.push(tokens.len() as u32);
+            for (place, &token) in (0..).zip(tokens) {
+                self.places[token as usize * ranks + rank] = place;
+            }
+        }
+        self.received.clear();
+        self.received.extend(received);
+    }
+
+    fn rows<T: Element>(&self) -> SentRows<'_> {
+        let rows = rows_of::<T>(self.tokens, self.hidden);
+        SentRows { rows, places: &self.places, sent: &self.sent, received: &self.received }
+    }
+}
+
+impl<L: Lockstep, M: RowMover<T>, T: Element> DeviceCollectives<L, M, T> {
+    /// Joins messages and rows of one rank, both of the same ranks.
+    pub fn new(link: L, mover: M) -> Self {
+        let memory = PrivateMemory::new(link.rank());
+        Self { unit: RowCollectives::new(link, memory), mover, part: 0, sent: Sent::default() }
+    }
+
+    fn check(&self, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
+        UnitError::check(self.unit.rank(), what, found, expected)
+    }
+
+    /// A region, which must hold so many elements.
+    fn region(&self, region: Region, len: usize) -> Result<DeviceRows<'_, T>, UnitError> {
+        let mut buffer = self.mover.region(region);
+        let limit = buffer.bytes as usize / size_of::<T>();
+        if len > limit {
+            let detail = format!("{len} elements of rows, more than the {limit} that its memory holds");
+            return Err(UnitError::Operands { rank: self.unit.rank(), detail });
+        }
+        buffer.bytes = (len * size_of::<T>()) as u64;
+        Ok(DeviceRows::of(buffer))
+    }
+
+    /// Whether a kernel of an earlier call stopped, which the driver says of all that comes after it.
+    fn check_stopped(&self) -> Result<(), UnitError> {
+        match self.mover.stopped() {
+            None => Ok(()),
+            Some(late @ (Stopped::EntryTimeout { peer, .. } | Stopped::ExitTimeout { peer, .. })) => {
+                Err(UnitError::lost(peer as usize, late.to_string()))
+            }
+            Some(stopped) => Err(UnitError::Operands { rank: self.unit.rank(), detail: stopped.to_string() }),
+        }
+    }
+
+    fn run(&mut self, call: impl FnOnce(&mut M, &Sent) -> Result<(), MoveError>) -> Result<(), UnitError> {
+        let Err(refused) = call(&mut self.mover, &self.sent) else { return Ok(()) };
+        self.check_stopped()?;
+        Err(UnitError::Operands { rank: self.unit.rank(), detail: refused.to_string() })
+    }
+}
+
+impl<L: Lockstep, M: RowMover<T>, T: Element> Collectives<T, Gpu> for DeviceCollectives<L, M, T> {
+    fn part(&mut self, len: usize) -> Result<DeviceRows<'_, T>, UnitError> {
+        self.part = len;
+        self.region(Region::Rows, len)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Option<NormIn<'_, T, Gpu>>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), UnitError> {
+        self.check_stopped()?;
+        let me = self.unit.rank();
+        self.check("the ranks of the split", split.ranks(), self.unit.world())?;
+        self.check("the part", self.part, split.tokens() * hidden)?;
+        self.check("out", out.len(), split.positions(me).len() * hidden)?;
+        norm.iter().try_for_each(|norm| norm.check(me, self.part, out.len(), hidden))?;
+        self.unit.part(0)?;
+        self.unit.reduce_scatter(0, split, None, &mut [])?;
+        let call = SplitRows { rows: rows_of::<T>(split.tokens(), hidden), split };
+        self.run(|mover, _| mover.reduce_scatter(call, norm, out))
+    }
+
+    fn allgather(
+        &mut self,
+        own: OwnRowsIn<'_, T, Gpu>,
+        split: RowSplit<'_>,
+        out: AllRowsIn<'_, T, Gpu>,
+    ) -> Result<(), UnitError> {
+        self.check_stopped()?;
+        let OwnRowsIn { rows, hidden, labels, width, bound } = own;
+        self.check("the ranks of the split", split.ranks(), self.unit.world())?;
+        self.check("the rows", rows.len(), split.positions(self.unit.rank()).len() * hidden)?;
+        self.check("all rows", out.rows.len(), split.tokens() * hidden)?;
+        self.region(Region::Rows, out.rows.len())?;
+        let own = OwnRows { rows: &[], hidden: 0, labels, width, bound };
+        self.unit.allgather(own, split, AllRows { rows: &mut [], labels: out.labels })?;
+        let call = SplitRows { rows: rows_of::<T>(split.tokens(), hidden), split };
+        self.run(|mover, _| mover.allgather(call, rows, out.rows))
+    }
+
+    fn dispatch(&mut self, x: DeviceRows<'_, T>, hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        self.check_stopped()?;
+        self.check("the rows", x.len(), plan.tokens() * hidden)?;
+        self.unit.dispatch(&[], 0, plan)?;
+        let rows = self.unit.received().rows;
+        let received = (0..plan.ranks()).map(|rank| rows.of_source(rank).len() as u32);
+        self.sent.set(plan, hidden, received);
+        let arrived = rows.len() * hidden;
+        drop(rows);
+        self.region(Region::Rows, arrived)?;
+        self.run(|mover, sent| mover.dispatch(sent.rows::<T>(), x))
+    }
+
+    fn received(&mut self) -> ReceivedIn<'_, T, Gpu> {
+        let Self { unit, mover, sent, .. } = self;
+        let Received { rows: index, pair_rows, experts, weights, .. } = unit.received();
+        let bytes = (index.len() * sent.hidden * size_of::<T>()) as u64;
+        // There is room: `dispatch` would have failed.
+        let [rows, sums] = [Region::Rows, Region::Sums].map(|region| {
+            let buffer = mover.region(region);
+            DeviceRows::of(crate::Buffer { bytes: bytes.min(buffer.bytes), ..buffer })
+        });
+        ReceivedIn { rows: DeviceReceived { rows, index }, pair_rows, experts, weights, sums }
+    }
+
+    fn combine(&mut self, plan: &DispatchPlan, out: DeviceRows<'_, T>) -> Result<(), UnitError> {
+        self.check_stopped()?;
+        self.check("out", out.len(), plan.tokens() * self.sent.hidden)?;
+        self.unit.combine(plan, &mut [])?;
+        self.run(|mover, sent| mover.combine(sent.rows::<T>(), out))
+    }
+}
+
+lockstep_through!([L: Lockstep, M: Send, T: Element] DeviceCollectives<L, M, T>, end => end.unit);

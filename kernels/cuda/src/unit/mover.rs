@@ -1,0 +1,266 @@
+//! What moves rows between GPUs, once the ranks have agreed on a call.
+
+use semmoe_kernels::collectives::NormIn;
+use semmoe_kernels::{Dtype, Element, RowSplit};
+
+use super::space::{DeviceRows, Gpu};
+use crate::calls::{ReduceScatter, ReduceScatterNorm, Rows};
+use crate::error::{LaunchError, Stopped};
+use crate::launch::{Grid, Launch};
+use crate::params::NORM_THREADS;
+use crate::runner::Runner;
+use crate::team::{Buffer, Team};
+
+/// Memory that the collectives keep for rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Region {
+    /// The partial sums of a reduce-scatter, or the rows of a dispatch.
+    Rows,
+    /// The sums that [`combine`](RowMover::combine) brings home.
+    Sums,
+}
+
+/// n tokens of all ranks, and where they go.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitRows<'a> {
+    /// n, H
+    pub rows: Rows,
+    /// Which rank has which.
+    pub split: RowSplit<'a>,
+}
+
+/// Rows that this rank sends in a dispatch, and those that it receives.
+#[derive(Clone, Copy, Debug)]
+pub struct SentRows<'a> {
+    /// n of this rank, H
+    pub rows: Rows,
+    /// `[n, P]`: the place of a token among the rows for a rank, or -1.
+    pub places: &'a [i32],
+    /// `[P]`: rows for each rank.
+    pub sent: &'a [u32],
+    /// `[P]`: rows from each rank.
+    pub received: &'a [u32],
+}
+
+/// One rank's end of what carries rows of T. Lengths have been checked, and every rank makes the same call. Nothing waits for the GPU:
+/// results are there when the rank's stream has come past the call.
+pub trait RowMover<T: Element>: Send {
+    /// All of a region.
+    fn region(&self, region: Region) -> Buffer;
+
+    /// What a kernel stopped with, if any did.
+    fn stopped(&self) -> Option<Stopped>;
+
+    /// From [`Region::Rows`] of all ranks.
+    ///
+    /// # Errors
+    /// What [`MoveError`] lists.
+    fn reduce_scatter(
+        &mut self,
+        call: SplitRows<'_>,
+        norm: Option<NormIn<'_, T, Gpu>>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), MoveError>;
+
+    /// `own` is `[m, H]`, `out` `[n, H]`.
+    ///
+    /// # Errors
+    /// What [`MoveError`] lists.
+    fn allgather(
+        &mut self,
+        call: SplitRows<'_>,
+        own: DeviceRows<'_, T>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), MoveError>;
+
+    /// Into [`Region::Rows`] of the ranks that get rows of `x`.
+    ///
+    /// # Errors
+    /// What [`MoveError`] lists.
+    fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError>;
+
+    /// From [`Region::Sums`] of the ranks that got rows in the last dispatch, the same `call`.
+    ///
+    /// # Errors
+    /// What [`MoveError`] lists.
+    fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError>;
+}
+
+/// Why rows could not be moved.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MoveError {
+    /// A call that was refused before its launch; memory that is too small.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The driver's own words.
+    #[error("the GPU refused: {0}")]
+    Device(String),
+    /// NCCL's own words.
+    #[error("NCCL refused: {0}")]
+    Nccl(String),
+}
+
+/// The largest calls that a rank's memory has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// P
+    pub ranks: usize,
+    /// The most rows of a part, and that a dispatch brings to a rank.
+    pub rows: usize,
+    /// H
+    pub hidden: usize,
+    /// Of the rows.
+    pub dtype: Dtype,
+}
+
+impl Room {
+    /// Bytes of a region.
+    pub(crate) fn region(&self) -> u64 {
+        (self.rows * self.hidden * self.dtype.bytes()) as u64
+    }
+
+    /// Bytes of a number for each row.
+    pub(crate) fn numbers(&self) -> u64 {
+        4 * self.rows as u64
+    }
+
+    /// Permutation, offsets, places.
+    fn scratch(&self) -> [u64; 3] {
+        [self.numbers(), 4 * (self.ranks as u64 + 1), self.numbers() * self.ranks as u64]
+    }
+
+    /// Bytes of a rank's own memory.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        padded(&self.scratch())
+    }
+}
+
+/// Parts of one allocation begin at multiples of it.
+const PART_ALIGNMENT: u64 = 256;
+
+/// Bytes of all parts, one behind the other.
+pub(crate) fn padded(sizes: &[u64]) -> u64 {
+    sizes.iter().map(|bytes| bytes.next_multiple_of(PART_ALIGNMENT)).sum()
+}
+
+/// The parts of an allocation.
+pub(crate) fn cut<const N: usize>(
+    what: &'static str,
+    memory: Buffer,
+    sizes: [u64; N],
+) -> Result<[Buffer; N], MoveError> {
+    check_room(what, memory, padded(&sizes))?;
+    let mut address = memory.address;
+    Ok(sizes.map(|bytes| {
+        let part = Buffer { address, bytes };
+        address += bytes.next_multiple_of(PART_ALIGNMENT);
+        part
+    }))
+}
+
+/// A list or a group of as many ranks as the team has.
+pub(crate) fn check_ranks(what: &'static str, found: usize, team: &Team) -> Result<(), MoveError> {
+    match team.ranks() {
+        expected if found == expected => Ok(()),
+        expected => Err(LaunchError::Count { what, found, expected }.into()),
+    }
+}
+
+/// Bytes that memory must have.
+pub(crate) fn check_room(what: &'static str, memory: Buffer, expected: u64) -> Result<(), MoveError> {
+    match memory.bytes {
+        found if found < expected => Err(LaunchError::TooSmall { what, index: 0, found, expected }.into()),
+        _ => Ok(()),
+    }
+}
+
+/// This rank's stream, and memory for the numbers that kernels get from the host.
+pub(crate) struct Stream<R> {
+    pub(crate) runner: R,
+    permutation: Buffer,
+    offsets: Buffer,
+    places: Buffer,
+}
+
+impl<R: Runner> Stream<R> {
+    /// # Safety
+    /// `scratch` is memory of the runner's GPU as long as the value is there.
+    pub(crate) unsafe fn new(runner: R, room: &Room, scratch: Buffer) -> Result<Self, MoveError> {
+        let [permutation, offsets, places] = cut("scratch", scratch, room.scratch())?;
+        Ok(Self { runner, permutation, offsets, places })
+    }
+
+    /// Writes numbers into memory of this rank's, and says where they are.
+    ///
+    /// # Safety
+    /// `to` is memory of this GPU.
+    pub(crate) unsafe fn write<N: bytemuck::Pod>(
+        &self,
+        what: &'static str,
+        numbers: &[N],
+        to: Buffer,
+    ) -> Result<[Buffer; 1], MoveError> {
+        let bytes = bytemuck::cast_slice::<N, u8>(numbers);
+        check_room(what, to, bytes.len() as u64)?;
+        if !bytes.is_empty() {
+            // SAFETY: the caller's promise, and there is room.
+            unsafe { self.runner.write(bytes, to) }.map_err(MoveError::Device)?;
+        }
+        Ok([Buffer { bytes: bytes.len() as u64, ..to }])
+    }
+
+    /// The order of a split; `None` where the tokens have their own.
+    pub(crate) fn permutation(&self, split: RowSplit<'_>) -> Result<Option<[Buffer; 1]>, MoveError> {
+        // SAFETY: the scratch is this rank's.
+        split.permutation().map(|order| unsafe { self.write("a permutation", order, self.permutation) }).transpose()
+    }
+
+    pub(crate) fn offsets(&self, offsets: &[u32]) -> Result<[Buffer; 1], MoveError> {
+        // SAFETY: the scratch is this rank's.
+        unsafe { self.write("offsets", offsets, self.offsets) }
+    }
+
+    pub(crate) fn write_places(&self, places: &[i32]) -> Result<(), MoveError> {
+        // SAFETY: the scratch is this rank's.
+        unsafe { self.write("places", places, self.places) }.map(drop)
+    }
+
+    /// As they were written, or as the kernel of the dispatch left them.
+    pub(crate) fn places(&self) -> [Buffer; 1] {
+        [self.places]
+    }
+
+    /// # Safety
+    /// As for [`Runner::launch`].
+    pub(crate) unsafe fn launch(&self, launch: &Launch) -> Result<(), MoveError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.runner.launch(launch) }.map_err(MoveError::Device)
+    }
+
+    pub(crate) fn grid(&self) -> Grid {
+        self.runner.grid()
+    }
+
+    /// With the norm, if there is one.
+    pub(crate) fn reduce_scatter<T: Element>(
+        &self,
+        team: &Team,
+        reduce: ReduceScatter<'_>,
+        norm: Option<&NormIn<'_, T, Gpu>>,
+    ) -> Result<(), MoveError> {
+        let launch = match norm {
+            None => reduce.launch(team, self.grid())?,
+            Some(norm) => ReduceScatterNorm {
+                reduce,
+                residual: &[norm.residual.buffer()],
+                weight: &[norm.weight.buffer()],
+                residual_out: &[norm.residual_out.buffer()],
+                epsilon: norm.epsilon,
+            }
+            .launch(team, Grid { threads: NORM_THREADS, ..self.grid() })?,
+        };
+        // SAFETY: rows are what `DeviceRows` promises, parts are the mover's own memory and that of its peers.
+        unsafe { self.launch(&launch) }
+    }
+}

@@ -1,0 +1,180 @@
+//! Rows between GPUs that have mapped each other's memory: one kernel reads or writes all of them.
+
+use semmoe_kernels::Element;
+use semmoe_kernels::collectives::NormIn;
+
+use super::mover::{MoveError, Region, Room, RowMover, SentRows, SplitRows, Stream, check_ranks, cut, padded};
+use super::space::{DeviceRows, Gpu};
+use crate::calls::{Allgather, ReduceScatter, Split};
+use crate::error::Stopped;
+use crate::exchange::{Combine, Dispatch, Received};
+use crate::params::{MAX_RANKS, SIGNAL_BYTES, SORT_THREADS};
+use crate::runner::Runner;
+use crate::team::{Buffer, Team};
+
+/// One rank among peers whose memory it has mapped.
+pub struct PeerMemory<R> {
+    team: Team,
+    stream: Stream<R>,
+    /// The rank's regions, and what the kernel of a dispatch writes beside the rows: by rank.
+    parts: [Vec<Buffer>; 5],
+    /// Counts of a dispatch, which are the end of this rank's signals.
+    counts: Buffer,
+    /// Where the sources' rows begin, which the host knows as well.
+    source_offsets: Buffer,
+    /// The experts of tokens without any: labels and weights are the host's.
+    no_experts: Buffer,
+}
+
+impl Room {
+    /// Rows, sums; tokens, experts and weights of received rows.
+    fn symmetric(&self) -> [u64; 5] {
+        [self.region(), self.region(), self.numbers(), self.numbers(), self.numbers()]
+    }
+
+    fn beside(&self) -> [u64; 3] {
+        [self.scratch_bytes(), 4 * (self.ranks as u64 + 1), self.numbers()]
+    }
+
+    /// Bytes of each rank's symmetric memory, for [`PeerMemory`].
+    #[must_use]
+    pub fn symmetric_bytes(&self) -> u64 {
+        padded(&self.symmetric())
+    }
+
+    /// Bytes of each rank's own memory, for [`PeerMemory`].
+    #[must_use]
+    pub fn own_bytes(&self) -> u64 {
+        padded(&self.beside())
+    }
+}
+
+impl<R: Runner> PeerMemory<R> {
+    /// The rank of a team, as [`Team::new`] makes it with `signals`.
+    ///
+    /// - `symmetric` `[P]`: each rank's memory, [`Room::symmetric_bytes`] or more
+    /// - `own`: memory of this rank, [`Room::own_bytes`] or more
+    ///
+    /// # Errors
+    /// Memory that is too small, a driver that refuses.
+    ///
+    /// # Safety
+    /// All of it is mapped on the runner's GPU, and only the values of these ranks use it, as long as any of them lives.
+    pub unsafe fn new(room: Room, team: Team, symmetric: &[Buffer], own: Buffer, runner: R) -> Result<Self, MoveError> {
+        check_ranks("symmetric memory", symmetric.len(), &team)?;
+        let mut parts: [Vec<Buffer>; 5] = Default::default();
+        for &memory in symmetric {
+            let cut = cut("symmetric memory", memory, room.symmetric())?;
+            parts.iter_mut().zip(cut).for_each(|(parts, part)| parts.push(part));
+        }
+        let [scratch, source_offsets, no_experts] = cut("own memory", own, room.beside())?;
+        let bytes = 4 * MAX_RANKS as u64;
+        let counts = Buffer { address: team.local_signals()[0] + SIGNAL_BYTES - bytes, bytes };
+        // SAFETY: the caller's promise.
+        let stream = unsafe { Stream::new(runner, &room, scratch)? };
+        // SAFETY: as above.
+        unsafe { stream.write("own memory", &vec![-1i32; room.rows], no_experts)? };
+        Ok(Self { team, stream, parts, counts, source_offsets, no_experts })
+    }
+
+    /// How many rows of so many bytes every rank has room for.
+    fn capacity(&self, row_bytes: u64) -> u64 {
+        let [rows, _, tokens, ..] = self.parts.each_ref().map(|of| of.first().map_or(0, |part| part.bytes));
+        (tokens / 4).min(rows / row_bytes.max(1))
+    }
+}
+
+impl<R: Runner, T: Element> RowMover<T> for PeerMemory<R> {
+    fn region(&self, region: Region) -> Buffer {
+        self.parts[region as usize][self.team.first_rank()]
+    }
+
+    fn stopped(&self) -> Option<Stopped> {
+        Stopped::from_report(self.stream.runner.report())
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        call: SplitRows<'_>,
+        norm: Option<NormIn<'_, T, Gpu>>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), MoveError> {
+        let (permutation, offsets) = (self.stream.permutation(call.split)?, self.stream.offsets(call.split.offsets())?);
+        let reduce = ReduceScatter {
+            parts: &self.parts[Region::Rows as usize],
+            rows: call.rows,
+            split: Split { permutation: permutation.as_ref().map(|order| &order[..]), offsets: Some(&offsets) },
+            out: &[out.buffer()],
+            capacity: call.split.positions(self.team.first_rank()).len() as u64,
+            multicast: None,
+        };
+        self.stream.reduce_scatter(&self.team, reduce, norm.as_ref())
+    }
+
+    fn allgather(
+        &mut self,
+        call: SplitRows<'_>,
+        own: DeviceRows<'_, T>,
+        out: DeviceRows<'_, T>,
+    ) -> Result<(), MoveError> {
+        let (permutation, offsets) = (self.stream.permutation(call.split)?, self.stream.offsets(call.split.offsets())?);
+        let launch = Allgather {
+            from: &[own.buffer()],
+            rows: call.rows,
+            split: Split { permutation: permutation.as_ref().map(|order| &order[..]), offsets: Some(&offsets) },
+            out: &self.parts[Region::Rows as usize],
+            capacity: call.split.positions(self.team.first_rank()).len() as u64,
+            multicast: None,
+        }
+        .launch(&self.team, self.stream.grid())?;
+        let gathered = RowMover::<T>::region(self, Region::Rows);
+        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        unsafe {
+            self.stream.launch(&launch)?;
+            match out.is_empty() {
+                true => Ok(()),
+                false => self.stream.runner.copy(gathered, out.buffer()).map_err(MoveError::Device),
+            }
+        }
+    }
+
+    fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        self.stream.write_places(call.places)?;
+        // SAFETY: the peers have read the counts of the last dispatch when its kernel ended.
+        unsafe { self.stream.write("counts", call.sent, self.counts)? };
+        let [rows, _, tokens, experts, weights] = &self.parts;
+        let capacity = self.capacity(call.rows.bytes_of(1));
+        let [_, exchange] = Dispatch {
+            tokens: &[call.rows.tokens],
+            hidden: call.rows.hidden,
+            dtype: call.rows.dtype,
+            top_k: 1,
+            experts_in_all: 1,
+            rank_of_expert: &[self.no_experts],
+            x: &[x.buffer()],
+            experts: &[self.no_experts],
+            weights: &[self.no_experts],
+            sent_rows: &self.stream.places(),
+            source_offsets: &[self.source_offsets],
+            received: Received { capacity, rows, tokens, experts, weights },
+        }
+        .launches(&self.team, self.stream.grid(), SORT_THREADS)?;
+        // SAFETY: rows are what `DeviceRows` promises; the rest is the promise of `new`.
+        unsafe { self.stream.launch(&exchange) }
+    }
+
+    fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError> {
+        let launch = Combine {
+            tokens: &[call.rows.tokens],
+            hidden: call.rows.hidden,
+            dtype: call.rows.dtype,
+            capacity: self.capacity(call.rows.bytes_of(1)),
+            sums: &self.parts[Region::Sums as usize],
+            sent_rows: &self.stream.places(),
+            out: &[out.buffer()],
+        }
+        .launch(&self.team, self.stream.grid())?;
+        // SAFETY: as in `dispatch`.
+        unsafe { self.stream.launch(&launch) }
+    }
+}

@@ -1,0 +1,76 @@
+//! Rows in the memory of a GPU.
+
+use std::marker::PhantomData;
+
+use semmoe_kernels::Element;
+use semmoe_kernels::collectives::{ReceivedRows, Space};
+
+use crate::team::Buffer;
+
+/// Memory of this rank's GPU.
+#[derive(Clone, Copy, Debug)]
+pub enum Gpu {}
+
+/// Elements in memory of this rank's GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceRows<'a, T> {
+    buffer: Buffer,
+    memory: PhantomData<&'a mut [T]>,
+}
+
+impl<T: Element> DeviceRows<'_, T> {
+    /// `len` elements from `address` on, a multiple of [`ELEMENT_ALIGNMENT`](crate::ELEMENT_ALIGNMENT).
+    ///
+    /// # Safety
+    /// They are memory of this rank's GPU until the rank's stream has come past every call that is given them. Where a call writes
+    /// them, nothing else uses them meanwhile; where it reads them, nothing else writes them.
+    #[must_use]
+    pub unsafe fn new(address: u64, len: usize) -> Self {
+        Self::of(Buffer { address, bytes: (len * size_of::<T>()) as u64 })
+    }
+
+    pub(crate) fn of(buffer: Buffer) -> Self {
+        Self { buffer, memory: PhantomData }
+    }
+
+    /// Where they are; null if there are none.
+    #[must_use]
+    pub fn buffer(&self) -> Buffer {
+        if self.is_empty() { Buffer::default() } else { self.buffer }
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.buffer.bytes as usize / size_of::<T>()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// `[R, H]`: rows of a dispatch, one behind the other.
+#[derive(Debug)]
+pub struct DeviceReceived<'a, T> {
+    /// Their elements.
+    pub rows: DeviceRows<'a, T>,
+    /// How many there are, and from which ranks; without elements.
+    pub index: ReceivedRows<'a, T>,
+}
+
+impl Space for Gpu {
+    type Read<'a, T: Element> = DeviceRows<'a, T>;
+    type Write<'a, T: Element> = DeviceRows<'a, T>;
+    type Received<'a, T: Element> = DeviceReceived<'a, T>;
+
+    fn elements<T: Element>(rows: &DeviceRows<'_, T>) -> usize {
+        rows.len()
+    }
+
+    fn elements_mut<T: Element>(rows: &DeviceRows<'_, T>) -> usize {
+        rows.len()
+    }
+}
