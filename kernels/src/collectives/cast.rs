@@ -1,6 +1,6 @@
 //! Rows that travel in another type than the caller's.
 
-use super::lockstep::{Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
@@ -146,8 +146,8 @@ impl<A: Element, B: Element> Lockstep for CastCollectives<A, B> {
         self.unit.world()
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
-        self.unit.all_to_all(outgoing, incoming)
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        self.unit.group_all_to_all(exchange)
     }
 
     fn wait(&mut self) -> Result<Wake, UnitError> {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use safetensors::SafeTensors;
-use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_kernels::collectives::{Exchange, PrivateMemory, RowCollectives};
 use semmoe_tables::{
     ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables, TablesBuilder, TpParts,
 };
@@ -335,13 +335,13 @@ impl Lockstep for Metered {
         self.inner.world()
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
         let me = self.rank();
-        let to_peers = outgoing.iter().enumerate().filter(|(peer, _)| *peer != me);
+        let to_peers = exchange.peers.iter().zip(exchange.outgoing).filter(|(peer, _)| **peer != me);
         let bytes: usize = to_peers.map(|(_, message)| message.len()).sum();
         self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.collectives.fetch_add(1, Ordering::Relaxed);
-        self.inner.all_to_all(outgoing, incoming)
+        self.inner.group_all_to_all(exchange)
     }
 
     fn wait(&mut self) -> Result<Wake, UnitError> {
