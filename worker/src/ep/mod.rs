@@ -18,6 +18,7 @@
 mod counters;
 mod exchange;
 mod inbox;
+mod layout;
 mod links;
 mod poll;
 mod shm;
@@ -28,7 +29,8 @@ mod wire;
 
 pub(crate) use counters::RowCounts;
 pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, StepPhase, Traffic};
-pub use exchange::{ExpertLayout, ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
+pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
+pub use layout::{ExpertLayout, NodeLayout, UnknownExperts};
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
 pub use semmoe_kernels::collectives::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use semmoe_ranks::LocalTransport;

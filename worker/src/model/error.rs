@@ -92,9 +92,7 @@ pub enum ModelError {
         found: String,
     },
     /// Experts that cannot be cut into so many slices.
-    #[error(
-        "experts tp cannot cut the intermediate width {width} of an expert into {ranks} even slices, one for each rank"
-    )]
+    #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]
     ExpertWidth {
         /// `moe_intermediate_size`, or what the family calls it.
         width: usize,

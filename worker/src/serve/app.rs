@@ -98,7 +98,11 @@ impl App {
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             dp_size: Some(replicas),
             tp_size: Some(world / replicas),
-            ep_size: Some(if self.experts == ExpertLayout::Ep { world } else { 1 }),
+            ep_size: Some(match self.experts {
+                ExpertLayout::Ep => world,
+                ExpertLayout::Tp => 1,
+                ExpertLayout::Hybrid(layout) => layout.nodes(),
+            }),
             enable_dp_attention: Some(self.unit.attention() == Attention::Dp),
             enable_eplb: Some(false),
             disable_radix_cache: Some(!self.unit.limits().prefix_reuse),
