@@ -9,6 +9,7 @@ mod files;
 mod pickle;
 mod prompts;
 mod splice;
+mod sr;
 
 pub use answers::answers;
 pub use events::events;
@@ -16,12 +17,13 @@ pub use files::files;
 pub use pickle::pickle;
 pub use prompts::{requests, tokens};
 pub use splice::splice;
+pub use sr::sr;
 
 /// Takes any bytes; panics when they break it.
 pub type Law = fn(&[u8]);
 
 /// The targets by name.
-pub const TARGETS: [(&str, Law); 7] = [
+pub const TARGETS: [(&str, Law); 8] = [
     ("requests", requests),
     ("tokens", tokens),
     ("splice", splice),
@@ -29,6 +31,7 @@ pub const TARGETS: [(&str, Law); 7] = [
     ("answers", answers),
     ("files", files),
     ("pickle", pickle),
+    ("sr", sr),
 ];
 
 /// A JSON object with its members in order, duplicates included.

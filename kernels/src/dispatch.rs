@@ -32,7 +32,7 @@ struct Cursor {
 }
 
 /// What one rank is sent: r rows with m pairs.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RankRows<'a> {
     /// `[r]`: the token of each row, ascending.
     pub tokens: &'a [u32],
@@ -42,6 +42,22 @@ pub struct RankRows<'a> {
     pub experts: &'a [u16],
     /// `[m]`: router weights, row by row.
     pub weights: &'a [f32],
+}
+
+impl<'a> RankRows<'a> {
+    /// Some of the rows, with their pairs. Panics past the last one.
+    #[must_use]
+    pub fn slice(self, rows: std::ops::Range<usize>) -> Self {
+        let count = |pairs: &[u16]| pairs.iter().map(|&count| usize::from(count)).sum::<usize>();
+        let first = count(&self.pairs[..rows.start]);
+        let pairs = first..first + count(&self.pairs[rows.clone()]);
+        Self {
+            tokens: &self.tokens[rows.clone()],
+            pairs: &self.pairs[rows],
+            experts: &self.experts[pairs.clone()],
+            weights: &self.weights[pairs],
+        }
+    }
 }
 
 impl DispatchPlan {
@@ -84,22 +100,51 @@ impl DispatchPlan {
     ) -> Result<(), KernelError> {
         check_count(experts.len().saturating_mul(ranks))?;
         self.begin(experts, weights, top_k)?;
+        let pairs = std::iter::repeat_n(top_k as u16, self.tokens);
+        self.repeat(pairs, experts, weights, ranks);
+        Ok(())
+    }
+
+    /// Plans the sends of rows that arrived from elsewhere, and go on to every rank with all of their pairs. `pairs` is `[n]`, how
+    /// many each row has, at least 1; `experts` and `weights` have as many elements as they sum to.
+    ///
+    /// # Errors
+    /// Lengths that do not fit; the plan is then unspecified.
+    pub fn build_forward(
+        &mut self,
+        pairs: &[u16],
+        experts: &[u16],
+        weights: &[f32],
+        ranks: usize,
+    ) -> Result<(), KernelError> {
+        check_count(experts.len().saturating_mul(ranks))?;
+        check_len("experts", experts.len(), pairs.iter().map(|&count| usize::from(count)).sum())?;
+        check_len("weights", weights.len(), experts.len())?;
+        if let Some(index) = pairs.iter().position(|&count| count == 0) {
+            return Err(KernelError::OutOfRange { what: "row without pairs", index, found: index, bound: index });
+        }
+        self.tokens = pairs.len();
+        self.repeat(pairs.iter().copied(), experts, weights, ranks);
+        Ok(())
+    }
+
+    /// All rows to every rank.
+    fn repeat(&mut self, of_rows: impl Iterator<Item = u16> + Clone, experts: &[u16], weights: &[f32], ranks: usize) {
         let (tokens, pairs) = (self.tokens as u32, experts.len() as u32);
         self.row_offsets.clear();
         self.row_offsets.extend((0..=ranks as u32).map(|rank| rank * tokens));
         self.pair_offsets.clear();
         self.pair_offsets.extend((0..=ranks as u32).map(|rank| rank * pairs));
         self.row_tokens.clear();
-        self.row_tokens.extend((0..ranks).flat_map(|_| 0..tokens));
         self.row_pairs.clear();
-        self.row_pairs.resize(self.row_tokens.len(), top_k as u16);
         self.experts.clear();
         self.weights.clear();
         for _ in 0..ranks {
+            self.row_tokens.extend(0..tokens);
+            self.row_pairs.extend(of_rows.clone());
             self.experts.extend_from_slice(experts);
             self.weights.extend_from_slice(weights);
         }
-        Ok(())
     }
 
     /// Checks the routes and counts the tokens.

@@ -28,6 +28,14 @@ pub enum KernelError {
     /// A collective over no ranks at all.
     #[error("there are 0 ranks, expected at least 1")]
     NoRanks,
+    /// Nodes that cannot have the same number of ranks each.
+    #[error("{nodes} nodes cannot share {ranks} ranks evenly")]
+    Nodes {
+        /// Nodes asked for.
+        nodes: usize,
+        /// Ranks of the unit.
+        ranks: usize,
+    },
     /// Offsets of the ranks' parts go back.
     #[error("offset {index} is {found}, expected at least {before}, the one before")]
     Descending {

@@ -10,7 +10,9 @@
 //! | `element` | f32, f16, bf16: to f32 and back with the bits of a GPU |
 //! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
+//! | `nodes` | ranks of a unit on their nodes: inside a node, across nodes |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
+//! | [`sr`] | experts as sparse residuals on a shared expert: encode, fused decode and add |
 //! | `norm` | RMSNorm in one fixed order of additions |
 //! | `dispatch` | which token goes to which rank, with which experts and weights |
 //! | `vector` | sums and norms of rows at the width of the processor's vectors |
@@ -22,17 +24,20 @@ pub mod collectives;
 mod dispatch;
 mod element;
 mod error;
+mod nodes;
 mod norm;
 pub mod reference;
 pub mod reshard;
 mod rows;
 mod split;
+pub mod sr;
 mod vector;
 
 pub use argsort::{Destination, RankOrder, argsort_by_rank, argsort_into};
 pub use dispatch::{DispatchPlan, RankRows};
 pub use element::{Dtype, Element};
 pub use error::KernelError;
+pub use nodes::NodeGrid;
 pub use norm::{NORM_LANES, inverse_rms};
 pub use rows::add_weighted_rows;
 pub use split::{RowSplit, SeenTokens, even_offsets};

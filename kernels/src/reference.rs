@@ -5,8 +5,10 @@
 //! to the element type ([`Element::round`]). Moves keep every bit.
 
 mod exchange;
+mod hybrid;
 
 pub use exchange::{Dispatched, NO_EXPERT, NO_ROW, RoutedTokens, combine, dispatch};
+pub use hybrid::{NodeRows, hybrid_combine, hybrid_dispatch};
 
 use crate::element::Element;
 use crate::error::{KernelError, check_len};

@@ -24,6 +24,6 @@ mod unit;
 
 pub use control::{RendezvousError, Secret, SecretError, TransportChoice, UnknownTransport};
 pub use engine::{EngineLimits, KvBudget};
-pub use ep::{ExpertLayout, UnknownWireType, WireType};
+pub use ep::{ExpertLayout, UnknownExperts, UnknownWireType, WireType};
 pub use rank::{Announce, CpuError, CpuList, WorkerConfig, WorkerError, WorkerEvent, run};
 pub use unit::Shutdown;

@@ -5,47 +5,25 @@ mod common;
 mod support;
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
-use common::{FIXTURES, Rank, contiguous, contiguous_of, fixture, golden, metered_mesh, relative_error};
+use common::{
+    FIXTURES, Laid, Rank, contiguous, contiguous_of, fixture, fixture_prompts as prompts, golden, on_layout,
+    relative_error,
+};
 use semmoe_tables::{Attention, Placement, RankId};
 use semmoe_worker::ep::{CountersSnapshot, ExpertLayout, StepPhase};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
-use serde_json::Value;
 use support::Unit;
 
-/// Runs every rank with its slices in a thread of its own, under an attention; what they give in rank order, and all bytes sent.
+/// Runs every rank with its slices of all experts.
 fn on_slices<T: Send>(
     model_dir: &Path,
     attention: Attention,
     placement: &Placement,
     work: impl Fn(&mut Rank) -> T + Sync,
 ) -> (Vec<(T, CountersSnapshot)>, u64) {
-    let (transports, meters) = metered_mesh(placement.groups());
-    let results = std::thread::scope(|scope| {
-        let work = &work;
-        let start = |transport| {
-            scope.spawn(move || {
-                let mut rank = match attention {
-                    Attention::Dp => Rank::with_experts(model_dir, transport, placement, ExpertLayout::Tp),
-                    Attention::Tp => Rank::tp(model_dir, transport, placement, ExpertLayout::Tp, None),
-                };
-                (work(&mut rank), rank.counted())
-            })
-        };
-        let threads: Vec<_> = transports.into_iter().map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    let sent = meters.iter().map(|[sent, _]| sent.load(Ordering::Relaxed)).sum();
-    (results, sent)
-}
-
-/// The prompts of a fixture and how Transformers goes on.
-fn prompts(dir: &Path) -> Vec<(Vec<u32>, Vec<u32>)> {
-    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
-    let list = |prompt: &Value, name: &str| serde_json::from_value(prompt[name].clone()).unwrap();
-    let prompts = json["prompts"].as_array().unwrap();
-    prompts.iter().map(|prompt| (list(prompt, "input_ids"), list(prompt, "greedy"))).collect()
+    let world = placement.groups();
+    on_layout(model_dir, Laid { world, attention, placement, experts: ExpertLayout::Tp }, work)
 }
 
 #[test]
@@ -146,7 +124,7 @@ fn a_width_that_the_ranks_do_not_divide_is_refused_by_name() {
     assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
     let width = config.expert_width;
     let expected = format!(
-        "experts tp cannot cut the intermediate width {width} of an expert into {ranks} even slices, one for each rank"
+        "the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank"
     );
     assert_eq!(error.to_string(), expected);
 }

@@ -130,7 +130,8 @@ pub struct ServerInfo {
     /// Digest of the placement that runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement_digest: Option<String>,
-    /// How experts are divided among ranks: `ep` (whole, by a placement) or `tp` (a slice of each on every rank).
+    /// How experts are divided among ranks: `ep` (whole, by a placement), `tp` (a slice of each on every rank) or
+    /// `hybrid:NxP` (each on one of N nodes, a slice on each of its P ranks).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<String>,
     /// What carries data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use semmoe_kernels::collectives::{Lockstep, UnitError, Wake, Waker};
+use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 
 /// One rank's end of an in-process mesh. Dropping it is the death of the rank: the others are told.
 pub struct LocalTransport {
@@ -18,7 +18,7 @@ struct Mesh {
 }
 
 struct State {
-    /// `[to][from]`: messages on their way; a rank is at most one collective ahead of another.
+    /// `[to][from]`: messages on their way.
     queues: Vec<Vec<VecDeque<Vec<u8>>>>,
     rung: Vec<bool>,
     /// The first rank that went away.
@@ -41,9 +41,9 @@ impl LocalTransport {
         (0..world).map(|rank| Self { rank, mesh: Arc::clone(&mesh) }).collect()
     }
 
-    fn send(&self, outgoing: &[Vec<u8>]) {
+    fn send(&self, peers: &[usize], outgoing: &[Vec<u8>]) {
         let mut state = self.mesh.lock();
-        for (peer, message) in outgoing.iter().enumerate() {
+        for (&peer, message) in peers.iter().zip(outgoing) {
             if peer != self.rank {
                 let mut carried = state.spare.pop().unwrap_or_default();
                 carried.clear();
@@ -84,10 +84,11 @@ impl Lockstep for LocalTransport {
         self.mesh.world
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
-        self.send(outgoing);
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        let Exchange { peers, outgoing, incoming, arrived } = exchange;
+        self.send(peers, outgoing);
         let mut state = self.mesh.lock();
-        for (peer, to) in incoming.iter_mut().enumerate() {
+        for (i, (&peer, to)) in peers.iter().zip(incoming).enumerate() {
             if peer == self.rank {
                 continue;
             }
@@ -100,6 +101,7 @@ impl Lockstep for LocalTransport {
                 state = self.mesh.sleep(state);
             };
             state.spare.push(std::mem::replace(to, message));
+            arrived(i);
         }
         Ok(())
     }

@@ -4,10 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use super::rows::INLINE_RANKS;
+
 /// The most bytes that one rank may send another in one collective.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
-/// One rank's end of a unit that moves in lockstep: all ranks call [`Lockstep::all_to_all`] equally often.
+/// One rank's end of a unit that moves in lockstep: all ranks make equally many exchanges, with all ranks or with some.
 ///
 /// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others out of [`Lockstep::wait`],
 /// and they join with whatever they have, an empty step included; every step makes the same number of collectives. An end that
@@ -25,7 +29,17 @@ pub trait Lockstep: Send {
     ///
     /// # Errors
     /// Names the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to the peers.
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError>;
+    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+        let peers: SmallVec<[usize; INLINE_RANKS]> = (0..self.world()).collect();
+        self.group_all_to_all(Exchange { peers: &peers, outgoing, incoming, arrived: &mut |_| () })
+    }
+
+    /// The same among some ranks only, each of which names this one. It counts as one exchange of each rank, and waits for no
+    /// rank but the peers: other groups make theirs at the same time.
+    ///
+    /// # Errors
+    /// As [`Lockstep::all_to_all`].
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError>;
 
     /// Sleeps until a [`Waker`] of this rank rang or a peer has begun its next step, without a time limit.
     ///
@@ -52,13 +66,12 @@ macro_rules! lockstep_through {
                 ($other).world()
             }
 
-            fn all_to_all(
+            fn group_all_to_all(
                 &mut self,
-                outgoing: &[Vec<u8>],
-                incoming: &mut [Vec<u8>],
+                exchange: $crate::collectives::Exchange<'_>,
             ) -> Result<(), $crate::collectives::UnitError> {
                 let $end = self;
-                ($other).all_to_all(outgoing, incoming)
+                ($other).group_all_to_all(exchange)
             }
 
             fn wait(&mut self) -> Result<$crate::collectives::Wake, $crate::collectives::UnitError> {
@@ -75,6 +88,18 @@ macro_rules! lockstep_through {
 }
 
 lockstep_through!([L: Lockstep + ?Sized] Box<L>, end => **end);
+
+/// One exchange with some ranks. All slices are in the order of `peers`.
+pub struct Exchange<'a> {
+    /// Ranks, each once. The own rank may be among them; its slots are neither read nor written.
+    pub peers: &'a [usize],
+    /// `outgoing[i]` is sent to `peers[i]`.
+    pub outgoing: &'a [Vec<u8>],
+    /// `incoming[i]` is filled with what `peers[i]` sent.
+    pub incoming: &'a mut [Vec<u8>],
+    /// Called with i as soon as the whole message of `peers[i]` has arrived.
+    pub arrived: &'a mut dyn FnMut(usize),
+}
 
 /// Why [`Lockstep::wait`] returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,8 +2,9 @@
 //!
 //! | role | interface | implementations |
 //! |---|---|---|
-//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type |
+//! | the collectives | [`Collectives`] | [`RowCollectives`], over the two below; [`CastCollectives`], over those of another type; [`HybridCollectives`], where an expert is sliced over a node |
 //! | bytes and barrier | [`Lockstep`] | threads (`semmoe-ranks`), streams over shared rings or TCP (the worker) |
+//! | groups of ranks | [`UnitLink`]: the ranks inside a node, and across nodes | [`GroupLink`], over the unit's own link |
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
 //! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
 //!
@@ -13,6 +14,8 @@
 
 mod cast;
 mod finish;
+mod group;
+mod hybrid;
 mod lockstep;
 mod memory;
 mod rows;
@@ -24,7 +27,9 @@ use crate::element::Element;
 use crate::split::RowSplit;
 
 pub use cast::CastCollectives;
-pub use lockstep::{Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
+pub use group::{GroupLink, LevelBytes, UnitLink};
+pub use hybrid::{HybridCollectives, MAX_CHUNKS, Stage, StageName, StageObserver, Unobserved, hybrid_bytes};
+pub use lockstep::{Exchange, Lockstep, MAX_MESSAGE_BYTES, UnitError, Wake, Waker};
 pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
 pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};
 pub use space::{Host, Space};

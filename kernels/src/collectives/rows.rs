@@ -1,10 +1,12 @@
 //! The collectives over messages, and over memory for the peers within reach.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::finish::Finish;
+use super::group::GroupLink;
 use super::lockstep::{Lockstep, UnitError};
 use super::memory::{Half, PeerRows, RowMemory};
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows, wire};
@@ -18,7 +20,7 @@ use crate::vector::sum_rows;
 pub(super) const INLINE_RANKS: usize = 64;
 
 /// One item for each rank.
-type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
+pub(super) type EachRank<I> = SmallVec<[I; INLINE_RANKS]>;
 
 /// Bytes of a dispatch message beside its rows.
 pub const DISPATCH_HEADER_BYTES: usize = wire::HEADER_BYTES;
@@ -49,6 +51,8 @@ pub struct RowCollectives<L, M, T> {
     arrived: Arrived,
     /// Scratch of the fused norm.
     wide_row: Vec<f32>,
+    /// The ranks of a group as the unit numbers them, for errors; none where the group is the unit.
+    names: Option<Arc<[usize]>>,
 }
 
 /// The messages of one exchange, and where in them the rows are.
@@ -62,14 +66,14 @@ struct Inbound<T> {
 
 /// What the last dispatch brought, without the rows' elements.
 #[derive(Debug, Default)]
-struct Arrived {
-    hidden: usize,
-    offsets: Vec<u32>,
-    places: Vec<u32>,
-    sources: Vec<u16>,
-    pair_rows: Vec<u32>,
-    experts: Vec<u16>,
-    weights: Vec<f32>,
+pub(super) struct Arrived {
+    pub(super) hidden: usize,
+    pub(super) offsets: Vec<u32>,
+    pub(super) places: Vec<u32>,
+    pub(super) sources: Vec<u16>,
+    pub(super) pair_rows: Vec<u32>,
+    pub(super) experts: Vec<u16>,
+    pub(super) weights: Vec<f32>,
 }
 
 impl<T: Element> Inbound<T> {
@@ -93,6 +97,14 @@ impl<T: Element> Inbound<T> {
     }
 }
 
+impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<GroupLink<L>, M, T> {
+    /// Joins a group's bytes, and memory whose ranks are the group's, at one rank. Errors name ranks as the unit does.
+    pub fn of_group(link: GroupLink<L>, memory: M) -> Self {
+        let names = Some(link.members());
+        Self { names, ..Self::new(link, memory) }
+    }
+}
+
 impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     /// Joins bytes and memory of one rank.
     pub fn new(link: L, memory: M) -> Self {
@@ -106,15 +118,25 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
             part: 0,
             arrived: Arrived::default(),
             wide_row: Vec::new(),
+            names: None,
         }
     }
 
+    /// The rank's number in the unit.
+    fn name(&self, rank: usize) -> usize {
+        self.names.as_ref().map_or(rank, |names| names[rank])
+    }
+
     fn operands(&self, detail: String) -> UnitError {
-        UnitError::Operands { rank: self.link.rank(), detail }
+        UnitError::Operands { rank: self.name(self.link.rank()), detail }
+    }
+
+    fn protocol(&self, rank: usize, detail: impl Into<String>) -> UnitError {
+        UnitError::protocol(self.name(rank), detail)
     }
 
     fn check(&self, what: &str, found: usize, expected: usize) -> Result<(), UnitError> {
-        UnitError::check(self.link.rank(), what, found, expected)
+        UnitError::check(self.name(self.link.rank()), what, found, expected)
     }
 
     /// Whether this rank reads a rank's rows where they lie.
@@ -157,8 +179,8 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
     ) -> Result<(), UnitError> {
         for peer in (0..self.link.world()).filter(|&peer| peer != self.link.rank()) {
             let carries_rows = !self.memory.reaches(peer);
-            let rows = read(peer, &self.inbound.messages[peer], carries_rows)
-                .map_err(|detail| UnitError::protocol(peer, detail))?;
+            let rows =
+                read(peer, &self.inbound.messages[peer], carries_rows).map_err(|detail| self.protocol(peer, detail))?;
             self.inbound.locate(peer, rows);
         }
         Ok(())
@@ -218,7 +240,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         self.check("the part", self.part, split.tokens() * hidden)?;
         let positions = split.positions(me);
         self.check("out", out.len(), positions.len() * hidden)?;
-        norm.iter().try_for_each(|norm| norm.check(me, self.part, out.len(), hidden))?;
+        norm.iter().try_for_each(|norm| norm.check(self.name(me), self.part, out.len(), hidden))?;
         self.exchange(|peer, rows, message| {
             wire::put(&[digest], message);
             for position in split.positions(peer).take_while(|_| rows.is_some()) {
@@ -345,23 +367,28 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> Collectives<T> for RowCollectives
         for (rank, base) in bases.iter().enumerate() {
             let tokens = plan.rank(rank).tokens;
             let rows = base.get(firsts[rank] * hidden..(firsts[rank] + tokens.len()) * hidden);
-            let rows = rows.ok_or_else(|| UnitError::protocol(rank, "its sums lie beyond its memory"))?;
+            let rows = rows.ok_or_else(|| self.protocol(rank, "its sums lie beyond its memory"))?;
             sums.push(Sums { tokens, rows });
         }
-        let mut rows: EachRank<&[T]> = EachRank::new();
-        for (token, to) in (0..).zip(out.chunks_exact_mut(hidden.max(1))) {
-            rows.clear();
-            rows.extend(sums.iter_mut().filter_map(|sums| sums.next_of(token, hidden)));
-            sum_rows(&rows, to);
-        }
+        add_returned(&mut sums, hidden, out);
         Ok(())
     }
 }
 
 /// What one rank returned, in the order of the tokens.
-struct Sums<'a, T> {
-    tokens: &'a [u32],
-    rows: &'a [T],
+pub(super) struct Sums<'a, T> {
+    pub(super) tokens: &'a [u32],
+    pub(super) rows: &'a [T],
+}
+
+/// `out[t]` is the sum of what was returned for token t, in the order of `sums`.
+pub(super) fn add_returned<T: Element>(sums: &mut [Sums<'_, T>], hidden: usize, out: &mut [T]) {
+    let mut rows: EachRank<&[T]> = EachRank::new();
+    for (token, to) in (0..).zip(out.chunks_exact_mut(hidden.max(1))) {
+        rows.clear();
+        rows.extend(sums.iter_mut().filter_map(|sums| sums.next_of(token, hidden)));
+        sum_rows(&rows, to);
+    }
 }
 
 impl<'a, T> Sums<'a, T> {
@@ -389,7 +416,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
             } else {
                 arrived.push_rows(rank, message, hidden * size_of::<T>())
             };
-            let rows = outcome.map_err(|detail| UnitError::protocol(rank, detail))?;
+            let rows = outcome.map_err(|detail| self.protocol(rank, detail))?;
             self.inbound.locate(rank, rows);
         }
         Ok(())
@@ -397,7 +424,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
 }
 
 impl Arrived {
-    fn clear(&mut self, hidden: usize) {
+    pub(super) fn clear(&mut self, hidden: usize) {
         self.hidden = hidden;
         self.offsets.clear();
         self.offsets.push(0);
@@ -441,7 +468,7 @@ impl Arrived {
     }
 
     /// Adds rows: where each is among its source's, and how many pairs it has.
-    fn push(&mut self, source: usize, places: impl Iterator<Item = u32>, pairs: impl Iterator<Item = u16>) {
+    pub(super) fn push(&mut self, source: usize, places: impl Iterator<Item = u32>, pairs: impl Iterator<Item = u16>) {
         let first = self.places.len() as u32;
         self.places.extend(places);
         self.sources.resize(self.places.len(), source as u16);

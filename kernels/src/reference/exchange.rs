@@ -49,7 +49,8 @@ pub fn dispatch<T: Element>(
     rank_of_expert: &[u32],
 ) -> Result<Vec<Dispatched<T>>, KernelError> {
     let ranks = tokens.len();
-    check(tokens, hidden, top_k, rank_of_expert)?;
+    check_hosts("rank of expert", rank_of_expert, ranks)?;
+    check_tokens(tokens, hidden, top_k, rank_of_expert.len())?;
     let count = |source: &RoutedTokens<'_, T>| source.experts.len() / top_k;
     let mut answer: Vec<Dispatched<T>> = tokens
         .iter()
@@ -65,11 +66,7 @@ pub fn dispatch<T: Element>(
     for (here, source) in tokens.iter().enumerate() {
         for token in 0..count(source) {
             for there in 0..ranks {
-                let slots = (token * top_k..(token + 1) * top_k).filter(|&slot| {
-                    let expert = source.experts[slot];
-                    expert != NO_EXPERT && rank_of_expert[expert as usize] as usize == there
-                });
-                let slots: Vec<usize> = slots.collect();
+                let slots = slots_at(source.experts, token * top_k..(token + 1) * top_k, rank_of_expert, there);
                 if slots.is_empty() {
                     continue;
                 }
@@ -124,11 +121,33 @@ pub fn combine<T: Element>(sums: &[&[T]], sent_rows: &[&[i32]], hidden: usize) -
     Ok(answer)
 }
 
-fn check<T: Element>(
+/// Those of a token's slots whose expert is at one place.
+pub(super) fn slots_at(
+    experts: &[i32],
+    slots: std::ops::Range<usize>,
+    place_of_expert: &[u32],
+    place: usize,
+) -> Vec<usize> {
+    let is_there = |expert: i32| expert != NO_EXPERT && place_of_expert[expert as usize] as usize == place;
+    slots.filter(|&slot| is_there(experts[slot])).collect()
+}
+
+fn below(what: &'static str, index: usize, found: usize, bound: usize) -> Result<(), KernelError> {
+    match found < bound {
+        true => Ok(()),
+        false => Err(KernelError::OutOfRange { what, index, found, bound }),
+    }
+}
+
+pub(super) fn check_hosts(what: &'static str, host_of_expert: &[u32], hosts: usize) -> Result<(), KernelError> {
+    host_of_expert.iter().enumerate().try_for_each(|(expert, &host)| below(what, expert, host as usize, hosts))
+}
+
+pub(super) fn check_tokens<T: Element>(
     tokens: &[RoutedTokens<'_, T>],
     hidden: usize,
     top_k: usize,
-    rank_of_expert: &[u32],
+    experts: usize,
 ) -> Result<(), KernelError> {
     if tokens.is_empty() {
         return Err(KernelError::NoRanks);
@@ -136,20 +155,13 @@ fn check<T: Element>(
     if top_k == 0 {
         return Err(KernelError::OutOfRange { what: "top-k", index: 0, found: 0, bound: 0 });
     }
-    let below = |what, index, found: usize, bound| match found < bound {
-        true => Ok(()),
-        false => Err(KernelError::OutOfRange { what, index, found, bound }),
-    };
-    for (expert, &rank) in rank_of_expert.iter().enumerate() {
-        below("rank of expert", expert, rank as usize, tokens.len())?;
-    }
     for source in tokens {
         let count = source.experts.len() / top_k;
         check_len("experts", source.experts.len(), count * top_k)?;
         check_len("weights", source.weights.len(), count * top_k)?;
         check_len("x", source.x.len(), count * hidden)?;
         for (index, &expert) in source.experts.iter().enumerate().filter(|(_, expert)| **expert != NO_EXPERT) {
-            below("expert", index, expert as u32 as usize, rank_of_expert.len())?;
+            below("expert", index, expert as u32 as usize, experts)?;
         }
     }
     Ok(())

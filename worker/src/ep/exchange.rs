@@ -12,7 +12,8 @@ use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
 
 use super::counters::{Collective, Counters, LayerTraffic, StepPhase};
 use super::inbox::Inbox;
-use super::spread::{ExpertLayout, ExpertSpread};
+use super::layout::ExpertLayout;
+use super::spread::ExpertSpread;
 use super::timings::{TimedCollective, Timings};
 use super::wire::WireRows;
 
@@ -44,19 +45,21 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement has another number of groups than the unit has ranks: group g is rank g.
+/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or node g.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the placement has {groups} groups, the unit has {world} ranks")]
+#[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
 pub struct WorldMismatch {
     /// Groups of the placement.
     pub groups: usize,
     /// Ranks of the unit.
     pub world: usize,
+    /// How experts are divided.
+    pub layout: ExpertLayout,
 }
 
 /// Where the experts of one layer are.
 pub(super) struct LayerHosts {
-    /// `[N]`: the rank whose copy of each expert this rank's tokens use; empty where every rank has a slice of each.
+    /// `[N]`: the rank, or node, whose copy of each expert this rank's tokens use; empty where every rank has a slice of each.
     rank_of: Vec<u16>,
     /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
     pub(super) slot_of: Vec<u16>,
@@ -95,8 +98,8 @@ impl ExpertParallel {
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
     }
 
-    /// Joins a placement to the collectives of a unit, with experts in either layout; of the placement, tensor-parallel experts
-    /// only use the shape.
+    /// Joins a placement to the collectives of a unit, which are those of its layout ([`ExpertLayout::join`]); of the placement,
+    /// tensor-parallel experts only use the shape.
     ///
     /// # Errors
     /// As [`ExpertParallel::new`].
@@ -108,8 +111,8 @@ impl ExpertParallel {
     ) -> Result<Self, WorldMismatch> {
         let spread = ExpertSpread { layout, copies: placement.into() };
         let (groups, world) = (usize::from(spread.copies.groups()), unit.world());
-        if groups != world {
-            return Err(WorldMismatch { groups, world });
+        if groups != layout.hosts(world) || layout.world(groups) != world {
+            return Err(WorldMismatch { groups, world, layout });
         }
         Ok(Self {
             timings: Timings::new(spread.copies.layers()),
@@ -276,7 +279,10 @@ impl ExpertParallel {
         let hosts = &self.layers[layer.index()];
         let RoutedBatch { x, experts: chosen, weights, top_k, hidden, .. } = batch;
         let planned = match self.spread.layout {
-            ExpertLayout::Ep => self.plan.build(chosen, weights, top_k, &hosts.rank_of, self.unit.world()),
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
+                let parts = self.spread.layout.hosts(self.unit.world());
+                self.plan.build(chosen, weights, top_k, &hosts.rank_of, parts)
+            }
             ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
         };
         planned.expect("the router chooses among the placement's experts");
@@ -288,9 +294,10 @@ impl ExpertParallel {
 
         let hosts = &self.layers[layer.index()];
         let received = self.unit.received();
-        self.inbox
-            .apply(layer, received, hidden, hosts, experts)
-            .map_err(|wrong| UnitError::protocol(wrong.from, wrong.to_string()))?;
+        self.inbox.apply(layer, received, hidden, hosts, experts).map_err(|wrong| {
+            let from = self.spread.layout.source(self.unit.rank(), wrong.from);
+            UnitError::protocol(from, wrong.to_string())
+        })?;
 
         let combine = Instant::now();
         self.unit.combine(&self.plan, out)?;
@@ -314,21 +321,23 @@ impl ExpertParallel {
     }
 
     /// Counts what becomes of this rank's tokens, there and back, in bytes of messages that carry the rows. Where every rank has a
-    /// slice of every expert, each pair is local, and the bytes are those of gathering rows and scattering sums.
+    /// slice of every expert, each pair is local, and the bytes are those of gathering rows and scattering sums. In a hybrid layout
+    /// remote is what crosses nodes.
     fn count(&self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
         let mut traffic = LayerTraffic::default();
-        for rank in 0..self.world() {
-            let (rows, is_local) = (self.plan.rank(rank), rank == self.unit.rank());
+        for host in 0..self.plan.ranks() {
+            let (rows, is_local) = (self.plan.rank(host), host == self.spread.layout.host(self.unit.rank()));
             for (token, pairs) in rows.tokens.iter().zip(rows.pairs) {
                 let of = traffic.of_mut(batch.phases[*token as usize]);
-                if is_local || self.spread.layout == ExpertLayout::Ep {
+                if is_local || self.spread.layout != ExpertLayout::Tp {
                     of.activations.add(is_local, u64::from(*pairs));
                 }
                 of.bytes.add(is_local, dispatch_row_bytes(self.unit.dtype(), usize::from(*pairs), batch.hidden) as u64);
             }
-            // A message's header goes with its first row.
+            // The headers of messages go with the first row.
             if let Some(first) = rows.tokens.first() {
-                traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, DISPATCH_HEADER_BYTES as u64);
+                let headers = rows.tokens.len().min(self.spread.layout.messages()) * DISPATCH_HEADER_BYTES;
+                traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, headers as u64);
             }
         }
         self.counters.add(layer, &traffic);
@@ -341,7 +350,9 @@ impl LayerHosts {
         let layers = (0..spread.copies.layers()).map(|layer| LayerIdx::new(layer as u16));
         layers
             .map(|layer| match spread.layout {
-                ExpertLayout::Ep => Self::new(&spread.copies, layer, rank),
+                ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
+                    Self::new(&spread.copies, layer, GroupId::new(spread.layout.host(rank.index()) as u16))
+                }
                 ExpertLayout::Tp => Self::everywhere(spread.copies.experts()),
             })
             .collect()
@@ -352,18 +363,18 @@ impl LayerHosts {
         Self { rank_of: Vec::new(), slot_of: (0..experts).collect(), slots: experts.into() }
     }
 
-    fn new(copies: &ExpertCopies, layer: LayerIdx, rank: RankId) -> Self {
+    fn new(copies: &ExpertCopies, layer: LayerIdx, host: GroupId) -> Self {
         let mut slots = 0;
         let mut slot_of = Vec::new();
         for expert in 0..copies.experts() {
-            if copies.holds(GroupId::new(rank.get()), layer, ExpertId::new(expert)) {
+            if copies.holds(host, layer, ExpertId::new(expert)) {
                 slot_of.push(slots);
                 slots += 1;
             } else {
                 slot_of.push(NOT_HERE);
             }
         }
-        Self { rank_of: copies.used_at(rank.index(), layer).to_vec(), slot_of, slots: slots.into() }
+        Self { rank_of: copies.used_at(host.get().into(), layer).to_vec(), slot_of, slots: slots.into() }
     }
 }
 

@@ -1,29 +1,9 @@
 //! Where the experts of a model are: the part of a unit's layout that dispatch needs.
 
-use std::fmt;
-
 use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
 use serde::{Deserialize, Serialize};
 
-/// How the experts of a model are divided among ranks. All ranks of a unit must be given the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub enum ExpertLayout {
-    /// Expert parallel: each expert lies whole on the rank that the placement names.
-    #[default]
-    Ep,
-    /// Tensor parallel: every rank has a slice of every expert, an even part of its intermediate width. Tokens are
-    /// gathered by all ranks, and their partial sums scattered back, summed in rank order.
-    Tp,
-}
-
-impl fmt::Display for ExpertLayout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ep => "ep",
-            Self::Tp => "tp",
-        })
-    }
-}
+use super::layout::ExpertLayout;
 
 /// How the experts of every layer are divided among the ranks of a unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +19,9 @@ impl ExpertSpread {
     #[must_use]
     pub fn has(&self, rank: RankId, layer: LayerIdx, expert: ExpertId) -> bool {
         match self.layout {
-            ExpertLayout::Ep => self.copies.holds(GroupId::new(rank.get()), layer, expert),
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
+                self.copies.holds(GroupId::new(self.layout.host(rank.index()) as u16), layer, expert)
+            }
             ExpertLayout::Tp => true,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::ep::UnitError;
+use crate::ep::{ExpertLayout, UnitError};
 
 /// A model directory that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,12 @@ pub enum ModelError {
         path: PathBuf,
         /// What should be there.
         expected: &'static str,
+    },
+    /// Experts that stay where they were at the start.
+    #[error("experts {layout} cannot be switched while the unit runs")]
+    FixedLayout {
+        /// How they are divided.
+        layout: ExpertLayout,
     },
     /// An expert that cannot move to another rank.
     #[error("an expert has {bytes} bytes, and ranks send each other at most {limit} at once")]
@@ -100,9 +106,7 @@ pub enum ModelError {
         found: String,
     },
     /// Experts that cannot be cut into so many slices.
-    #[error(
-        "experts tp cannot cut the intermediate width {width} of an expert into {ranks} even slices, one for each rank"
-    )]
+    #[error("the intermediate width {width} of an expert cannot be cut into {ranks} even slices, one for each rank")]
     ExpertWidth {
         /// `moe_intermediate_size`, or what the family calls it.
         width: usize,

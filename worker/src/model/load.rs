@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
+use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx};
 
 use super::attention::{Attention, Heads};
 use super::checkpoint::{Checkpoint, TensorData};
@@ -22,9 +22,10 @@ pub(super) struct Loader<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
     pub(super) placement: &'a ExpertCopies,
-    pub(super) rank: RankId,
-    /// With experts tp: what it keeps of every expert; none otherwise.
-    pub(super) slice: Option<ExpertSlice>,
+    /// The group of the placement whose experts it keeps; none: all.
+    pub(super) host: Option<GroupId>,
+    /// What it keeps of each.
+    pub(super) slice: ExpertSlice,
     /// The heads that the rank keeps; all of them are checked.
     pub(super) share: HeadShare,
 }
@@ -162,7 +163,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Every expert is checked; those that this rank has a copy of are kept, or this rank's slices of all.
+    /// Every expert is checked; this rank keeps its slices of those that it has a copy of, or of all.
     fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe, ModelError> {
         let ModelConfig { hidden, num_experts, expert_width, .. } = *self.config;
         let names = self.config.architecture.moe_names();
@@ -174,13 +175,12 @@ impl<'a> Loader<'a> {
                 Some(self.vector(&format!("{block}.gate.e_score_correction_bias"), num_experts)?)
             }
         };
-        let here = GroupId::new(self.rank.get());
         let mut experts = Vec::new();
         for expert in 0..num_experts as u16 {
             let prefix = format!("{block}.experts.{expert}");
             let tensors = self.mlp_tensors(&prefix, names.projections, expert_width)?;
-            if self.slice.is_some() || self.placement.holds(here, layer, ExpertId::new(expert)) {
-                let columns = self.slice.unwrap_or(ExpertSlice::WHOLE).columns(expert_width);
+            if self.host.is_none_or(|host| self.placement.holds(host, layer, ExpertId::new(expert))) {
+                let columns = self.slice.columns(expert_width);
                 experts.push(Expert::new(self.pack_mlp(&tensors, expert_width, columns)));
             }
         }

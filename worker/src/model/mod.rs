@@ -45,7 +45,7 @@ mod weights;
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_tables::{ExpertCopies, RankId, Tables};
+use semmoe_tables::{ExpertCopies, GroupId, RankId, Tables};
 
 pub(crate) use compute::instructions;
 pub use config::{
@@ -97,8 +97,8 @@ impl Model {
         Self::load_experts(model_dir, rank, placement, ExpertLayout::Ep)
     }
 
-    /// The same with experts in either layout: with [`ExpertLayout::Tp`] the rank keeps its slice of every expert, and of the
-    /// placement only the shape counts.
+    /// The same with experts in any layout: with [`ExpertLayout::Tp`] the rank keeps its slice of every expert, and of the
+    /// placement only the shape counts; with [`ExpertLayout::Hybrid`] its slice of its node's experts, and group g is node g.
     ///
     /// # Errors
     /// As [`Model::load`]; experts that cannot be cut into so many slices.
@@ -125,7 +125,7 @@ impl Model {
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
         let placement = placement.into();
-        let ranks = usize::from(placement.groups());
+        let ranks = experts.world(placement.groups().into());
         Self::load_split(model_dir, (rank, &placement), experts, |config| {
             Ok((HeadShare::new(config, rank.index(), ranks)?, Some(RowPlan::new(ranks, tables))))
         })
@@ -138,14 +138,13 @@ impl Model {
         split: impl FnOnce(&ModelConfig) -> Result<(HeadShare, Option<RowPlan>), ModelError>,
     ) -> Result<Self, ModelError> {
         let config = ModelConfig::load(model_dir)?;
-        check_placement(&config, rank, placement)?;
-        let slice = match experts {
-            ExpertLayout::Ep => None,
-            ExpertLayout::Tp => Some(ExpertSlice::new(&config, rank.index(), usize::from(placement.groups()))?),
-        };
+        let host = GroupId::new(experts.host(rank.index()) as u16);
+        check_placement(&config, host, placement)?;
+        let slice = ExpertSlice::new(&config, experts, rank.index(), experts.world(placement.groups().into()))?;
+        let host = (experts != ExpertLayout::Tp).then_some(host);
         let (share, rows) = split(&config)?;
         let checkpoint = Checkpoint::open(model_dir)?;
-        let mut weights = Loader { checkpoint: &checkpoint, config: &config, placement, rank, slice, share }.load()?;
+        let mut weights = Loader { checkpoint: &checkpoint, config: &config, placement, host, slice, share }.load()?;
         weights.settle();
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
         let pool = KvPool::new(share.cache_shape(&config), usize::MAX, false);
@@ -247,13 +246,13 @@ fn check_item(config: &ModelConfig, item: &StepItem<'_>) -> Result<(), String> {
     Ok(())
 }
 
-fn check_placement(config: &ModelConfig, rank: RankId, placement: &ExpertCopies) -> Result<(), ModelError> {
+fn check_placement(config: &ModelConfig, host: GroupId, placement: &ExpertCopies) -> Result<(), ModelError> {
     let check = |field, found: usize, of, expected: usize| match found == expected {
         true => Ok(()),
         false => Err(ModelError::Placement { field, found, of, expected }),
     };
     check("MoE layers", placement.layers(), "model", config.num_moe_layers())?;
     check("experts per layer", usize::from(placement.experts()), "model", config.num_experts)?;
-    let groups = usize::from(placement.groups());
-    if rank.index() < groups { Ok(()) } else { check("groups", groups, "unit", rank.index() + 1) }
+    let (groups, host) = (usize::from(placement.groups()), usize::from(host.get()));
+    if host < groups { Ok(()) } else { check("groups", groups, "unit", host + 1) }
 }

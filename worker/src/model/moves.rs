@@ -43,7 +43,8 @@ pub(super) fn transfers(layer: LayerIdx, from: &ExpertSpread, to: &ExpertSpread)
             };
             let whole = Transfer { expert, part: Part::Whole, from: source, to: rank };
             match (from.layout, to.layout) {
-                (ExpertLayout::Tp, ExpertLayout::Tp) => {}
+                // A hybrid layout has collectives of its own and stays as it is.
+                (ExpertLayout::Tp, ExpertLayout::Tp) | (ExpertLayout::Hybrid(_), _) | (_, ExpertLayout::Hybrid(_)) => {}
                 (ExpertLayout::Ep, ExpertLayout::Ep) if source == rank => {}
                 (ExpertLayout::Ep, ExpertLayout::Ep) => transfers.push(whole),
                 (ExpertLayout::Ep, ExpertLayout::Tp) => transfers.push(Transfer { part: Part::Slice(rank), ..whole }),

@@ -1,11 +1,12 @@
-//! Experts tp: the part of every expert's intermediate width that a rank keeps. It has these columns of gate and up (rows of the
+//! Experts tp and hybrid: the part of an expert's intermediate width that a rank keeps. It has these columns of gate and up (rows of the
 //! checkpoint's tensors) and these rows of down (their columns), so that the ranks' results sum up to the expert's.
 
 use std::ops::Range;
 
 use super::{ModelConfig, ModelError};
+use crate::ep::ExpertLayout;
 
-/// A rank's slice of every expert.
+/// A rank's slice of every expert that it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ExpertSlice {
     rank: usize,
@@ -14,13 +15,23 @@ pub(crate) struct ExpertSlice {
 
 impl ExpertSlice {
     /// Every expert whole.
-    pub(crate) const WHOLE: Self = Self { rank: 0, ranks: 1 };
+    const WHOLE: Self = Self { rank: 0, ranks: 1 };
 
-    /// An even part for each rank.
+    /// An even part for each rank that has the same experts, in a unit of `world`.
     ///
     /// # Errors
     /// A width that so many ranks do not divide.
-    pub(crate) fn new(config: &ModelConfig, rank: usize, ranks: usize) -> Result<Self, ModelError> {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        layout: ExpertLayout,
+        rank: usize,
+        world: usize,
+    ) -> Result<Self, ModelError> {
+        let (rank, ranks) = match layout {
+            ExpertLayout::Ep => return Ok(Self::WHOLE),
+            ExpertLayout::Tp => (rank, world),
+            ExpertLayout::Hybrid(nodes) => (rank % usize::from(nodes.width()), nodes.width().into()),
+        };
         let width = config.expert_width;
         if ranks == 0 || !width.is_multiple_of(ranks) {
             return Err(ModelError::ExpertWidth { width, ranks });

@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use semmoe_tables::{ExpertId, LayerIdx, RankId};
+use semmoe_tables::{ExpertId, GroupId, LayerIdx, RankId};
 use serde::{Deserialize, Serialize};
 
 use super::expert::{BadExpert, Expert};
@@ -42,14 +42,17 @@ impl Model {
     /// # Errors
     /// As [`Model::load_experts`]; an expert that does not fit a message.
     pub fn check_spread(&self, to: &ExpertSpread, ep: &ExpertParallel) -> Result<(), ModelError> {
-        check_placement(&self.config, ep.rank(), &to.copies)?;
+        for layout in [ep.spread().layout, to.layout] {
+            if let ExpertLayout::Hybrid(_) = layout {
+                return Err(ModelError::FixedLayout { layout });
+            }
+        }
+        check_placement(&self.config, GroupId::new(ep.rank().get()), &to.copies)?;
         let (groups, world) = (usize::from(to.copies.groups()), ep.world());
         if groups != world {
             return Err(ModelError::Placement { field: "groups", found: groups, of: "unit", expected: world });
         }
-        if to.layout == ExpertLayout::Tp {
-            ExpertSlice::new(&self.config, ep.rank().index(), world)?;
-        }
+        ExpertSlice::new(&self.config, to.layout, ep.rank().index(), world)?;
         let bytes = Expert::max_bytes(self.config.hidden, self.config.expert_width);
         match bytes <= MAX_MESSAGE_BYTES {
             true => Ok(()),
@@ -292,7 +295,7 @@ impl LayerChange<'_> {
                 Ok(arrived)
             }
             (ExpertLayout::Tp, ExpertLayout::Ep) => self.join(moe, &arrived).map_err(|error| self.broken(&error)),
-            (ExpertLayout::Ep, ExpertLayout::Ep) | (ExpertLayout::Tp, ExpertLayout::Tp) => {
+            _ => {
                 arrived.sort_by_key(|arrival| arrival.expert);
                 Ok(arrived)
             }

@@ -74,6 +74,15 @@ pub enum WorkerError {
         /// The file.
         path: PathBuf,
     },
+    /// Tables that place experts on ranks, where nodes have them.
+    #[error(
+        "the tables in {} place experts on ranks, and with experts hybrid they belong to nodes: serve without them, or with experts ep",
+        path.display()
+    )]
+    TablesNodes {
+        /// The file.
+        path: PathBuf,
+    },
     /// Tables with replicas for attention tp.
     #[error(
         "the tables in {} replicate experts, which does not go with attention tp: there the rank of a row depends on the batch, \
@@ -134,6 +143,7 @@ impl WorkerError {
             | Self::TablesWorld { .. }
             | Self::TablesAttention { .. }
             | Self::TablesExperts { .. }
+            | Self::TablesNodes { .. }
             | Self::TablesReplicas { .. }
             | Self::Placement { .. }
             | Self::Rendezvous(RendezvousError::Mismatch { .. }) => 2,

@@ -141,23 +141,31 @@ fn placement(
             Ok((copies, tables.placement_digest().to_owned()))
         }
         None => {
-            let placement = Placement::contiguous(info.layers(), info.num_experts, config.world)
-                .map_err(|source| WorkerError::Placement { source })?;
+            let placement = Placement::contiguous(
+                info.layers(),
+                info.num_experts,
+                config.experts.hosts(config.world.into()) as u16,
+            )
+            .map_err(|source| WorkerError::Placement { source })?;
             Ok((ExpertCopies::from(&placement), placement.digest()))
         }
     }
 }
 
-/// With experts tp, whether they can be cut, and that nothing is given that would then have no effect.
+/// Whether experts can be cut as the layout has it, and that no tables are given that it cannot use.
 fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), WorkerError> {
-    match (config.experts, &config.tables) {
-        (ExpertLayout::Ep, _) => Ok(()),
-        (ExpertLayout::Tp, Some(path)) => Err(WorkerError::TablesExperts { path: path.clone() }),
-        (ExpertLayout::Tp, None) => {
-            ExpertSlice::new(model, config.rank.into(), config.world.into())?;
-            Ok(())
-        }
+    let (layout, world) = (config.experts, usize::from(config.world));
+    match (layout, &config.tables) {
+        (ExpertLayout::Tp, Some(path)) => return Err(WorkerError::TablesExperts { path: path.clone() }),
+        (ExpertLayout::Hybrid(_), Some(path)) => return Err(WorkerError::TablesNodes { path: path.clone() }),
+        _ => {}
     }
+    if layout.world(layout.hosts(world)) != world {
+        let detail = format!("experts {layout} are laid out for another number of ranks than the world of {world}");
+        return Err(WorkerError::Arguments { detail });
+    }
+    ExpertSlice::new(model, layout, config.rank.into(), world)?;
+    Ok(())
 }
 
 fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerError> {

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use semmoe_kernels::Element;
-use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives};
+use semmoe_kernels::collectives::{Collectives, PrivateMemory};
 use semmoe_tables::{Attention, RankId};
 
 use super::config::WorkerConfig;
@@ -17,7 +17,9 @@ use super::error::WorkerError;
 use super::prepare::Prepared;
 use crate::control::SharedMemory;
 use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
-use crate::ep::{Counters, ExpertParallel, LocalTransport, ShmTransport, TcpTransport, WireRows, WireType};
+use crate::ep::{
+    Counters, ExpertLayout, ExpertParallel, LocalTransport, ShmTransport, TcpTransport, WireRows, WireType,
+};
 use crate::model::{Model, instructions, with_threads};
 use crate::unit::Lost;
 
@@ -60,15 +62,14 @@ pub(super) fn connect(
     prepared: &Prepared,
     collective_timeout: Duration,
 ) -> Result<Connected, WorkerError> {
-    let (transport, wire) = (ends.transport(), prepared.identity.wire);
+    let (transport, wire, experts) = (ends.transport(), prepared.identity.wire, prepared.identity.experts);
     let unit = match wire {
-        WireType::F32 => ends.join(rank, collective_timeout).map(WireRows::f32),
-        WireType::Bf16 => ends.join(rank, collective_timeout).map(WireRows::bf16),
+        WireType::F32 => ends.join(rank, experts, collective_timeout).map(WireRows::f32),
+        WireType::Bf16 => ends.join(rank, experts, collective_timeout).map(WireRows::bf16),
     };
     let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(%rank, transport, %wire, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
-    let experts = prepared.identity.experts;
     let ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
         .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
     let (inbox, handle) = Inbox::new(ep.waker());
@@ -93,22 +94,28 @@ impl Ends {
         }
     }
 
-    fn join<T: Element>(self, rank: RankId, limit: Duration) -> io::Result<Box<dyn Collectives<T>>> {
+    fn join<T: Element>(
+        self,
+        rank: RankId,
+        experts: ExpertLayout,
+        limit: Duration,
+    ) -> io::Result<Box<dyn Collectives<T>>> {
         let rank = rank.index();
         let private = || PrivateMemory::new(rank);
-        Ok(match self.memory {
-            _ if self.data.len() == 1 => Box::new(RowCollectives::new(LocalTransport::mesh(1).remove(0), private())),
+        let unit = match self.memory {
+            _ if self.data.len() == 1 => experts.join(LocalTransport::mesh(1).remove(0), private()),
             Some(shared) if shared.ranks.len() == self.data.len() => {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
-                Box::new(RowCollectives::new(link, rows))
+                experts.join(link, rows)
             }
             // Who waits for ranks of other hosts, too, waits for sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
-                Box::new(RowCollectives::new(TcpTransport::new(rank, self.data, limit)?, rows))
+                experts.join(TcpTransport::new(rank, self.data, limit)?, rows)
             }
-            None => Box::new(RowCollectives::new(TcpTransport::new(rank, self.data, limit)?, private())),
-        })
+            None => experts.join(TcpTransport::new(rank, self.data, limit)?, private()),
+        };
+        unit.map_err(io::Error::other)
     }
 }
 

@@ -96,9 +96,14 @@ impl App {
 
     /// The layouts that the unit can be switched to, its own among them: attention stays as it is, and slices must be even.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
-        let attention = self.unit.attention();
+        let current = self.unit.layout().name();
         let even = self.model.expert_width.is_multiple_of(self.unit.world().into());
-        let has = |layout: &LayoutName| layout.attention() == attention && (even || layout.experts() == ExpertLayout::Ep);
+        let has = |layout: &LayoutName| match (current.experts(), layout.experts()) {
+            (Some(_), Some(experts)) => {
+                layout.attention() == current.attention() && (even || experts == ExpertLayout::Ep)
+            }
+            _ => *layout == current,
+        };
         LayoutName::ALL.into_iter().filter(has).collect()
     }
 
@@ -112,7 +117,11 @@ impl App {
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             dp_size: Some(replicas),
             tp_size: Some(world / replicas),
-            ep_size: Some(if layout.spread.layout == ExpertLayout::Ep { world } else { 1 }),
+            ep_size: Some(match layout.spread.layout {
+                ExpertLayout::Ep => world,
+                ExpertLayout::Tp => 1,
+                ExpertLayout::Hybrid(layout) => layout.nodes(),
+            }),
             enable_dp_attention: Some(layout.attention == Attention::Dp),
             enable_eplb: Some(false),
             disable_radix_cache: Some(!self.unit.limits().prefix_reuse),

@@ -61,7 +61,8 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
                 let message = format!("this unit cannot be switched to '{name}', only to one of {}", possible());
                 return Err(ApiError::bad(message).about("to"));
             };
-            let spread = ExpertSpread { layout: layout.experts(), copies: current.spread.copies.clone() };
+            let experts = layout.experts().unwrap_or(current.spread.layout);
+            let spread = ExpertSpread { layout: experts, copies: current.spread.copies.clone() };
             Ok(UnitLayout { spread, ..(*current).clone() })
         }
         SwitchTarget::Tables(SwitchTables { tables }) => {

@@ -28,10 +28,14 @@ pub(crate) enum LayoutName {
     DpTp,
     /// Attention tp, experts ep.
     TpEp,
+    /// Attention dp, experts sliced within nodes.
+    DpHybrid,
+    /// Attention tp, experts sliced within nodes.
+    TpHybrid,
 }
 
 impl LayoutName {
-    pub(crate) const ALL: [Self; 4] = [Self::Ep, Self::Tp, Self::DpTp, Self::TpEp];
+    pub(crate) const ALL: [Self; 6] = [Self::Ep, Self::Tp, Self::DpTp, Self::TpEp, Self::DpHybrid, Self::TpHybrid];
 
     pub(crate) fn of(attention: Attention, experts: ExpertLayout) -> Self {
         match (attention, experts) {
@@ -39,6 +43,8 @@ impl LayoutName {
             (Attention::Tp, ExpertLayout::Tp) => Self::Tp,
             (Attention::Dp, ExpertLayout::Tp) => Self::DpTp,
             (Attention::Tp, ExpertLayout::Ep) => Self::TpEp,
+            (Attention::Dp, ExpertLayout::Hybrid(_)) => Self::DpHybrid,
+            (Attention::Tp, ExpertLayout::Hybrid(_)) => Self::TpHybrid,
         }
     }
 
@@ -52,20 +58,24 @@ impl LayoutName {
             Self::Tp => "tp",
             Self::DpTp => "dp-tp",
             Self::TpEp => "tp-ep",
+            Self::DpHybrid => "dp-hybrid",
+            Self::TpHybrid => "tp-hybrid",
         }
     }
 
     pub(crate) fn attention(self) -> Attention {
         match self {
-            Self::Ep | Self::DpTp => Attention::Dp,
-            Self::Tp | Self::TpEp => Attention::Tp,
+            Self::Ep | Self::DpTp | Self::DpHybrid => Attention::Dp,
+            Self::Tp | Self::TpEp | Self::TpHybrid => Attention::Tp,
         }
     }
 
-    pub(crate) fn experts(self) -> ExpertLayout {
+    /// None for hybrid ones, which a unit cannot be switched to.
+    pub(crate) fn experts(self) -> Option<ExpertLayout> {
         match self {
-            Self::Ep | Self::TpEp => ExpertLayout::Ep,
-            Self::Tp | Self::DpTp => ExpertLayout::Tp,
+            Self::Ep | Self::TpEp => Some(ExpertLayout::Ep),
+            Self::Tp | Self::DpTp => Some(ExpertLayout::Tp),
+            Self::DpHybrid | Self::TpHybrid => None,
         }
     }
 }
@@ -89,7 +99,8 @@ mod tests {
     fn names_and_axes_belong_together() {
         for layout in LayoutName::ALL {
             assert_eq!(LayoutName::from_name(layout.name()), Some(layout));
-            assert_eq!(LayoutName::of(layout.attention(), layout.experts()), layout);
+            let hybrid = || "hybrid:2x2".parse().unwrap();
+            assert_eq!(LayoutName::of(layout.attention(), layout.experts().unwrap_or_else(hybrid)), layout);
             assert_eq!(serde_json::to_value(layout).unwrap(), layout.name());
         }
         assert_eq!(LayoutName::from_name("EP"), None);

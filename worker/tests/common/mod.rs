@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use half::f16;
 use safetensors::SafeTensors;
-use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_kernels::collectives::{Exchange, PrivateMemory};
 use semmoe_tables::{
-    ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables, TablesBuilder, TpParts,
+    Attention, ExpertCopies, GroupId, LayerIdx, NO_GROUP, Placement, Provenance, RankId, Replicas, Tables,
+    TablesBuilder, TpParts,
 };
 use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
@@ -315,8 +316,53 @@ pub(crate) fn main_group(placement: &Placement, layer: usize, experts: &[u16]) -
 pub(crate) fn join(link: Box<dyn Lockstep>, placement: &ExpertCopies, experts: ExpertLayout) -> ExpertParallel {
     let memory = PrivateMemory::new(link.rank());
     let counters = Arc::new(Counters::new(placement.layers()));
-    let unit = WireRows::f32(Box::new(RowCollectives::new(link, memory)));
+    let unit = WireRows::f32(experts.join(link, memory).unwrap());
     ExpertParallel::over(unit, placement.clone(), experts, counters).unwrap()
+}
+
+/// How the ranks of a unit are laid out.
+#[derive(Clone, Copy)]
+pub(crate) struct Laid<'a> {
+    pub(crate) world: u16,
+    pub(crate) attention: Attention,
+    pub(crate) placement: &'a Placement,
+    pub(crate) experts: ExpertLayout,
+}
+
+/// Runs every rank in a thread of its own; what they give and count in rank order, and all bytes sent.
+pub(crate) fn on_layout<T: Send>(
+    model_dir: &Path,
+    laid: Laid<'_>,
+    work: impl Fn(&mut Rank) -> T + Sync,
+) -> (Vec<(T, CountersSnapshot)>, u64) {
+    let Laid { world, attention, placement, experts } = laid;
+    let (transports, meters) = metered_mesh(world);
+    let results = std::thread::scope(|scope| {
+        let work = &work;
+        let start = |transport| {
+            scope.spawn(move || {
+                let mut rank = match attention {
+                    Attention::Dp => Rank::with_experts(model_dir, transport, placement, experts),
+                    Attention::Tp => Rank::tp(model_dir, transport, placement, experts, None),
+                };
+                // No rank leaves before all have ended.
+                (work(&mut rank), rank.counted(), rank)
+            })
+        };
+        let threads: Vec<_> = transports.into_iter().map(start).collect();
+        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        ended.into_iter().map(|(result, counted, _)| (result, counted)).collect()
+    });
+    let sent = meters.iter().map(|[sent, _]| sent.load(Ordering::Relaxed)).sum();
+    (results, sent)
+}
+
+/// The prompts of a fixture and how Transformers goes on.
+pub(crate) fn fixture_prompts(dir: &Path) -> Vec<(Vec<u32>, Vec<u32>)> {
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let list = |prompt: &Value, name: &str| serde_json::from_value(prompt[name].clone()).unwrap();
+    let prompts = json["prompts"].as_array().unwrap();
+    prompts.iter().map(|prompt| (list(prompt, "input_ids"), list(prompt, "greedy"))).collect()
 }
 
 /// A transport that measures what it carries.
@@ -335,13 +381,13 @@ impl Lockstep for Metered {
         self.inner.world()
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
         let me = self.rank();
-        let to_peers = outgoing.iter().enumerate().filter(|(peer, _)| *peer != me);
+        let to_peers = exchange.peers.iter().zip(exchange.outgoing).filter(|(peer, _)| **peer != me);
         let bytes: usize = to_peers.map(|(_, message)| message.len()).sum();
         self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         self.collectives.fetch_add(1, Ordering::Relaxed);
-        self.inner.all_to_all(outgoing, incoming)
+        self.inner.group_all_to_all(exchange)
     }
 
     fn wait(&mut self) -> Result<Wake, UnitError> {

@@ -11,7 +11,7 @@ mod peer;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-use semmoe_kernels::collectives::{Lockstep, UnitError, Wake, Waker};
+use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 
 pub(super) use peer::Peer;
 use peer::{Fault, Progress};
@@ -86,23 +86,30 @@ impl<M: Medium> StreamTransport<M> {
         &self.medium
     }
 
-    /// Sends and receives with all peers until all are done.
-    fn exchange(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), RankFault> {
+    /// Sends and receives with the peers named until all are done.
+    fn exchange(&mut self, exchange: Exchange<'_>) -> Result<(), RankFault> {
+        let Exchange { peers, outgoing, incoming, arrived } = exchange;
         self.collective += 1;
-        for ((peer, message), pending) in self.peers.iter_mut().zip(outgoing).zip(&mut self.pending) {
-            *pending = Pending::new(peer.is_some());
-            if let Some(peer) = peer {
+        self.pending.fill(Pending::default());
+        for (&rank, message) in peers.iter().zip(outgoing) {
+            if let Some(peer) = &mut self.peers[rank] {
+                self.pending[rank] = Pending::new(true);
                 peer.begin_send(self.collective, message.len());
             }
         }
         // A limit too large to add is none.
         let deadline = Instant::now().checked_add(self.limit);
         loop {
-            for (rank, pending) in self.pending.iter_mut().enumerate().filter(|(_, pending)| pending.ready) {
-                let Some(peer) = &mut self.peers[rank] else { continue };
+            for (i, &rank) in peers.iter().enumerate() {
+                let pending = &mut self.pending[rank];
+                let Some(peer) = self.peers[rank].as_mut().filter(|_| pending.ready) else { continue };
+                let was_receiving = pending.receiving;
                 pending
-                    .advance(peer, self.collective, &outgoing[rank], &mut incoming[rank])
+                    .advance(peer, self.collective, &outgoing[i], &mut incoming[i])
                     .map_err(|fault| (rank, Cause::Fault(fault)))?;
+                if was_receiving && !pending.receiving {
+                    arrived(i);
+                }
             }
             let Some(late) = self.pending.iter().position(Pending::is_open) else {
                 return Ok(());
@@ -136,8 +143,8 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Decides which rank failed first, remembers it, and tells the peers. `outgoing` is what was being sent.
-    fn fail(&mut self, (rank, cause): RankFault, outgoing: &[Vec<u8>]) -> UnitError {
+    /// Decides which rank failed first, remembers it, and tells the peers. `sending` is what was being sent.
+    fn fail(&mut self, (rank, cause): RankFault, sending: Sending<'_>) -> UnitError {
         let told = match &cause {
             // The rank itself says whose failure it was.
             Cause::Fault(Fault::Failure { .. }) => None,
@@ -153,7 +160,7 @@ impl<M: Medium> StreamTransport<M> {
             (None, Cause::Late) => UnitError::TimedOut { rank, limit: self.limit },
         };
         self.failed = Some(error.clone());
-        self.tell(&error, outgoing);
+        self.tell(&error, sending);
         error
     }
 
@@ -179,7 +186,7 @@ impl<M: Medium> StreamTransport<M> {
     }
 
     /// Tells every peer why this rank gives up: after the message that is on the wire to it, if that can still be finished.
-    fn tell(&mut self, error: &UnitError, outgoing: &[Vec<u8>]) {
+    fn tell(&mut self, error: &UnitError, sending: Sending<'_>) {
         let deadline = Instant::now() + SETTLE;
         let cause = match error {
             UnitError::PeerLost { cause, .. } => cause.clone(),
@@ -188,7 +195,7 @@ impl<M: Medium> StreamTransport<M> {
             UnitError::Operands { detail, .. } => detail.clone(),
         };
         for rank in 0..self.peers.len() {
-            let message = outgoing.get(rank).map_or(&[][..], Vec::as_slice);
+            let message = sending.to(rank);
             self.finish_message(rank, message, deadline);
             if let Some(peer) = self.peers[rank].as_mut().filter(|peer| !peer.is_mid_send(message.len())) {
                 peer.send_failure(error.rank() as u16, &cause);
@@ -208,6 +215,19 @@ impl<M: Medium> StreamTransport<M> {
                 return;
             }
         }
+    }
+}
+
+/// The messages of an exchange, in the order of its peers.
+#[derive(Clone, Copy, Default)]
+struct Sending<'a> {
+    peers: &'a [usize],
+    outgoing: &'a [Vec<u8>],
+}
+
+impl<'a> Sending<'a> {
+    fn to(self, rank: usize) -> &'a [u8] {
+        self.peers.iter().position(|&peer| peer == rank).map_or(&[], |i| &self.outgoing[i])
     }
 }
 
@@ -268,18 +288,19 @@ impl<M: Medium> Lockstep for StreamTransport<M> {
         self.peers.len()
     }
 
-    fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.exchange(outgoing, incoming).map_err(|fault| self.fail(fault, outgoing))
+        let sending = Sending { peers: exchange.peers, outgoing: exchange.outgoing };
+        self.exchange(exchange).map_err(|fault| self.fail(fault, sending))
     }
 
     fn wait(&mut self) -> Result<Wake, UnitError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        self.wait_for_wake().map_err(|fault| self.fail(fault, &[]))
+        self.wait_for_wake().map_err(|fault| self.fail(fault, Sending::default()))
     }
 
     fn waker(&self) -> Waker {

@@ -1,0 +1,174 @@
+//! Groups of ranks over the link of their unit: the ranks of a node, and the ranks with one local index across nodes.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::SmallVec;
+
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::rows::INLINE_RANKS;
+use super::wire;
+use crate::nodes::NodeGrid;
+
+/// The link of a unit whose ranks agree on their nodes; its clones and groups share it. All ranks use groups in the same order: an
+/// exchange of any group counts as one of the unit's, so that each rank makes equally many.
+pub struct UnitLink<L> {
+    state: Arc<Mutex<State<L>>>,
+    grid: NodeGrid,
+    rank: usize,
+    waker: Waker,
+}
+
+struct State<L> {
+    link: L,
+    sent: LevelBytes,
+}
+
+/// Bytes of messages, without what a carrier adds to them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LevelBytes {
+    /// To other ranks of the own node.
+    pub inside: u64,
+    /// To ranks of other nodes.
+    pub between: u64,
+}
+
+impl<L> Clone for UnitLink<L> {
+    fn clone(&self) -> Self {
+        Self { state: Arc::clone(&self.state), grid: self.grid, rank: self.rank, waker: self.waker.clone() }
+    }
+}
+
+impl<L: Lockstep> UnitLink<L> {
+    /// Divides the ranks of a unit among nodes; all ranks call this at the same time.
+    ///
+    /// # Errors
+    /// Nodes that do not divide the ranks; a rank that divides the unit in another way, or not at all; a rank that was lost.
+    pub fn join(mut link: L, nodes: usize) -> Result<Self, UnitError> {
+        let (rank, world) = (link.rank(), link.world());
+        let grid =
+            NodeGrid::new(world, nodes).map_err(|error| UnitError::Operands { rank, detail: error.to_string() })?;
+        let mut own = Vec::new();
+        wire::put(&MARK, &mut own);
+        wire::put(&[nodes as u32], &mut own);
+        let mut incoming = vec![Vec::new(); world];
+        link.all_to_all(&vec![own.clone(); world], &mut incoming)?;
+        for (peer, found) in incoming.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+            check_nodes(found, nodes).map_err(|detail| UnitError::protocol(peer, detail))?;
+        }
+        let waker = link.waker();
+        let state = Arc::new(Mutex::new(State { link, sent: LevelBytes::default() }));
+        Ok(Self { state, grid, rank, waker })
+    }
+
+    /// The ranks of this rank's node: their ranks in the group are their local indices.
+    #[must_use]
+    pub fn inside(&self) -> GroupLink<L> {
+        let members = self.grid.inside(self.grid.node(self.rank)).collect();
+        GroupLink { unit: self.clone(), members, me: self.grid.local(self.rank) }
+    }
+
+    /// The ranks across nodes with this rank's local index: their ranks in the group are their nodes.
+    #[must_use]
+    pub fn across(&self) -> GroupLink<L> {
+        let members = self.grid.across(self.grid.local(self.rank)).collect();
+        GroupLink { unit: self.clone(), members, me: self.grid.node(self.rank) }
+    }
+
+    /// How the ranks are divided.
+    #[must_use]
+    pub fn grid(&self) -> NodeGrid {
+        self.grid
+    }
+
+    /// What this rank has sent so far, by unit and groups together.
+    #[must_use]
+    pub fn sent(&self) -> LevelBytes {
+        self.lock().sent
+    }
+
+    /// A thread that panicked inside the link leaves a link that fails by itself.
+    fn lock(&self) -> MutexGuard<'_, State<L>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Begins the message by which ranks agree on their nodes.
+const MARK: [u8; 4] = *b"node";
+
+fn check_nodes(message: &[u8], nodes: usize) -> Result<(), String> {
+    let Some((&MARK, found)) = message.split_first_chunk() else {
+        return Err(format!("it is not divided into nodes, expected {nodes} nodes"));
+    };
+    let found: u32 = bytemuck::pod_read_unaligned(wire::exactly(found, size_of::<u32>())?);
+    match found as usize == nodes {
+        true => Ok(()),
+        false => Err(format!("it divides the unit into {found} nodes, expected {nodes}")),
+    }
+}
+
+impl<L: Lockstep> Lockstep for UnitLink<L> {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world(&self) -> usize {
+        self.grid.ranks()
+    }
+
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        let mut state = self.lock();
+        for (&peer, message) in exchange.peers.iter().zip(exchange.outgoing).filter(|(peer, _)| **peer != self.rank) {
+            let is_inside = self.grid.node(peer) == self.grid.node(self.rank);
+            let sent = if is_inside { &mut state.sent.inside } else { &mut state.sent.between };
+            *sent += message.len() as u64;
+        }
+        state.link.group_all_to_all(exchange)
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.lock().link.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+}
+
+/// A group's end of one rank: ranks are counted within the group. Errors of the link name ranks as the unit does.
+pub struct GroupLink<L> {
+    unit: UnitLink<L>,
+    members: Arc<[usize]>,
+    /// This rank's place among the members.
+    me: usize,
+}
+
+impl<L> GroupLink<L> {
+    /// The unit's ranks that are in the group, ascending.
+    pub(super) fn members(&self) -> Arc<[usize]> {
+        Arc::clone(&self.members)
+    }
+}
+
+impl<L: Lockstep> Lockstep for GroupLink<L> {
+    fn rank(&self) -> usize {
+        self.me
+    }
+
+    fn world(&self) -> usize {
+        self.members.len()
+    }
+
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        let peers: SmallVec<[usize; INLINE_RANKS]> = exchange.peers.iter().map(|&peer| self.members[peer]).collect();
+        let Exchange { outgoing, incoming, arrived, .. } = exchange;
+        self.unit.group_all_to_all(Exchange { peers: &peers, outgoing, incoming, arrived })
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.unit.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.unit.waker()
+    }
+}

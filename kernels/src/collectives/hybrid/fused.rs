@@ -1,0 +1,354 @@
+//! AG-Dispatch and RS-Combine (MixServe, Algorithms 2 and 1): while one piece crosses nodes, another is gathered or added inside.
+//!
+//! A message inside a node is, in AG-Dispatch, the bytes of the own rows' message u64, that message, and the one that crossed a step
+//! before, as it came; in RS-Combine the partial sums T of own rows, then of those that cross.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::pieces::{Pieces, part};
+use super::stage::{Stage, StageName, StageObserver};
+use super::step::Step;
+use crate::collectives::group::UnitLink;
+use crate::collectives::rows::{Arrived, EachRank, Sums, add_returned};
+use crate::collectives::{Lockstep, Received, ReceivedRows, UnitError, check, wire};
+use crate::dispatch::{DispatchPlan, RankRows};
+use crate::element::Element;
+use crate::vector::sum_rows;
+
+pub(super) struct Fused<L, T> {
+    link: UnitLink<L>,
+    pieces: Pieces,
+    /// This rank's local index.
+    local: usize,
+    step: Step,
+    /// What the ranks of this node are sent in a step.
+    gather: Vec<u8>,
+    /// The message that crossed in the step before.
+    crossed: Vec<u8>,
+    /// `[P]`: the rows that came by way of each local index.
+    shards: Vec<Shard<T>>,
+    arrived: Arrived,
+    sums: Vec<T>,
+    /// The sums that cross in the next step.
+    reduced: Vec<T>,
+    /// `[N]`: what each node made of this rank's rows.
+    returned: Vec<Vec<T>>,
+}
+
+/// Rows that came by way of one local index, in the order of their arrival.
+#[derive(Debug)]
+struct Shard<T> {
+    rows: Vec<T>,
+    /// `[N]`: by the node of their source.
+    of_nodes: Vec<NodeShard>,
+}
+
+/// Rows of one source, in the order of its tokens.
+#[derive(Clone, Debug, Default)]
+struct NodeShard {
+    /// Where each is among the shard's rows.
+    places: Vec<u32>,
+    pairs: Vec<u16>,
+    experts: Vec<u16>,
+    weights: Vec<f32>,
+    /// How many rows there were after each piece.
+    ends: Vec<usize>,
+    /// The first row, among all that arrived.
+    first: usize,
+}
+
+impl NodeShard {
+    /// The rows of a piece, among all that arrived.
+    fn rows(&self, piece: usize) -> Range<usize> {
+        let before = if piece == 0 { 0 } else { self.ends[piece - 1] };
+        self.first + before..self.first + self.ends[piece]
+    }
+}
+
+impl<T: Element> Shard<T> {
+    fn clear(&mut self) {
+        self.rows.clear();
+        for NodeShard { places, pairs, experts, weights, ends, .. } in &mut self.of_nodes {
+            places.clear();
+            pairs.clear();
+            experts.clear();
+            weights.clear();
+            ends.clear();
+        }
+    }
+
+    /// Adds the next piece of a source on `node`.
+    fn push(&mut self, node: usize, message: &[u8], hidden: usize) -> Result<(), String> {
+        let parts = wire::split_dispatch(message, hidden * size_of::<T>())?;
+        let of_node = &mut self.of_nodes[node];
+        let first = self.rows.len().checked_div(hidden).unwrap_or_default();
+        of_node.places.extend((0..parts.rows).map(|row| (first + row) as u32));
+        of_node.pairs.extend(wire::values::<u16>(parts.pair_counts));
+        of_node.experts.extend(wire::values::<u16>(parts.experts));
+        of_node.weights.extend(wire::values::<f32>(parts.weights));
+        of_node.ends.push(of_node.places.len());
+        self.rows.extend_from_slice(&values(parts.place));
+        Ok(())
+    }
+}
+
+/// Elements of a message, copied only where they do not lie aligned. The length is a multiple of theirs.
+fn values<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
+    bytemuck::try_cast_slice(bytes).map_or_else(|_| wire::values(bytes).collect(), Cow::Borrowed)
+}
+
+fn put_rows<T: Element>(rows: RankRows<'_>, x: &[T], hidden: usize, out: &mut Vec<u8>) {
+    wire::put_dispatch(rows, out, |out| {
+        rows.tokens.iter().for_each(|&token| wire::put(&x[token as usize * hidden..][..hidden], out));
+    });
+}
+
+/// The rows that a plan sends a node in one of several pieces.
+fn rows_of(plan: &DispatchPlan, node: usize, piece: usize, pieces: usize) -> RankRows<'_> {
+    let rows = plan.rank(node);
+    rows.slice(part(rows.tokens.len(), piece, pieces))
+}
+
+impl<L: Lockstep, T: Element> Fused<L, T> {
+    pub(super) fn new(link: UnitLink<L>, chunks: usize) -> Self {
+        let (grid, rank) = (link.grid(), link.rank());
+        let shard = || Shard { rows: Vec::new(), of_nodes: vec![NodeShard::default(); grid.nodes()] };
+        Self {
+            link,
+            pieces: Pieces { grid, node: grid.node(rank), chunks },
+            local: grid.local(rank),
+            step: Step::default(),
+            gather: Vec::new(),
+            crossed: Vec::new(),
+            shards: (0..grid.width()).map(|_| shard()).collect(),
+            arrived: Arrived::default(),
+            sums: Vec::new(),
+            reduced: Vec::new(),
+            returned: vec![Vec::new(); grid.nodes()],
+        }
+    }
+
+    /// The rank with this one's local index on another node.
+    fn across(&self, node: usize) -> usize {
+        self.pieces.grid.rank(node, self.local)
+    }
+
+    /// The other ranks of this node, by local index.
+    fn others(&self) -> impl Iterator<Item = (usize, usize)> + use<L, T> {
+        let (Pieces { grid, node, .. }, own) = (self.pieces, self.local);
+        grid.inside(node).enumerate().filter(move |(local, _)| *local != own)
+    }
+
+    pub(super) fn dispatch(
+        &mut self,
+        x: &[T],
+        hidden: usize,
+        plan: &DispatchPlan,
+        observer: &mut dyn StageObserver,
+    ) -> Result<(), UnitError> {
+        let pieces = self.pieces;
+        self.arrived.clear(hidden);
+        self.shards.iter_mut().for_each(Shard::clear);
+        for piece in 0..=pieces.crossing() {
+            self.write_gather(piece, x, hidden, plan);
+            self.step.begin();
+            for (_, peer) in self.others() {
+                let stage = Stage { name: StageName::Gather, piece };
+                self.step.add(peer, stage).extend_from_slice(&self.gather);
+            }
+            let crosses = piece < pieces.crossing();
+            if crosses {
+                let stage = Stage { name: StageName::Dispatch, piece };
+                let (to, from) = (self.across(pieces.to(piece)), self.across(pieces.from(piece)));
+                let rows = rows_of(plan, pieces.to(piece), pieces.chunk(piece), pieces.chunks);
+                put_rows(rows, x, hidden, self.step.add(to, stage));
+                if from != to {
+                    self.step.add(from, stage);
+                }
+            }
+            self.step.exchange(&mut self.link, observer)?;
+            self.read_gathers(piece, hidden)?;
+            if crosses {
+                self.keep_crossed(piece, hidden)?;
+            }
+        }
+        self.arrange();
+        Ok(())
+    }
+
+    /// What this rank has for the others of its node: own rows for the node, and what crossed a step before.
+    fn write_gather(&mut self, piece: usize, x: &[T], hidden: usize, plan: &DispatchPlan) {
+        let Pieces { node, .. } = self.pieces;
+        self.gather.clear();
+        wire::put(&[0u64], &mut self.gather);
+        if piece < self.pieces.own() {
+            put_rows(rows_of(plan, node, piece, self.pieces.own()), x, hidden, &mut self.gather);
+        }
+        let own = (self.gather.len() - wire::HEADER_BYTES) as u64;
+        self.gather[..wire::HEADER_BYTES].copy_from_slice(&own.to_le_bytes());
+        if piece > 0 {
+            self.gather.extend_from_slice(&self.crossed);
+        }
+    }
+
+    /// Takes what the ranks of this node gather in a step, this one's own part included.
+    fn read_gathers(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
+        let pieces = self.pieces;
+        for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
+            let message = if local == self.local { &self.gather } else { self.step.from(rank) };
+            let shard = &mut self.shards[local];
+            let mut read = || {
+                let (own, crossed) = split_gather(message)?;
+                if piece < pieces.own() {
+                    shard.push(pieces.node, own, hidden)?;
+                }
+                if piece > 0 {
+                    shard.push(pieces.from(piece - 1), crossed, hidden)?;
+                }
+                Ok(())
+            };
+            read().map_err(|detail: String| UnitError::protocol(rank, detail))?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the message that crossed. It is checked before it is passed on: an error names the rank that made it.
+    fn keep_crossed(&mut self, piece: usize, hidden: usize) -> Result<(), UnitError> {
+        let from = self.across(self.pieces.from(piece));
+        let message = self.step.from(from);
+        wire::split_dispatch(message, hidden * size_of::<T>()).map_err(|detail| UnitError::protocol(from, detail))?;
+        self.crossed.clear();
+        self.crossed.extend_from_slice(message);
+        Ok(())
+    }
+
+    /// Puts the rows in their order: by local index, then by node, then by token.
+    fn arrange(&mut self) {
+        for (local, shard) in self.shards.iter_mut().enumerate() {
+            let mut first = self.arrived.places.len();
+            for of_node in &mut shard.of_nodes {
+                of_node.first = first;
+                first += of_node.places.len();
+                self.arrived.experts.extend_from_slice(&of_node.experts);
+                self.arrived.weights.extend_from_slice(&of_node.weights);
+            }
+            let places = shard.of_nodes.iter().flat_map(|of_node| of_node.places.iter().copied());
+            let pairs = shard.of_nodes.iter().flat_map(|of_node| of_node.pairs.iter().copied());
+            self.arrived.push(local, places, pairs);
+        }
+        self.sums.resize(self.arrived.places.len() * self.arrived.hidden, T::zeroed());
+    }
+
+    pub(super) fn received(&mut self) -> Received<'_, T> {
+        let Self { arrived, shards, sums, .. } = self;
+        let rows = ReceivedRows {
+            hidden: arrived.hidden,
+            offsets: &arrived.offsets,
+            places: &arrived.places,
+            sources: &arrived.sources,
+            bases: shards.iter().map(|shard| shard.rows.as_slice()).collect(),
+        };
+        Received { rows, pair_rows: &arrived.pair_rows, experts: &arrived.experts, weights: &arrived.weights, sums }
+    }
+
+    pub(super) fn combine(
+        &mut self,
+        plan: &DispatchPlan,
+        out: &mut [T],
+        observer: &mut dyn StageObserver,
+    ) -> Result<(), UnitError> {
+        let (pieces, hidden) = (self.pieces, self.arrived.hidden);
+        check(self.link.rank(), "out", out.len(), plan.tokens() * hidden)?;
+        self.returned.iter_mut().for_each(Vec::clear);
+        for step in 0..=pieces.crossing() {
+            self.step.begin();
+            let reduces = step < pieces.own();
+            for (local, peer) in self.others().filter(|_| reduces) {
+                let message = self.step.add(peer, Stage { name: StageName::Reduce, piece: step });
+                for rows in rows_to_reduce(&self.shards[local], pieces, step) {
+                    wire::put(&self.sums[rows.start * hidden..rows.end * hidden], message);
+                }
+            }
+            let crossing = step.checked_sub(1);
+            if let Some(piece) = crossing {
+                let stage = Stage { name: StageName::Combine, piece };
+                let (to, from) = (self.across(pieces.from(piece)), self.across(pieces.to(piece)));
+                wire::put(&self.reduced, self.step.add(to, stage));
+                if from != to {
+                    self.step.add(from, stage);
+                }
+            }
+            self.step.exchange(&mut self.link, observer)?;
+            if let Some(piece) = crossing {
+                self.take_returned(piece, plan)?;
+            }
+            if reduces {
+                self.reduce(step)?;
+            }
+        }
+        let nodes = self.returned.iter().enumerate();
+        let mut sums: EachRank<Sums<'_, T>> =
+            nodes.map(|(node, rows)| Sums { tokens: plan.rank(node).tokens, rows }).collect();
+        add_returned(&mut sums, hidden, out);
+        Ok(())
+    }
+
+    /// Takes this rank's rows that a node has summed up, and that crossed back.
+    fn take_returned(&mut self, piece: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        let (pieces, node) = (self.pieces, self.pieces.to(piece));
+        let rows = rows_of(plan, node, pieces.chunk(piece), pieces.chunks).tokens.len();
+        let from = self.across(node);
+        let message = wire::exactly(self.step.from(from), rows * self.arrived.hidden * size_of::<T>())
+            .map_err(|detail| UnitError::protocol(from, detail))?;
+        self.returned[node].extend_from_slice(&values(message));
+        Ok(())
+    }
+
+    /// Adds what the ranks of this node made of the rows that came by way of this one: own rows stay, the others cross next.
+    fn reduce(&mut self, step: usize) -> Result<(), UnitError> {
+        let Self { shards, sums, reduced, returned, step: messages, .. } = self;
+        let (pieces, hidden) = (self.pieces, self.arrived.hidden);
+        let ranges = rows_to_reduce(&shards[self.local], pieces, step);
+        let bytes = ranges.iter().map(Range::len).sum::<usize>() * hidden * size_of::<T>();
+        let mut parts: EachRank<Cow<'_, [T]>> = EachRank::new();
+        for (local, rank) in pieces.grid.inside(pieces.node).enumerate() {
+            parts.push(match local == self.local {
+                true => ranges.iter().flat_map(|rows| &sums[rows.start * hidden..rows.end * hidden]).copied().collect(),
+                false => values(
+                    wire::exactly(messages.from(rank), bytes).map_err(|detail| UnitError::protocol(rank, detail))?,
+                ),
+            });
+        }
+        let own = &mut returned[pieces.node];
+        let (kept, mut at) = (own.len(), 0);
+        own.resize(kept + ranges[0].len() * hidden, T::zeroed());
+        reduced.resize(ranges[1].len() * hidden, T::zeroed());
+        for out in own[kept..].chunks_exact_mut(hidden.max(1)).chain(reduced.chunks_exact_mut(hidden.max(1))) {
+            let rows: EachRank<&[T]> = parts.iter().map(|part| &part[at..at + hidden]).collect();
+            sum_rows(&rows, out);
+            at += hidden;
+        }
+        Ok(())
+    }
+}
+
+/// A gather's own rows, and those that crossed.
+fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), String> {
+    let length = message.len();
+    let split = message.split_first_chunk().and_then(|(own, rest)| {
+        let own = usize::try_from(u64::from_le_bytes(*own)).ok()?;
+        rest.split_at_checked(own)
+    });
+    split.ok_or_else(|| format!("a gather of {length} bytes, shorter than its own rows"))
+}
+
+/// The rows that came by way of one local index and are added in a step, among all that arrived: those of the own node, then those that
+/// cross next.
+fn rows_to_reduce<T>(shard: &Shard<T>, pieces: Pieces, step: usize) -> [Range<usize>; 2] {
+    let crossing = match step < pieces.crossing() {
+        true => shard.of_nodes[pieces.from(step)].rows(pieces.chunk(step)),
+        false => 0..0,
+    };
+    [shard.of_nodes[pieces.node].rows(step), crossing]
+}

@@ -1,0 +1,166 @@
+//! Hybrid TP-EP: an expert belongs to a node and is sliced over the node's ranks (MixServe, section III-C).
+//!
+//! A row crosses to each node that needs it once, to the rank with the local index of the row's own rank, and is gathered by the
+//! ranks of that node. The ranks' partial sums are added on that same rank, whose result crosses back. So of both directions each
+//! rank carries 1/P between nodes. MixServe cuts rows into P columns, as attention tp leaves each row on all ranks of a node; here
+//! each row is on one rank alone (a rank's own tokens, or what a reduce-scatter left it), so that rows are cut in place of columns,
+//! and no allgather has to follow the combine. What is computed, bit for bit: [`hybrid_dispatch`](crate::reference::hybrid_dispatch)
+//! and [`hybrid_combine`](crate::reference::hybrid_combine).
+//!
+//! | exchange | between nodes | inside a node |
+//! |---|---|---|
+//! | unfused | dispatch and combine of the group across nodes | the same of the group inside the node, before or after |
+//! | fused: AG-Dispatch, RS-Combine | one piece | at the same time, the piece before (gather) or after (reduce) |
+
+mod fused;
+mod pieces;
+mod stage;
+mod step;
+mod unfused;
+
+use super::group::UnitLink;
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::memory::{PrivateMemory, RowMemory};
+use super::rows::RowCollectives;
+use super::{AllRows, Collectives, Norm, OwnRows, Received, check};
+use crate::dispatch::DispatchPlan;
+use crate::element::Element;
+use crate::split::RowSplit;
+use fused::Fused;
+use unfused::Unfused;
+
+pub use pieces::hybrid_bytes;
+pub use stage::{Stage, StageName, StageObserver, Unobserved};
+
+/// The most chunks into which a fused exchange cuts what one node sends another.
+pub const MAX_CHUNKS: usize = 64;
+
+/// The collectives of a unit in which dispatch and combine go by node: their plan is over the N nodes, and what is received is the same on
+/// all ranks of a node, by the source's local index, then by its node. The other collectives are the unit's.
+pub struct HybridCollectives<L, T> {
+    unit: Box<dyn Collectives<T>>,
+    link: UnitLink<L>,
+    route: Route<L, T>,
+}
+
+enum Route<L, T> {
+    Unfused(Box<Unfused<T>>),
+    Fused(Box<Fused<L, T>>),
+}
+
+impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
+    /// One level after the other. `unit` is over a clone of the link; `inside` is memory of the ranks of this node alone, counted by
+    /// local index, and used by no other collectives.
+    pub fn unfused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, inside: impl RowMemory<T> + 'static) -> Self {
+        let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
+        let inside = RowCollectives::of_group(link.inside(), inside);
+        Self { unit, link, route: Route::Unfused(Box::new(Unfused::new(Box::new(across), Box::new(inside)))) }
+    }
+
+    /// Both levels at once. What one node sends another is cut into `chunks`: the same number on every rank. Rows travel in messages
+    /// at both levels.
+    ///
+    /// # Errors
+    /// No chunks, or more than [`MAX_CHUNKS`].
+    pub fn fused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, chunks: usize) -> Result<Self, UnitError> {
+        if chunks == 0 || chunks > MAX_CHUNKS {
+            let detail = format!("rows in {chunks} chunks, expected 1 to {MAX_CHUNKS}");
+            return Err(UnitError::Operands { rank: link.rank(), detail });
+        }
+        let route = Route::Fused(Box::new(Fused::new(link.clone(), chunks)));
+        Ok(Self { unit, link, route })
+    }
+
+    /// [`Collectives::dispatch`], whose stages an observer follows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn dispatch_observed(
+        &mut self,
+        x: &[T],
+        hidden: usize,
+        plan: &DispatchPlan,
+        observer: &mut dyn StageObserver,
+    ) -> Result<(), UnitError> {
+        let rank = self.link.rank();
+        check(rank, "the rows", x.len(), plan.tokens() * hidden)?;
+        check(rank, "the nodes of the plan", plan.ranks(), self.link.grid().nodes())?;
+        match &mut self.route {
+            Route::Unfused(unfused) => unfused.dispatch(x, hidden, plan, observer),
+            Route::Fused(fused) => fused.dispatch(x, hidden, plan, observer),
+        }
+    }
+
+    /// [`Collectives::combine`], whose stages an observer follows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn combine_observed(
+        &mut self,
+        plan: &DispatchPlan,
+        out: &mut [T],
+        observer: &mut dyn StageObserver,
+    ) -> Result<(), UnitError> {
+        match &mut self.route {
+            Route::Unfused(unfused) => unfused.combine(plan, out, observer),
+            Route::Fused(fused) => fused.combine(plan, out, observer),
+        }
+    }
+}
+
+impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, T> {
+    fn part(&mut self, len: usize) -> Result<&mut [T], UnitError> {
+        self.unit.part(len)
+    }
+
+    fn reduce_scatter(
+        &mut self,
+        hidden: usize,
+        split: RowSplit<'_>,
+        norm: Option<Norm<'_, T>>,
+        out: &mut [T],
+    ) -> Result<(), UnitError> {
+        self.unit.reduce_scatter(hidden, split, norm, out)
+    }
+
+    fn allgather(&mut self, own: OwnRows<'_, T>, split: RowSplit<'_>, out: AllRows<'_, T>) -> Result<(), UnitError> {
+        self.unit.allgather(own, split, out)
+    }
+
+    fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
+        self.dispatch_observed(x, hidden, plan, &mut Unobserved)
+    }
+
+    fn received(&mut self) -> Received<'_, T> {
+        match &mut self.route {
+            Route::Unfused(unfused) => unfused.received(),
+            Route::Fused(fused) => fused.received(),
+        }
+    }
+
+    fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
+        self.combine_observed(plan, out, &mut Unobserved)
+    }
+}
+
+impl<L: Lockstep, T: Element> Lockstep for HybridCollectives<L, T> {
+    fn rank(&self) -> usize {
+        self.link.rank()
+    }
+
+    fn world(&self) -> usize {
+        self.link.world()
+    }
+
+    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+        self.link.group_all_to_all(exchange)
+    }
+
+    fn wait(&mut self) -> Result<Wake, UnitError> {
+        self.link.wait()
+    }
+
+    fn waker(&self) -> Waker {
+        self.link.waker()
+    }
+}

@@ -1,0 +1,102 @@
+//! Which rows cross to which node, and in which piece.
+
+use std::ops::Range;
+
+use crate::collectives::rows::{DISPATCH_HEADER_BYTES, dispatch_row_bytes};
+use crate::dispatch::DispatchPlan;
+use crate::element::Dtype;
+use crate::nodes::NodeGrid;
+
+/// The rows that cross, in pieces: first those to the next node, in C chunks, then those to the node after that, and so on: N - 1
+/// rounds of pairs, as in Algorithms 1 and 2 of MixServe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pieces {
+    pub(super) grid: NodeGrid,
+    /// The own node.
+    pub(super) node: usize,
+    /// C
+    pub(super) chunks: usize,
+}
+
+impl Pieces {
+    /// How many pieces cross.
+    pub(super) fn crossing(self) -> usize {
+        (self.grid.nodes() - 1) * self.chunks
+    }
+
+    /// In how many pieces the rows for the own node are gathered: beside those that cross, at the same time.
+    pub(super) fn own(self) -> usize {
+        self.crossing().max(1)
+    }
+
+    fn distance(self, piece: usize) -> usize {
+        piece / self.chunks + 1
+    }
+
+    /// The node to which this node's piece goes.
+    pub(super) fn to(self, piece: usize) -> usize {
+        (self.node + self.distance(piece)) % self.grid.nodes()
+    }
+
+    /// The node whose piece comes here.
+    pub(super) fn from(self, piece: usize) -> usize {
+        (self.node + self.grid.nodes() - self.distance(piece)) % self.grid.nodes()
+    }
+
+    /// Which chunk of a node's rows the piece is.
+    pub(super) fn chunk(self, piece: usize) -> usize {
+        piece % self.chunks
+    }
+}
+
+/// An even part of some rows.
+pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
+    rows * index / parts..rows * (index + 1) / parts
+}
+
+/// What a rank's tokens bring to other nodes and back: the exact bytes of messages. `plan` is over nodes, `chunks` 1 where the exchange
+/// is not fused.
+#[must_use]
+pub fn hybrid_bytes(plan: &DispatchPlan, node: usize, dtype: Dtype, hidden: usize, chunks: usize) -> u64 {
+    let others = (0..plan.ranks()).filter(|&other| other != node).map(|other| plan.rank(other));
+    let bytes = others.map(|sent| {
+        let rows = sent.pairs.iter().map(|&pairs| dispatch_row_bytes(dtype, pairs.into(), hidden) as u64);
+        rows.sum::<u64>() + (sent.tokens.len().min(chunks) * DISPATCH_HEADER_BYTES) as u64
+    });
+    bytes.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_node_sends_another_receives_in_the_same_piece() {
+        for (nodes, chunks) in [(1, 3), (2, 1), (3, 2), (5, 4)] {
+            let of = |node| Pieces { grid: NodeGrid::new(nodes, nodes).unwrap(), node, chunks };
+            for node in 0..nodes {
+                let mut seen = vec![0; nodes];
+                for piece in 0..of(node).crossing() {
+                    assert_eq!(of(of(node).to(piece)).from(piece), node);
+                    // Chunks of one node arrive in order.
+                    assert_eq!(of(node).chunk(piece), seen[of(node).to(piece)]);
+                    seen[of(node).to(piece)] += 1;
+                }
+                let expected: Vec<usize> = (0..nodes).map(|to| if to == node { 0 } else { chunks }).collect();
+                assert_eq!(seen, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn parts_are_even_and_cover_all_rows() {
+        for (rows, parts) in [(0, 3), (2, 5), (10, 3), (7, 1)] {
+            let ends: Vec<Range<usize>> = (0..parts).map(|index| part(rows, index, parts)).collect();
+            assert!(ends.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!((ends[0].start, ends[parts - 1].end), (0, rows));
+            let filled = ends.iter().filter(|range| !range.is_empty()).count();
+            assert_eq!(filled, rows.min(parts), "as many messages with rows as are counted");
+            assert!(ends.iter().all(|range| range.len() <= rows.div_ceil(parts)));
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Dispatch and combine of hybrid TP-EP, over all ranks at once: an expert belongs to a node, and each of the node's P ranks has a
+//! slice of it, so that the ranks' results sum up to the expert's.
+
+use super::exchange::{NO_EXPERT, RoutedTokens, check_hosts, check_tokens, slots_at};
+use crate::element::Element;
+use crate::error::{KernelError, check_len};
+use crate::nodes::NodeGrid;
+
+/// The rows that every rank of one node has after a hybrid dispatch: R rows, by the source's local index, then by its node, then by
+/// token.
+#[derive(Clone, PartialEq, Debug)]
+pub struct NodeRows<T> {
+    /// `[R]`: the rank that each row came from.
+    pub sources: Vec<u32>,
+    /// `[R]`: the token's index on that rank.
+    pub tokens: Vec<u32>,
+    /// `[R, H]`: each token once, however many of its experts are on the node.
+    pub rows: Vec<T>,
+    /// `[R, k]`: the token's experts that are on the node, in the router's order, then [`NO_EXPERT`].
+    pub experts: Vec<i32>,
+    /// `[R, k]`: their weights, then 0.
+    pub weights: Vec<f32>,
+}
+
+/// Sends every token to all ranks of each node that has at least one of its experts, the own node included. `node_of_expert` is
+/// `[N]`; element b of the answer is what each rank of node b has.
+///
+/// # Errors
+/// Lengths that do not fit, an expert or a node out of range.
+pub fn hybrid_dispatch<T: Element>(
+    tokens: &[RoutedTokens<'_, T>],
+    hidden: usize,
+    top_k: usize,
+    node_of_expert: &[u32],
+    grid: NodeGrid,
+) -> Result<Vec<NodeRows<T>>, KernelError> {
+    check_len("ranks", tokens.len(), grid.ranks())?;
+    check_hosts("node of expert", node_of_expert, grid.nodes())?;
+    check_tokens(tokens, hidden, top_k, node_of_expert.len())?;
+    let empty = || NodeRows { sources: vec![], tokens: vec![], rows: vec![], experts: vec![], weights: vec![] };
+    let mut answer: Vec<NodeRows<T>> = (0..grid.nodes()).map(|_| empty()).collect();
+    for (node, to) in answer.iter_mut().enumerate() {
+        for rank in (0..grid.width()).flat_map(|local| grid.across(local)) {
+            let source = &tokens[rank];
+            for token in 0..source.experts.len() / top_k {
+                let slots = slots_at(source.experts, token * top_k..(token + 1) * top_k, node_of_expert, node);
+                if slots.is_empty() {
+                    continue;
+                }
+                to.sources.push(rank as u32);
+                to.tokens.push(token as u32);
+                to.rows.extend_from_slice(&source.x[token * hidden..][..hidden]);
+                to.experts.extend(slots.iter().map(|&slot| source.experts[slot]));
+                to.experts.resize(to.tokens.len() * top_k, NO_EXPERT);
+                to.weights.extend(slots.iter().map(|&slot| source.weights[slot]));
+                to.weights.resize(to.tokens.len() * top_k, 0.0);
+            }
+        }
+    }
+    Ok(answer)
+}
+
+/// Brings the rows' results home. Within a node the ranks' sums are added in the order of local indices, in f32, beginning with the
+/// first one's value, and rounded once; a token's result is the sum of that over the nodes it was sent to, in order, in the same
+/// way. A token that was sent nowhere gets zeros.
+///
+/// - `sums[r]` `[R_b, H]`: for each row of r's node b, the sum of weight x slice(row) over its experts there
+/// - `rows[b]`: from [`hybrid_dispatch`]
+/// - `counts[r]`: tokens of rank r
+///
+/// # Errors
+/// Lengths that do not fit, a row whose token a rank does not have.
+pub fn hybrid_combine<T: Element>(
+    sums: &[&[T]],
+    rows: &[NodeRows<T>],
+    counts: &[usize],
+    hidden: usize,
+    grid: NodeGrid,
+) -> Result<Vec<Vec<T>>, KernelError> {
+    check_len("sums", sums.len(), grid.ranks())?;
+    check_len("counts", counts.len(), grid.ranks())?;
+    check_len("nodes", rows.len(), grid.nodes())?;
+    // By rank and token: what each node made of it, in the order of nodes.
+    let mut of_nodes: Vec<Vec<Vec<Vec<T>>>> = counts.iter().map(|&count| vec![Vec::new(); count]).collect();
+    for (node, rows) in rows.iter().enumerate() {
+        for rank in grid.inside(node) {
+            check_len("sums of a rank", sums[rank].len(), rows.tokens.len() * hidden)?;
+        }
+        for (row, (&source, &token)) in rows.sources.iter().zip(&rows.tokens).enumerate() {
+            let bound = counts.get(source as usize).copied().unwrap_or_default();
+            if token as usize >= bound {
+                return Err(KernelError::OutOfRange { what: "token of row", index: row, found: token as usize, bound });
+            }
+            let sum = (0..hidden).map(|column| add(grid.inside(node).map(|rank| sums[rank][row * hidden + column])));
+            of_nodes[source as usize][token as usize].push(sum.collect());
+        }
+    }
+    let home = |of_nodes: &Vec<Vec<T>>| -> Vec<T> {
+        (0..hidden).map(|column| add(of_nodes.iter().map(|sum| sum[column]))).collect()
+    };
+    Ok(of_nodes.iter().map(|tokens| tokens.iter().flat_map(home).collect()).collect())
+}
+
+/// In f32 in order, rounded once; zero if there are none.
+fn add<T: Element>(values: impl Iterator<Item = T>) -> T {
+    values.map(T::widen).reduce(|sum, value| sum + value).map_or(T::zeroed(), T::round)
+}

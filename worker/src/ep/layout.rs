@@ -1,0 +1,196 @@
+//! How the experts of a model are divided among ranks, and the collectives that go with it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use semmoe_kernels::Element;
+use semmoe_kernels::collectives::{
+    Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, UnitError, UnitLink,
+};
+use serde::{Deserialize, Serialize};
+
+/// How the experts of a model are divided among ranks. All ranks of a unit must be given the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum ExpertLayout {
+    /// Expert parallel: each expert lies whole on the rank that the placement names.
+    #[default]
+    Ep,
+    /// Tensor parallel: every rank has a slice of every expert, an even part of its intermediate width. Tokens are
+    /// gathered by all ranks, and their partial sums scattered back, summed in rank order.
+    Tp,
+    /// Both: each expert lies on the node that the placement names, and every rank of the node has a slice of it.
+    Hybrid(NodeLayout),
+}
+
+/// The nodes of a hybrid layout, none of them without ranks: rank r is on node r / P.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeLayout {
+    nodes: u16,
+    /// P
+    width: u16,
+    /// In how many both levels exchange at once; none: one level after the other.
+    chunks: Option<u16>,
+}
+
+impl NodeLayout {
+    /// Nodes; the placement has as many groups.
+    #[must_use]
+    pub fn nodes(self) -> u16 {
+        self.nodes
+    }
+
+    /// Ranks of a node.
+    #[must_use]
+    pub fn width(self) -> u16 {
+        self.width
+    }
+
+    /// `NODESxRANKS` or `NODESxRANKS:CHUNKS`.
+    fn parse(text: &str) -> Option<Self> {
+        let (shape, chunks) = text.split_once(':').map_or((text, None), |(shape, chunks)| (shape, Some(chunks)));
+        let (nodes, width) = shape.split_once('x')?;
+        let count = |text: &str| text.parse::<u16>().ok().filter(|&count| count > 0);
+        let (nodes, width) = (count(nodes)?, count(width)?);
+        let chunks = match chunks.map(|chunks| count(chunks).filter(|&chunks| usize::from(chunks) <= MAX_CHUNKS)) {
+            Some(None) => return None,
+            chunks => chunks.flatten(),
+        };
+        nodes.checked_mul(width)?;
+        Some(Self { nodes, width, chunks })
+    }
+}
+
+/// Not a way to divide experts.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "'{found}' is no layout of experts: expected ep, tp, hybrid:NODESxRANKS or, fused, hybrid:NODESxRANKS:CHUNKS with 1 to {MAX_CHUNKS} chunks"
+)]
+pub struct UnknownExperts {
+    found: String,
+}
+
+impl FromStr for ExpertLayout {
+    type Err = UnknownExperts;
+
+    fn from_str(text: &str) -> Result<Self, UnknownExperts> {
+        let nodes = || text.strip_prefix("hybrid:").and_then(NodeLayout::parse);
+        match text {
+            "ep" => Ok(Self::Ep),
+            "tp" => Ok(Self::Tp),
+            _ => nodes().map(Self::Hybrid).ok_or_else(|| UnknownExperts { found: text.chars().take(100).collect() }),
+        }
+    }
+}
+
+impl ExpertLayout {
+    /// How many parts the placement divides experts among, for so many ranks.
+    pub(crate) fn hosts(self, world: usize) -> usize {
+        match self {
+            Self::Ep | Self::Tp => world,
+            Self::Hybrid(layout) => layout.nodes.into(),
+        }
+    }
+
+    /// The ranks of a unit whose placement has so many groups.
+    pub(crate) fn world(self, groups: usize) -> usize {
+        match self {
+            Self::Ep | Self::Tp => groups,
+            Self::Hybrid(layout) => groups * usize::from(layout.width),
+        }
+    }
+
+    /// The placement's group that a rank belongs to.
+    pub(crate) fn host(self, rank: usize) -> usize {
+        match self {
+            Self::Ep | Self::Tp => rank,
+            Self::Hybrid(layout) => rank / usize::from(layout.width),
+        }
+    }
+
+    /// The rank that handed over rows, by how the collectives of `rank` name it.
+    pub(super) fn source(self, rank: usize, named: usize) -> usize {
+        match self {
+            Self::Ep | Self::Tp => named,
+            Self::Hybrid(layout) => self.host(rank) * usize::from(layout.width) + named,
+        }
+    }
+
+    /// Messages into which the rows for one host are cut, at most.
+    pub(super) fn messages(self) -> usize {
+        match self {
+            Self::Hybrid(NodeLayout { chunks: Some(chunks), .. }) => chunks.into(),
+            _ => 1,
+        }
+    }
+
+    /// The collectives of a rank over its link. Between the ranks of a node, a hybrid dispatch sends rows in messages, also where they
+    /// share `memory`. All ranks call this at the same time.
+    ///
+    /// # Errors
+    /// Ranks that divide the unit into other nodes, a rank that was lost.
+    pub fn join<T: Element>(
+        self,
+        link: impl Lockstep + 'static,
+        memory: impl RowMemory<T> + 'static,
+    ) -> Result<Box<dyn Collectives<T>>, UnitError> {
+        let Self::Hybrid(layout) = self else { return Ok(Box::new(RowCollectives::new(link, memory))) };
+        let link = UnitLink::join(link, layout.nodes.into())?;
+        let unit = Box::new(RowCollectives::new(link.clone(), memory));
+        Ok(match layout.chunks {
+            Some(chunks) => Box::new(HybridCollectives::fused(link, unit, chunks.into())?),
+            None => {
+                let inside = PrivateMemory::new(link.grid().local(link.rank()));
+                Box::new(HybridCollectives::unfused(link, unit, inside))
+            }
+        })
+    }
+}
+
+impl fmt::Display for ExpertLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ep => f.write_str("ep"),
+            Self::Tp => f.write_str("tp"),
+            Self::Hybrid(NodeLayout { nodes, width, chunks: None }) => write!(f, "hybrid:{nodes}x{width}"),
+            Self::Hybrid(NodeLayout { nodes, width, chunks: Some(chunks) }) => {
+                write!(f, "hybrid:{nodes}x{width}:{chunks}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_have_names_and_others_are_refused() {
+        for name in ["ep", "tp", "hybrid:1x1", "hybrid:2x3", "hybrid:2x3:64"] {
+            assert_eq!(name.parse::<ExpertLayout>().unwrap().to_string(), name);
+        }
+        for name in [
+            "",
+            "EP",
+            "hybrid",
+            "hybrid:2",
+            "hybrid:0x2",
+            "hybrid:2x0",
+            "hybrid:2x2:0",
+            "hybrid:2x2:65",
+            "hybrid:2x2:",
+            "hybrid:300x300",
+            "hybrid:-1x2",
+        ] {
+            let error = name.parse::<ExpertLayout>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("'{name}' is no layout of experts: expected ep, tp, ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_hybrid_rank_belongs_to_its_node() {
+        let layout: ExpertLayout = "hybrid:3x2".parse().unwrap();
+        assert_eq!((layout.hosts(6), layout.world(3), layout.host(3)), (3, 6, 1));
+        assert_eq!([0, 1].map(|local| layout.source(3, local)), [2, 3]);
+        assert_eq!((ExpertLayout::Ep.hosts(6), ExpertLayout::Tp.world(6), ExpertLayout::Ep.host(3)), (6, 6, 3));
+    }
+}
