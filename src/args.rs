@@ -6,10 +6,13 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 mod build;
+#[cfg(test)]
+mod examples;
 mod import;
 mod keys;
 mod load;
 mod record;
+mod serve;
 mod show;
 mod tables;
 mod worker;
@@ -19,6 +22,7 @@ pub(crate) use import::{IMPORT_ABOUT, ImportArgs, ImportFormat};
 pub(crate) use keys::{KeyName, KeysCommand};
 pub(crate) use load::{LoadArgs, LoadRoute};
 pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
+pub(crate) use serve::{QuickArgs, ServeArgs, ServeEngine};
 pub(crate) use show::ShowArgs;
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
 pub(crate) use worker::{
@@ -26,15 +30,35 @@ pub(crate) use worker::{
     WorkerTrustArgs,
 };
 
+/// What `--version` prints; `-V` prints its first line.
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\ncommit:   ",
+    env!("SEMMOE_BUILD_COMMIT"),
+    "\nfeatures: ",
+    env!("SEMMOE_BUILD_FEATURES"),
+    "\ntarget:   ",
+    env!("SEMMOE_BUILD_TARGET")
+);
+
+const ABOUT_EXAMPLES: &str = "\
+Examples:
+  semmoe up                                            try it: a small model over four ranks on this machine
+  semmoe serve --engine sglang --url http://127.0.0.1:30000
+  semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 --duration 60s
+
+Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 3 a rank was lost (worker), 130 interrupted.";
+
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
 #[derive(Debug, Parser)]
-#[command(name = "semmoe", version, about, propagate_version = true, max_term_width = 100)]
+#[command(name = "semmoe", version, long_version = LONG_VERSION, about, propagate_version = true, max_term_width = 100)]
+#[command(after_help = ABOUT_EXAMPLES)]
 pub(crate) struct Cli {
     /// How much to log on standard error [default: warn; serve: `[log]` of its configuration].
-    #[arg(long, global = true, value_enum)]
+    #[arg(long, global = true, value_enum, help_heading = "Global options")]
     pub(crate) log: Option<LogLevel>,
     /// Log as JSON, one object a line [serve: `[log]` of its configuration].
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) log_json: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -57,13 +81,16 @@ pub(crate) enum Command {
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
     /// With --experts tp there is no placement to solve: nothing is recorded, and requests go round robin.
+    #[command(after_long_help = UP_EXAMPLES)]
     Up(UpArgs),
     /// Run the gateway in front of engines.
+    #[command(after_long_help = serve::SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Make API keys for clients of the gateway, or hash them for its configuration.
     #[command(subcommand)]
     Keys(KeysCommand),
     /// Run one expert-parallel rank.
+    #[command(after_long_help = worker::WORKER_EXAMPLES)]
     Worker(WorkerArgs),
     /// Record, build, merge and show routing profiles.
     #[command(subcommand)]
@@ -72,13 +99,55 @@ pub(crate) enum Command {
     #[command(long_about = SOLVE_ABOUT)]
     Solve(SolveArgs),
     /// Judge tables on a trace or a profile.
+    #[command(after_long_help = EVALUATE_EXAMPLES)]
     Evaluate(EvaluateArgs),
     /// Look at tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
     Tables(TablesCommand),
     /// Send load to a gateway or an engine and measure its answers.
+    #[command(after_long_help = load::LOAD_EXAMPLES)]
     Load(LoadArgs),
+    /// Print a script that completes this command's options in a shell.
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// The shell to complete in.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, one for each subcommand.
+    #[command(after_long_help = MAN_EXAMPLES)]
+    Man {
+        /// The folder to write them to, such as one called man1.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
 }
+
+const UP_EXAMPLES: &str = "\
+Examples:
+  semmoe up
+  semmoe up --ranks 8 --port 9000
+  semmoe up --check
+  semmoe up --model Qwen3-30B-A3B --data /var/cache/semmoe";
+
+const EVALUATE_EXAMPLES: &str = "\
+Examples:
+  semmoe evaluate --tables m.tables.safetensors --trace held-out.trace.safetensors
+  semmoe evaluate --tables m.tables.safetensors --profile other.profile.safetensors --json";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  semmoe completions bash > /etc/bash_completion.d/semmoe
+  semmoe completions zsh > ~/.zfunc/_semmoe
+  semmoe completions fish > ~/.config/fish/completions/semmoe.fish";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  semmoe man /usr/local/share/man/man1";
+
+const SHOW_PROFILE_EXAMPLES: &str = "\
+Examples:
+  semmoe profile show run.profile.safetensors
+  semmoe profile show run.trace.safetensors --html page.html --tables m.tables.safetensors --tokenizer DIR";
 
 #[derive(Debug, Args)]
 pub(crate) struct UpArgs {
@@ -109,23 +178,6 @@ pub(crate) struct UpArgs {
     /// With --check: print one JSON document on standard output.
     #[arg(long, requires = "check")]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ServeArgs {
-    /// The gateway's configuration (TOML).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
-    /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
-    /// wrong. Engines are asked with --probe only.
-    ///
-    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check fails.
-    #[arg(long)]
-    pub(crate) check: bool,
-    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An engine
-    /// that does not answer, does not fit its tables or ignores pins ends with code 1.
-    #[arg(long, requires = "check")]
-    pub(crate) probe: bool,
 }
 
 #[derive(Debug, Args)]
@@ -182,6 +234,7 @@ pub(crate) enum ProfileCommand {
     #[command(long_about = build::MERGE_ABOUT)]
     Merge(MergeArgs),
     /// Describe a trace or a profile: the paper's Table 1 for every layer, loads, evidence; with --html as a page with pictures.
+    #[command(after_long_help = SHOW_PROFILE_EXAMPLES)]
     Show(ShowArgs),
 }
 

@@ -4,8 +4,10 @@
 mod allocator;
 mod args;
 mod commands;
+mod environment;
 mod error;
 mod logging;
+mod notify;
 mod progress;
 mod signals;
 mod stamp;
@@ -46,5 +48,7 @@ fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
         Command::Evaluate(args) => commands::evaluate::run(&args),
         Command::Tables(command) => commands::tables::run(&command),
         Command::Load(args) => commands::load::run(args),
+        Command::Completions { shell } => commands::shell::completions(shell),
+        Command::Man { folder } => commands::shell::man(&folder),
     }
 }

@@ -16,6 +16,13 @@ pub(crate) enum LoadRoute {
     Generate,
 }
 
+/// What `load --help` ends with.
+pub(super) const LOAD_EXAMPLES: &str = "\
+Examples:
+  semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 --duration 60s
+  semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --rate 20 --requests 2000 --slo-e2e-ms 4000 --json
+  semmoe load --url http://127.0.0.1:8080 --compare http://127.0.0.1:9090 --prompts prompts.jsonl --concurrency 8 --requests 500";
+
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("pace").required(true), group = ArgGroup::new("end"))]
 pub(crate) struct LoadArgs {

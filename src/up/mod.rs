@@ -30,6 +30,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long the gateway goes on after a rank died, so that clients hear the cause and not a refused connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
+/// A request of the kind that the bundled model was trained on.
+const EXAMPLE: &str = "Tell me about a river.";
+
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let layout = UnitLayout::of(args)?;
     let assets = Assets::find(args.model.clone())?;
@@ -57,7 +60,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
 
 async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
     let (mut unit, gateway) = until_stopped(start(args.port, assets, cache, layout)).await?;
-    announce(&welcome(&gateway, &assets.model_name()?, cache));
+    announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
         () = stop_requested() => {
             say("stopping");
@@ -98,15 +101,30 @@ async fn after_death(death: RankDeath, unit: Unit, gateway: Running) -> Result<(
     Err(CliError::failed(death))
 }
 
-fn welcome(gateway: &Running, model: &str, cache: &Cache) -> String {
-    let (data, admin) = (gateway.data_addr(), gateway.admin_addr());
-    format!(
+/// The address first, for scripts; then what answers there, a request that shows it, and where to look next.
+fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, CliError> {
+    let (data, admin, model) = (gateway.data_addr(), gateway.admin_addr(), assets.model_name()?);
+    let toy = match assets.bundled {
+        true => format!(
+            "\nmodel: {model}, a toy of 15 million parameters trained for this demonstration: it writes simple English and \
+             knows nothing. Its routing is real, its answers are not.\n"
+        ),
+        false => format!("\nmodel: {model}\n"),
+    };
+    let prompts = assets.heldout_prompts.display();
+    Ok(format!(
         "ready: http://{data}\n\
-         try:   curl -s http://{data}/v1/chat/completions -H 'content-type: application/json' \
-         -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n\
          admin: http://{admin}\n\
          data:  {}\n\
+         {toy}\n\
+         Ask it something; -N shows the words as they come, and x-semmoe-rank is the rank that was chosen:\n  \
+         curl -Ni http://{data}/v1/chat/completions -H 'content-type: application/json' -d '{{\"model\": \"{model}\", \
+         \"max_tokens\": 48, \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"{EXAMPLE}\"}}]}}'\n\n\
+         Next:\n  \
+         curl -s http://{admin}/admin/backends                        ranks, their load, their tables\n  \
+         semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n  \
+         semmoe up --check                                    before and after, as the ranks count it\n\n\
          stop:  Ctrl-C",
         cache.folder().display()
-    )
+    ))
 }
