@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 mod build;
 #[cfg(test)]
@@ -405,12 +405,13 @@ fn positive_seconds(text: &str) -> Result<f64, String> {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("traffic").required(true).args(["trace", "profile"]))]
 pub(crate) struct EvaluateArgs {
     /// The tables to judge.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: PathBuf,
     /// Judge on this trace (request policies included).
-    #[arg(long, value_name = "FILE", required_unless_present = "profile", conflicts_with = "profile")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Judge on this profile.
     #[arg(long, value_name = "FILE")]

@@ -6,6 +6,7 @@ mod args;
 mod commands;
 mod environment;
 mod error;
+mod hints;
 mod logging;
 mod notify;
 mod progress;
@@ -27,7 +28,9 @@ fn main() -> ExitCode {
     match run(cli.command, LogChoice { level: cli.log, json: cli.log_json }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            progress::say(&format!("semmoe: {error}"));
+            let failure = error.to_string();
+            let hint = hints::hint(&failure).map_or_else(String::new, |hint| format!(" ({hint})"));
+            progress::say(&format!("semmoe: {failure}{hint}"));
             ExitCode::from(error.exit_code())
         }
     }

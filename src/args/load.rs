@@ -68,8 +68,8 @@ pub(crate) struct LoadArgs {
     /// With --arrivals: so many times as fast.
     #[arg(long, value_name = "X", default_value_t = 1.0, requires = "arrivals")]
     pub(crate) speed: f64,
-    /// End after this many requests.
-    #[arg(long, value_name = "N", group = "end", required_unless_present_any = ["duration", "arrivals"])]
+    /// End after this many requests; this or --duration, unless --arrivals end it.
+    #[arg(long, value_name = "N", group = "end")]
     pub(crate) requests: Option<u64>,
     /// End after this time, as 30s or 5m; requests in flight then are waited for.
     #[arg(long, value_name = "TIME", group = "end", value_parser = humantime::parse_duration)]

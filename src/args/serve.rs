@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 
 /// What `serve --help` ends with.
 pub(super) const SERVE_EXAMPLES: &str = "\
-Any key of the configuration can be replaced by an environment variable: SEMMOE_SERVER__LISTEN is `listen` of [server], and
+An environment variable replaces any key of the configuration: SEMMOE_SERVER__LISTEN is `listen` of [server], \
 SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that are no key are refused.
 
 Examples:
@@ -16,9 +16,10 @@ Examples:
   semmoe serve --config semmoe.toml";
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("source").required(true).args(["config", "engine"]))]
 pub(crate) struct ServeArgs {
     /// The gateway's configuration (TOML); or --engine and --url.
-    #[arg(long, value_name = "FILE", required_unless_present = "engine", conflicts_with = "engine")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
     /// wrong. Engines are asked with --probe only.

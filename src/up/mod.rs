@@ -30,8 +30,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long the gateway goes on after a rank died, so that clients hear the cause and not a refused connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
-/// A request of the kind that the bundled model was trained on.
-const EXAMPLE: &str = "Tell me about a river.";
+/// A request of the kind that the bundled model was trained on: the messages, as JSON.
+const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assistant that takes orders for a coffee business."},
+     {"role": "user", "content": "I would like to order a cappuccino."}]"#;
 
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let layout = UnitLayout::of(args)?;
@@ -106,25 +107,25 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
     let (data, admin, model) = (gateway.data_addr(), gateway.admin_addr(), assets.model_name()?);
     let toy = match assets.bundled {
         true => format!(
-            "\nmodel: {model}, a toy of 15 million parameters trained for this demonstration: it writes simple English and \
-             knows nothing. Its routing is real, its answers are not.\n"
+            "{model}, a toy of 15 million parameters: it takes orders in a coffee bar, more or less, and knows nothing else.\n       \
+             What is real is its routing"
         ),
-        false => format!("\nmodel: {model}\n"),
+        false => model.clone(),
     };
     let prompts = assets.heldout_prompts.display();
     Ok(format!(
         "ready: http://{data}\n\
          admin: http://{admin}\n\
-         data:  {}\n\
-         {toy}\n\
-         Ask it something; -N shows the words as they come, and x-semmoe-rank is the rank that was chosen:\n  \
-         curl -Ni http://{data}/v1/chat/completions -H 'content-type: application/json' -d '{{\"model\": \"{model}\", \
-         \"max_tokens\": 48, \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"{EXAMPLE}\"}}]}}'\n\n\
-         Next:\n  \
-         curl -s http://{admin}/admin/backends                        ranks, their load, their tables\n  \
+         model: {toy}\n\
+         data:  {}\n\n\
+         Ask it something (-N: words as they come; x-semmoe-rank: the rank that was chosen):\n  \
+         curl -isN http://{data}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
+         Then look at the ranks, at their load, and at the difference that the tables make:\n  \
+         curl -s http://{admin}/admin/backends\n  \
          semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n  \
-         semmoe up --check                                    before and after, as the ranks count it\n\n\
-         stop:  Ctrl-C",
+         semmoe up --check\n\n\
+         Ctrl-C stops everything",
         cache.folder().display()
     ))
 }
