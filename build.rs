@@ -12,9 +12,9 @@ fn main() {
         .map(|(_, name)| name)
         .collect();
     let features = if features.is_empty() { "none".to_owned() } else { features.join(" ") };
-    println!("cargo::rustc-env=SEMMOE_BUILD_COMMIT={}", commit());
-    println!("cargo::rustc-env=SEMMOE_BUILD_FEATURES={features}");
-    println!("cargo::rustc-env=SEMMOE_BUILD_TARGET={target}");
+    println!("cargo::rustc-env=CLI_COMMIT={}", commit());
+    println!("cargo::rustc-env=CLI_FEATURES={features}");
+    println!("cargo::rustc-env=CLI_TARGET={target}");
 }
 
 /// The commit that was checked out. Development builds have none: they would be built anew with every commit.

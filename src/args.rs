@@ -34,11 +34,11 @@ pub(crate) use worker::{
 const LONG_VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     "\ncommit:   ",
-    env!("SEMMOE_BUILD_COMMIT"),
+    env!("CLI_COMMIT"),
     "\nfeatures: ",
-    env!("SEMMOE_BUILD_FEATURES"),
+    env!("CLI_FEATURES"),
     "\ntarget:   ",
-    env!("SEMMOE_BUILD_TARGET")
+    env!("CLI_TARGET")
 );
 
 const ABOUT_EXAMPLES: &str = "\

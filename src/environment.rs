@@ -11,8 +11,9 @@ use semmoe_gateway::Override;
 use crate::error::CliError;
 
 const PREFIX: &str = "SEMMOE_";
-/// Variables that other parts of the project read.
-const OTHERS: [&str; 7] = ["ASSETS", "ADMIN_TOKEN", "RANK_SECRET", "COMMIT", "SGLANG", "KERNEL", "TEST"];
+/// Variables that other parts of the project read, or begin with.
+const OTHERS: [&str; 11] =
+    ["ASSETS", "ADMIN_TOKEN", "RANK_SECRET", "COMMIT", "SGLANG", "KERNEL", "NVCC", "NVRTC", "SHIM", "PYTHON", "TEST"];
 
 /// The overrides among these variables, by name.
 ///

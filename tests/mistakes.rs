@@ -174,9 +174,9 @@ fn a_printed_configuration_is_one() {
     }
 }
 
-/// A supervisor is told when the gateway serves, and when it stops.
+/// systemd's protocol: a datagram when the gateway serves, and one when it begins to stop.
 #[test]
-fn a_supervisor_hears_of_ready_and_stopping() {
+fn a_supervisor_is_notified_of_ready_and_stopping() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket");

@@ -21,7 +21,7 @@ fn helps(command: &mut Command, name: &str, found: &mut Vec<(String, String)>) {
 
 /// The command lines in a help text, continued ones whole, without what a shell does with their input and output.
 fn examples(help: &str) -> Vec<Vec<String>> {
-    let whole = help.replace("\\\n", " ");
+    let whole = help.replace("\\\n      ", " ").replace("\\\n    ", " ");
     let lines = whole.lines().filter(|line| line.starts_with("  semmoe "));
     lines
         .map(|line| {

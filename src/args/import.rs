@@ -29,7 +29,7 @@ refused by its name.
 For Hugging Face Transformers see profiler/python/record_routing.py, which writes traces itself.
 
 Example:
-  semmoe profile import expert_distribution_recorder_*.pt --format sglang --model-config DIR --out run.trace.safetensors";
+  semmoe profile import expert_distribution_recorder_*.pt --format sglang --model-config DIR --model NAME --out run.trace.safetensors";
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {

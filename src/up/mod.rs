@@ -121,11 +121,10 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
          Ask it something (-N: words as they come; x-semmoe-rank: the rank that was chosen):\n  \
          curl -isN http://{data}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
-         Then look at the ranks, at their load, and at the difference that the tables make:\n  \
+         Then look at the ranks, and at how they take load:\n  \
          curl -s http://{admin}/admin/backends\n  \
-         semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n  \
-         semmoe up --check\n\n\
-         Ctrl-C stops everything",
+         semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
+         Ctrl-C stops everything; `semmoe up --check` then shows what the tables gain",
         cache.folder().display()
     ))
 }
