@@ -42,12 +42,11 @@ fn every_example_of_a_help_text_is_understood() {
     assert!(found.len() >= 15, "{}", found.len());
     for (name, help) in found {
         let examples = examples(&help);
-        assert!(!examples.is_empty(), "`{name} --help` has no example:\n{help}");
+        let of_it = |words: &Vec<String>| format!("{} ", words.join(" ")).starts_with(&format!("{name} "));
+        assert!(examples.iter().any(of_it), "`{name} --help` has no example of it:\n{help}");
         for words in examples {
-            let line = words.join(" ");
-            assert!(name == "semmoe" || line.starts_with(&format!("{name} ")) || line == name, "{name}: {line}");
             if let Err(error) = Cli::try_parse_from(&words) {
-                panic!("an example of `{name} --help` is refused: {line}\n{error}");
+                panic!("an example of `{name} --help` is refused: {}\n{error}", words.join(" "));
             }
         }
     }
