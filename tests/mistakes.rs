@@ -1,5 +1,5 @@
-//! Mistakes of the first hour: each is answered by one line that names the way out, with the right exit code, and nothing is
-//! written or served.
+//! The first hour: serving without a file, by the environment, under a supervisor; and the mistakes that are made in it. Each
+//! is answered by one line that names the way out, with the right exit code, and nothing is written or served.
 
 mod support;
 
@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
+use semmoe_engines::http::{AnswerLimits, HttpClient};
 use support::{describe, model_dir, repository, run, semmoe};
 
 /// Files that the mistakes are made with, and a gateway that serves nothing.
@@ -38,6 +39,7 @@ impl Desk {
             ("address.toml", "listen = \"localhost:8080\""),
             ("token.toml", "admin_token_sha256 = \"my-token\""),
             ("open.toml", "admin = \"0.0.0.0:8081\""),
+            ("environment.toml", "admin = \"127.0.0.1:0\""),
             ("taken.toml", &format!("listen = {:?}", desk.url.trim_start_matches("http://"))),
         ] {
             let text = format!(
@@ -151,6 +153,44 @@ fn variables_of_the_environment_are_keys_or_refused() {
         assert_eq!(done.status.code(), Some(2), "{variable}: {}", describe(&done));
         assert!(String::from_utf8_lossy(&done.stderr).contains(named), "{variable}: {}", describe(&done));
     }
+}
+
+/// What the environment says holds when the file is read again, too.
+#[test]
+fn a_reload_keeps_what_the_environment_says() {
+    let desk = Desk::new();
+    let mut child =
+        semmoe(&["--log", "off", "serve", "--config", desk.path("environment.toml").to_str().expect("UTF-8")])
+            .env("SEMMOE_SERVER__LISTEN", "127.0.0.1:0")
+            .env("SEMMOE_MODELS__0__NAME", "of-the-environment")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("starts");
+    let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let admin: Vec<String> = lines.take(2).map(|line| line.expect("a line")).collect();
+    let admin = admin[1].strip_prefix("admin: ").unwrap_or_else(|| panic!("{admin:?}")).parse().expect("a URL");
+    let file = std::fs::read_to_string(desk.path("environment.toml")).expect("written before");
+    std::fs::write(desk.path("environment.toml"), file.replace("\"a\"", "\"b\"")).expect("written");
+    support::signal("-HUP", child.id());
+    let config = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+        for _ in 0..600 {
+            let answer = HttpClient::default().get_json(&admin, "/admin/config", &AnswerLimits::default()).await;
+            let config: serde_json::Value = answer.expect("an answer");
+            if !config["last_reload"].is_null() {
+                return config;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        panic!("no reload");
+    });
+    let _ = child.kill();
+    let _ = child.wait();
+    let model = &config["settings"]["models"][0];
+    assert_eq!(
+        (&model["name"], &model["backends"][0]["name"]),
+        (&"of-the-environment".into(), &"b".into()),
+        "{config}"
+    );
 }
 
 /// What `--print-config` prints is a file that means the same.

@@ -120,7 +120,7 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
          data:  {}\n\n\
          Ask it something (-N: words as they come; x-semmoe-rank: the rank that was chosen):\n  \
          curl -isN http://{data}/v1/chat/completions -H 'content-type: application/json' \\\n    \
-         -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
+         -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"temperature\": 0, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
          Then look at the ranks, and at how they take load:\n  \
          curl -s http://{admin}/admin/backends\n  \
          semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
