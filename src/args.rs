@@ -15,6 +15,7 @@ mod record;
 mod serve;
 mod show;
 mod tables;
+mod up;
 mod worker;
 
 pub(crate) use build::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
@@ -25,6 +26,7 @@ pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
 pub(crate) use serve::{QuickArgs, ServeArgs, ServeEngine};
 pub(crate) use show::ShowArgs;
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
+pub(crate) use up::UpArgs;
 pub(crate) use worker::{
     ExitAfterLoss, UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerServingArgs,
     WorkerTrustArgs,
@@ -81,7 +83,7 @@ pub(crate) enum Command {
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
     /// With --experts tp there is no placement to solve: nothing is recorded, and requests go round robin.
-    #[command(after_long_help = UP_EXAMPLES)]
+    #[command(after_long_help = up::UP_EXAMPLES)]
     Up(UpArgs),
     /// Run the gateway in front of engines.
     #[command(after_long_help = serve::SERVE_EXAMPLES)]
@@ -122,13 +124,6 @@ pub(crate) enum Command {
     },
 }
 
-const UP_EXAMPLES: &str = "\
-Examples:
-  semmoe up
-  semmoe up --ranks 8 --port 9000
-  semmoe up --check
-  semmoe up --model Qwen3-30B-A3B --data /var/cache/semmoe";
-
 const EVALUATE_EXAMPLES: &str = "\
 Examples:
   semmoe evaluate --tables m.tables.safetensors --trace held-out.trace.safetensors
@@ -148,37 +143,6 @@ const SHOW_PROFILE_EXAMPLES: &str = "\
 Examples:
   semmoe profile show run.profile.safetensors
   semmoe profile show run.trace.safetensors --html page.html --tables m.tables.safetensors --tokenizer DIR";
-
-#[derive(Debug, Args)]
-pub(crate) struct UpArgs {
-    /// Number of rank processes; must divide the number of experts.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) ranks: u16,
-    /// Port of the gateway on 127.0.0.1; the admin listener takes the next one. 0 takes any free ports.
-    #[arg(long, default_value_t = 8080)]
-    pub(crate) port: u16,
-    /// A Hugging Face checkpoint directory in place of the bundled model.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) attention: UnitAttentionArgs,
-    #[command(flatten)]
-    pub(crate) layout: UnitLayoutArgs,
-    /// Slots per layer beyond one for each expert, of all ranks together, for replicas of experts that are wanted in several
-    /// places. Experts plus slots must be divisible by the ranks. Not with --attention tp or --experts tp.
-    #[arg(long, value_name = "R", default_value_t = 0)]
-    pub(crate) redundant: u16,
-    /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) data: Option<PathBuf>,
-    /// Serve held-out prompts under contiguous + round robin and under tables + affinity (with attention tp: plain and shuffled),
-    /// print both, and exit. With --redundant also under tables with replicas.
-    #[arg(long)]
-    pub(crate) check: bool,
-    /// With --check: print one JSON document on standard output.
-    #[arg(long, requires = "check")]
-    pub(crate) json: bool,
-}
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {

@@ -227,7 +227,7 @@ fn a_supervisor_is_notified_of_ready_and_stopping() {
         .stdout(Stdio::null())
         .spawn()
         .expect("starts");
-    let mut heard = || {
+    let heard = || {
         let mut buffer = [0; 64];
         let length = socket.recv(&mut buffer).expect("a datagram");
         String::from_utf8_lossy(&buffer[..length]).into_owned()
