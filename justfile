@@ -14,6 +14,11 @@ check:
     cargo clippy --workspace --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
+# A wheel and a tarball in dist/.
+package:
+    cargo build --release --locked --features kube
+    deploy/package target/release/semmoe dist
+
 # What CI runs.
 ci:
     bash .ci/run

@@ -3,16 +3,20 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 mod build;
+#[cfg(test)]
+mod examples;
 mod import;
 mod keys;
 mod load;
 mod plan;
 mod record;
+mod serve;
 mod show;
 mod tables;
+mod up;
 mod worker;
 
 pub(crate) use build::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
@@ -21,22 +25,44 @@ pub(crate) use keys::{KeyName, KeysCommand};
 pub(crate) use load::{LoadArgs, LoadRoute};
 pub(crate) use plan::PlanArgs;
 pub(crate) use record::{PromptArg, RecordArgs, RecordEngine};
+pub(crate) use serve::{QuickArgs, ServeArgs, ServeEngine};
 pub(crate) use show::ShowArgs;
 pub(crate) use tables::{ExportArgs, ExportFormat, PermuteArgs, TablesCommand, TablesFile};
+pub(crate) use up::UpArgs;
 pub(crate) use worker::{
     ExitAfterLoss, UnitAttention, UnitAttentionArgs, UnitLayoutArgs, WorkerNetworkArgs, WorkerServingArgs,
     WorkerTrustArgs,
 };
 
+/// What `--version` prints; `-V` prints its first line.
+const LONG_VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\ncommit:   ",
+    env!("CLI_COMMIT"),
+    "\nfeatures: ",
+    env!("CLI_FEATURES"),
+    "\ntarget:   ",
+    env!("CLI_TARGET")
+);
+
+const ABOUT_EXAMPLES: &str = "\
+Examples:
+  semmoe up                                            try it: a small model over four ranks on this machine
+  semmoe serve --engine sglang --url http://127.0.0.1:30000
+  semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 --duration 60s
+
+Exit codes: 0 done, 1 failed, 2 wrong arguments or input, 3 a rank was lost (worker), 130 interrupted.";
+
 /// A token-affinity scheduling gateway for expert-parallel MoE serving.
 #[derive(Debug, Parser)]
-#[command(name = "semmoe", version, about, propagate_version = true, max_term_width = 100)]
+#[command(name = "semmoe", version, long_version = LONG_VERSION, about, propagate_version = true, max_term_width = 100)]
+#[command(after_help = ABOUT_EXAMPLES)]
 pub(crate) struct Cli {
     /// How much to log on standard error [default: warn; serve: `[log]` of its configuration].
-    #[arg(long, global = true, value_enum)]
+    #[arg(long, global = true, value_enum, help_heading = "Global options")]
     pub(crate) log: Option<LogLevel>,
     /// Log as JSON, one object a line [serve: `[log]` of its configuration].
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) log_json: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -59,13 +85,16 @@ pub(crate) enum Command {
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
     /// With --experts tp there is no placement to solve: nothing is recorded, and requests go round robin.
+    #[command(after_long_help = up::UP_EXAMPLES)]
     Up(UpArgs),
     /// Run the gateway in front of engines.
+    #[command(after_long_help = serve::SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Make API keys for clients of the gateway, or hash them for its configuration.
     #[command(subcommand)]
     Keys(KeysCommand),
     /// Run one expert-parallel rank.
+    #[command(after_long_help = worker::WORKER_EXAMPLES)]
     Worker(WorkerArgs),
     /// Record, build, merge and show routing profiles.
     #[command(subcommand)]
@@ -74,6 +103,7 @@ pub(crate) enum Command {
     #[command(long_about = SOLVE_ABOUT)]
     Solve(SolveArgs),
     /// Judge tables on a trace or a profile.
+    #[command(after_long_help = EVALUATE_EXAMPLES)]
     Evaluate(EvaluateArgs),
     /// Look at tables, export them to engines, or rewrite a checkpoint for them.
     #[command(subcommand)]
@@ -82,56 +112,42 @@ pub(crate) enum Command {
     #[command(long_about = plan::PLAN_ABOUT)]
     Plan(PlanArgs),
     /// Send load to a gateway or an engine and measure its answers.
+    #[command(after_long_help = load::LOAD_EXAMPLES)]
     Load(LoadArgs),
+    /// Print a script that completes this command's options in a shell.
+    #[command(after_long_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// The shell to complete in.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, one for each subcommand.
+    #[command(after_long_help = MAN_EXAMPLES)]
+    Man {
+        /// The folder to write them to, such as one called man1.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct UpArgs {
-    /// Number of rank processes; must divide the number of experts.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub(crate) ranks: u16,
-    /// Port of the gateway on 127.0.0.1; the admin listener takes the next one. 0 takes any free ports.
-    #[arg(long, default_value_t = 8080)]
-    pub(crate) port: u16,
-    /// A Hugging Face checkpoint directory in place of the bundled model.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) model: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) attention: UnitAttentionArgs,
-    #[command(flatten)]
-    pub(crate) layout: UnitLayoutArgs,
-    /// Slots per layer beyond one for each expert, of all ranks together, for replicas of experts that are wanted in several
-    /// places. Experts plus slots must be divisible by the ranks. Not with --attention tp or --experts tp.
-    #[arg(long, value_name = "R", default_value_t = 0)]
-    pub(crate) redundant: u16,
-    /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].
-    #[arg(long, value_name = "DIR")]
-    pub(crate) data: Option<PathBuf>,
-    /// Serve held-out prompts under contiguous + round robin and under tables + affinity (with attention tp: plain and shuffled),
-    /// print both, and exit. With --redundant also under tables with replicas.
-    #[arg(long)]
-    pub(crate) check: bool,
-    /// With --check: print one JSON document on standard output.
-    #[arg(long, requires = "check")]
-    pub(crate) json: bool,
-}
+const EVALUATE_EXAMPLES: &str = "\
+Examples:
+  semmoe evaluate --tables m.tables.safetensors --trace held-out.trace.safetensors
+  semmoe evaluate --tables m.tables.safetensors --profile other.profile.safetensors --json";
 
-#[derive(Debug, Args)]
-pub(crate) struct ServeArgs {
-    /// The gateway's configuration (TOML).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) config: PathBuf,
-    /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
-    /// wrong. Engines are asked with --probe only.
-    ///
-    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check fails.
-    #[arg(long)]
-    pub(crate) check: bool,
-    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An engine
-    /// that does not answer, does not fit its tables or ignores pins ends with code 1.
-    #[arg(long, requires = "check")]
-    pub(crate) probe: bool,
-}
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  semmoe completions bash > /etc/bash_completion.d/semmoe
+  semmoe completions zsh > ~/.zfunc/_semmoe
+  semmoe completions fish > ~/.config/fish/completions/semmoe.fish";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  semmoe man /usr/local/share/man/man1";
+
+const SHOW_PROFILE_EXAMPLES: &str = "\
+Examples:
+  semmoe profile show run.profile.safetensors
+  semmoe profile show run.trace.safetensors --html page.html --tables m.tables.safetensors --tokenizer DIR";
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
@@ -187,6 +203,7 @@ pub(crate) enum ProfileCommand {
     #[command(long_about = build::MERGE_ABOUT)]
     Merge(MergeArgs),
     /// Describe a trace or a profile: the paper's Table 1 for every layer, loads, evidence; with --html as a page with pictures.
+    #[command(after_long_help = SHOW_PROFILE_EXAMPLES)]
     Show(ShowArgs),
 }
 
@@ -357,12 +374,13 @@ fn positive_seconds(text: &str) -> Result<f64, String> {
 }
 
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("traffic").required(true).args(["trace", "profile"]))]
 pub(crate) struct EvaluateArgs {
     /// The tables to judge.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: PathBuf,
     /// Judge on this trace (request policies included).
-    #[arg(long, value_name = "FILE", required_unless_present = "profile", conflicts_with = "profile")]
+    #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Judge on this profile.
     #[arg(long, value_name = "FILE")]

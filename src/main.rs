@@ -4,8 +4,11 @@
 mod allocator;
 mod args;
 mod commands;
+mod environment;
 mod error;
+mod hints;
 mod logging;
+mod notify;
 mod progress;
 mod signals;
 mod stamp;
@@ -25,7 +28,9 @@ fn main() -> ExitCode {
     match run(cli.command, LogChoice { level: cli.log, json: cli.log_json }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            progress::say(&format!("semmoe: {error}"));
+            let failure = error.to_string();
+            let hint = hints::hint(&failure).map_or_else(String::new, |hint| format!(" ({hint})"));
+            progress::say(&format!("semmoe: {failure}{hint}"));
             ExitCode::from(error.exit_code())
         }
     }
@@ -47,5 +52,7 @@ fn run(command: Command, log: LogChoice) -> Result<(), CliError> {
         Command::Tables(command) => commands::tables::run(&command),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Load(args) => commands::load::run(args),
+        Command::Completions { shell } => commands::shell::completions(shell),
+        Command::Man { folder } => commands::shell::man(&folder),
     }
 }

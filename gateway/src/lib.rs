@@ -74,9 +74,9 @@ pub use backend::Health;
 pub use compat::Incompatible;
 pub use config::{Access, RawClientTls, RawServerTls, TlsVersion};
 pub use config::{
-    Config, ConfigError, Forward, LogFormat, LogLevel, RawAuth, RawBackend, RawBreaker, RawConfig, RawDiscovery,
-    RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry, RawRouting,
-    RawSampling, RawServer, RawTables, RawTimeouts, RawTracing,
+    Config, ConfigError, Forward, LogFormat, LogLevel, Override, RawAuth, RawBackend, RawBreaker, RawConfig,
+    RawDiscovery, RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry,
+    RawRouting, RawSampling, RawServer, RawTables, RawTimeouts, RawTracing,
 };
 pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;

@@ -32,7 +32,10 @@ Add profiles of one model and phase up.
 
 Shards can be built anywhere and merged in any order or grouping: the bytes are the same, and those of one build from all the \
 traces. With --weight-by domain each domain counts alike, as in `profile build`; that is the last step, as multiplied counts \
-are not to be weighted again.";
+are not to be weighted again.
+
+Example:
+  semmoe profile merge monday.profile.safetensors tuesday.profile.safetensors --out week.profile.safetensors";
 
 /// Which tokens of a trace count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

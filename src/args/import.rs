@@ -26,7 +26,10 @@ traffic is, and with --against how well a profile stands for it.
 A .pt file is a pickle, which is a program. It is not executed: tensors, lists, dicts, numbers and texts are read, anything else is \
 refused by its name.
 
-For Hugging Face Transformers see profiler/python/record_routing.py, which writes traces itself.";
+For Hugging Face Transformers see profiler/python/record_routing.py, which writes traces itself.
+
+Example:
+  semmoe profile import expert_distribution_recorder_*.pt --format sglang --model-config DIR --model NAME --out run.trace.safetensors";
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {

@@ -5,8 +5,10 @@ use clap::{Args, Subcommand};
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
     /// Make a new key: prints it, and the line with its digest for the configuration.
+    #[command(after_long_help = "Examples:\n  semmoe keys new team-a")]
     New(KeyName),
     /// Read a key from standard input and print the line with its digest.
+    #[command(after_long_help = "Examples:\n  semmoe keys hash team-b < key.txt")]
     Hash(KeyName),
 }
 

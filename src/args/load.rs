@@ -16,6 +16,13 @@ pub(crate) enum LoadRoute {
     Generate,
 }
 
+/// What `load --help` ends with.
+pub(super) const LOAD_EXAMPLES: &str = "\
+Examples:
+  semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 --duration 60s
+  semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --rate 20 --requests 2000 --slo-e2e-ms 4000 --json
+  semmoe load --url http://127.0.0.1:8080 --compare http://127.0.0.1:9090 --prompts prompts.jsonl --concurrency 8 --requests 500";
+
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("pace").required(true), group = ArgGroup::new("end"))]
 pub(crate) struct LoadArgs {
@@ -61,8 +68,8 @@ pub(crate) struct LoadArgs {
     /// With --arrivals: so many times as fast.
     #[arg(long, value_name = "X", default_value_t = 1.0, requires = "arrivals")]
     pub(crate) speed: f64,
-    /// End after this many requests.
-    #[arg(long, value_name = "N", group = "end", required_unless_present_any = ["duration", "arrivals"])]
+    /// End after this many requests; this or --duration, unless --arrivals end it.
+    #[arg(long, value_name = "N", group = "end")]
     pub(crate) requests: Option<u64>,
     /// End after this time, as 30s or 5m; requests in flight then are waited for.
     #[arg(long, value_name = "TIME", group = "end", value_parser = humantime::parse_duration)]

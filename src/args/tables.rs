@@ -8,8 +8,10 @@ use semmoe_engines::Version;
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
     /// Describe tables.
+    #[command(after_long_help = "Examples:\n  semmoe tables show m.tables.safetensors")]
     Show(TablesFile),
     /// Check tables in full; exit code 2 when they are wrong.
+    #[command(after_long_help = "Examples:\n  semmoe tables verify m.tables.safetensors")]
     Verify(TablesFile),
     /// Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
     #[command(long_about = EXPORT_ABOUT)]

@@ -61,7 +61,8 @@ fn options(args: LoadArgs) -> Result<LoadOptions, CliError> {
     let limit = match (args.requests, args.duration) {
         (Some(requests), _) => Limit::Requests(requests),
         (None, Some(time)) => Limit::Duration(time),
-        (None, None) => Limit::Arrivals,
+        (None, None) if matches!(pace, Pace::Recorded { .. }) => Limit::Arrivals,
+        (None, None) => return Err(CliError::input("the run has no end: give --requests N or --duration 60s")),
     };
     let mut options = LoadOptions {
         api: match args.route {

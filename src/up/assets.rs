@@ -6,12 +6,16 @@ use crate::error::CliError;
 
 /// Folder of the bundled model inside the assets.
 const MODEL: &str = "tiny-qwen3moe-15m";
+/// Names the folder with the assets.
+const VARIABLE: &str = "SEMMOE_ASSETS";
 
 /// Where the inputs of `up` lie.
 #[derive(Debug, Clone)]
 pub(crate) struct Assets {
     /// A Hugging Face checkpoint directory.
     pub(crate) model: PathBuf,
+    /// Whether that is the model which comes with the command.
+    pub(crate) bundled: bool,
     /// Prompts to profile with.
     pub(crate) profile_prompts: PathBuf,
     /// Prompts never used to profile, for `--check`.
@@ -23,6 +27,7 @@ impl Assets {
     pub(crate) fn find(model: Option<PathBuf>) -> Result<Self, CliError> {
         let folder = assets_folder()?;
         Ok(Self {
+            bundled: model.is_none(),
             model: model.unwrap_or_else(|| folder.join(MODEL)),
             profile_prompts: folder.join("prompts/profile.jsonl"),
             heldout_prompts: folder.join("prompts/heldout.jsonl"),
@@ -42,25 +47,31 @@ impl Assets {
     }
 }
 
-/// `assets/` in the working directory, else beside the executable or above it (`target/release/semmoe` in a checkout),
-/// else `share/semmoe` of an installation prefix.
+/// The folder that `SEMMOE_ASSETS` names; else `assets/` in the working directory, beside the executable or above it
+/// (`target/release/semmoe` in a checkout), `share/semmoe` of an installation prefix, or the source tree that it was built in.
 fn assets_folder() -> Result<PathBuf, CliError> {
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from) {
+        return is_assets(&named).then_some(named.clone()).ok_or_else(|| {
+            CliError::input(format!(
+                "{VARIABLE} is {}, which holds no {MODEL} and prompts; expected the folder `assets` of the source tree",
+                named.display()
+            ))
+        });
+    }
     let mut candidates = vec![PathBuf::from("assets")];
     let executable = std::env::current_exe().and_then(|path| path.canonicalize());
-    if let Ok(executable) = &executable {
-        for ancestor in executable.ancestors().skip(1) {
-            candidates.push(ancestor.join("assets"));
-            candidates.push(ancestor.join("share/semmoe"));
-        }
+    for ancestor in executable.iter().flat_map(|executable| executable.ancestors().skip(1)) {
+        candidates.extend([ancestor.join("assets"), ancestor.join("share/semmoe")]);
     }
-    candidates
-        .into_iter()
-        .find(|folder| is_assets(folder))
-        .ok_or_else(|| {
-            CliError::input(format!(
-                "the bundled assets were not found: no folder assets/{MODEL} in the working directory nor above the executable"
-            ))
-        })
+    candidates.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets"));
+    candidates.into_iter().find(|folder| is_assets(folder)).ok_or_else(|| {
+        let executable = executable.map_or_else(|_| "the executable".to_owned(), |path| path.display().to_string());
+        CliError::input(format!(
+            "the model and prompts of `up` were not found in ./assets, nor in assets or share/semmoe beside {executable} or \
+             above it; set {VARIABLE} to the folder `assets` of the source tree, or install the wheel or the tarball, which \
+             bring them along (`serve` needs none of this)"
+        ))
+    })
 }
 
 fn is_assets(folder: &Path) -> bool {

@@ -30,6 +30,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long the gateway goes on after a rank died, so that clients hear the cause and not a refused connection.
 const AFTER_DEATH: Duration = Duration::from_secs(5);
 
+/// A request of the kind that the bundled model was trained on: the messages, as JSON.
+const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assistant that takes orders for a coffee business."},
+     {"role": "user", "content": "I would like to order a cappuccino."}]"#;
+
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     let layout = UnitLayout::of(args)?;
     let assets = Assets::find(args.model.clone())?;
@@ -57,7 +61,7 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
 
 async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
     let (mut unit, gateway) = until_stopped(start(args.port, assets, cache, layout)).await?;
-    announce(&welcome(&gateway, &assets.model_name()?, cache));
+    announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
         () = stop_requested() => {
             say("stopping");
@@ -98,15 +102,29 @@ async fn after_death(death: RankDeath, unit: Unit, gateway: Running) -> Result<(
     Err(CliError::failed(death))
 }
 
-fn welcome(gateway: &Running, model: &str, cache: &Cache) -> String {
-    let (data, admin) = (gateway.data_addr(), gateway.admin_addr());
-    format!(
+/// The address first, for scripts; then what answers there, a request that shows it, and where to look next.
+fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, CliError> {
+    let (data, admin, model) = (gateway.data_addr(), gateway.admin_addr(), assets.model_name()?);
+    let toy = match assets.bundled {
+        true => format!(
+            "{model}, a toy of 15 million parameters: it takes orders in a coffee bar, more or less, and knows nothing else.\n       \
+             What is real is its routing"
+        ),
+        false => model.clone(),
+    };
+    let prompts = assets.heldout_prompts.display();
+    Ok(format!(
         "ready: http://{data}\n\
-         try:   curl -s http://{data}/v1/chat/completions -H 'content-type: application/json' \
-         -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'\n\
          admin: http://{admin}\n\
-         data:  {}\n\
-         stop:  Ctrl-C",
+         model: {toy}\n\
+         data:  {}\n\n\
+         Ask it something (-N: words as they come; x-semmoe-rank: the rank that was chosen):\n  \
+         curl -isN http://{data}/v1/chat/completions -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"temperature\": 0, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
+         Then look at the ranks, and at how they take load:\n  \
+         curl -s http://{admin}/admin/backends\n  \
+         semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
+         Ctrl-C stops everything; `semmoe up --check` then shows what the tables gain",
         cache.folder().display()
-    )
+    ))
 }

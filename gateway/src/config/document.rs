@@ -5,9 +5,9 @@ use serde_json::Value;
 /// What stands in the place of a secret.
 const HIDDEN: &str = "(set)";
 
-/// The file as JSON, secrets hidden. `Null` for what is no TOML.
-pub(super) fn document(text: &str) -> Value {
-    let mut document = toml::from_str(text).unwrap_or(Value::Null);
+/// The document as JSON, secrets hidden. `Null` for what JSON cannot hold.
+pub(super) fn document(document: toml::Table) -> Value {
+    let mut document = serde_json::to_value(document).unwrap_or(Value::Null);
     hide(&mut document, false);
     document
 }
@@ -45,13 +45,12 @@ mod tests {
         let text = "[server]\nlisten = \"a\"\nadmin_token_sha256 = \"s1\"\n[[auth.keys]]\nname = \"n\"\nsha256 = \"s2\"\n\
                     [otlp]\nheaders = { authorization = \"s3\" }\n[tls]\nkey_file = \"k.pem\"\n\
                     [[models]]\ntokenizer = \"t\"\napi_key = \"s4\"\naliases = [\"x\"]\n[sampling]\ntrace_tokens = 5\n";
-        let shown = document(text).to_string();
+        let shown = document(toml::from_str(text).expect("TOML")).to_string();
         for secret in ["s1", "s2", "s3", "s4"] {
             assert!(!shown.contains(&format!("\"{secret}\"")), "{shown}");
         }
         for plain in ["\"a\"", "\"n\"", "\"k.pem\"", "\"t\"", "\"x\"", "5"] {
             assert!(shown.contains(plain), "{plain} in {shown}");
         }
-        assert_eq!(document("x = "), Value::Null);
     }
 }

@@ -29,6 +29,16 @@ pub enum ConfigError {
         /// What was found and what is expected.
         cause: String,
     },
+    /// A value from outside of the file that does not fit.
+    #[error("{origin} ({key}): {cause}")]
+    Override {
+        /// Where the value comes from.
+        origin: String,
+        /// The key that it was to replace.
+        key: String,
+        /// What is expected.
+        cause: String,
+    },
     /// Any of the above, in a file.
     #[error("{}: {cause}", path.display())]
     InFile {

@@ -8,6 +8,7 @@ mod faults;
 mod fixed;
 mod kubernetes;
 mod log;
+mod overrides;
 mod policy;
 mod raw;
 mod sampling;
@@ -38,6 +39,7 @@ pub use faults::{RawBreaker, RawRetry};
 pub(crate) use kubernetes::KubernetesConfig;
 pub use kubernetes::RawKubernetes;
 pub use log::{Access, LogFormat, LogLevel, RawLog};
+pub use overrides::Override;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
@@ -76,19 +78,36 @@ pub struct Config {
 impl Config {
     /// Reads and checks a TOML file; relative paths in it are below its folder.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        Self::load_with(path, Vec::new())
+    }
+
+    /// The same with values that replace those of the file, also when the file is read again.
+    pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
         let base = path.parent().unwrap_or(Path::new(""));
-        let mut config = Self::from_toml(&text, base).map_err(|error| error.in_file(path))?;
+        let mut config = Self::from_toml_with(&text, base, overrides).map_err(|error| error.in_file(path))?;
         config.source.file = Some(path.to_owned());
         Ok(config)
     }
 
     /// Checks TOML text; relative paths in it are below `base`.
     pub fn from_toml(text: &str, base: &Path) -> Result<Self, ConfigError> {
-        let raw: RawConfig = toml::from_str(text).map_err(|error| ConfigError::syntax(text, &error))?;
+        Self::from_toml_with(text, base, Vec::new())
+    }
+
+    /// The same with values that replace those of the text.
+    pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self, ConfigError> {
+        let syntax = |error| ConfigError::syntax(text, &error);
+        // Read as it stands first: only then do errors know their line.
+        let mut raw: RawConfig = toml::from_str(text).map_err(syntax)?;
+        let mut document: toml::Table = toml::from_str(text).map_err(syntax)?;
+        if !overrides.is_empty() {
+            document = overrides::apply(document, &overrides)?;
+            raw = document.clone().try_into().map_err(syntax)?;
+        }
         let mut config = Self::from_raw(raw, base)?;
-        config.source.document = document::document(text);
+        config.source = Source { file: None, document: document::document(document), overrides };
         Ok(config)
     }
 
@@ -113,8 +132,10 @@ impl Config {
 pub(crate) struct Source {
     /// `None` for one that was made in memory, which cannot be read again.
     pub(crate) file: Option<PathBuf>,
-    /// As it stands there, without defaults and secrets.
+    /// As it stands there and is overridden, without defaults and secrets.
     pub(crate) document: serde_json::Value,
+    /// Values that replace those of the file.
+    pub(crate) overrides: Vec<Override>,
 }
 
 #[derive(Clone, PartialEq)]

@@ -146,7 +146,7 @@ async fn read_and_apply(core: &Arc<Core>) -> Result<Reloaded, ReloadError> {
     let running = core.config();
     let file = running.source.file.clone().ok_or(ReloadError::NoFile)?;
     let (config, needs_restart) = blocking(move || {
-        let mut config = Config::load(&file)?;
+        let mut config = Config::load_with(&file, running.source.overrides.clone())?;
         // Also those that count after a restart only, which must not fail then.
         load::check_dirs(&config)?;
         let needs_restart = config.keep_fixed(&running);

@@ -1,0 +1,38 @@
+//! What `semmoe --version` says of the build: commit, features, target.
+
+use std::process::Command;
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed=SEMMOE_COMMIT");
+    let target = std::env::var("TARGET").unwrap_or_default();
+    let features: Vec<&str> = [("CARGO_FEATURE_JEMALLOC", "jemalloc"), ("CARGO_FEATURE_KUBE", "kube")]
+        .into_iter()
+        .filter(|(variable, _)| std::env::var_os(variable).is_some())
+        .map(|(_, name)| name)
+        .collect();
+    let features = if features.is_empty() { "none".to_owned() } else { features.join(" ") };
+    println!("cargo::rustc-env=CLI_COMMIT={}", commit());
+    println!("cargo::rustc-env=CLI_FEATURES={features}");
+    println!("cargo::rustc-env=CLI_TARGET={target}");
+}
+
+/// The commit that was checked out. Development builds have none: they would be built anew with every commit.
+fn commit() -> String {
+    if let Ok(commit) = std::env::var("SEMMOE_COMMIT") {
+        return commit;
+    }
+    if std::env::var("PROFILE").as_deref() != Ok("release") {
+        return "of a development build".to_owned();
+    }
+    // Grows with every commit and checkout, in a worktree too.
+    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]) {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned())
+}
+
+fn git(args: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
+}

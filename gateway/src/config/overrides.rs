@@ -1,0 +1,135 @@
+//! Values that replace those of the file, key by key: how a container changes a configuration without rewriting it.
+
+use std::fmt;
+
+use toml::{Table, Value};
+
+use super::{ConfigError, RawConfig};
+
+/// One value that replaces the file's.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Override {
+    /// Where the value comes from, as errors name it.
+    pub origin: String,
+    /// The key, one part for each section; a number is a place in a list.
+    pub path: Vec<String>,
+    /// A TOML value; any other text is a string.
+    pub value: String,
+}
+
+// The value may be a digest of a secret.
+impl fmt::Debug for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Override").field("origin", &self.origin).field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Override {
+    /// As TOML where it reads as that, and as plain text: `12e4` may be a number or a name.
+    fn readings(&self) -> Vec<Value> {
+        let typed = toml::from_str::<Table>(&format!("value = {}", self.value)).ok();
+        let typed = typed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
+        typed.into_iter().chain([Value::String(self.value.clone())]).collect()
+    }
+
+    fn error(&self, cause: impl fmt::Display) -> ConfigError {
+        ConfigError::Override { origin: self.origin.clone(), key: self.path.join("."), cause: cause.to_string() }
+    }
+}
+
+/// Puts every value in its place. The result deserializes, as `document` did.
+pub(super) fn apply(mut document: Table, overrides: &[Override]) -> Result<Table, ConfigError> {
+    for it in overrides {
+        let mut refused = None;
+        let taken = it.readings().into_iter().find_map(|value| {
+            let mut next = document.clone();
+            let cause = match place(&mut next, &it.path, value) {
+                Ok(()) => match next.clone().try_into::<RawConfig>() {
+                    Ok(_) => return Some(next),
+                    Err(error) => error.message().lines().collect::<Vec<_>>().join(", "),
+                },
+                Err(cause) => cause,
+            };
+            refused.get_or_insert(cause);
+            None
+        });
+        document = taken.ok_or_else(|| it.error(refused.unwrap_or_default()))?;
+    }
+    Ok(document)
+}
+
+fn place(table: &mut Table, path: &[String], value: Value) -> Result<(), String> {
+    let (key, rest) = path.split_first().ok_or("names a section, expected a key in it")?;
+    if rest.is_empty() {
+        table.insert(key.clone(), value);
+        return Ok(());
+    }
+    match table.entry(key.clone()).or_insert_with(|| Value::Table(Table::new())) {
+        Value::Table(section) => place(section, rest, value),
+        Value::Array(list) => {
+            let (at, rest) = rest.split_first().ok_or("names a list, expected a place in it")?;
+            let length = list.len();
+            let entry = at.parse().ok().and_then(|at: usize| list.get_mut(at)).and_then(Value::as_table_mut);
+            let entry = entry.ok_or_else(|| format!("`{key}` has {length} entries, so there is no `{key}.{at}`"))?;
+            place(entry, rest, value)
+        }
+        _ => Err(format!("`{key}` is a key, not a section")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    const FILE: &str = "[server]\nlisten = \"127.0.0.1:1\"\n[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n\
+                        [[models.backends]]\nname = \"a\"\nengine = \"openai\"\nurl = \"http://127.0.0.1:1\"\n";
+
+    fn with(overrides: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let overrides = overrides.iter().map(|(path, value)| Override {
+            origin: "the variable X".to_owned(),
+            path: path.split('.').map(str::to_owned).collect(),
+            value: (*value).to_owned(),
+        });
+        Config::from_toml_with(FILE, Path::new(""), overrides.collect())
+    }
+
+    #[test]
+    fn values_replace_those_of_the_file_and_fill_gaps() {
+        let config = with(&[
+            ("server.listen", "127.0.0.1:9"),
+            ("limits.streams", "7"),
+            ("models.0.name", "12e4"),
+            ("models.0.backends.0.url", "http://127.0.0.1:2"),
+            ("log.format", "json"),
+            ("retry.statuses", "[503]"),
+        ])
+        .expect("valid");
+        assert_eq!(config.server.listen.port(), 9);
+        assert_eq!(config.limits.streams, 7);
+        assert_eq!(config.models[0].name, "12e4");
+        assert_eq!(config.models[0].backends[0].urls[0].to_string(), "http://127.0.0.1:2");
+        // Shown as it counts.
+        assert_eq!(config.source.document["server"]["listen"], "127.0.0.1:9");
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_its_origin() {
+        for (path, value, named) in [
+            ("server.listn", "x", "listn"),
+            ("servers.listen", "x", "servers"),
+            ("limits.streams", "many", "expected u32"),
+            ("models.1.name", "x", "no `models.1`"),
+            ("models.0", "x", "names a section"),
+            ("models", "x", "expected a sequence"),
+            ("server.listen.port", "1", "not a section"),
+        ] {
+            let said = with(&[(path, value)]).expect_err(path).to_string();
+            assert!(said.contains("the variable X") && said.contains(named), "{path}: {said}");
+        }
+        // Judged as if it stood in the file.
+        assert!(with(&[("server.listen", "x")]).expect_err("no address").to_string().contains("server.listen"));
+    }
+}

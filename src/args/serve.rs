@@ -1,0 +1,77 @@
+//! Arguments of `semmoe serve`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, ValueEnum};
+
+/// What `serve --help` ends with.
+pub(super) const SERVE_EXAMPLES: &str = "\
+An environment variable replaces any key of the configuration: SEMMOE_SERVER__LISTEN is `listen` of [server], \
+SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that are no key are refused.
+
+Examples:
+  semmoe serve --engine sglang --url http://127.0.0.1:30000 --tokenizer Qwen3-30B-A3B --tables qwen3.tables.safetensors
+  semmoe serve --engine vllm --url http://10.0.0.1:8000 --url http://10.0.0.2:8000 --print-config
+  semmoe serve --config semmoe.toml --check --probe
+  semmoe serve --config semmoe.toml";
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("source").required(true).args(["config", "engine"]))]
+pub(crate) struct ServeArgs {
+    /// The gateway's configuration (TOML); or --engine and --url.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
+    /// wrong. Engines are asked with --probe only.
+    ///
+    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check fails.
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An engine
+    /// that does not answer, does not fit its tables or ignores pins ends with code 1.
+    #[arg(long, requires = "check")]
+    pub(crate) probe: bool,
+    // Last: its heading holds for everything that follows.
+    #[command(flatten)]
+    pub(crate) quick: QuickArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Without a configuration file")]
+pub(crate) struct QuickArgs {
+    /// What answers at --url.
+    #[arg(long, value_enum, requires = "url")]
+    pub(crate) engine: Option<ServeEngine>,
+    /// Base URL of an engine; several: one backend each.
+    #[arg(long, requires = "engine")]
+    pub(crate) url: Vec<String>,
+    /// The model's folder or its tokenizer.json; needed to score prompts and to know prefixes.
+    #[arg(long, value_name = "PATH", requires = "engine")]
+    pub(crate) tokenizer: Option<PathBuf>,
+    /// Tables of the placement that the engines run.
+    #[arg(long, value_name = "FILE", requires = "tokenizer")]
+    pub(crate) tables: Option<PathBuf>,
+    /// The model as clients name it [default: the one that the first engine lists].
+    #[arg(long, value_name = "NAME", requires = "engine")]
+    pub(crate) model: Option<String>,
+    /// The routing policy [default: affinity with --tables, prefix with --tokenizer, else least_load].
+    #[arg(long, value_name = "NAME", requires = "engine")]
+    pub(crate) policy: Option<String>,
+    /// Address of the data plane; the admin listener takes the next port on loopback.
+    #[arg(long, value_name = "ADDRESS", requires = "engine")]
+    pub(crate) listen: Option<String>,
+    /// Print the configuration that these options mean, and exit: the start of a file to edit.
+    #[arg(long, requires = "engine", conflicts_with = "check")]
+    pub(crate) print_config: bool,
+}
+
+/// Engines that `serve` can front.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ServeEngine {
+    Sglang,
+    Vllm,
+    /// semmoe's worker.
+    Semmoe,
+    /// Any server with OpenAI's routes.
+    Openai,
+}

@@ -1,0 +1,37 @@
+//! What to do about the failures that newcomers meet first: one line for each, found by what the failure says.
+//!
+//! The libraries report what is wrong; which option or command mends it is the command line's business alone.
+//! `tests/mistakes.rs` makes each of these mistakes.
+
+/// A part of a failure's text, and the way out.
+const HINTS: [(&str, &str); 11] = [
+    ("/v1/v1/", "leave /v1 out of --url"),
+    (
+        "\"code\":\"route_not_found\"",
+        "this is semmoe's gateway: `profile record` needs the URL of the engine behind it, `load` the address that `serve` \
+         prints as ready",
+    ),
+    ("Address already in use", "another process listens there, so choose another address or stop that process"),
+    (
+        "stream did not contain valid UTF-8",
+        "it is no text; expected a TOML file like the one that `serve --print-config` prints",
+    ),
+    ("expected \"semmoe.tables\"", "`semmoe solve` writes tables"),
+    (
+        "expected \"semmoe.profile\"",
+        "`semmoe profile build` makes profiles of traces; where a trace is wanted use --trace",
+    ),
+    ("expected \"semmoe.trace\"", "`semmoe profile record` writes traces; where a profile is wanted use --profile"),
+    (
+        "not 64 hexadecimal digits",
+        "`printf %s TOKEN | sha256sum` makes the digest of a token, `semmoe keys hash` that of a key",
+    ),
+    ("the objective `ranks` needs a trace", "give it with --trace"),
+    ("or padding for what is left", "--pad pads"),
+    ("the model directory", "models are not downloaded: --model takes the folder of a checkpoint"),
+];
+
+/// The way out of the failure, if it is one of those.
+pub(crate) fn hint(failure: &str) -> Option<&'static str> {
+    HINTS.iter().find(|(part, _)| failure.contains(part)).map(|(_, hint)| *hint)
+}

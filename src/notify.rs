@@ -1,0 +1,39 @@
+//! The protocol of systemd's `Type=notify`: one datagram to the socket that the supervisor names.
+
+#[cfg(target_os = "linux")]
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+
+/// What a service reports of itself.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Notice {
+    /// It serves.
+    Ready,
+    /// It was asked to stop and finishes its work.
+    Stopping,
+}
+
+/// Reports to the supervisor, if there is one (`NOTIFY_SOCKET`). A supervisor that cannot be reached is logged: serving goes on.
+pub(crate) fn notify(notice: Notice) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
+    let message: &[u8] = match notice {
+        Notice::Ready => b"READY=1",
+        Notice::Stopping => b"STOPPING=1",
+    };
+    let sent =
+        address(socket.as_encoded_bytes()).and_then(|address| UnixDatagram::unbound()?.send_to_addr(message, &address));
+    if let Err(error) = sent {
+        tracing::warn!(?socket, %error, "the supervisor was not notified");
+    }
+}
+
+/// A path, or with a leading `@` a name in Linux's abstract namespace.
+fn address(socket: &[u8]) -> std::io::Result<SocketAddr> {
+    use std::os::unix::ffi::OsStrExt;
+    match socket {
+        #[cfg(target_os = "linux")]
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        path => SocketAddr::from_pathname(Path::new(std::ffi::OsStr::from_bytes(path))),
+    }
+}

@@ -1,0 +1,115 @@
+//! Alerts and board name metrics that the gateway has, in the form that it writes them, and every alert has its page.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+fn read(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// What a metric is: it decides the names of its samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// The metrics that the gateway's sources register, `registry.register("name", "help", self.field.clone())`, by name. The
+/// kind is that of the field's declaration in the same file.
+fn registered() -> BTreeMap<String, Kind> {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics"), &mut files);
+    files.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics.rs"));
+    let mut found = BTreeMap::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).expect("a source");
+        for call in text.split("registry.register(").skip(1) {
+            let call = call.split(");").next().unwrap_or(call);
+            let Some(name) = call.split('"').nth(1) else { continue };
+            let field = call.trim_end().trim_end_matches(',').trim_end().trim_end_matches(".clone()");
+            let field = field.rsplit([' ', '.']).next().unwrap_or(field);
+            let kind = declared(&text, field)
+                .unwrap_or_else(|| panic!("{}: which metric is `{field}` of {name}?", file.display()));
+            found.insert(format!("semmoe_{name}"), kind);
+        }
+    }
+    found
+}
+
+/// The kind in `field: Family<Labels, Counter>,` of a struct, or behind an alias of the file.
+fn declared(text: &str, field: &str) -> Option<Kind> {
+    let lines = text.lines().map(str::trim);
+    let mut types = lines.filter_map(|line| line.trim_start_matches("pub(crate) ").strip_prefix(&format!("{field}: ")));
+    types.find_map(|of| {
+        let alias = of.trim_end_matches(',');
+        let of = text.lines().find_map(|line| line.strip_prefix(&format!("type {alias} = "))).unwrap_or(of);
+        [("Histogram", Kind::Histogram), ("Counter", Kind::Counter), ("Gauge", Kind::Gauge)]
+            .into_iter()
+            .find(|(name, _)| of.contains(name))
+            .map(|(_, kind)| kind)
+    })
+}
+
+/// Names that begin with `semmoe_` in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'))
+        .filter(|word| word.starts_with("semmoe_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_a_sample(name: &str, metrics: &BTreeMap<String, Kind>) -> bool {
+    metrics.iter().any(|(metric, kind)| match kind {
+        Kind::Counter => name.strip_suffix("_total") == Some(metric),
+        Kind::Gauge => name == metric,
+        Kind::Histogram => ["_bucket", "_sum", "_count"].iter().any(|end| name.strip_suffix(end) == Some(metric)),
+    })
+}
+
+#[test]
+fn alerts_and_board_name_metrics_of_the_gateway() {
+    let metrics = registered();
+    assert!(metrics.len() > 40, "{metrics:?}");
+    assert_eq!(metrics["semmoe_requests"], Kind::Counter);
+    assert_eq!(metrics["semmoe_rank_inflight"], Kind::Gauge);
+    assert_eq!(metrics["semmoe_queue_seconds"], Kind::Histogram);
+    for file in
+        ["deploy/prometheus/semmoe.rules.yml", "deploy/prometheus/semmoe.tests.yml", "deploy/grafana/semmoe.json"]
+    {
+        let named = named(&read(file));
+        assert!(named.len() > 3, "{file}: {named:?}");
+        for name in named {
+            assert!(is_a_sample(&name, &metrics), "{file}: the gateway writes no {name}");
+        }
+    }
+    assert!(!is_a_sample("semmoe_requests", &metrics) && !is_a_sample("semmoe_rank_inflight_total", &metrics));
+}
+
+#[test]
+fn every_alert_has_a_severity_a_summary_and_a_section() {
+    let (rules, page) = (read("deploy/prometheus/semmoe.rules.yml"), read("docs/alerts.md"));
+    let sections: BTreeSet<&str> = page.lines().filter_map(|line| line.strip_prefix("## Semmoe")).collect();
+    let alerts: Vec<&str> = rules.split("- alert: Semmoe").skip(1).collect();
+    for alert in &alerts {
+        let name = alert.lines().next().expect("a name");
+        assert!(sections.contains(name), "docs/alerts.md has no section Semmoe{name}");
+        let link = format!("runbook_url: docs/alerts.md#semmoe{}", name.to_ascii_lowercase());
+        for needed in [link.as_str(), "summary: ", "severity: "] {
+            assert!(alert.contains(needed), "Semmoe{name} lacks {needed:?}");
+        }
+    }
+    assert_eq!(alerts.len(), sections.len(), "{sections:?}");
+}
