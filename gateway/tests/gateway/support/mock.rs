@@ -320,6 +320,10 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
         ("overloaded", _) => {
             (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")], told("overloaded")).into_response()
         }
+        ("generated", tokens) => {
+            let tokens: u64 = tokens.parse().unwrap();
+            Json(json!({ "choices": [], "usage": { "prompt_tokens": 3, "completion_tokens": tokens } })).into_response()
+        }
         (kind @ ("usage" | "usage-events"), tokens) => {
             let usage = json!({ "choices": [], "usage": { "prompt_tokens": tokens.parse::<u64>().unwrap() } });
             if kind == "usage" {
