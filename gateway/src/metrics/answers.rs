@@ -71,7 +71,7 @@ pub(crate) struct Generated {
     /// Of a prompt that was computed.
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) output_tokens: Option<OutputTokens>,
-    /// From the body's arrival to the first piece of a stream.
+    /// From the request's arrival to the first piece of a stream.
     pub(crate) first_token: Option<Duration>,
 }
 
@@ -101,10 +101,14 @@ impl Default for AnswerMetrics {
 
 impl AnswerMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("request_seconds", "From the body's arrival to the end of the answer", self.seconds.clone());
+        registry.register(
+            "request_seconds",
+            "From the request's arrival to the end of the answer",
+            self.seconds.clone(),
+        );
         registry.register(
             "time_to_first_token_seconds",
-            "From the body's arrival to the first piece of a stream",
+            "From the request's arrival to the first piece of a stream",
             self.first_token.clone(),
         );
         registry.register(
