@@ -2,7 +2,7 @@
 """Uses the admin plane's page in a headless browser, as an operator would: run.py [SEMMOE] [KEEP].
 
 A gateway with two mock engines of four ranks, tables and requests; drain, rollback, reload and the token by mouse and keyboard; an engine
-that is killed must turn red within two seconds. The console must stay silent, nothing may be loaded from elsewhere, every text must have
+that is killed, and a rank of a real unit, must turn red within two seconds. The console must stay silent, nothing may be loaded from elsewhere, every text must have
 the contrast of WCAG's AA in light and dark, and a phone must need no sideways scrolling. KEEP is a folder for screenshots. Without a
 Chromium or Chrome that works this says so and checks nothing."""
 import contextlib, hashlib, json, pathlib, random, re, shutil, subprocess, sys, tempfile, threading, time, urllib.error, urllib.request
@@ -192,11 +192,7 @@ def use(page, folder, admin, config, second, first_engine):
     lint(admin)
     operate(page, admin, config, second)
     silent(page, "422", "/admin/reload")
-    first_engine.kill()
-    killed = time.monotonic()
-    page.until(f"{tile('pod-a')}.classList.contains('bad') && {tile('pod-a')}.querySelectorAll('.rank.bad').length === {RANKS}", 20)
-    took = time.monotonic() - killed
-    assert took <= RED_WITHIN_SECONDS, f"a dead engine turned red after {took:.1f} s"
+    took = red(page, "pod-a", RANKS, first_engine)
     colour = page.eval(f"getComputedStyle({tile('pod-a')}.querySelector('.rank')).borderColor")
     assert colour == "rgb(207, 34, 46)", colour
     looks(page, "dead")
@@ -206,6 +202,50 @@ def use(page, folder, admin, config, second, first_engine):
     page.events.clear()
     with_token(page, admin, config)
     silent(page, "401", "")
+    return took
+
+
+def red(page, name, ranks, process):
+    """Kills a process; returns the seconds until its backend and ranks are red."""
+    process.kill()
+    killed = time.monotonic()
+    page.until(f"{tile(name)}.classList.contains('bad') && {tile(name)}.querySelectorAll('.rank.bad').length === {ranks}", 20)
+    took = time.monotonic() - killed
+    assert took <= RED_WITHIN_SECONDS, f"{name} turned red after {took:.1f} s"
+    return took
+
+
+def unit(processes):
+    """Two ranks of the bundled model: their processes and the URL of rank 0."""
+    def rank(number, rendezvous):
+        command = [SEMMOE, "worker", "--model", MODEL, "--world", "2", "--rank", str(number), "--rendezvous", rendezvous]
+        command += ["--exit-on-stdin-eof", *(["--listen", "127.0.0.1:0"] if number == 0 else [])]
+        process = processes.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
+        processes.callback(process.kill)
+        return process
+
+    front = rank(0, "127.0.0.1:0")
+    other = rank(1, json.loads(front.stdout.readline())["rendezvous"])
+    ready = json.loads(front.stdout.readline())
+    assert ready["event"] == "ready", ready
+    return other, ready["http"]
+
+
+def lose_a_rank(folder, processes):
+    other, url = unit(processes)
+    config = folder / "unit.toml"
+    config.write_text('[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n[[models]]\nname = "tiny-qwen3moe-15m"\npolicy = "least_load"\n'
+                      f'[[models.backends]]\nname = "unit"\nengine = "semmoe"\nurl = "http://{url}"\n')
+    base, admin = serve(config, processes)
+    chat = {"model": "tiny-qwen3moe-15m", "max_tokens": 4, "messages": [{"role": "user", "content": "Which rivers?"}]}
+    post(base + "/v1/chat/completions", chat)
+    page = browser.Page(admin + "/ui")
+    processes.callback(page.close)
+    page.until(f"{tile('unit')}?.classList.contains('good') && {tile('unit')}.querySelectorAll('.rank').length === 2")
+    took = red(page, "unit", 2, other)
+    cause = page.eval(f"{tile('unit')}.querySelector('.cause').textContent")
+    assert "rank 1 was lost" in cause, cause
+    assert not (said := page.complaints()), said
     return took
 
 
@@ -258,8 +298,9 @@ def main():
             threading.Thread(target=ask_on, args=(base, stopped), daemon=True).start()
         page = browser.Page(admin + "/")
         processes.callback(page.close)
-        took = use(page, folder, admin, config, second, engines[0][0])
-    print(f"ui: ok ({size} bytes, a dead engine is red after {took:.1f} s)")
+        engine_took = use(page, folder, admin, config, second, engines[0][0])
+        rank_took = lose_a_rank(folder, processes)
+    print(f"ui: ok ({size} bytes; red after {engine_took:.1f} s for a dead engine, {rank_took:.1f} s for a dead rank)")
 
 
 main()

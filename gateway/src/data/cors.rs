@@ -1,10 +1,10 @@
 //! Pages of other origins that may use the data plane (CORS, the Fetch standard's 3.2): `server.cors_origins`, none by default.
 //!
-//! Keys travel in `Authorization`, never in cookies, so that no answer allows credentials. Where origins are configured the gateway's
-//! word replaces the engine's: SGLang allows every origin by itself.
+//! Keys travel in `Authorization`, never in cookies, so that no answer allows credentials. What engines say about origins is taken out
+//! of their answers: SGLang allows every one by itself.
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 
 /// What scripts may read besides the headers that every answer shows.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
@@ -14,6 +14,13 @@ const METHODS: HeaderValue = HeaderValue::from_static("GET,POST");
 /// Seconds for which browsers remember an answer; none does for longer than two hours.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const ANY: &str = "*";
+
+/// Takes an engine's word out of an answer.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    for name in [header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_ALLOW_CREDENTIALS] {
+        headers.remove(name);
+    }
+}
 
 /// What the configured origins say to one request.
 pub(crate) struct Cors {
@@ -47,18 +54,8 @@ impl Cors {
         Some(response)
     }
 
-    /// Says in an answer which page may read it.
+    /// Says in a stripped answer which page may read it.
     pub(super) fn mark(self, headers: &mut HeaderMap) {
-        const ENGINES: [HeaderName; 5] = [
-            header::ACCESS_CONTROL_ALLOW_ORIGIN,
-            header::ACCESS_CONTROL_ALLOW_CREDENTIALS,
-            header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderName::from_static("access-control-allow-private-network"),
-            HeaderName::from_static("timing-allow-origin"),
-        ];
-        for name in &ENGINES {
-            headers.remove(name);
-        }
         // Caches between must keep the answers to different pages apart.
         headers.append(header::VARY, HeaderValue::from_static("Origin"));
         if let Some(origin) = self.origin {

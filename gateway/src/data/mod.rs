@@ -65,6 +65,7 @@ pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
         let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&core)).transpose();
         let cors = core.cors(request.headers());
         serve(Arc::clone(&core), request, stream).map(move |mut answer| {
+            cors::strip(answer.headers_mut());
             if let Some(cors) = cors {
                 cors.mark(answer.headers_mut());
             }

@@ -36,8 +36,11 @@ async fn no_page_may_by_default() {
     let client = Client::data(&gateway);
     let answer = preflight(&client, APP).await;
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (405, ""));
-    let answer = client.call(Method::POST, CHAT, &[("origin", APP)], "{}").await;
-    assert_eq!((answer.status, answer.header("access-control-allow-origin"), answer.header("vary")), (200, "", ""));
+    for headers in [&[("origin", APP)][..], &[("origin", APP), ("x-mock", "every-origin")]] {
+        let answer = client.call(Method::POST, CHAT, headers, "{}").await;
+        let said = (answer.header("access-control-allow-origin"), answer.header("access-control-allow-credentials"));
+        assert_eq!((answer.status, said, answer.header("vary")), (200, ("", ""), ""));
+    }
 }
 
 #[tokio::test]
@@ -53,7 +56,11 @@ async fn configured_origins_may_and_others_may_not() {
     let answer = client.call(Method::POST, CHAT, &[("origin", APP)], "{}").await;
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, APP));
     assert!(answer.header("access-control-expose-headers").contains("x-semmoe-rank"));
-    assert_eq!(answer.header("access-control-allow-credentials"), "");
+    let engines = client.call(Method::POST, CHAT, &[("origin", APP), ("x-mock", "every-origin")], "{}").await;
+    assert_eq!(
+        (engines.header("access-control-allow-origin"), engines.header("access-control-allow-credentials")),
+        (APP, "")
+    );
     // Refusals can be read by the page, too, and the list of models.
     for (method, path, status) in
         [(Method::POST, "/nothing", 404), (Method::GET, "/v1/models", 200), (Method::GET, CHAT, 405)]
