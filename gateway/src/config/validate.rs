@@ -87,7 +87,7 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
         admin_token_sha256,
         tables_root: raw.tables_root.map(|path| base.join(path)),
         extra_routes: extra_routes(raw.extra_routes)?,
-        cors_origins: cors_origins(raw.cors_origins)?,
+        cors_origins: super::auth::cors_origins(raw.cors_origins)?,
         tls: raw.tls.map(|tls| super::tls::server(tls, base)),
         admin_tls: raw.admin_tls.map(|tls| super::tls::server(tls, base)),
         credentials_interval: seconds("server.credentials_interval_seconds", raw.credentials_interval_seconds)?,
@@ -127,16 +127,6 @@ fn extra_routes(routes: Vec<String>) -> Result<Vec<String>> {
         }
     }
     Ok(routes)
-}
-
-fn cors_origins(origins: Vec<String>) -> Result<Vec<String>> {
-    let fault = |(at, origin): (usize, &String)| Some((at, origin.clone(), crate::data::origin_fault(origin)?));
-    match origins.iter().enumerate().find_map(fault) {
-        Some((at, origin, fault)) => {
-            Err(ConfigError::value(format!("server.cors_origins[{at}]"), format!("'{origin}' {fault}")))
-        }
-        None => Ok(origins),
-    }
 }
 
 fn address(key: &str, text: &str) -> Result<SocketAddr> {

@@ -15,7 +15,7 @@ const METHODS: HeaderValue = HeaderValue::from_static("GET,POST");
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const ANY: &str = "*";
 
-/// Takes an engine's word out of an answer.
+/// Removes what an engine says about origins.
 pub(super) fn strip(headers: &mut HeaderMap) {
     for name in [header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_ALLOW_CREDENTIALS] {
         headers.remove(name);

@@ -89,7 +89,7 @@ async fn a_linter_finds_nothing() {
 }
 
 #[tokio::test]
-async fn the_process_is_told() {
+async fn process_figures_are_there() {
     let mock = Mock::start(1);
     let gateway = start(&plain_model(&mock, 1)).await;
     for (name, least) in [
