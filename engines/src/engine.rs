@@ -129,6 +129,11 @@ impl Route {
     pub fn runs_model(self) -> bool {
         !matches!(self, Self::Tokenize | Self::Detokenize)
     }
+
+    /// Whether answers hold generated tokens.
+    pub fn generates(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Responses | Self::Generate | Self::Messages)
+    }
 }
 
 impl fmt::Display for Route {

@@ -7,8 +7,12 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
+use crate::Route;
+
 static DP_RANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"dp_rank\""));
 static PROMPT_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"prompt_tokens\""));
+static COMPLETION_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"completion_tokens\""));
+static OUTPUT_TOKENS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"output_tokens\""));
 
 /// The rank in `meta_info.dp_rank` of SGLang's `/generate` (since 0.5.10).
 pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
@@ -21,9 +25,24 @@ pub fn prompt_tokens(piece: &[u8]) -> Option<u64> {
     number_after(piece, &PROMPT_TOKENS)
 }
 
+/// The tokens generated so far, as the engine counted them: `completion_tokens` of the OpenAI routes and of SGLang's `/generate`,
+/// `output_tokens` of responses and messages. The last number counts, as some engines report one in each event.
+pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
+    let key = match route {
+        Route::Chat | Route::Completions | Route::Generate => &*COMPLETION_TOKENS,
+        Route::Responses | Route::Messages => &*OUTPUT_TOKENS,
+        Route::Embeddings | Route::Tokenize | Route::Detokenize | Route::Extra => return None,
+    };
+    key.find_iter(piece).filter_map(|at| number_at(piece, at, key)).last()
+}
+
 /// The whole number behind the first `key`, with its quotes.
 fn number_after(piece: &[u8], key: &Finder<'_>) -> Option<u64> {
-    let at = key.find(piece)?;
+    number_at(piece, key.find(piece)?, key)
+}
+
+/// The whole number behind the `key` that stands at this offset.
+fn number_at(piece: &[u8], at: usize, key: &Finder<'_>) -> Option<u64> {
     if at > 0 && piece[at - 1] == b'\\' {
         return None;
     }
@@ -74,10 +93,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn output_tokens_in_answers() {
+        for (route, piece, tokens) in [
+            (Route::Chat, r#"{"usage":{"prompt_tokens":12,"total_tokens":14,"completion_tokens":2}}"#, Some(2)),
+            (Route::Completions, r#"{"usage":{"completion_tokens_details":{"x":1},"completion_tokens": 7}}"#, Some(7)),
+            (
+                Route::Generate,
+                "data: {\"meta_info\":{\"completion_tokens\":1}}\n\ndata: {\"completion_tokens\":2}\n\n",
+                Some(2),
+            ),
+            (Route::Messages, r#"{"usage":{"input_tokens":3,"output_tokens":5}}"#, Some(5)),
+            (Route::Responses, r#"{"usage":{"output_tokens":6,"output_tokens_details":{}}}"#, Some(6)),
+            (Route::Chat, r#"{"usage":{"output_tokens":6}}"#, None),
+            (Route::Chat, r#"{"content":"\"completion_tokens\":3,"}"#, None),
+            (Route::Chat, r#"{"usage":{"completion_tokens":1"#, None),
+            (Route::Embeddings, r#"{"usage":{"completion_tokens":1}}"#, None),
+        ] {
+            assert_eq!(output_tokens(route, piece.as_bytes()), tokens, "{piece}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn any_piece_ends_without_panic(piece in "[\"dp_rank:0-9\\\\ {}]{0,40}") {
-            let _ = rank_in_meta(piece.as_bytes());
+        fn any_piece_ends_without_panic(piece in "[\"dp_rank:0-9\\\\ {}]{0,40}|(\"output_tokens\"[: 0-9}]{0,3}){0,3}") {
+            let _ = (rank_in_meta(piece.as_bytes()), output_tokens(Route::Messages, piece.as_bytes()));
         }
     }
 }

@@ -21,6 +21,7 @@ pub struct Events {
     /// What was relayed ends at a boundary.
     at_boundary: bool,
     longest_held_bytes: usize,
+    data_lines: u32,
 }
 
 impl Default for Events {
@@ -37,7 +38,19 @@ impl Events {
 
     /// Holds back longer or shorter events than usual.
     pub fn with_limit(longest_held_bytes: usize) -> Self {
-        Self { line_empty: true, after_cr: false, held: BytesMut::new(), at_boundary: true, longest_held_bytes }
+        Self {
+            line_empty: true,
+            after_cr: false,
+            held: BytesMut::new(),
+            at_boundary: true,
+            longest_held_bytes,
+            data_lines: 0,
+        }
+    }
+
+    /// Lines of data so far; engines write one for each event. Comments and names of events are not counted.
+    pub fn data_lines(&self) -> u32 {
+        self.data_lines
     }
 
     /// Whether what was relayed ends at the end of an event.
@@ -100,7 +113,9 @@ impl Events {
                     self.after_cr = end == b'\r';
                     at += 1;
                 }
-                _ => {
+                first => {
+                    // Of the fields that a line may begin with only this one begins so.
+                    self.data_lines = self.data_lines.saturating_add(u32::from(self.line_empty && first == b'd'));
                     self.line_empty = false;
                     self.after_cr = false;
                     let line = &piece[at..];
@@ -158,6 +173,20 @@ mod tests {
         assert!(!events.cut_off());
         assert_eq!(events.push(Bytes::from_static(b"\n\n")), "\n\n");
         assert!(events.cut_off());
+    }
+
+    #[test]
+    fn lines_of_data_are_counted_however_they_are_cut() {
+        for (pieces, expected) in [
+            (vec!["data: 1\n\ndata: 2\n\n"], 2),
+            (vec!["da", "ta: 1\n", "\n", "d", "ata: d\n\n"], 2),
+            (vec!["event: delta\ndata: {\"d\":1}\n\n", ": ping\n\n"], 1),
+            (vec!["data: 1\r\n\r", "\ndata: [DONE]\r\n\r\n"], 2),
+        ] {
+            let mut events = Events::new();
+            pieces.iter().for_each(|piece| drop(events.push(Bytes::copy_from_slice(piece.as_bytes()))));
+            assert_eq!(events.data_lines(), expected, "{pieces:?}");
+        }
     }
 
     proptest! {

@@ -183,7 +183,7 @@ mod tests {
         let metrics = Metrics::new();
         let current = current(&metrics);
         let timed = || {
-            let text = metrics.encode();
+            let text = metrics.encode(crate::metrics::TextFormat::OpenMetrics);
             let line = text.lines().find(|line| line.starts_with("semmoe_swap_wait_seconds_count{clock=\"cpu\"}"));
             line.and_then(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
         };

@@ -35,9 +35,14 @@ pub(crate) struct FlowReading {
 impl Flow {
     /// Reads the counts; the next reading's `moved` begins here.
     pub(crate) fn read(&self) -> FlowReading {
+        FlowReading { moved: self.moved.swap(false, Ordering::Relaxed), ..self.peek() }
+    }
+
+    /// Reads the counts and leaves `moved` as it is.
+    pub(crate) fn peek(&self) -> FlowReading {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         FlowReading {
-            moved: self.moved.swap(false, Ordering::Relaxed),
+            moved: self.moved.load(Ordering::Relaxed),
             waiting_tokens: read(&self.waiting_tokens),
             waiting_streams: read(&self.waiting_streams),
             running_streams: read(&self.running_streams),

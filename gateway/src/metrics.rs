@@ -6,14 +6,17 @@
 //! that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are set when
 //! they are asked for.
 
+mod answers;
 mod faults;
 mod live;
 mod operation;
 mod pins;
+mod process;
 mod requests;
 mod shadow;
 mod spans;
 mod tables;
+mod text;
 mod trust;
 
 use std::ops::Range;
@@ -21,25 +24,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
+use prometheus_client::metrics::histogram::{Histogram, linear_buckets};
 use prometheus_client::registry::Registry;
 use semmoe_routing::Report;
 use semmoe_text::SegmentCache;
 
+pub(crate) use answers::{Generated, OutputTokens};
 use faults::FaultMetrics;
 use live::LiveMetrics;
 use operation::OperationMetrics;
 use pins::PinMetrics;
+use process::ProcessMetrics;
 use requests::RequestMetrics;
-pub(crate) use requests::{CLIENT_CLOSED, NONE, Place};
+pub(crate) use requests::{CLIENT_CLOSED, Done, NONE, Place};
 use shadow::ShadowMetrics;
 pub(crate) use spans::SpanMetrics;
 use tables::TablesMetrics;
 pub(crate) use tables::Waits;
+pub(crate) use text::TextFormat;
 use trust::TrustMetrics;
+
+/// What the gateway adds to a request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
+const OVERHEAD_SECONDS: [f64; 13] = [5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PolicyLabels {
@@ -106,6 +116,7 @@ struct ReasonLabels {
 /// All metrics of one gateway.
 pub(crate) struct Metrics {
     registry: Registry,
+    process: ProcessMetrics,
     pub(crate) requests: RequestMetrics,
     overhead_seconds: Histogram,
     inflight: Family<RankLabels, Gauge>,
@@ -132,9 +143,9 @@ impl Metrics {
         let shares: fn() -> Histogram = || Histogram::new(linear_buckets(0.05, 0.05, 20));
         let mut metrics = Self {
             registry: Registry::with_prefix("semmoe"),
+            process: ProcessMetrics::default(),
             requests: RequestMetrics::default(),
-            // Seconds: 1 us to 1 s, a factor of about 2.
-            overhead_seconds: Histogram::new(exponential_buckets(1e-6, 2.0, 21)),
+            overhead_seconds: Histogram::new(OVERHEAD_SECONDS),
             inflight: Family::default(),
             predicted_lar: Family::new_with_constructor(shares),
             canary: Family::default(),
@@ -159,6 +170,7 @@ impl Metrics {
 
     fn register(&mut self) {
         let registry = &mut self.registry;
+        process::register_build(registry);
         self.requests.register(registry);
         registry.register(
             "gateway_overhead_seconds",
@@ -204,12 +216,18 @@ impl Metrics {
         self.operation.register(registry);
     }
 
-    /// The text format.
-    pub(crate) fn encode(&self) -> String {
+    /// All of them as text.
+    pub(crate) fn encode(&self, format: TextFormat) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
-        text
+        for registry in [Some(&self.registry), self.process.look()].into_iter().flatten() {
+            let _ = encode_registry(&mut text, registry);
+        }
+        let _ = encode_eof(&mut text);
+        match format {
+            TextFormat::OpenMetrics => text,
+            TextFormat::Prometheus => text::older(&text),
+        }
     }
 
     pub(crate) fn overhead(&self, took: Duration) {
@@ -275,6 +293,7 @@ impl Metrics {
         self.backend_healthy.remove(&labels);
         self.pins.forget(&labels);
         self.faults.forget(&labels);
+        self.requests.forget(backend);
         self.forget_inflight(backend, || (0..ranks).map(Some).chain([None]))
     }
 
@@ -323,8 +342,16 @@ mod tests {
     #[test]
     fn names_are_those_of_the_design() {
         let metrics = Metrics::new();
-        let rank = Place::Rank(semmoe_tables::RankId::new(1));
-        metrics.requests.done("a", rank, "affinity", 200, Duration::from_millis(3));
+        metrics.requests.done(&Done {
+            backend: "a",
+            model: "m",
+            route: Some(semmoe_engines::Route::Chat),
+            place: Place::Rank(semmoe_tables::RankId::new(1)),
+            policy: "affinity",
+            code: 200,
+            took: Duration::from_millis(3),
+            generated: Generated::default(),
+        });
         metrics.inflight("a", Some(1)).inc();
         metrics.predicted_lar("affinity", 0.4);
         metrics.canary("m", "baseline").inc();
@@ -335,10 +362,10 @@ mod tests {
         metrics.generation(2);
         metrics.tables.reload("ok");
         metrics.score_failure("template");
-        let text = metrics.encode();
+        let text = metrics.encode(TextFormat::OpenMetrics);
         for line in [
             r#"semmoe_requests_total{backend="a",rank="1",policy="affinity",code="200"} 1"#,
-            r#"semmoe_request_seconds_count{backend="a"} 1"#,
+            r#"semmoe_request_seconds_count{backend="a",model="m",route="/v1/chat/completions"} 1"#,
             "semmoe_gateway_overhead_seconds_count 0",
             r#"semmoe_rank_inflight{backend="a",rank="1"} 1"#,
             r#"semmoe_predicted_lar_sum{policy="affinity"} 0.4"#,

@@ -16,7 +16,7 @@ use crate::backend::{Backend, Health};
 use crate::compat::{self, Fit, Incompatible};
 use crate::config::{Access, Config};
 use crate::current::Current;
-use crate::data::{BodyLimits, BodyMemory};
+use crate::data::{BodyLimits, BodyMemory, Cors};
 use crate::drains::Drains;
 use crate::error::RequestError;
 use crate::live::Live;
@@ -125,6 +125,11 @@ impl Core {
     /// Whether a path that is not the gateway's own goes to engines.
     pub(crate) fn passes(&self, path: &str) -> bool {
         self.current.load().config.server.extra_routes.iter().any(|route| route == path)
+    }
+
+    /// What the configured origins say to a page that asks; `None` where none are configured.
+    pub(crate) fn cors(&self, headers: &HeaderMap) -> Option<Cors> {
+        Cors::judge(&self.current.load().config.server.cors_origins, headers)
     }
 
     /// Lets a request in, and takes its key out of its headers where the engine is not to see it.

@@ -160,8 +160,11 @@ async fn logs_hold_no_prompt_and_no_secret() {
         }
         assert_eq!(event["status"], 200);
         assert!(event["prompt_tokens"].as_u64() > Some(3) && event["bytes"].as_u64() > Some(10), "{event}");
+        assert!(event["stream"] == false && event["first_token_ms"].is_null(), "{event}");
         assert!(event["ms"].as_f64() > Some(0.0) && event["rank"].is_string(), "{event}");
     }
+    let of_stream = access.iter().find(|event| event["first_token_ms"].as_f64() > Some(0.0)).unwrap();
+    assert!(of_stream["output_tokens"].is_u64() && of_stream["ms"].as_f64() > of_stream["first_token_ms"].as_f64());
     assert!(access.iter().any(|event| event["status"] == 502 || event["status"] == 503), "no engine failed");
     assert!(access.iter().any(|event| event["status"] == 401 && event["key"] == "none"));
 }

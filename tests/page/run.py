@@ -5,14 +5,11 @@ Every picture must be drawn (many colours, not blank), nothing may be loaded, an
 Chromium or Chrome; without one that works the pages are made all the same, and it is said that nobody looked. KEEP is a folder for the screenshots."""
 import pathlib, re, shutil, struct, subprocess, sys, tempfile, zlib
 
+from browser import FOUND as BROWSER, QUIET
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SEMMOE = sys.argv[1] if len(sys.argv) > 1 else "target/release/semmoe"
-BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (path := shutil.which(name))), None)
 TRACE, PROMPTS, MODEL = ROOT / "tests/data/reference.trace.safetensors", ROOT / "tests/data/reference.prompts.jsonl", ROOT / "assets/tiny-qwen3moe-15m"
-
-# Nothing is looked up, updated or asked at the first start: on a machine without a network each of those may stall the browser.
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--enable-logging=stderr"]
 
 
 def semmoe(*arguments):

@@ -109,12 +109,16 @@ struct Rank {
 }
 
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Backends> {
+    Json(collect(&core))
+}
+
+pub(super) fn collect(core: &Core) -> Backends {
     let snapshot = core.snapshot();
-    let backends = snapshot.models.iter().flat_map(|model| describe(&core, model)).collect();
+    let backends = snapshot.models.iter().flat_map(|model| describe(core, model)).collect();
     core.sweep();
     let absent = core.drains.absent(Instant::now()).into_iter();
     let drained_absent = absent.map(|(name, time)| Absent { name, seconds: time.as_secs_f64() }).collect();
-    Json(Backends { generation: snapshot.generation, backends, drained_absent })
+    Backends { generation: snapshot.generation, backends, drained_absent }
 }
 
 pub(super) async fn drain(

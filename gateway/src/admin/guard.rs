@@ -14,6 +14,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Uri, header};
 use sha2::{Digest, Sha256};
 
+use super::page;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -56,12 +57,17 @@ impl Rules {
                 return Err(RequestError::ForeignOrigin { origin: origin.to_owned() });
             }
         }
-        // A load balancer's or kubelet's probe has no token, and learns nothing from these two.
-        let is_probe = matches!(uri.path(), "/healthz" | "/readyz");
+        // A load balancer's or kubelet's probe has no token, and learns nothing from the first two. The page has no data: it asks
+        // for the token that its requests need.
+        let is_open = match uri.path() {
+            "/healthz" | "/readyz" | "/ui" => true,
+            "/" => page::is_wanted(headers),
+            _ => false,
+        };
         match &self.token_sha256 {
-            Some(expected) if !is_probe && !has_token(headers, expected) => Err(RequestError::Token),
+            Some(expected) if !is_open && !has_token(headers, expected) => Err(RequestError::Token),
             // One that lost its token in a reload is closed, not open.
-            None if !self.loopback && !is_probe => Err(RequestError::Token),
+            None if !self.loopback && !is_open => Err(RequestError::Token),
             _ => Ok(()),
         }
     }
@@ -155,7 +161,17 @@ mod tests {
         for wrong in ["Bearer wrong", "secret", "Basic secret", ""] {
             assert!(!judge(&rules, &[("authorization", wrong)]), "{wrong}");
         }
-        assert!(rules.judge(&Uri::from_static("/readyz"), &HeaderMap::new()).is_ok());
+        for (path, accept, open) in [
+            ("/readyz", "*/*", true),
+            ("/ui", "*/*", true),
+            ("/", "text/html,*/*;q=0.8", true),
+            ("/", "*/*", false),
+            ("/ui/", "text/html", false),
+            ("/admin/overview", "text/html", false),
+        ] {
+            let headers = HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static(accept))]);
+            assert_eq!(rules.judge(&Uri::from_static(path), &headers).is_ok(), open, "{path} {accept}");
+        }
         assert!(rules.judge(&Uri::from_static("/metrics"), &HeaderMap::new()).is_err());
     }
 }

@@ -56,25 +56,25 @@ struct Profile {
 }
 
 pub(super) async fn show(State(core): State<Arc<Core>>) -> Result<Json<Live>, RequestError> {
-    answer(core, describe).await
+    answer(core, collect).await
 }
 
 /// Writes the profiles now.
 pub(super) async fn write(State(core): State<Arc<Core>>) -> Result<Json<Live>, RequestError> {
     answer(core, |core| {
         write_profiles(core);
-        describe(core)
+        collect(core)
     })
     .await
 }
 
 /// Away from the network threads: a profile may be being written.
-async fn answer(core: Arc<Core>, work: fn(&Core) -> Live) -> Result<Json<Live>, RequestError> {
+pub(super) async fn answer<T: Send + 'static>(core: Arc<Core>, work: fn(&Core) -> T) -> Result<Json<T>, RequestError> {
     let done = tokio::task::spawn_blocking(move || work(&core)).await;
     done.map(Json).map_err(|error| RequestError::Internal { cause: error.to_string() })
 }
 
-fn describe(core: &Core) -> Live {
+pub(super) fn collect(core: &Core) -> Live {
     let snapshot = core.snapshot();
     let share = snapshot.config.sampling.share;
     let backends = snapshot.members().map(|(_, member)| backend(member, share)).collect();

@@ -5,6 +5,8 @@ mod config;
 mod guard;
 mod live;
 mod openapi;
+mod overview;
+mod page;
 mod routes;
 mod routing;
 mod status;
@@ -13,7 +15,9 @@ mod tables;
 
 use std::sync::Arc;
 
+use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, middleware};
+use http::{HeaderMap, header};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -47,10 +51,14 @@ struct Index {
     routes: Map<String, Value>,
 }
 
-async fn index() -> Json<Index> {
+/// Programs get the list, browsers the page.
+async fn root(headers: HeaderMap) -> Response {
+    if page::is_wanted(&headers) {
+        return page::show().await;
+    }
     let routes = STATUS.iter().chain(ADMIN);
     let routes = routes.map(|route| (format!("{} {}", route.method, route.path), route.what.into())).collect();
-    Json(Index { semmoe: env!("CARGO_PKG_VERSION"), routes })
+    ([(header::VARY, "Accept")], Json(Index { semmoe: env!("CARGO_PKG_VERSION"), routes })).into_response()
 }
 
 async fn wrong_method(request: axum::extract::Request) -> RequestError {

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::routes::{ADMIN, Route, STATUS, Takes};
+use super::routes::{ADMIN, Gives, Route, STATUS, Takes};
 
 /// A document of another specification.
 #[derive(Serialize, JsonSchema)]
@@ -68,13 +68,14 @@ fn document() -> Value {
 
 fn operation(route: &Route, answers: &mut SchemaGenerator) -> Value {
     let good = match route.gives {
-        Some(schema) => content("application/json", schema(answers)),
-        None => content("text/plain", json!({ "type": "string" })),
+        Gives::Json(schema) => content("application/json", schema(answers)),
+        Gives::Text => content("text/plain", json!({ "type": "string" })),
+        Gives::Page => content("text/html", json!({ "type": "string" })),
     };
     // A failure of a route that answers text is text, too: no client of it looks for JSON.
     let bad = match route.gives {
-        Some(_) => json!({ "$ref": "#/components/responses/Failure" }),
-        None => json!({ "description": "the causes", "content": good.clone() }),
+        Gives::Json(_) | Gives::Page => json!({ "$ref": "#/components/responses/Failure" }),
+        Gives::Text => json!({ "description": "the causes", "content": good.clone() }),
     };
     let mut operation = json!({
         "summary": route.what,

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use crate::state::Core;
 
-use super::{backends, config, index, live, openapi, routing, status, switch, tables};
+use super::{backends, config, live, openapi, overview, page, root, routing, status, switch, tables};
 
 /// One route.
 #[derive(Clone, Copy)]
@@ -20,9 +20,17 @@ pub(super) struct Route {
     pub(super) what: &'static str,
     /// The body that it takes.
     pub(super) takes: Takes,
-    /// The JSON of a good answer; `None`: text.
-    pub(super) gives: Option<fn(&mut SchemaGenerator) -> Schema>,
+    /// A good answer.
+    pub(super) gives: Gives,
     handler: fn() -> MethodRouter<Arc<Core>>,
+}
+
+/// The body of a good answer.
+#[derive(Clone, Copy)]
+pub(super) enum Gives {
+    Text,
+    Page,
+    Json(fn(&mut SchemaGenerator) -> Schema),
 }
 
 /// The body of a request.
@@ -45,7 +53,7 @@ impl Route {
         what: &'static str,
         handler: fn() -> MethodRouter<Arc<Core>>,
     ) -> Self {
-        Self { method, path, what, takes: Takes::Nothing, gives: None, handler }
+        Self { method, path, what, takes: Takes::Nothing, gives: Gives::Text, handler }
     }
 
     const fn get(path: &'static str, what: &'static str, handler: fn() -> MethodRouter<Arc<Core>>) -> Self {
@@ -58,7 +66,12 @@ impl Route {
 
     /// The answer is this as JSON.
     const fn json<T: JsonSchema>(self) -> Self {
-        Self { gives: Some(schema::<T>), ..self }
+        Self { gives: Gives::Json(schema::<T>), ..self }
+    }
+
+    /// The answer is a page.
+    const fn page(self) -> Self {
+        Self { gives: Gives::Page, ..self }
     }
 
     /// The body is this as JSON.
@@ -81,7 +94,17 @@ pub(super) const STATUS: &[Route] = &[
 
 /// On the admin listener alone.
 pub(super) const ADMIN: &[Route] = &[
-    Route::get("/", "this list", || get(index)).json::<super::Index>(),
+    Route::get("/", "this list; to browsers the page of /ui", || get(root)).json::<super::Index>(),
+    Route::get(
+        "/ui",
+        "a page that shows all this and does what can be done; it needs no token and asks for one",
+        || get(page::show),
+    )
+    .page(),
+    Route::get("/admin/overview", "what the page shows: backends, tables, live figures, routing, last reload", || {
+        get(overview::show)
+    })
+    .json::<overview::Overview>(),
     Route::get("/admin/openapi.json", "this list as an OpenAPI document, with bodies and answers", || {
         get(openapi::show)
     })

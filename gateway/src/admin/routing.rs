@@ -56,9 +56,13 @@ struct PrefixTable {
 }
 
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Routing> {
+    Json(collect(&core))
+}
+
+pub(super) fn collect(core: &Core) -> Routing {
     let snapshot = core.snapshot();
     let models = snapshot.models.iter().map(|model| describe(model)).collect();
-    Json(Routing { models, settings: snapshot.config.routing.settings.clone() })
+    Routing { models, settings: snapshot.config.routing.settings.clone() }
 }
 
 fn describe(model: &Model) -> ModelRouting {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use semmoe_text::ChatTemplate;
 
 use crate::backend::Health;
+use crate::metrics::TextFormat;
 use crate::state::Core;
 
 pub(super) async fn alive() -> &'static str {
@@ -38,9 +39,12 @@ pub(super) async fn ready(State(core): State<Arc<Core>>) -> (StatusCode, String)
     if causes.is_empty() { (StatusCode::OK, "ready\n".to_owned()) } else { (StatusCode::SERVICE_UNAVAILABLE, causes) }
 }
 
-pub(super) async fn metrics(State(core): State<Arc<Core>>) -> Response {
+pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -> Response {
     core.sweep();
     for model in &core.snapshot().models {
+        for member in &model.members {
+            core.metrics.requests.streams(&member.backend.name, member.backend.flow.peek());
+        }
         if let Some(text) = &model.text {
             let chats_left = text.template.as_ref().map_or(0, ChatTemplate::left_to_library);
             core.metrics.segment_cache(&model.name, &text.tokenizer.segment_cache(), chats_left);
@@ -50,6 +54,8 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>) -> Response {
             core.metrics.shadow(&model.name, (policy.acting_name(), watched.name()), &report);
         }
     }
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], core.metrics.encode()).into_response()
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let format = TextFormat::accepted(accept);
+    let head = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "Accept")];
+    (head, core.metrics.encode(format)).into_response()
 }

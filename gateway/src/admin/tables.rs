@@ -95,18 +95,22 @@ pub(super) struct Loaded {
 }
 
 pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<InUse> {
+    Json(collect(&core))
+}
+
+pub(super) fn collect(core: &Core) -> InUse {
     let snapshot = core.snapshot();
     let failed = |(_, member): (&Arc<Model>, &Member)| {
         let trouble = member.backend.tables_trouble()?;
         let backend = member.backend.name.clone();
         Some(Failed { backend, unix_seconds: trouble.unix_seconds, by: trouble.by, cause: trouble.cause })
     };
-    Json(InUse {
+    InUse {
         generation: snapshot.generation,
         watched: snapshot.config.tables.watch.is_some(),
         tables: snapshot.members().filter_map(|(model, member)| entry(model, member)).collect(),
         errors: snapshot.members().filter_map(failed).collect(),
-    })
+    }
 }
 
 fn entry(model: &Model, member: &Member) -> Option<Entry> {

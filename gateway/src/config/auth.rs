@@ -102,3 +102,14 @@ fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Ve
     }
     allowed.iter().map(own).collect()
 }
+
+/// Origins of pages, each as browsers send it.
+pub(super) fn cors_origins(origins: Vec<String>) -> Result<Vec<String>, ConfigError> {
+    let fault = |(at, origin): (usize, &String)| Some((at, origin.clone(), crate::data::origin_fault(origin)?));
+    match origins.iter().enumerate().find_map(fault) {
+        Some((at, origin, fault)) => {
+            Err(ConfigError::value(format!("server.cors_origins[{at}]"), format!("'{origin}' {fault}")))
+        }
+        None => Ok(origins),
+    }
+}

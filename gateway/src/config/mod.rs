@@ -148,6 +148,8 @@ pub(crate) struct ServerConfig {
     pub(crate) tables_root: Option<PathBuf>,
     /// Paths that are passed through besides the gateway's own.
     pub(crate) extra_routes: Vec<String>,
+    /// Origins of pages that may use the data plane, or `*`.
+    pub(crate) cors_origins: Vec<String>,
     pub(crate) tls: Option<ServerTlsConfig>,
     pub(crate) admin_tls: Option<ServerTlsConfig>,
     pub(crate) credentials_interval: Duration,

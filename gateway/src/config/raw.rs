@@ -77,6 +77,8 @@ pub struct RawServer {
     /// Further paths of the engines that clients may use, exactly as they stand here, with any method; the backend is chosen by
     /// load. Engines have paths that replace weights: list no more than is needed.
     pub extra_routes: Vec<String>,
+    /// Origins of web pages that may use the data plane (CORS), as `https://app.example`; `*`: all. Empty: no answer says so.
+    pub cors_origins: Vec<String>,
     /// TLS on the data plane; absent: plain.
     pub tls: Option<RawServerTls>,
     /// TLS on the admin plane; absent: plain.
@@ -94,6 +96,7 @@ impl Default for RawServer {
             admin_token_sha256: None,
             tables_root: None,
             extra_routes: Vec::new(),
+            cors_origins: Vec::new(),
             tls: None,
             admin_tls: None,
             credentials_interval_seconds: 10.0,

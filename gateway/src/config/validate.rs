@@ -87,6 +87,7 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
         admin_token_sha256,
         tables_root: raw.tables_root.map(|path| base.join(path)),
         extra_routes: extra_routes(raw.extra_routes)?,
+        cors_origins: super::auth::cors_origins(raw.cors_origins)?,
         tls: raw.tls.map(|tls| super::tls::server(tls, base)),
         admin_tls: raw.admin_tls.map(|tls| super::tls::server(tls, base)),
         credentials_interval: seconds("server.credentials_interval_seconds", raw.credentials_interval_seconds)?,

@@ -4,12 +4,11 @@
 //! prompt, no header and no query in it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use semmoe_engines::Route;
 
 use crate::config::Access;
-use crate::metrics::Place;
+use crate::metrics::{Done, NONE, OutputTokens};
 use crate::snapshot::Model;
 use crate::trust::{Caller, RequestId};
 
@@ -51,21 +50,22 @@ pub(crate) struct Record {
     refused_path: Option<&'static str>,
     model: Option<Arc<Model>>,
     prompt_tokens: u64,
+    streams: bool,
     bytes: u64,
-}
-
-/// How it ended.
-pub(super) struct Ending<'a> {
-    pub(super) backend: &'a str,
-    pub(super) place: Place,
-    pub(super) policy: &'a str,
-    pub(super) status: u16,
-    pub(super) took: Duration,
 }
 
 impl Record {
     pub(crate) fn new(id: RequestId, route: Option<Route>) -> Self {
-        Self { id, caller: Caller::default(), route, refused_path: None, model: None, prompt_tokens: 0, bytes: 0 }
+        Self {
+            id,
+            caller: Caller::default(),
+            route,
+            refused_path: None,
+            model: None,
+            prompt_tokens: 0,
+            streams: false,
+            bytes: 0,
+        }
     }
 
     /// Of a request to a path that is none of the gateway's. Any path may hold a secret, so only known ones are logged.
@@ -74,10 +74,20 @@ impl Record {
         Self { refused_path, ..Self::new(id, None) }
     }
 
-    /// The request was read; tokens are estimated where the prompt was not tokenized.
-    pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64) {
+    /// The request was read; tokens are estimated where the prompt was not tokenized. `streams`: its answer comes piece by piece.
+    pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64, streams: bool) {
         self.model = Some(Arc::clone(model));
         self.prompt_tokens = prompt_tokens;
+        self.streams = streams;
+    }
+
+    /// The model's name, or `none`.
+    pub(super) fn model(&self) -> &str {
+        self.model.as_ref().map_or(NONE, |model| model.name.as_str())
+    }
+
+    pub(super) fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens
     }
 
     /// So many bytes of the answer's body are on their way.
@@ -85,22 +95,25 @@ impl Record {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
 
-    pub(super) fn log(&self, access: Access, ending: &Ending<'_>) {
-        if !access.wants(ending.status) {
+    pub(super) fn log(&self, access: Access, done: &Done<'_>) {
+        if !access.wants(done.code) {
             return;
         }
-        let Ending { backend, place, policy, status, took } = ending;
+        let Done { backend, model, route, place, policy, code, took, generated } = done;
         tracing::info!(
             target: "semmoe::access",
             id = self.id.as_str(),
-            key = self.caller.name().unwrap_or("none"),
-            route = self.route.map(Route::name).or(self.refused_path).unwrap_or("none"),
-            model = self.model.as_ref().map_or("none", |model| model.name.as_str()),
+            key = self.caller.name().unwrap_or(NONE),
+            route = route.map(Route::name).or(self.refused_path).unwrap_or(NONE),
+            model,
             backend,
             rank = place.label(),
             policy,
-            status,
+            status = code,
+            stream = self.streams,
             prompt_tokens = self.prompt_tokens,
+            output_tokens = generated.output_tokens.map(OutputTokens::count),
+            first_token_ms = generated.first_token.map(|first| first.as_secs_f64() * 1e3),
             bytes = self.bytes,
             ms = took.as_secs_f64() * 1e3,
         );

@@ -6,11 +6,13 @@
 
 mod access;
 mod body;
+mod cors;
 mod find;
 mod ids;
 mod models;
 mod opening;
 mod place;
+mod progress;
 mod read;
 mod relay;
 mod retry;
@@ -29,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use axum::response::{IntoResponse, Response as OwnResponse};
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body::{Body, Frame, SizeHint};
@@ -37,17 +40,18 @@ use hyper::service::service_fn;
 use semmoe_engines::Route;
 
 use crate::error::RequestError;
-use crate::metrics::{NONE, Place};
+use crate::metrics::{Done, Generated, NONE, Place};
 use crate::otlp::Stage;
 use crate::server::Serves;
 use crate::snapshot::Model;
 use crate::state::Core;
 use crate::trust::{Caller, REQUEST_ID, RequestId};
-use access::{Ending, Record};
+use access::Record;
 use stream::RelayBody;
 use ticket::Ticket;
 
 pub(crate) use body::{BodyLimits, BodyMemory};
+pub(crate) use cors::{Cors, origin_fault};
 pub(crate) use retry::{SendError, Wait};
 pub(crate) use score::text_route;
 
@@ -59,7 +63,14 @@ pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
     let core = Arc::clone(core);
     service_fn(move |request: Request<Incoming>| {
         let stream = (request.version() == Version::HTTP_2).then(|| OpenStream::begin(&core)).transpose();
-        serve(Arc::clone(&core), request, stream)
+        let cors = core.cors(request.headers());
+        serve(Arc::clone(&core), request, stream).map(move |mut answer| {
+            cors::strip(answer.headers_mut());
+            if let Some(cors) = cors {
+                cors.mark(answer.headers_mut());
+            }
+            Ok::<_, Infallible>(answer)
+        })
     })
 }
 
@@ -90,27 +101,29 @@ async fn serve(
     core: Arc<Core>,
     mut request: Request<Incoming>,
     stream: Result<Option<OpenStream>, RequestError>,
-) -> Result<Response<Answered>, Infallible> {
+) -> Response<Answered> {
     let id = RequestId::of(request.headers_mut());
     let stream = match stream {
         Ok(stream) => stream,
         // Its body is not waited for: that would hold what is refused here.
         Err(refusal) => {
-            return Ok(refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None)));
+            return refuse(&core, &id, request.uri().path(), &refusal).map(|body| Answered::here(body, None));
         }
     };
     if let Err(refusal) = check_head(&core, request.version(), request.headers()) {
         let refused = refuse(&core, &id, request.uri().path(), &refusal);
-        return Ok(refused.map(|body| Answered::here(body, stream)));
+        return refused.map(|body| Answered::here(body, stream));
     }
     let path = request.uri().path();
-    let own = if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
+    let own = if let Some(preflight) = preflight(&core, &request) {
+        preflight
+    } else if let Some(route) = Route::ALL.into_iter().find(|route| route.path() == path) {
         if request.method() == Method::POST {
-            return Ok(engine_route(core, route, request, id, stream).await);
+            return engine_route(core, route, request, id, stream).await;
         }
         wrong_method(&request, "POST", &id)
     } else if core.passes(path) {
-        return Ok(engine_route(core, Route::Extra, request, id, stream).await);
+        return engine_route(core, Route::Extra, request, id, stream).await;
     } else if path == HEALTH {
         health(&core, &request, &id)
     } else if path != models::LIST && models::entry_of(path).is_none() {
@@ -120,7 +133,13 @@ async fn serve(
     } else {
         wrong_method(&request, models::METHODS, &id)
     };
-    Ok(own.map(|body| Answered::here(body, stream)))
+    own.map(|body| Answered::here(body, stream))
+}
+
+/// The answer to a browser that asks what a page may send; `None` for everything else.
+fn preflight(core: &Core, request: &Request<Incoming>) -> Option<OwnResponse> {
+    // Looked at first: no other request pays for this.
+    (request.method() == Method::OPTIONS).then(|| core.cors(request.headers())?.preflight(request.headers())).flatten()
 }
 
 /// What hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never come.
@@ -220,7 +239,7 @@ async fn answer(
                 ticket.hold(job.body.bytes().len())?;
             }
         }
-        ticket.record().read(&job.model, job.tokens);
+        ticket.record().read(&job.model, job.tokens, job.streams);
         trace::scored(ticket, &job);
         ticket.policy(job.policy.acting_name());
         if let Some(answer) = relay::relay(core, route, &head, &job, ticket, arrived).await? {
@@ -266,8 +285,17 @@ async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> Ow
 /// Answers what reaches no engine.
 fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnResponse {
     let status = error.status().as_u16();
-    let ending = Ending { backend: NONE, place: Place::Nowhere, policy: NONE, status, took: Duration::ZERO };
-    Record::refused(id.clone(), path).log(core.access(), &ending);
+    let done = Done {
+        backend: NONE,
+        model: NONE,
+        route: None,
+        place: Place::Nowhere,
+        policy: NONE,
+        code: status,
+        took: Duration::ZERO,
+        generated: Generated::default(),
+    };
+    Record::refused(id.clone(), path).log(core.access(), &done);
     error.respond(id)
 }
 

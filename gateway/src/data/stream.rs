@@ -107,6 +107,10 @@ impl RelayBody {
             Some(events) => events.push(data),
         };
         if is_good {
+            self.ticket.note_piece(&now);
+            if let Some(events) = &self.events {
+                self.ticket.note_data_lines(events.data_lines());
+            }
             self.watch.look_for_failure(&mut self.ticket, &now);
         }
         let now = match &mut self.edit {

@@ -8,13 +8,14 @@ use semmoe_tables::RankId;
 use crate::backend::Backend;
 use crate::error::RequestError;
 use crate::flow::FlowPart;
-use crate::metrics::{CLIENT_CLOSED, NONE, Place};
+use crate::metrics::{CLIENT_CLOSED, Done, Generated, NONE, Place};
 use crate::otlp::{RequestTrace, Stage};
 use crate::pool::Lease;
 use crate::state::Core;
 use crate::trust::RequestId;
 
-use super::access::{Ending, Record};
+use super::access::Record;
+use super::progress::Progress;
 
 /// Counts its request exactly once: by [`Ticket::finish`], or as closed by the client when it is dropped before.
 pub(crate) struct Ticket {
@@ -25,6 +26,7 @@ pub(crate) struct Ticket {
     policy: &'static str,
     started: Instant,
     record: Record,
+    progress: Progress,
     lease: Option<Lease>,
     /// While it is placed, on a route that runs the model.
     flow: Option<FlowPart>,
@@ -49,6 +51,7 @@ impl Ticket {
             policy: NONE,
             started: Instant::now(),
             record,
+            progress: Progress::default(),
             lease: None,
             flow: None,
             trace: None,
@@ -105,6 +108,18 @@ impl Ticket {
         if let Some(lease) = &self.lease {
             lease.refused(blocks);
         }
+    }
+
+    /// A piece of a good answer is there.
+    pub(crate) fn note_piece(&mut self, piece: &[u8]) {
+        if let Some(route) = self.record.route {
+            self.progress.piece(route, self.started, piece);
+        }
+    }
+
+    /// The answer is an event stream with so many lines of data so far.
+    pub(crate) fn note_data_lines(&mut self, lines: u32) {
+        self.progress.data_lines(lines);
     }
 
     /// A piece of the answer is there; the first one shows that the prompt has been computed.
@@ -179,9 +194,20 @@ impl Ticket {
         self.flow = None;
         let took = self.started.elapsed();
         let backend = self.backend.as_deref().map_or(NONE, |backend| backend.name.as_str());
-        let (place, policy) = (self.place, self.policy);
-        self.record.log(self.core.access(), &Ending { backend, place, policy, status: code, took });
-        self.core.metrics.requests.done(backend, place, policy, code, took);
+        let Self { record, progress, place, policy, .. } = &*self;
+        let generated = |route| progress.generated(route, record.prompt_tokens());
+        let done = Done {
+            backend,
+            model: record.model(),
+            route: record.route,
+            place: *place,
+            policy,
+            code,
+            took,
+            generated: record.route.map_or_else(Generated::default, generated),
+        };
+        record.log(self.core.access(), &done);
+        self.core.metrics.requests.done(&done);
         if let Some(trace) = self.trace.take() {
             trace.finish(code);
         }

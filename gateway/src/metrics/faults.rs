@@ -4,12 +4,15 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::{BackendLabels, ModelLabels};
 use crate::breaker::State;
 use crate::queue::Queue;
+
+/// Up to the longest wait that anybody configures.
+const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct BreakerLabels {
@@ -58,8 +61,7 @@ impl Default for FaultMetrics {
             breaker_changes: Family::default(),
             draining: Family::default(),
             queue_depth: Family::default(),
-            // 1 ms to 60 s, a factor of 2.
-            queue_seconds: Family::new_with_constructor(|| Histogram::new(exponential_buckets(0.001, 2.0, 17))),
+            queue_seconds: Family::new_with_constructor(|| Histogram::new(QUEUE_SECONDS)),
             shed: Family::default(),
             strays: Family::default(),
             engine_failures: Family::default(),

@@ -1,4 +1,4 @@
-//! Requests by backend, rank, policy and status, and how long they took.
+//! Requests by backend, rank, policy and status, and their answers.
 //!
 //! A family makes strings of its labels and takes a lock for each look. Here every counter that was ever used is found again by what a
 //! request knows anyway.
@@ -12,11 +12,13 @@ use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use semmoe_engines::Route;
 use semmoe_tables::RankId;
 
-use super::{BackendLabels, rank_label};
+use super::answers::{AnswerMetrics, Generated, KnownAnswers};
+use super::rank_label;
+use crate::flow::FlowReading;
 
 /// The client went away before the end; nginx's code for it.
 pub(crate) const CLIENT_CLOSED: u16 = 499;
@@ -66,16 +68,32 @@ impl Place {
     }
 }
 
+/// A request at its end.
+#[derive(Clone, Copy)]
+pub(crate) struct Done<'a> {
+    /// Or [`NONE`], as the model and the policy.
+    pub(crate) backend: &'a str,
+    pub(crate) model: &'a str,
+    /// `None` for paths that are none of the gateway's.
+    pub(crate) route: Option<Route>,
+    pub(crate) place: Place,
+    pub(crate) policy: &'static str,
+    pub(crate) code: u16,
+    pub(crate) took: Duration,
+    pub(crate) generated: Generated,
+}
+
+#[derive(Default)]
 pub(crate) struct RequestMetrics {
     requests: Family<RequestLabels, Counter>,
-    seconds: Family<BackendLabels, Histogram, fn() -> Histogram>,
+    answers: AnswerMetrics,
     known: ArcSwap<HashMap<String, OfBackend>>,
 }
 
 /// What was counted for one backend.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct OfBackend {
-    seconds: Histogram,
+    answers: Vec<KnownAnswers>,
     counters: Vec<Known>,
 }
 
@@ -87,61 +105,66 @@ struct Known {
     requests: Counter,
 }
 
-impl Default for RequestMetrics {
-    fn default() -> Self {
-        // Seconds: 1 ms to 1000 s, a factor of about 2.
-        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 21));
-        Self { requests: Family::default(), seconds: Family::new_with_constructor(seconds), known: ArcSwap::default() }
-    }
-}
-
 impl RequestMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("requests", "Requests, by backend, rank, policy and status", self.requests.clone());
-        registry.register("request_seconds", "From the body's arrival to the end of the answer", self.seconds.clone());
+        self.answers.register(registry);
+    }
+
+    /// The streams of a backend now.
+    pub(crate) fn streams(&self, backend: &str, flow: FlowReading) {
+        self.answers.streams(backend, flow);
+    }
+
+    /// The backend is gone; its counters stay.
+    pub(super) fn forget(&self, backend: &str) {
+        self.answers.forget(backend);
     }
 
     /// Counts one request.
-    pub(crate) fn done(&self, backend: &str, place: Place, policy: &'static str, code: u16, took: Duration) {
-        let code = counted(code);
+    pub(crate) fn done(&self, done: &Done<'_>) {
+        let code = counted(done.code);
         let known = self.known.load();
-        let of_backend = known.get(backend);
-        let is_this = |known: &&Known| known.place == place && known.code == code && known.policy == policy;
-        match of_backend.and_then(|of| of.counters.iter().find(is_this).map(|known| (of, known))) {
-            Some((of_backend, counter)) => {
-                counter.requests.inc();
-                of_backend.seconds.observe(took.as_secs_f64());
-            }
+        let of_backend = known.get(done.backend);
+        let is_this = |known: &&Known| known.place == done.place && known.code == code && known.policy == done.policy;
+        match of_backend.and_then(|of| of.counters.iter().find(is_this)) {
+            Some(counter) => drop(counter.requests.inc()),
+            None => self.learn(done, code),
+        }
+        match of_backend.and_then(|of| of.answers.iter().find(|answers| answers.is_for(done))) {
+            Some(answers) => answers.count(done),
             None => {
-                let of_backend = self.learn(backend, place, policy, code);
-                of_backend.seconds.observe(took.as_secs_f64());
+                let answers = self.answers.learn(done);
+                answers.count(done);
+                self.remember(done.backend, |of| of.answers.push(answers.clone()));
             }
         }
     }
 
     /// Counts the first request of its kind, and remembers where.
-    fn learn(&self, backend: &str, place: Place, policy: &'static str, code: u16) -> OfBackend {
+    fn learn(&self, done: &Done<'_>, code: u16) {
+        let Done { backend, place, policy, .. } = *done;
         let labels = RequestLabels { backend: backend.to_owned(), rank: place.label(), policy, code: code_label(code) };
         let requests = self.requests.get_or_create_owned(&labels);
         requests.inc();
-        let seconds = self.seconds.get_or_create_owned(&BackendLabels { backend: backend.to_owned() });
         let counter = Known { place, policy, code, requests };
+        self.remember(backend, |of| of.counters.push(counter.clone()));
+    }
+
+    /// Another thread may have learned the same; the counter is one.
+    fn remember(&self, backend: &str, add: impl Fn(&mut OfBackend)) {
         self.known.rcu(|known| {
             let mut known = HashMap::clone(known);
-            let of_backend = known
-                .entry(backend.to_owned())
-                .or_insert_with(|| OfBackend { seconds: seconds.clone(), counters: Vec::new() });
-            // Another thread may have learned the same; the counter is one.
-            of_backend.counters.push(counter.clone());
+            add(known.entry(backend.to_owned()).or_default());
             Arc::new(known)
         });
-        OfBackend { seconds, counters: Vec::new() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::answers::OutputTokens;
 
     #[test]
     fn engines_cannot_make_labels() {
@@ -150,6 +173,60 @@ mod tests {
         assert_eq!([299, 477, 599, 600, 999].map(labels), ["2xx", "4xx", "5xx", "6xx", "9xx"]);
         let all: std::collections::HashSet<String> = (100..1000).map(labels).collect();
         assert!(all.len() < 80, "{} labels", all.len());
+    }
+
+    fn done(backend: &str) -> Done<'_> {
+        Done {
+            backend,
+            model: "m",
+            route: Some(Route::Chat),
+            place: Place::Any,
+            policy: "affinity",
+            code: 200,
+            took: Duration::from_millis(1),
+            generated: Generated::default(),
+        }
+    }
+
+    fn encoded(metrics: &RequestMetrics) -> String {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn tokens_and_their_times_are_counted_where_a_model_ran() {
+        let metrics = RequestMetrics::default();
+        let generated = |output_tokens| Generated {
+            prompt_tokens: Some(10),
+            output_tokens: Some(output_tokens),
+            first_token: Some(Duration::from_millis(200)),
+        };
+        let took = Duration::from_secs(1);
+        metrics.done(&Done { took, generated: generated(OutputTokens::Usage(5)), ..done("a") });
+        metrics.done(&Done { took, code: 502, generated: generated(OutputTokens::Events(3)), ..done("a") });
+        metrics.done(&Done { took, generated: generated(OutputTokens::Events(1)), ..done("a") });
+        metrics.done(&Done { route: Some(Route::Embeddings), ..done("a") });
+        metrics.done(&Done { model: NONE, ..done(NONE) });
+        let text = encoded(&metrics);
+        let chat = r#"backend="a",model="m",route="/v1/chat/completions""#;
+        for line in [
+            format!("time_to_first_token_seconds_sum{{{chat}}} 0.6000000000000001"),
+            // (1 - 0.2) s over 4 gaps, of the one complete stream that has any.
+            format!("inter_token_seconds_sum{{{chat}}} 0.2"),
+            format!("inter_token_seconds_count{{{chat}}} 1"),
+            format!("prompt_tokens_total{{{chat}}} 30"),
+            format!("output_tokens_total{{{chat},counted=\"usage\"}} 5"),
+            format!("output_tokens_total{{{chat},counted=\"events\"}} 4"),
+            r#"request_seconds_count{backend="a",model="m",route="/v1/embeddings"} 1"#.to_owned(),
+            r#"request_seconds_count{backend="none",model="none",route="/v1/chat/completions"} 1"#.to_owned(),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
+        }
+        let first_tokens = text.lines().filter(|line| line.starts_with("time_to_first_token_seconds_count"));
+        assert_eq!(first_tokens.count(), 1, "{text}");
     }
 
     #[test]
@@ -162,15 +239,13 @@ mod tests {
                     for number in 0..400usize {
                         let backend = ["a", "b"][number % 2];
                         let code = if number % 8 < 4 { 200 } else { 502 };
-                        metrics.done(backend, places[number / 8 % 4], "affinity", code, Duration::from_millis(1));
+                        let place = places[number / 8 % 4];
+                        metrics.done(&Done { place, code, ..done(backend) });
                     }
                 });
             }
         });
-        let mut registry = Registry::default();
-        metrics.register(&mut registry);
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let text = encoded(&metrics);
         for backend in ["a", "b"] {
             for rank in ["none", "any", "0", "7"] {
                 for code in [200, 502] {
@@ -181,7 +256,12 @@ mod tests {
                     assert!([96, 104].contains(&count), "{line}");
                 }
             }
-            assert!(text.contains(&format!("request_seconds_count{{backend=\"{backend}\"}} 800")), "{text}");
+            assert!(
+                text.contains(&format!(
+                    "request_seconds_count{{backend=\"{backend}\",model=\"m\",route=\"/v1/chat/completions\"}} 800"
+                )),
+                "{text}"
+            );
         }
     }
 }

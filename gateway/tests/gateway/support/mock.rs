@@ -320,6 +320,15 @@ fn whole_answer(behaviour: &str, path: &str, length: usize) -> Response {
         ("overloaded", _) => {
             (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")], told("overloaded")).into_response()
         }
+        // As SGLang, which has a middleware for that.
+        ("every-origin", _) => {
+            let allowed = [("access-control-allow-origin", "*"), ("access-control-allow-credentials", "true")];
+            (allowed, Json(json!({}))).into_response()
+        }
+        ("generated", tokens) => {
+            let tokens: u64 = tokens.parse().unwrap();
+            Json(json!({ "choices": [], "usage": { "prompt_tokens": 3, "completion_tokens": tokens } })).into_response()
+        }
         (kind @ ("usage" | "usage-events"), tokens) => {
             let usage = json!({ "choices": [], "usage": { "prompt_tokens": tokens.parse::<u64>().unwrap() } });
             if kind == "usage" {

@@ -1,0 +1,51 @@
+//! `GET /ui`, and `/` for browsers: the admin plane as a page.
+//!
+//! The page is one file without data. It loads nothing from elsewhere, and what it shows and does goes through the routes of the
+//! admin plane, so that the guard judges it like every other client; therefore the page itself needs no token.
+
+use std::sync::LazyLock;
+
+use axum::response::{Html, IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::{HeaderMap, HeaderValue, header};
+use sha2::{Digest, Sha256};
+
+const PAGE: &str = include_str!("page.html");
+
+/// Only the page's own script and style run, by their digests, and only this listener is asked for anything.
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let digest = |open: &str, close: &str| {
+        let body = PAGE.split_once(open).and_then(|(_, rest)| rest.split_once(close)).map_or("", |(body, _)| body);
+        STANDARD.encode(Sha256::digest(body.as_bytes()))
+    };
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'",
+        digest("<script>", "</script>"),
+        digest("<style>", "</style>"),
+    );
+    HeaderValue::try_from(policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"))
+});
+
+/// Whether a browser asks for a page.
+pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
+    accept.split(',').any(|range| range.trim_start().starts_with("text/html"))
+}
+
+pub(super) async fn show() -> Response {
+    let mut response = Html(PAGE).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_SECURITY_POLICY, POLICY.clone());
+    for (name, value) in [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::VARY, "Accept"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}

@@ -1,0 +1,97 @@
+//! Pages of other origins that may use the data plane (CORS, the Fetch standard's 3.2): `server.cors_origins`, none by default.
+//!
+//! Keys travel in `Authorization`, never in cookies, so that no answer allows credentials. What engines say about origins is taken out
+//! of their answers: SGLang allows every one by itself.
+
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+/// What scripts may read besides the headers that every answer shows.
+const EXPOSED: HeaderValue = HeaderValue::from_static(
+    "x-request-id,retry-after,x-semmoe-backend,x-semmoe-rank,x-semmoe-policy,x-semmoe-generation,x-semmoe-attempts",
+);
+const METHODS: HeaderValue = HeaderValue::from_static("GET,POST");
+/// Seconds for which browsers remember an answer; none does for longer than two hours.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+const ANY: &str = "*";
+
+/// Removes what an engine says about origins.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    for name in [header::ACCESS_CONTROL_ALLOW_ORIGIN, header::ACCESS_CONTROL_ALLOW_CREDENTIALS] {
+        headers.remove(name);
+    }
+}
+
+/// What the configured origins say to one request.
+pub(crate) struct Cors {
+    /// Of the page, where it is allowed.
+    origin: Option<HeaderValue>,
+}
+
+impl Cors {
+    /// `None` where no origins are configured.
+    pub(crate) fn judge(origins: &[String], headers: &HeaderMap) -> Option<Self> {
+        if origins.is_empty() {
+            return None;
+        }
+        let asking = headers.get(header::ORIGIN);
+        let is_allowed =
+            |origin: &&HeaderValue| origins.iter().any(|known| known == ANY || known.as_bytes() == origin.as_bytes());
+        Some(Self { origin: asking.filter(is_allowed).cloned() })
+    }
+
+    /// The answer to an `OPTIONS` with these headers; `None` where the page is not allowed or it is no preflight.
+    pub(super) fn preflight(&self, headers: &HeaderMap) -> Option<Response> {
+        self.origin.as_ref()?;
+        headers.get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
+        let mut response = StatusCode::NO_CONTENT.into_response();
+        let answered = response.headers_mut();
+        answered.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+        answered.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        if let Some(wanted) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+            answered.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+        }
+        Some(response)
+    }
+
+    /// Says in a stripped answer which page may read it.
+    pub(super) fn mark(self, headers: &mut HeaderMap) {
+        // Caches between must keep the answers to different pages apart.
+        headers.append(header::VARY, HeaderValue::from_static("Origin"));
+        if let Some(origin) = self.origin {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        }
+    }
+}
+
+/// Why this is no origin as browsers send it: `*`, or scheme and host, perhaps a port, and nothing behind.
+pub(crate) fn origin_fault(origin: &str) -> Option<&'static str> {
+    if origin == ANY {
+        return None;
+    }
+    let Some((scheme, host)) = origin.split_once("://") else { return Some("has no scheme") };
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
+    match (scheme, host) {
+        ("http" | "https", "") => Some("has no host"),
+        ("http" | "https", host) if host.bytes().all(plain) => None,
+        ("http" | "https", _) => Some("is not scheme://host or scheme://host:port in lower case"),
+        _ => Some("is neither http nor https"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins() {
+        for good in ["*", "https://app.example", "http://localhost:3000", "http://[::1]:8080"] {
+            assert_eq!(origin_fault(good), None, "{good}");
+        }
+        for bad in ["", "app.example", "https://", "https://App.example", "https://a/", "ftp://a", "null", "https://*"]
+        {
+            assert!(origin_fault(bad).is_some(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! How an answer comes: when its first piece did, and how many tokens it has.
+//!
+//! Per piece that is a search for the engine's usage and nothing else: no clock, no allocation, no lock.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use semmoe_engines::Route;
+use semmoe_engines::pieces::output_tokens;
+
+use crate::metrics::{Generated, OutputTokens};
+
+/// What was seen of one answer. Small, as every open stream has one: times end after 71 minutes, counts at 4 billion.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Microseconds from the request's beginning to its first piece.
+    first: Option<NonZeroU32>,
+    /// Tokens by the engine's usage, and one.
+    usage: Option<NonZeroU32>,
+    /// Lines of data of an event stream, and one.
+    data_lines: Option<NonZeroU32>,
+}
+
+/// A number that may be missing, in four bytes.
+fn and_one(number: u64) -> Option<NonZeroU32> {
+    NonZeroU32::new(u32::try_from(number).unwrap_or(u32::MAX).saturating_add(1))
+}
+
+fn less_one(number: Option<NonZeroU32>) -> Option<u64> {
+    number.map(|number| u64::from(number.get() - 1))
+}
+
+impl Progress {
+    /// A piece of a good answer to a request that began at `started`.
+    pub(super) fn piece(&mut self, route: Route, started: Instant, piece: &[u8]) {
+        if self.first.is_none() {
+            self.first = and_one(u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX));
+        }
+        if let Some(tokens) = output_tokens(route, piece) {
+            self.usage = and_one(tokens);
+        }
+    }
+
+    /// The answer is an event stream with so many lines of data so far.
+    pub(super) fn data_lines(&mut self, lines: u32) {
+        self.data_lines = and_one(u64::from(lines));
+    }
+
+    /// What came of the request.
+    pub(super) fn generated(&self, route: Route, prompt_tokens: u64) -> Generated {
+        let Some(first) = less_one(self.first).filter(|_| route.generates()) else { return Generated::default() };
+        let lines = less_one(self.data_lines);
+        let from_events = || Some(OutputTokens::Events(tokens_of_events(route, lines?)?));
+        Generated {
+            prompt_tokens: Some(prompt_tokens),
+            output_tokens: less_one(self.usage).map(OutputTokens::Usage).or_else(from_events),
+            first_token: lines.map(|_| Duration::from_micros(first)),
+        }
+    }
+}
+
+/// Events with a token, among so many: a chat begins with its role, and every stream of these ends with `[DONE]`.
+fn tokens_of_events(route: Route, events: u64) -> Option<u64> {
+    let others = match route {
+        Route::Chat => 2,
+        Route::Completions | Route::Generate => 1,
+        _ => return None,
+    };
+    Some(events.saturating_sub(others))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_kept_or_end() {
+        for number in [0, 1, 7, u64::from(u32::MAX) - 1] {
+            assert_eq!(less_one(and_one(number)), Some(number));
+        }
+        assert_eq!(less_one(and_one(u64::MAX)), Some(u64::from(u32::MAX) - 1));
+        assert_eq!(size_of::<Progress>(), 12);
+    }
+
+    #[test]
+    fn tokens_are_the_engines_or_else_events() {
+        let piece = |usage: u64| format!("{{\"usage\":{{\"completion_tokens\":{usage}}}}}");
+        for (route, pieces, lines, expected) in [
+            (Route::Chat, vec![piece(3)], None, Some(OutputTokens::Usage(3))),
+            (Route::Chat, vec!["data: {}".into(), piece(1), piece(2)], Some(9), Some(OutputTokens::Usage(2))),
+            (Route::Chat, vec!["data: {}".into()], Some(9), Some(OutputTokens::Events(7))),
+            (Route::Completions, vec!["data: {}".into()], Some(9), Some(OutputTokens::Events(8))),
+            (Route::Chat, vec!["data: {}".into()], Some(1), Some(OutputTokens::Events(0))),
+            (Route::Messages, vec!["data: {}".into()], Some(9), None),
+            (Route::Chat, vec!["{}".into()], None, None),
+            (Route::Chat, vec![], None, None),
+            (Route::Embeddings, vec![piece(3)], None, None),
+        ] {
+            let started = Instant::now();
+            let mut progress = Progress::default();
+            pieces.iter().for_each(|piece| progress.piece(route, started, piece.as_bytes()));
+            lines.into_iter().for_each(|lines| progress.data_lines(lines));
+            let generated = progress.generated(route, 5);
+            assert_eq!(generated.output_tokens, expected, "{route} {pieces:?} {lines:?}");
+            assert_eq!(generated.first_token.is_some(), lines.is_some(), "{route} {pieces:?}");
+            assert_eq!(
+                generated.prompt_tokens.is_some(),
+                route.generates() && !pieces.is_empty(),
+                "{route} {pieces:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What clients wait for, and what they get: seconds to the first token, between tokens and to the end, and tokens.
+//!
+//! Everything here is observed once for a request, at its end: a histogram takes a lock, and a stream has thousands of tokens.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use semmoe_engines::Route;
+
+use super::requests::{Done, NONE};
+use crate::flow::FlowReading;
+
+/// Whole answers: from an embedding to a long generation.
+const SECONDS: [f64; 17] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0];
+/// First tokens: objectives lie between 0.1 and 10 s.
+const FIRST_TOKEN_SECONDS: [f64; 16] =
+    [0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0];
+/// Between tokens: 20 ms are 50 tokens a second for each user.
+const INTER_TOKEN_SECONDS: [f64; 14] =
+    [0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AnswerLabels {
+    backend: String,
+    model: String,
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OutputLabels {
+    backend: String,
+    model: String,
+    route: &'static str,
+    /// `usage` or `events`.
+    counted: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StreamLabels {
+    backend: String,
+    /// `waiting` for the first piece, or `running`.
+    state: &'static str,
+}
+
+/// Tokens of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputTokens {
+    /// As the engine reported them.
+    Usage(u64),
+    /// Events of a stream whose engine reported none: engines that send one token an event are off by one or two.
+    Events(u64),
+}
+
+impl OutputTokens {
+    pub(crate) fn count(self) -> u64 {
+        match self {
+            Self::Usage(tokens) | Self::Events(tokens) => tokens,
+        }
+    }
+}
+
+/// What the model computed for a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Generated {
+    /// Of a prompt that was computed.
+    pub(crate) prompt_tokens: Option<u64>,
+    pub(crate) output_tokens: Option<OutputTokens>,
+    /// From the request's arrival to the first piece of a stream.
+    pub(crate) first_token: Option<Duration>,
+}
+
+type Seconds = Family<AnswerLabels, Histogram, fn() -> Histogram>;
+
+pub(super) struct AnswerMetrics {
+    seconds: Seconds,
+    first_token: Seconds,
+    inter_token: Seconds,
+    prompt_tokens: Family<AnswerLabels, Counter>,
+    output_tokens: Family<OutputLabels, Counter>,
+    streams: Family<StreamLabels, Gauge>,
+}
+
+impl Default for AnswerMetrics {
+    fn default() -> Self {
+        Self {
+            seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            first_token: Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
+            inter_token: Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
+            prompt_tokens: Family::default(),
+            output_tokens: Family::default(),
+            streams: Family::default(),
+        }
+    }
+}
+
+impl AnswerMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "request_seconds",
+            "From the request's arrival to the end of the answer",
+            self.seconds.clone(),
+        );
+        registry.register(
+            "time_to_first_token_seconds",
+            "From the request's arrival to the first piece of a stream",
+            self.first_token.clone(),
+        );
+        registry.register(
+            "inter_token_seconds",
+            "Mean time between the tokens of a stream after its first, one observation for each complete stream",
+            self.inter_token.clone(),
+        );
+        registry.register(
+            "prompt_tokens",
+            "Tokens of prompts that were computed; estimated from their length where the prompt was not tokenized",
+            self.prompt_tokens.clone(),
+        );
+        registry.register(
+            "output_tokens",
+            "Tokens generated, as the engine's usage reports them or else as events of the stream",
+            self.output_tokens.clone(),
+        );
+        registry.register(
+            "streams",
+            "Streams in flight that wait for their first piece, and that run",
+            self.streams.clone(),
+        );
+    }
+
+    /// The streams of a backend now.
+    pub(super) fn streams(&self, backend: &str, flow: FlowReading) {
+        for (state, streams) in [("waiting", flow.waiting_streams), ("running", flow.running_streams)] {
+            let gauge = self.streams.get_or_create_owned(&StreamLabels { backend: backend.to_owned(), state });
+            gauge.set(i64::try_from(streams).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// The backend is gone; its counters stay.
+    pub(super) fn forget(&self, backend: &str) {
+        for state in ["waiting", "running"] {
+            self.streams.remove(&StreamLabels { backend: backend.to_owned(), state });
+        }
+    }
+
+    /// Where the answers to such requests are counted.
+    pub(super) fn learn(&self, done: &Done<'_>) -> KnownAnswers {
+        let (backend, model, route) = (done.backend.to_owned(), done.model.to_owned(), route_label(done.route));
+        let labels = AnswerLabels { backend, model, route };
+        let output = |counted| {
+            let AnswerLabels { backend, model, route } = labels.clone();
+            self.output_tokens.get_or_create_owned(&OutputLabels { backend, model, route, counted })
+        };
+        let generates = done.backend != NONE && done.route.is_some_and(Route::generates);
+        KnownAnswers {
+            model: done.model.to_owned(),
+            route: done.route,
+            seconds: self.seconds.get_or_create_owned(&labels),
+            generation: generates.then(|| KnownGeneration {
+                first_token: self.first_token.get_or_create_owned(&labels),
+                inter_token: self.inter_token.get_or_create_owned(&labels),
+                prompt_tokens: self.prompt_tokens.get_or_create_owned(&labels),
+                by_usage: output("usage"),
+                by_events: output("events"),
+            }),
+        }
+    }
+}
+
+fn route_label(route: Option<Route>) -> &'static str {
+    route.map_or(NONE, Route::name)
+}
+
+/// Counters of one backend, model and route.
+#[derive(Clone)]
+pub(super) struct KnownAnswers {
+    model: String,
+    route: Option<Route>,
+    seconds: Histogram,
+    /// On routes that generate tokens.
+    generation: Option<KnownGeneration>,
+}
+
+#[derive(Clone)]
+struct KnownGeneration {
+    first_token: Histogram,
+    inter_token: Histogram,
+    prompt_tokens: Counter,
+    by_usage: Counter,
+    by_events: Counter,
+}
+
+impl KnownAnswers {
+    pub(super) fn is_for(&self, done: &Done<'_>) -> bool {
+        self.route == done.route && self.model == done.model
+    }
+
+    pub(super) fn count(&self, done: &Done<'_>) {
+        self.seconds.observe(done.took.as_secs_f64());
+        let Some(generation) = &self.generation else { return };
+        let Generated { prompt_tokens, output_tokens, first_token } = done.generated;
+        generation.prompt_tokens.inc_by(prompt_tokens.unwrap_or(0));
+        match output_tokens {
+            Some(OutputTokens::Usage(tokens)) => drop(generation.by_usage.inc_by(tokens)),
+            Some(OutputTokens::Events(tokens)) => drop(generation.by_events.inc_by(tokens)),
+            None => {}
+        }
+        let Some(first) = first_token else { return };
+        generation.first_token.observe(first.as_secs_f64());
+        let tokens = output_tokens.map_or(0, OutputTokens::count);
+        // A stream that broke off ends with a silence that is between no tokens.
+        if tokens > 1 && done.code < 300 {
+            let rest = done.took.saturating_sub(first).as_secs_f64();
+            generation.inter_token.observe(rest / (tokens - 1) as f64);
+        }
+    }
+}

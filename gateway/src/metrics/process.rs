@@ -1,0 +1,86 @@
+//! The process: what it was built from, and what it takes of the machine.
+//!
+//! The figures have the names that Prometheus' own libraries give them, and are read when they are asked for. Where the system does
+//! not have them they are left out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+type Bytes = Gauge<u64, AtomicU64>;
+
+/// Figures of this process.
+pub(super) struct ProcessMetrics {
+    registry: Registry,
+    cpu_seconds: Counter<f64, AtomicU64>,
+    resident: Bytes,
+    virtual_memory: Bytes,
+    threads: Bytes,
+    open_files: Bytes,
+}
+
+/// `semmoe_build_info`.
+pub(super) fn register_build(registry: &mut Registry) {
+    let features = if cfg!(feature = "kube") { "kube" } else { "" };
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    let mut labels = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("target", target)];
+    labels.push(("features", features.to_owned()));
+    registry.register("build", "What this gateway was built from", Info::new(labels));
+}
+
+impl Default for ProcessMetrics {
+    fn default() -> Self {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            cpu_seconds: Counter::default(),
+            resident: Gauge::default(),
+            virtual_memory: Gauge::default(),
+            threads: Gauge::default(),
+            open_files: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl ProcessMetrics {
+    fn register(&mut self) {
+        let started: Gauge<f64, AtomicU64> = Gauge::default();
+        started.set(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()));
+        let most_files: Bytes = Gauge::default();
+        most_files.set(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX));
+        let registry = &mut self.registry;
+        registry.register("process_cpu_seconds", "Processor time of the process", self.cpu_seconds.clone());
+        registry.register("process_resident_memory_bytes", "Memory in use", self.resident.clone());
+        registry.register("process_virtual_memory_bytes", "Address space in use", self.virtual_memory.clone());
+        registry.register("process_threads", "Threads", self.threads.clone());
+        registry.register("process_open_fds", "Open file descriptors", self.open_files.clone());
+        registry.register("process_max_fds", "Most file descriptors that may be open", most_files);
+        registry.register("process_start_time_seconds", "When the gateway began, in seconds since 1970", started);
+    }
+
+    /// Looks at the process, and returns what is to be shown.
+    pub(super) fn look(&self) -> Option<&Registry> {
+        let status = std::fs::read_to_string("/proc/self/status").ok()?;
+        let field = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            value.trim().trim_end_matches(" kB").parse::<u64>().ok()
+        };
+        self.resident.set(field("VmRSS")? << 10);
+        self.virtual_memory.set(field("VmSize")? << 10);
+        self.threads.set(field("Threads")?);
+        // One of them reads the folder.
+        let files = std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
+        self.open_files.set(files as u64);
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        let seconds = time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
+        self.cpu_seconds.inner().store(seconds.to_bits(), Ordering::Relaxed);
+        Some(&self.registry)
+    }
+}
