@@ -1,0 +1,151 @@
+//! Switch policies on traces of load, over one simulated unit: every policy of `semmoe-planner` against both static layouts
+//! and an oracle. Every figure is one of a simulation; docs/switching.md has the table, its command and what is assumed.
+
+mod contest;
+mod engines;
+mod error;
+mod report;
+#[cfg(test)]
+mod tests;
+mod traces;
+mod unit;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use semmoe_planner::policy::{ByLayout, Settings};
+
+use crate::contest::{Cell, Slo, compete};
+use crate::engines::{Engine, Rates};
+use crate::error::SwitchError;
+use crate::report::{Label, Line, markdown};
+use crate::traces::{Kind, Part};
+
+/// Runs every switch policy on traces of load and prints a Markdown table.
+#[derive(Debug, Parser)]
+#[command(name = "semmoe-bench-switch")]
+struct Cli {
+    /// Traces of load.
+    #[arg(long, value_delimiter = ',', default_values_t = Kind::ALL, value_enum)]
+    traces: Vec<Kind>,
+    /// Measured step curves in place of the three published ones: a JSON list of {"name", "tp", "ep"}, curves as
+    /// [[sequences, milliseconds], ...].
+    #[arg(long, value_name = "FILE")]
+    curves: Option<PathBuf>,
+    /// Only these engines.
+    #[arg(long, value_delimiter = ',')]
+    engines: Vec<String>,
+    /// Thousand prompt tokens per second of the unit, TP/EP.
+    #[arg(long, value_delimiter = ',', default_value = "28/28,28/45,45/45")]
+    prefill: Vec<String>,
+    /// Seeds of made traces and of the noise of steps.
+    #[arg(long, default_value_t = 5)]
+    seeds: u64,
+    /// Which seeds, and which part of recorded hours: settings were chosen on `tune`.
+    #[arg(long, value_enum, default_value_t = Part::Judge)]
+    part: Part,
+    /// Seconds to the first token, in the SLO.
+    #[arg(long, default_value_t = 2.0)]
+    slo_ttft: f64,
+    /// Milliseconds per token after it, in the SLO.
+    #[arg(long, default_value_t = 80.0)]
+    slo_tpot: f64,
+    /// The adaptive policy's prior is wrong by these factors in TP's and EP's times.
+    #[arg(long, value_delimiter = ',', num_args = 2, default_values_t = [1.0, 1.0])]
+    wrong_prior: Vec<f64>,
+    /// Leave the oracle's search out.
+    #[arg(long)]
+    no_oracle: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Override a setting of the adaptive policy.
+    #[arg(long)]
+    horizon: Option<f64>,
+    /// The same.
+    #[arg(long)]
+    margin: Option<f64>,
+    /// The same.
+    #[arg(long)]
+    least_gain: Option<f64>,
+    /// The same.
+    #[arg(long)]
+    dwell: Option<f64>,
+}
+
+fn main() -> ExitCode {
+    match table(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nothing is left to report to if standard error is gone.
+            let _ = writeln!(std::io::stderr(), "error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn rates(text: &str) -> Result<Rates, SwitchError> {
+    let wrong =
+        || SwitchError::Input { found: format!("--prefill {text}"), expected: "TP/EP, two positive numbers of thousands" };
+    let (tp, ep) = text.split_once('/').ok_or_else(wrong)?;
+    let number = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
+    Ok(ByLayout { tp: 1e3 * number(tp).ok_or_else(wrong)?, ep: 1e3 * number(ep).ok_or_else(wrong)? })
+}
+
+fn engines(cli: &Cli) -> Result<Vec<Engine>, SwitchError> {
+    let mut engines = match &cli.curves {
+        Some(path) => engines::read(path)?,
+        None => engines::published()?,
+    };
+    if let Some(name) = cli.engines.iter().find(|name| engines.iter().all(|engine| engine.name != **name)) {
+        return Err(SwitchError::Input { found: format!("--engines {name}"), expected: "the name of a curve" });
+    }
+    engines.retain(|engine| cli.engines.is_empty() || cli.engines.contains(&engine.name));
+    Ok(engines)
+}
+
+fn table(cli: &Cli) -> Result<(), SwitchError> {
+    let engines = engines(cli)?;
+    let default = Settings::default();
+    let settings = Settings {
+        horizon_seconds: cli.horizon.unwrap_or(default.horizon_seconds),
+        margin: cli.margin.unwrap_or(default.margin),
+        least_gain: cli.least_gain.unwrap_or(default.least_gain),
+        dwell_seconds: cli.dwell.unwrap_or(default.dwell_seconds),
+        ..default
+    };
+    let mut lines = Vec::new();
+    for &kind in &cli.traces {
+        for engine in &engines {
+            for prefill in &cli.prefill {
+                let first = if cli.part == Part::Tune { 1001 } else { 1 };
+                let results = (first..first + cli.seeds.max(1))
+                    .map(|seed| {
+                        let cell = Cell {
+                            engine,
+                            rates: rates(prefill)?,
+                            kind,
+                            seed,
+                            part: cli.part,
+                            slo: Slo { ttft_seconds: cli.slo_ttft, tpot_seconds: cli.slo_tpot / 1e3 },
+                            wrong: ByLayout { tp: cli.wrong_prior[0], ep: cli.wrong_prior[1] },
+                        };
+                        compete(cell, &settings, seed == first && !cli.no_oracle)
+                    })
+                    .collect::<Result<Vec<_>, _>>()?;
+                let label = Label { trace: kind.name(), engine: engine.name.clone(), prefill: prefill.clone() };
+                lines.push(Line::new(label, &results));
+            }
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if cli.json {
+        let text = serde_json::to_string_pretty(&lines).map_err(std::io::Error::from)?;
+        writeln!(out, "{text}")?;
+    } else {
+        write!(out, "{}", markdown(&lines))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! The policy that measures its own thresholds and knows when not to switch.
+//!
+//! At each step boundary it predicts what a step takes in both layouts at the batch that is coming and the prompt tokens
+//! that arrive, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at most C prompt
+//! tokens in a step. It then keeps the *regret*: the seconds lost since the other layout became the faster one. It switches
+//! when the regret, and the gain over a short horizon, exceed the time of a switch at the live KV. A large gain therefore pays
+//! at once, a small one after it has lasted, and one that comes and goes never: losses are taken off the regret.
+//! A switch that did not earn its time before the way back doubles what the next one has to earn.
+
+use super::arrivals::Arrivals;
+use super::learned::Learned;
+use super::{
+    ByLayout, Cause, Decision, Event, Guard, Head, Layout, Prior, Settings, SettingsError, Stay, Switch, SwitchCost,
+    SwitchPolicy, UnitView,
+};
+
+/// Longest time between two decisions for which a gain is believed to have lasted.
+const MOST_GAP_SECONDS: f64 = 1.0;
+/// What a switch must earn is raised to this factor of its time at most.
+const MOST_PATIENCE: f64 = 8.0;
+/// A failed switch is tried again after the dwell, doubled at most so often.
+const MOST_FAILURES: u32 = 6;
+
+/// Where the policy stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum State {
+    /// May switch.
+    Stable,
+    /// Switched or failed a moment ago.
+    Dwelling {
+        /// May switch again at this time.
+        until: f64,
+    },
+    /// Asked for a switch whose end has not been reported.
+    Switching {
+        /// To this layout.
+        to: Layout,
+    },
+}
+
+/// The other layout against this one at a moment.
+#[derive(Clone, Copy, Debug)]
+struct Comparison {
+    /// Share of a step's time that the other layout saves.
+    gain: f64,
+    /// Prompt tokens per second of each when its steps are full of them.
+    prefill: ByLayout<f64>,
+}
+
+/// The adaptive policy; see the module's text.
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    settings: Settings,
+    cost: SwitchCost,
+    room_tokens: ByLayout<u64>,
+    guard: Guard,
+    learned: Learned,
+    arrivals: Arrivals,
+    state: State,
+    layout: Option<Layout>,
+    now: f64,
+    /// Gain at the last decision, if the unit was at work.
+    gain: Option<f64>,
+    regret_seconds: f64,
+    /// Seconds saved by the last switch so far, and its price.
+    earned_seconds: f64,
+    price_seconds: f64,
+    patience: f64,
+    /// Log of the measured over the predicted time of switches.
+    switch_error: f64,
+    failures: u32,
+}
+
+impl Adaptive {
+    /// A policy with a prior, the cost of a switch and the KV room of both layouts.
+    pub fn new(
+        settings: Settings,
+        prior: Prior,
+        cost: SwitchCost,
+        room_tokens: ByLayout<u64>,
+    ) -> Result<Self, SettingsError> {
+        settings.validate()?;
+        Ok(Adaptive {
+            guard: Guard::new(room_tokens, settings.guard_close, settings.guard_reopen),
+            learned: Learned::new(prior),
+            arrivals: Arrivals::new(settings.fast_seconds, settings.slow_seconds),
+            settings,
+            cost,
+            room_tokens,
+            state: State::Stable,
+            layout: None,
+            now: 0.0,
+            gain: None,
+            regret_seconds: 0.0,
+            earned_seconds: 0.0,
+            price_seconds: 0.0,
+            patience: 1.0,
+            switch_error: 0.0,
+            failures: 0,
+        })
+    }
+
+    /// The layout that the prior prefers at a batch of `sequences`, to start a unit in. `None` where it says nothing.
+    pub fn start_layout(prior: &Prior, sequences: u32) -> Option<Layout> {
+        let seconds = |layout: Layout| prior[layout].steps.as_ref()?.seconds(sequences);
+        Some(if seconds(Layout::Ep)? < seconds(Layout::Tp)? { Layout::Ep } else { Layout::Tp })
+    }
+
+    /// Where it stands at the time `at`.
+    pub fn state(&self, at: f64) -> State {
+        match self.state {
+            State::Dwelling { until } if at >= until => State::Stable,
+            state => state,
+        }
+    }
+
+    /// Seconds that a switch to `to` is expected to take.
+    pub fn switch_seconds(&self, to: Layout, live_tokens: u64) -> f64 {
+        self.cost.seconds(to, live_tokens) * self.switch_error.exp()
+    }
+
+    fn compare(&self, unit: &UnitView<'_>) -> Result<Comparison, Stay> {
+        let batch = unit.running.saturating_add(unit.waiting).clamp(1, self.settings.max_sequences);
+        let arriving = self.arrivals.rate(self.now);
+        let coming = arriving + unit.waiting_tokens as f64 / self.settings.slow_seconds;
+        let mut prefill = ByLayout::default();
+        let mut step = ByLayout::default();
+        for layout in [Layout::Tp, Layout::Ep] {
+            let unknown = Stay::Unknown { layout, sequences: batch };
+            let decode = self.learned.decode_seconds(layout, batch).ok_or(unknown)?;
+            let rate = self.learned.prefill_rate(layout).ok_or(unknown)?;
+            let chunk = f64::from(self.settings.chunk_tokens);
+            let full = decode + chunk / rate;
+            let busy = coming / rate;
+            step[layout] = if busy < 1.0 { full.min(decode / (1.0 - busy)) } else { full };
+            prefill[layout] = chunk / full;
+        }
+        Ok(Comparison { gain: 1.0 - step[unit.layout.other()] / step[unit.layout], prefill })
+    }
+
+    /// Adds what the last gain was worth until now.
+    fn account(&mut self, at: f64, layout: Layout) {
+        let gap = (at - self.now).clamp(0.0, MOST_GAP_SECONDS);
+        self.now = self.now.max(at);
+        if self.layout.replace(layout) != Some(layout) {
+            self.gain = None;
+            self.regret_seconds = 0.0;
+        }
+        if let Some(gain) = self.gain {
+            self.regret_seconds = (self.regret_seconds + gain * gap).max(0.0);
+            self.earned_seconds -= gain * gap;
+        }
+    }
+
+    /// The first request that would miss its target here and has its first token sooner after a switch.
+    fn urgent(&self, unit: &UnitView<'_>, compared: &Comparison, switch_seconds: f64) -> Option<Cause> {
+        let to = unit.layout.other();
+        // More room there lets in what memory keeps out here.
+        let stuck = unit.blocked && self.room_tokens[to] > self.room_tokens[unit.layout];
+        unit.heads.iter().find_map(|&Head { priority, waited_seconds, tokens_ahead }| {
+            let target = self.settings.ttft.iter().find(|target| target.priority == priority)?;
+            let ahead = tokens_ahead as f64;
+            let here_seconds =
+                if stuck { f64::INFINITY } else { waited_seconds + ahead / compared.prefill[unit.layout] };
+            let there_seconds = waited_seconds + switch_seconds + ahead / compared.prefill[to];
+            let sooner = here_seconds - there_seconds > switch_seconds;
+            (here_seconds > target.seconds && sooner).then_some(Cause::Ttft { priority, here_seconds, there_seconds })
+        })
+    }
+
+    /// Whether the gain pays, or why not.
+    fn paying(&self, gain: f64, switch_seconds: f64) -> Result<Cause, Stay> {
+        if gain < self.settings.least_gain {
+            return Err(Stay::Best { gain });
+        }
+        let saved_seconds = self.regret_seconds + gain * self.settings.horizon_seconds;
+        let needed = switch_seconds * self.settings.margin * self.patience;
+        if saved_seconds < needed {
+            return Err(Stay::Unpaid { saved_seconds, switch_seconds: needed });
+        }
+        Ok(Cause::Gain { gain, regret_seconds: self.regret_seconds, switch_seconds })
+    }
+
+    fn judge(&mut self, unit: &UnitView<'_>) -> Result<Switch, Stay> {
+        if unit.running == 0 && unit.waiting == 0 {
+            self.gain = None;
+            return Err(Stay::Idle);
+        }
+        let compared = self.compare(unit).inspect_err(|_| self.gain = None)?;
+        self.gain = Some(compared.gain);
+        match self.state(self.now) {
+            State::Switching { to } => return Err(Stay::Switching { to }),
+            State::Dwelling { until } => return Err(Stay::Dwell { left_seconds: until - self.now }),
+            State::Stable => self.state = State::Stable,
+        }
+        let to = unit.layout.other();
+        let switch_seconds = self.switch_seconds(to, unit.live_kv_tokens);
+        let cause = match self.urgent(unit, &compared, switch_seconds) {
+            Some(cause) => cause,
+            None => self.paying(compared.gain, switch_seconds)?,
+        };
+        self.guard.check(to, unit.promised_kv_tokens).map_err(Stay::NoRoom)?;
+        Ok(Switch { to, cause })
+    }
+
+    fn switched(&mut self, to: Layout, seconds: f64, kv_tokens: u64) {
+        if self.price_seconds > 0.0 {
+            let earned = self.earned_seconds >= self.price_seconds;
+            self.patience = (self.patience * if earned { 0.5 } else { 2.0 }).clamp(1.0, MOST_PATIENCE);
+        }
+        if seconds.is_finite() && seconds > 0.0 {
+            let error = (seconds / self.cost.seconds(to, kv_tokens)).ln().clamp(-1.0, 1.0);
+            self.switch_error += 0.5 * (error - self.switch_error);
+            self.price_seconds = seconds;
+        }
+        self.layout = Some(to);
+        self.gain = None;
+        self.failures = 0;
+        (self.regret_seconds, self.earned_seconds) = (0.0, 0.0);
+        self.state = State::Dwelling { until: self.now + self.settings.dwell_seconds };
+    }
+}
+
+impl SwitchPolicy for Adaptive {
+    fn name(&self) -> &'static str {
+        "adaptive"
+    }
+
+    fn observe(&mut self, at: f64, event: &Event) {
+        match *event {
+            Event::Arrived { prompt_tokens } => self.arrivals.add(at, prompt_tokens),
+            Event::Stepped(step) => self.learned.learn(&step),
+            Event::Switched { to, seconds, kv_tokens } => {
+                self.now = self.now.max(at);
+                self.switched(to, seconds, kv_tokens);
+            }
+            Event::Failed { .. } => {
+                self.now = self.now.max(at);
+                self.failures = (self.failures + 1).min(MOST_FAILURES);
+                let wait = self.settings.dwell_seconds.max(1.0) * f64::from(1 << self.failures);
+                self.state = State::Dwelling { until: self.now + wait };
+            }
+        }
+    }
+
+    fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
+        self.account(at, unit.layout);
+        self.guard.update(unit.promised_kv_tokens);
+        match self.judge(unit) {
+            Ok(switch) => {
+                self.state = State::Switching { to: switch.to };
+                Decision::Switch(switch)
+            }
+            Err(stay) => Decision::Stay(stay),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "adaptive_tests.rs"]
+mod tests;
