@@ -136,6 +136,15 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Engine>, SwitchError> {
 pub(crate) type Rates = ByLayout<f64>;
 
 impl Engine {
+    /// Whether one layout is never slower than the other: at no batch and in no prefill.
+    pub(crate) fn is_one_sided(&self, rates: Rates) -> bool {
+        [Layout::Tp, Layout::Ep].into_iter().any(|layout| {
+            let (own, other) = (&self.steps[layout], &self.steps[layout.other()]);
+            rates[layout] >= rates[layout.other()]
+                && (1..=MAX_SEQUENCES).all(|batch| own.seconds(batch) <= other.seconds(batch))
+        })
+    }
+
     /// What a calibration at start would report, off by a factor in each layout.
     pub(crate) fn prior(&self, rates: Rates, wrong: ByLayout<f64>) -> Result<Prior, SwitchError> {
         let layout = |layout: Layout| -> Result<LayoutPrior, SwitchError> {

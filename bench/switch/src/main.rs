@@ -61,18 +61,9 @@ struct Cli {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Override a setting of the adaptive policy.
-    #[arg(long)]
-    horizon: Option<f64>,
-    /// The same.
-    #[arg(long)]
-    margin: Option<f64>,
-    /// The same.
-    #[arg(long)]
-    least_gain: Option<f64>,
-    /// The same.
-    #[arg(long)]
-    dwell: Option<f64>,
+    /// Other settings of the adaptive policy, as `horizon_seconds=2`.
+    #[arg(long, value_delimiter = ',', value_name = "NAME=NUMBER")]
+    set: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -106,16 +97,31 @@ fn engines(cli: &Cli) -> Result<Vec<Engine>, SwitchError> {
     Ok(engines)
 }
 
+/// The default settings with those of `changes`.
+fn settings(changes: &[String]) -> Result<Settings, SwitchError> {
+    let mut settings = Settings::default();
+    for change in changes {
+        let wrong = || SwitchError::Input { found: format!("--set {change}"), expected: "a setting's name, = and a number" };
+        let (name, value) = change.split_once('=').ok_or_else(wrong)?;
+        let slot = match name {
+            "horizon_seconds" => &mut settings.horizon_seconds,
+            "least_gain" => &mut settings.least_gain,
+            "margin" => &mut settings.margin,
+            "dwell_seconds" => &mut settings.dwell_seconds,
+            "fast_seconds" => &mut settings.fast_seconds,
+            "slow_seconds" => &mut settings.slow_seconds,
+            "guard_close" => &mut settings.guard_close,
+            "guard_reopen" => &mut settings.guard_reopen,
+            _ => return Err(wrong()),
+        };
+        *slot = value.parse().map_err(|_| wrong())?;
+    }
+    Ok(settings)
+}
+
 fn table(cli: &Cli) -> Result<(), SwitchError> {
     let engines = engines(cli)?;
-    let default = Settings::default();
-    let settings = Settings {
-        horizon_seconds: cli.horizon.unwrap_or(default.horizon_seconds),
-        margin: cli.margin.unwrap_or(default.margin),
-        least_gain: cli.least_gain.unwrap_or(default.least_gain),
-        dwell_seconds: cli.dwell.unwrap_or(default.dwell_seconds),
-        ..default
-    };
+    let settings = settings(&cli.set)?;
     let mut lines = Vec::new();
     for &kind in &cli.traces {
         for engine in &engines {
@@ -135,7 +141,12 @@ fn table(cli: &Cli) -> Result<(), SwitchError> {
                         compete(cell, &settings, seed == first && !cli.no_oracle)
                     })
                     .collect::<Result<Vec<_>, _>>()?;
-                let label = Label { trace: kind.name(), engine: engine.name.clone(), prefill: prefill.clone() };
+                let label = Label {
+                    one_sided: engine.is_one_sided(rates(prefill)?),
+                    trace: kind.name(),
+                    engine: engine.name.clone(),
+                    prefill: prefill.clone(),
+                };
                 lines.push(Line::new(label, &results));
             }
         }

@@ -37,10 +37,14 @@ pub(crate) enum Kind {
     Crossing,
     /// 2,048 prompts at once, lengths with a long tail.
     Rollout,
-    /// Azure's conversation trace of 2023.
+    /// Azure's conversation trace of 2023, as recorded.
     AzureConv,
-    /// Azure's code trace of 2023.
+    /// The same, twice as fast.
+    AzureConv2,
+    /// Azure's code trace of 2023, as recorded.
     AzureCode,
+    /// The same, twice as fast.
+    AzureCode2,
 }
 
 /// Which part of a recorded hour is replayed, and which seeds made loads have: settings were chosen on the one and are
@@ -55,13 +59,20 @@ pub(crate) enum Part {
 
 /// Where the recorded hour is cut.
 const CUT_SECONDS: f64 = 1200.0;
-/// How much faster than recorded: so that their mean prompt tokens are about half of what the slower prefill rate takes.
-const CONV_SPEED: f64 = 2.5;
-const CODE_SPEED: f64 = 2.5;
+const CONV: &str = include_str!("../data/azure_conv.csv");
+const CODE: &str = include_str!("../data/azure_code.csv");
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 6] =
-        [Kind::Bursty, Kind::Oscillating, Kind::Crossing, Kind::Rollout, Kind::AzureConv, Kind::AzureCode];
+    pub(crate) const ALL: [Kind; 8] = [
+        Kind::Bursty,
+        Kind::Oscillating,
+        Kind::Crossing,
+        Kind::Rollout,
+        Kind::AzureConv,
+        Kind::AzureConv2,
+        Kind::AzureCode,
+        Kind::AzureCode2,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -70,7 +81,9 @@ impl Kind {
             Kind::Crossing => "crossing",
             Kind::Rollout => "rollout",
             Kind::AzureConv => "azure conv",
+            Kind::AzureConv2 => "azure conv x2",
             Kind::AzureCode => "azure code",
+            Kind::AzureCode2 => "azure code x2",
         }
     }
 
@@ -81,8 +94,10 @@ impl Kind {
             Kind::Oscillating => swinging(256, engine, rates, &mut random),
             Kind::Crossing => swinging(crossing(engine).unwrap_or(256), engine, rates, &mut random),
             Kind::Rollout => rollout(&mut random),
-            Kind::AzureConv => recorded(include_str!("../data/azure_conv.csv"), CONV_SPEED, part),
-            Kind::AzureCode => recorded(include_str!("../data/azure_code.csv"), CODE_SPEED, part),
+            Kind::AzureConv => recorded(CONV, 1.0, part),
+            Kind::AzureConv2 => recorded(CONV, 2.0, part),
+            Kind::AzureCode => recorded(CODE, 1.0, part),
+            Kind::AzureCode2 => recorded(CODE, 2.0, part),
         }
     }
 }

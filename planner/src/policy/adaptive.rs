@@ -10,12 +10,10 @@
 use super::arrivals::Arrivals;
 use super::learned::Learned;
 use super::{
-    ByLayout, Cause, Decision, Event, Guard, Head, Layout, Prior, Settings, SettingsError, Stay, Switch, SwitchCost,
-    SwitchPolicy, UnitView,
+    ByLayout, Cause, Decision, Event, Guard, Head, Layout, Prior, Settings, SettingsError, Stay, Step, Switch,
+    SwitchCost, SwitchPolicy, UnitView,
 };
 
-/// Longest time between two decisions for which a gain is believed to have lasted.
-const MOST_GAP_SECONDS: f64 = 1.0;
 /// What a switch must earn is raised to this factor of its time at most.
 const MOST_PATIENCE: f64 = 8.0;
 /// A failed switch is tried again after the dwell, doubled at most so often.
@@ -59,12 +57,15 @@ pub struct Adaptive {
     state: State,
     layout: Option<Layout>,
     now: f64,
-    /// Gain at the last decision, if the unit was at work.
-    gain: Option<f64>,
-    regret_seconds: f64,
-    /// Seconds saved by the last switch so far, and its price.
-    earned_seconds: f64,
-    price_seconds: f64,
+    /// Requests in flight at the last decision.
+    in_flight: f64,
+    /// Request-seconds lost since the other layout became the faster one.
+    regret: f64,
+    /// Request-seconds saved by the last switch so far, and what it took.
+    earned: f64,
+    price: f64,
+    /// Requests in flight when this layout was last gone to, and left: the way back stops about as many.
+    stopped: ByLayout<Option<f64>>,
     patience: f64,
     /// Log of the measured over the predicted time of switches.
     switch_error: f64,
@@ -90,10 +91,11 @@ impl Adaptive {
             state: State::Stable,
             layout: None,
             now: 0.0,
-            gain: None,
-            regret_seconds: 0.0,
-            earned_seconds: 0.0,
-            price_seconds: 0.0,
+            in_flight: 0.0,
+            regret: 0.0,
+            earned: 0.0,
+            price: 0.0,
+            stopped: ByLayout::default(),
             patience: 1.0,
             switch_error: 0.0,
             failures: 0,
@@ -138,18 +140,23 @@ impl Adaptive {
         Ok(Comparison { gain: 1.0 - step[unit.layout.other()] / step[unit.layout], prefill })
     }
 
-    /// Adds what the last gain was worth until now.
-    fn account(&mut self, at: f64, layout: Layout) {
-        let gap = (at - self.now).clamp(0.0, MOST_GAP_SECONDS);
-        self.now = self.now.max(at);
-        if self.layout.replace(layout) != Some(layout) {
-            self.gain = None;
-            self.regret_seconds = 0.0;
-        }
-        if let Some(gain) = self.gain {
-            self.regret_seconds = (self.regret_seconds + gain * gap).max(0.0);
-            self.earned_seconds -= gain * gap;
-        }
+    /// Adds to the regret what a step that was made would have saved in the other layout, times the requests in flight.
+    fn account(&mut self, step: &Step) {
+        let seconds = |layout: Layout| {
+            let decode = match step.sequences {
+                0 => 0.0,
+                sequences => self.learned.decode_seconds(layout, sequences)?,
+            };
+            let prefill = match step.prompt_tokens {
+                0 => 0.0,
+                tokens => f64::from(tokens) / self.learned.prefill_rate(layout)?,
+            };
+            Some(decode + prefill)
+        };
+        let (Some(here), Some(there)) = (seconds(step.layout), seconds(step.layout.other())) else { return };
+        let saved = (here - there) * self.in_flight;
+        self.regret = (self.regret + saved).max(0.0);
+        self.earned -= saved;
     }
 
     /// The first request that would miss its target here and has its first token sooner after a switch.
@@ -168,26 +175,25 @@ impl Adaptive {
         })
     }
 
-    /// Whether the gain pays, or why not.
-    fn paying(&self, gain: f64, switch_seconds: f64) -> Result<Cause, Stay> {
+    /// Whether the gain pays for the way there and the way back, or why not.
+    fn paying(&self, gain: f64, to: Layout, switch_seconds: f64) -> Result<Cause, Stay> {
         if gain < self.settings.least_gain {
             return Err(Stay::Best { gain });
         }
-        let saved_seconds = self.regret_seconds + gain * self.settings.horizon_seconds;
-        let needed = switch_seconds * self.settings.margin * self.patience;
-        if saved_seconds < needed {
-            return Err(Stay::Unpaid { saved_seconds, switch_seconds: needed });
+        let saved = self.regret + gain * self.settings.horizon_seconds * self.in_flight;
+        let back = self.stopped[to.other()].unwrap_or(self.in_flight);
+        let needed = switch_seconds * (self.in_flight + back) * self.settings.margin * self.patience;
+        if saved < needed {
+            return Err(Stay::Unpaid { saved, needed });
         }
-        Ok(Cause::Gain { gain, regret_seconds: self.regret_seconds, switch_seconds })
+        Ok(Cause::Gain { gain, regret: self.regret, switch_seconds })
     }
 
     fn judge(&mut self, unit: &UnitView<'_>) -> Result<Switch, Stay> {
         if unit.running == 0 && unit.waiting == 0 {
-            self.gain = None;
             return Err(Stay::Idle);
         }
-        let compared = self.compare(unit).inspect_err(|_| self.gain = None)?;
-        self.gain = Some(compared.gain);
+        let compared = self.compare(unit)?;
         match self.state(self.now) {
             State::Switching { to } => return Err(Stay::Switching { to }),
             State::Dwelling { until } => return Err(Stay::Dwell { left_seconds: until - self.now }),
@@ -197,26 +203,26 @@ impl Adaptive {
         let switch_seconds = self.switch_seconds(to, unit.live_kv_tokens);
         let cause = match self.urgent(unit, &compared, switch_seconds) {
             Some(cause) => cause,
-            None => self.paying(compared.gain, switch_seconds)?,
+            None => self.paying(compared.gain, to, switch_seconds)?,
         };
         self.guard.check(to, unit.promised_kv_tokens).map_err(Stay::NoRoom)?;
         Ok(Switch { to, cause })
     }
 
     fn switched(&mut self, to: Layout, seconds: f64, kv_tokens: u64) {
-        if self.price_seconds > 0.0 {
-            let earned = self.earned_seconds >= self.price_seconds;
+        if self.price > 0.0 {
+            let earned = self.earned >= self.price;
             self.patience = (self.patience * if earned { 0.5 } else { 2.0 }).clamp(1.0, MOST_PATIENCE);
         }
         if seconds.is_finite() && seconds > 0.0 {
             let error = (seconds / self.cost.seconds(to, kv_tokens)).ln().clamp(-1.0, 1.0);
             self.switch_error += 0.5 * (error - self.switch_error);
-            self.price_seconds = seconds;
+            self.price = seconds * self.in_flight;
         }
+        self.stopped[to] = Some(self.in_flight);
         self.layout = Some(to);
-        self.gain = None;
         self.failures = 0;
-        (self.regret_seconds, self.earned_seconds) = (0.0, 0.0);
+        (self.regret, self.earned) = (0.0, 0.0);
         self.state = State::Dwelling { until: self.now + self.settings.dwell_seconds };
     }
 }
@@ -229,7 +235,10 @@ impl SwitchPolicy for Adaptive {
     fn observe(&mut self, at: f64, event: &Event) {
         match *event {
             Event::Arrived { prompt_tokens } => self.arrivals.add(at, prompt_tokens),
-            Event::Stepped(step) => self.learned.learn(&step),
+            Event::Stepped(step) => {
+                self.learned.learn(&step);
+                self.account(&step);
+            }
             Event::Switched { to, seconds, kv_tokens } => {
                 self.now = self.now.max(at);
                 self.switched(to, seconds, kv_tokens);
@@ -244,7 +253,11 @@ impl SwitchPolicy for Adaptive {
     }
 
     fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
-        self.account(at, unit.layout);
+        self.now = self.now.max(at);
+        self.in_flight = f64::from(unit.running) + f64::from(unit.waiting);
+        if self.layout.replace(unit.layout) != Some(unit.layout) {
+            self.regret = 0.0;
+        }
         self.guard.update(unit.promised_kv_tokens);
         match self.judge(unit) {
             Ok(switch) => {

@@ -183,8 +183,8 @@ pub enum Cause {
     Gain {
         /// Share of a step's time that the other layout saves now.
         gain: f64,
-        /// Seconds lost by not being there already, since it became better.
-        regret_seconds: f64,
+        /// Request-seconds lost by not being there already, since it became better.
+        regret: f64,
         /// Seconds that the switch takes at the live KV.
         switch_seconds: f64,
     },
@@ -225,10 +225,10 @@ pub enum Stay {
     },
     /// The other layout is faster, but has not been for long enough to pay for a switch.
     Unpaid {
-        /// Seconds lost so far and expected over the horizon.
-        saved_seconds: f64,
-        /// Seconds that it has to exceed.
-        switch_seconds: f64,
+        /// Request-seconds lost so far and expected to be lost over the horizon.
+        saved: f64,
+        /// Request-seconds that a switch there and back takes, with the margin.
+        needed: f64,
     },
     /// The last switch, or the last failure, is too recent.
     Dwell {

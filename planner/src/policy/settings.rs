@@ -90,7 +90,7 @@ impl Settings {
         let checks = [
             ("horizon_seconds", self.horizon_seconds, "0 to 3600", (0.0..=MOST_SECONDS).contains(&self.horizon_seconds)),
             ("least_gain", self.least_gain, "0 to 1", share(self.least_gain)),
-            ("margin", self.margin, "1 to 100", (1.0..=100.0).contains(&self.margin)),
+            ("margin", self.margin, "0 to 100", (0.0..=100.0).contains(&self.margin)),
             ("dwell_seconds", self.dwell_seconds, "0 to 3600", (0.0..=MOST_SECONDS).contains(&self.dwell_seconds)),
             ("fast_seconds", self.fast_seconds, POSITIVE, seconds(self.fast_seconds)),
             ("slow_seconds", self.slow_seconds, POSITIVE, seconds(self.slow_seconds)),
