@@ -104,9 +104,10 @@ impl Contest<'_> {
         let settings = Settings {
             chunk_tokens: CHUNK_TOKENS,
             max_sequences: MAX_SEQUENCES,
-            ttft: match self.trace.rollout {
-                true => Vec::new(),
-                false => vec![TtftTarget { priority: 1, seconds: self.cell.slo.ttft_seconds }],
+            ttft: match (self.trace.rollout, settings.ttft.as_slice()) {
+                (true, _) => Vec::new(),
+                (false, []) => vec![TtftTarget { priority: 1, seconds: self.cell.slo.ttft_seconds }],
+                (false, given) => given.to_vec(),
             },
             ..settings.clone()
         };

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use semmoe_planner::policy::{ByLayout, Settings};
+use semmoe_planner::policy::{ByLayout, Settings, TtftTarget};
 
 use crate::contest::{Cell, Slo, compete};
 use crate::engines::{Engine, Rates};
@@ -100,6 +100,7 @@ fn engines(cli: &Cli) -> Result<Vec<Engine>, SwitchError> {
 /// The default settings with those of `changes`.
 fn settings(changes: &[String]) -> Result<Settings, SwitchError> {
     let mut settings = Settings::default();
+    let mut ttft = 0.0;
     for change in changes {
         let wrong = || SwitchError::Input { found: format!("--set {change}"), expected: "a setting's name, = and a number" };
         let (name, value) = change.split_once('=').ok_or_else(wrong)?;
@@ -112,9 +113,13 @@ fn settings(changes: &[String]) -> Result<Settings, SwitchError> {
             "slow_seconds" => &mut settings.slow_seconds,
             "guard_close" => &mut settings.guard_close,
             "guard_reopen" => &mut settings.guard_reopen,
+            "ttft_seconds" => &mut ttft,
             _ => return Err(wrong()),
         };
         *slot = value.parse().map_err(|_| wrong())?;
+    }
+    if ttft > 0.0 {
+        settings.ttft.push(TtftTarget { priority: 1, seconds: ttft });
     }
     Ok(settings)
 }

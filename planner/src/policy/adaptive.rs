@@ -196,7 +196,11 @@ impl Adaptive {
         let compared = self.compare(unit)?;
         match self.state(self.now) {
             State::Switching { to } => return Err(Stay::Switching { to }),
-            State::Dwelling { until } => return Err(Stay::Dwell { left_seconds: until - self.now }),
+            State::Dwelling { until } => {
+                let stopped = &mut self.stopped[unit.layout];
+                *stopped = stopped.map(|most| most.max(self.in_flight));
+                return Err(Stay::Dwell { left_seconds: until - self.now });
+            }
             State::Stable => self.state = State::Stable,
         }
         let to = unit.layout.other();
