@@ -1,49 +1,63 @@
-//! Prompt tokens per second that arrive: the greater of a fast and a slow moving average.
+//! Prompt tokens per second that arrive: the greater of a fast and a slow moving average, the fast one less its noise.
 
-/// A moving average with exponential weights.
+/// The fast average counts where it exceeds the slow one by so many standard deviations.
+const DEVIATIONS: f64 = 3.0;
+
+/// A sum whose terms fade.
 #[derive(Clone, Copy, Debug)]
-struct Average {
+struct Fading {
     window_seconds: f64,
-    tokens: f64,
+    sum: f64,
     at: f64,
 }
 
-impl Average {
-    fn left(&self, at: f64) -> f64 {
-        self.tokens * (-(at - self.at).max(0.0) / self.window_seconds).exp()
+impl Fading {
+    fn new(window_seconds: f64) -> Self {
+        Fading { window_seconds, sum: 0.0, at: 0.0 }
     }
 
-    fn add(&mut self, at: f64, tokens: f64) {
-        self.tokens = self.left(at) + tokens;
+    fn left(&self, at: f64) -> f64 {
+        self.sum * (-(at - self.at).max(0.0) / self.window_seconds).exp()
+    }
+
+    fn add(&mut self, at: f64, value: f64) {
+        self.sum = self.left(at) + value;
         self.at = self.at.max(at);
     }
 
+    /// The moving average of what was added a second.
     fn rate(&self, at: f64) -> f64 {
         self.left(at) / self.window_seconds
     }
 }
 
-/// The arrival rate: a burst shows in the fast average at once, and a pause of a moment does not hide it in the slow one.
+/// The arrival rate: a burst shows in the fast average at once, and a pause of a moment does not hide it in the slow one. A few
+/// long prompts are no burst: if arrivals are Poisson with sizes x, the variance of an average over the window w is E(x^2)
+/// times their rate over 2 w, which the slow window estimates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrivals {
-    fast: Average,
-    slow: Average,
+    fast: Fading,
+    slow: Fading,
+    squares: Fading,
 }
 
 impl Arrivals {
     pub(super) fn new(fast_seconds: f64, slow_seconds: f64) -> Self {
-        let average = |window_seconds| Average { window_seconds, tokens: 0.0, at: 0.0 };
-        Arrivals { fast: average(fast_seconds), slow: average(slow_seconds) }
+        let slow = Fading::new(slow_seconds);
+        Arrivals { fast: Fading::new(fast_seconds), slow, squares: slow }
     }
 
     pub(super) fn add(&mut self, at: f64, tokens: u32) {
-        self.fast.add(at, tokens.into());
-        self.slow.add(at, tokens.into());
+        let tokens = f64::from(tokens);
+        self.fast.add(at, tokens);
+        self.slow.add(at, tokens);
+        self.squares.add(at, tokens * tokens);
     }
 
     /// Tokens per second.
     pub(super) fn rate(&self, at: f64) -> f64 {
-        self.fast.rate(at).max(self.slow.rate(at))
+        let deviation = (self.squares.rate(at) / (2.0 * self.fast.window_seconds)).sqrt();
+        self.slow.rate(at).max(self.fast.rate(at) - DEVIATIONS * deviation)
     }
 }
 
