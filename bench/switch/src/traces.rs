@@ -43,8 +43,6 @@ pub(crate) enum Kind {
     AzureConv2,
     /// Azure's code trace of 2023, as recorded.
     AzureCode,
-    /// The same, twice as fast.
-    AzureCode2,
 }
 
 /// Which part of a recorded hour is replayed, and which seeds made loads have: settings were chosen on the one and are
@@ -63,7 +61,7 @@ const CONV: &str = include_str!("../data/azure_conv.csv");
 const CODE: &str = include_str!("../data/azure_code.csv");
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 8] = [
+    pub(crate) const ALL: [Kind; 7] = [
         Kind::Bursty,
         Kind::Oscillating,
         Kind::Crossing,
@@ -71,7 +69,6 @@ impl Kind {
         Kind::AzureConv,
         Kind::AzureConv2,
         Kind::AzureCode,
-        Kind::AzureCode2,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -83,7 +80,6 @@ impl Kind {
             Kind::AzureConv => "azure conv",
             Kind::AzureConv2 => "azure conv x2",
             Kind::AzureCode => "azure code",
-            Kind::AzureCode2 => "azure code x2",
         }
     }
 
@@ -97,7 +93,6 @@ impl Kind {
             Kind::AzureConv => recorded(CONV, 1.0, part),
             Kind::AzureConv2 => recorded(CONV, 2.0, part),
             Kind::AzureCode => recorded(CODE, 1.0, part),
-            Kind::AzureCode2 => recorded(CODE, 2.0, part),
         }
     }
 }

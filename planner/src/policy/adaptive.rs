@@ -64,8 +64,11 @@ pub struct Adaptive {
     /// Request-seconds saved by the last switch so far, and what it took.
     earned: f64,
     price: f64,
-    /// Requests in flight when this layout was last gone to, and left: the way back stops about as many.
-    stopped: ByLayout<Option<f64>>,
+    /// Request-seconds that the last switch to each layout cost: lost before it was decided, and while it stopped the unit.
+    /// What a way back to it will cost again.
+    way: ByLayout<f64>,
+    /// Seconds of the last switch.
+    stopped_seconds: f64,
     patience: f64,
     /// Log of the measured over the predicted time of switches.
     switch_error: f64,
@@ -95,7 +98,8 @@ impl Adaptive {
             regret: 0.0,
             earned: 0.0,
             price: 0.0,
-            stopped: ByLayout::default(),
+            way: ByLayout::default(),
+            stopped_seconds: 0.0,
             patience: 1.0,
             switch_error: 0.0,
             failures: 0,
@@ -181,8 +185,8 @@ impl Adaptive {
             return Err(Stay::Best { gain });
         }
         let saved = self.regret + gain * self.settings.horizon_seconds * self.in_flight;
-        let back = self.stopped[to.other()].unwrap_or(self.in_flight);
-        let needed = switch_seconds * (self.in_flight + back) * self.settings.margin * self.patience;
+        let there_and_back = switch_seconds * self.in_flight + self.way[to.other()];
+        let needed = there_and_back * self.settings.margin * self.patience;
         if saved < needed {
             return Err(Stay::Unpaid { saved, needed });
         }
@@ -197,8 +201,12 @@ impl Adaptive {
         match self.state(self.now) {
             State::Switching { to } => return Err(Stay::Switching { to }),
             State::Dwelling { until } => {
-                let stopped = &mut self.stopped[unit.layout];
-                *stopped = stopped.map(|most| most.max(self.in_flight));
+                // Requests that came while the unit stood still waited, too.
+                let price = self.stopped_seconds * self.in_flight;
+                if price > self.price {
+                    self.way[unit.layout] += price - self.price;
+                    self.price = price;
+                }
                 return Err(Stay::Dwell { left_seconds: until - self.now });
             }
             State::Stable => self.state = State::Stable,
@@ -214,16 +222,18 @@ impl Adaptive {
     }
 
     fn switched(&mut self, to: Layout, seconds: f64, kv_tokens: u64) {
-        if self.price > 0.0 {
-            let earned = self.earned >= self.price;
+        let price = if seconds.is_finite() { seconds.max(0.0) * self.in_flight } else { 0.0 };
+        if self.layout.is_some() && self.price > 0.0 {
+            let earned = self.earned >= self.price + price;
             self.patience = (self.patience * if earned { 0.5 } else { 2.0 }).clamp(1.0, MOST_PATIENCE);
         }
         if seconds.is_finite() && seconds > 0.0 {
             let error = (seconds / self.cost.seconds(to, kv_tokens)).ln().clamp(-1.0, 1.0);
             self.switch_error += 0.5 * (error - self.switch_error);
-            self.price = seconds * self.in_flight;
+            self.stopped_seconds = seconds;
         }
-        self.stopped[to] = Some(self.in_flight);
+        self.price = price;
+        self.way[to] = self.regret + price;
         self.layout = Some(to);
         self.failures = 0;
         (self.regret, self.earned) = (0.0, 0.0);

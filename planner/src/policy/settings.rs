@@ -40,7 +40,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            horizon_seconds: 1.0,
+            horizon_seconds: 3.0,
             least_gain: 0.02,
             margin: 1.0,
             dwell_seconds: 1.0,
