@@ -1,7 +1,8 @@
 //! All policies on one trace, and what each is worth.
 
 use semmoe_planner::policy::{
-    Adaptive, ByLayout, Fixed, Guard, Layout, Moebius, MoebiusSettings, Phase, Phases, Settings, SwitchPolicy, TtftTarget,
+    Adaptive, ByLayout, Fixed, Guard, Layout, Moebius, MoebiusSettings, Phase, Phases, Settings, SwitchPolicy,
+    TtftTarget,
 };
 
 use crate::engines::{CHUNK_TOKENS, Engine, MAX_SEQUENCES, Rates, room_tokens, switch_cost};
@@ -39,6 +40,8 @@ pub(crate) struct Figures {
     /// 99th percentile.
     pub(crate) ttft_seconds: f64,
     pub(crate) switches: f64,
+    /// How long they stopped the unit in all.
+    pub(crate) stopped_seconds: f64,
 }
 
 /// The figures of all policies.
@@ -139,7 +142,8 @@ impl Contest<'_> {
             goodput,
             tpot_seconds: tpot.iter().sum::<f64>() / tpot.len().max(1) as f64,
             ttft_seconds: ttft[(ttft.len() - 1) * 99 / 100],
-            switches: outcome.switches.len() as f64,
+            switches: outcome.switches.into(),
+            stopped_seconds: outcome.stopped_seconds,
         }
     }
 
@@ -206,7 +210,8 @@ impl Contest<'_> {
     }
 
     fn play(&self, layouts: &[Layout]) -> Figures {
-        let phase = |(number, &layout): (usize, &Layout)| Phase { at: number as f64 * self.trace.phase_seconds, layout };
+        let phase =
+            |(number, &layout): (usize, &Layout)| Phase { at: number as f64 * self.trace.phase_seconds, layout };
         let phases = layouts.iter().enumerate().map(phase).collect();
         let mut policy = Phases::new(phases, Guard::new(self.setup.room_tokens, 1.0, 1.0));
         self.figures(&run(self.setup, layouts[0], &mut policy as &mut dyn SwitchPolicy))

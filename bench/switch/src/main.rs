@@ -78,8 +78,10 @@ fn main() -> ExitCode {
 }
 
 fn rates(text: &str) -> Result<Rates, SwitchError> {
-    let wrong =
-        || SwitchError::Input { found: format!("--prefill {text}"), expected: "TP/EP, two positive numbers of thousands" };
+    let wrong = || SwitchError::Input {
+        found: format!("--prefill {text}"),
+        expected: "TP/EP, two positive numbers of thousands",
+    };
     let (tp, ep) = text.split_once('/').ok_or_else(wrong)?;
     let number = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
     Ok(ByLayout { tp: 1e3 * number(tp).ok_or_else(wrong)?, ep: 1e3 * number(ep).ok_or_else(wrong)? })
@@ -102,7 +104,8 @@ fn settings(changes: &[String]) -> Result<Settings, SwitchError> {
     let mut settings = Settings::default();
     let mut ttft = 0.0;
     for change in changes {
-        let wrong = || SwitchError::Input { found: format!("--set {change}"), expected: "a setting's name, = and a number" };
+        let wrong =
+            || SwitchError::Input { found: format!("--set {change}"), expected: "a setting's name, = and a number" };
         let (name, value) = change.split_once('=').ok_or_else(wrong)?;
         let slot = match name {
             "horizon_seconds" => &mut settings.horizon_seconds,

@@ -21,6 +21,7 @@ pub(crate) struct Absolute {
     pub(crate) goodput: f64,
     pub(crate) tpot_ms: f64,
     pub(crate) ttft_p99_seconds: f64,
+    pub(crate) stopped_seconds: f64,
 }
 
 /// One row.
@@ -68,6 +69,7 @@ fn mean_figures(all: &[Results], of: impl Fn(&Results) -> Figures) -> Figures {
         tpot_seconds: mean(all.iter().map(|results| of(results).tpot_seconds)),
         ttft_seconds: mean(all.iter().map(|results| of(results).ttft_seconds)),
         switches: mean(all.iter().map(|results| of(results).switches)),
+        stopped_seconds: mean(all.iter().map(|results| of(results).stopped_seconds)),
     }
 }
 
@@ -86,6 +88,7 @@ impl Line {
             goodput: figures.goodput,
             tpot_ms: figures.tpot_seconds * 1e3,
             ttft_p99_seconds: figures.ttft_seconds,
+            stopped_seconds: figures.stopped_seconds,
         };
         let fixed = ByLayout { tp: mean_figures(all, |all| all.fixed.tp), ep: mean_figures(all, |all| all.fixed.ep) };
         let ours = mean_figures(all, |all| all.adaptive);

@@ -126,7 +126,13 @@ struct Lengths {
 }
 
 /// Poisson arrivals at `rate(seconds)`, at most `most` a second, by thinning.
-fn poisson(seconds: f64, most: f64, lengths: &Lengths, random: &mut fastrand::Rng, rate: &dyn Fn(f64) -> f64) -> Vec<Request> {
+fn poisson(
+    seconds: f64,
+    most: f64,
+    lengths: &Lengths,
+    random: &mut fastrand::Rng,
+    rate: &dyn Fn(f64) -> f64,
+) -> Vec<Request> {
     let mut requests = Vec::new();
     let mut at = 0.0;
     loop {

@@ -3,9 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use semmoe_planner::policy::{
-    ByLayout, Decision, Event, Head, Layout, Step, SwitchCost, SwitchPolicy, UnitView,
-};
+use semmoe_planner::policy::{ByLayout, Decision, Event, Head, Layout, Step, SwitchCost, SwitchPolicy, UnitView};
 
 use crate::engines::{CHUNK_TOKENS, Engine, MAX_SEQUENCES, Rates};
 use crate::traces::{Request, normal};
@@ -34,23 +32,13 @@ pub(crate) struct Served {
     pub(crate) last: f64,
 }
 
-/// A switch that was made.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Switched {
-    /// When it was decided.
-    pub(crate) at: f64,
-    /// When it ended.
-    pub(crate) end: f64,
-    pub(crate) to: Layout,
-    /// KV tokens promised when it was decided.
-    pub(crate) promised_tokens: u64,
-}
-
 /// What came out of a run.
 pub(crate) struct Outcome {
     /// One for each request, in their order.
     pub(crate) served: Vec<Served>,
-    pub(crate) switches: Vec<Switched>,
+    pub(crate) switches: u32,
+    /// How long they stopped the unit in all.
+    pub(crate) stopped_seconds: f64,
     /// When the last token was out.
     pub(crate) end: f64,
 }
@@ -88,7 +76,7 @@ pub(crate) fn run(setup: Setup<'_>, start: Layout, policy: &mut dyn SwitchPolicy
         decode_steps: 0,
         live_tokens: 0,
         promised_tokens: 0,
-        outcome: Outcome { served, switches: Vec::new(), end: 0.0 },
+        outcome: Outcome { served, switches: 0, stopped_seconds: 0.0, end: 0.0 },
     };
     unit.play(policy);
     unit.outcome
@@ -156,9 +144,9 @@ impl Unit<'_> {
     fn switch(&mut self, to: Layout, policy: &mut dyn SwitchPolicy) {
         let noise = (SWITCH_NOISE * normal(&mut self.random)).exp();
         let seconds = self.setup.cost.seconds(to, self.live_tokens) * noise;
-        let end = self.now + seconds;
-        self.outcome.switches.push(Switched { at: self.now, end, to, promised_tokens: self.promised_tokens });
-        self.now = end;
+        self.outcome.switches += 1;
+        self.outcome.stopped_seconds += seconds;
+        self.now += seconds;
         self.layout = to;
         policy.observe(self.now, &Event::Switched { to, seconds, kv_tokens: self.live_tokens });
     }
@@ -185,7 +173,8 @@ impl Unit<'_> {
         self.now += seconds;
         self.decode_steps += 1;
         self.live_tokens += u64::from(sequences);
-        while let Some(&Reverse((end, index))) = self.running.peek().filter(|running| running.0.0 <= self.decode_steps) {
+        while let Some(&Reverse((end, index))) = self.running.peek().filter(|running| running.0.0 <= self.decode_steps)
+        {
             debug_assert_eq!(end, self.decode_steps);
             self.running.pop();
             self.finish(index);

@@ -158,9 +158,10 @@ impl Adaptive {
             Some(decode + prefill)
         };
         let (Some(here), Some(there)) = (seconds(step.layout), seconds(step.layout.other())) else { return };
-        let saved = (here - there) * self.in_flight;
-        self.regret = (self.regret + saved).max(0.0);
-        self.earned -= saved;
+        // As in a CUSUM test, the allowance keeps a difference around zero from adding up to a reason by chance.
+        let allowance = self.settings.least_gain * here;
+        self.regret = (self.regret + (here - there - allowance) * self.in_flight).max(0.0);
+        self.earned -= (here - there) * self.in_flight;
     }
 
     /// The first request that would miss its target here and has its first token sooner after a switch.

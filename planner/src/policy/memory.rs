@@ -56,10 +56,7 @@ impl CacheShape {
     /// owner's own. To EP: the owner's whole cache but what it holds already.
     pub fn moved_bytes(self, ranks: u32) -> ByLayout<u64> {
         let share = self.tp_rank_bytes(ranks);
-        ByLayout {
-            tp: share.saturating_mul(u64::from(ranks.max(1)) - 1),
-            ep: self.whole_bytes().saturating_sub(share),
-        }
+        ByLayout { tp: share.saturating_mul(u64::from(ranks.max(1)) - 1), ep: self.whole_bytes().saturating_sub(share) }
     }
 
     /// Tokens that the whole unit can hold, with `free_bytes` left on each rank. The weights beside the cache differ between

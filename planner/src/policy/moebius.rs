@@ -99,3 +99,51 @@ impl SwitchPolicy for Moebius {
         Decision::Switch(Switch { to, cause })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ByLayout;
+    use super::*;
+
+    fn view(layout: Layout, running: u32, promised_kv_tokens: u64) -> UnitView<'static> {
+        UnitView {
+            layout,
+            running,
+            waiting: 0,
+            waiting_tokens: 0,
+            live_kv_tokens: promised_kv_tokens,
+            promised_kv_tokens,
+            blocked: false,
+            heads: &[],
+        }
+    }
+
+    fn policy(settings: MoebiusSettings) -> Moebius {
+        Moebius::new(settings, Guard::new(ByLayout { tp: 1000, ep: 2000 }, 1.0, 1.0))
+    }
+
+    #[test]
+    fn up_at_once_down_by_the_mean_after_the_cooldown() {
+        let mut moebius = policy(MoebiusSettings { window_steps: 4, ..MoebiusSettings::INTERACTIVE });
+        assert_eq!(moebius.decide(0.0, &view(Layout::Tp, 255, 0)), Decision::Stay(Stay::Fixed));
+        let up = Cause::Threshold { in_flight: 256.0, threshold: 256.0 };
+        let switch = Switch { to: Layout::Ep, cause: up };
+        assert_eq!(moebius.decide(0.1, &view(Layout::Tp, 256, 0)), Decision::Switch(switch));
+        assert!(matches!(moebius.decide(0.2, &view(Layout::Tp, 256, 0)), Decision::Stay(Stay::Switching { .. })));
+        moebius.observe(1.0, &Event::Switched { to: Layout::Ep, seconds: 0.3, kv_tokens: 0 });
+        assert!(matches!(moebius.decide(5.9, &view(Layout::Ep, 0, 0)), Decision::Stay(Stay::Dwell { .. })));
+        // The mean of 256, 256, 0 and 400 is above 204.8; one step later it is below.
+        assert_eq!(moebius.decide(6.0, &view(Layout::Ep, 400, 0)), Decision::Stay(Stay::Fixed));
+        assert!(matches!(moebius.decide(6.1, &view(Layout::Ep, 100, 1001)), Decision::Stay(Stay::NoRoom(_))));
+        assert!(matches!(moebius.decide(6.2, &view(Layout::Ep, 100, 1000)), Decision::Switch(_)));
+    }
+
+    #[test]
+    fn a_rollout_leaves_ep_at_the_first_step_below_the_threshold() {
+        let mut moebius = policy(MoebiusSettings::ROLLOUT);
+        assert_eq!(moebius.decide(0.0, &view(Layout::Ep, 256, 0)), Decision::Stay(Stay::Fixed));
+        let cause = Cause::Threshold { in_flight: 255.0, threshold: 256.0 };
+        let switch = Switch { to: Layout::Tp, cause };
+        assert_eq!(moebius.decide(0.1, &view(Layout::Ep, 255, 0)), Decision::Switch(switch));
+    }
+}

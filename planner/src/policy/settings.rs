@@ -88,7 +88,12 @@ impl Settings {
         let share = |found: f64| (0.0..=1.0).contains(&found);
         let close = self.guard_close;
         let checks = [
-            ("horizon_seconds", self.horizon_seconds, "0 to 3600", (0.0..=MOST_SECONDS).contains(&self.horizon_seconds)),
+            (
+                "horizon_seconds",
+                self.horizon_seconds,
+                "0 to 3600",
+                (0.0..=MOST_SECONDS).contains(&self.horizon_seconds),
+            ),
             ("least_gain", self.least_gain, "0 to 1", share(self.least_gain)),
             ("margin", self.margin, "0 to 100", (0.0..=100.0).contains(&self.margin)),
             ("dwell_seconds", self.dwell_seconds, "0 to 3600", (0.0..=MOST_SECONDS).contains(&self.dwell_seconds)),
@@ -99,7 +104,8 @@ impl Settings {
             ("chunk_tokens", self.chunk_tokens.into(), "1 or more", self.chunk_tokens > 0),
             ("max_sequences", self.max_sequences.into(), "1 or more", self.max_sequences > 0),
         ];
-        let targets = self.ttft.iter().map(|target| ("ttft seconds", target.seconds, POSITIVE, seconds(target.seconds)));
+        let targets =
+            self.ttft.iter().map(|target| ("ttft seconds", target.seconds, POSITIVE, seconds(target.seconds)));
         if let Some((name, found, expected, _)) = checks.into_iter().chain(targets).find(|check| !check.3) {
             return Err(SettingsError::Number { name, found, expected });
         }
