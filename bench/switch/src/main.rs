@@ -52,9 +52,9 @@ struct Cli {
     /// Milliseconds per token after it, in the SLO.
     #[arg(long, default_value_t = 80.0)]
     slo_tpot: f64,
-    /// The adaptive policy's prior is wrong by these factors in TP's and EP's times.
-    #[arg(long, value_delimiter = ',', num_args = 2, default_values_t = [1.0, 1.0])]
-    wrong_prior: Vec<f64>,
+    /// The adaptive policy's prior has TP's and EP's times wrong by these factors, TP/EP.
+    #[arg(long, default_value = "1/1")]
+    wrong_prior: String,
     /// Leave the oracle's search out.
     #[arg(long)]
     no_oracle: bool,
@@ -77,14 +77,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn rates(text: &str) -> Result<Rates, SwitchError> {
-    let wrong = || SwitchError::Input {
-        found: format!("--prefill {text}"),
-        expected: "TP/EP, two positive numbers of thousands",
-    };
+/// Two positive numbers, TP's and EP's.
+fn pair(option: &str, text: &str) -> Result<ByLayout<f64>, SwitchError> {
+    let wrong = || SwitchError::Input { found: format!("{option} {text}"), expected: "TP/EP, two positive numbers" };
     let (tp, ep) = text.split_once('/').ok_or_else(wrong)?;
     let number = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
-    Ok(ByLayout { tp: 1e3 * number(tp).ok_or_else(wrong)?, ep: 1e3 * number(ep).ok_or_else(wrong)? })
+    Ok(ByLayout { tp: number(tp).ok_or_else(wrong)?, ep: number(ep).ok_or_else(wrong)? })
+}
+
+fn rates(text: &str) -> Result<Rates, SwitchError> {
+    let ByLayout { tp, ep } = pair("--prefill", text)?;
+    Ok(ByLayout { tp: 1e3 * tp, ep: 1e3 * ep })
 }
 
 fn engines(cli: &Cli) -> Result<Vec<Engine>, SwitchError> {
@@ -144,7 +147,7 @@ fn table(cli: &Cli) -> Result<(), SwitchError> {
                             seed,
                             part: cli.part,
                             slo: Slo { ttft_seconds: cli.slo_ttft, tpot_seconds: cli.slo_tpot / 1e3 },
-                            wrong: ByLayout { tp: cli.wrong_prior[0], ep: cli.wrong_prior[1] },
+                            wrong: pair("--wrong-prior", &cli.wrong_prior)?,
                         };
                         compete(cell, &settings, seed == first && !cli.no_oracle)
                     })

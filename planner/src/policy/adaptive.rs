@@ -2,10 +2,15 @@
 //!
 //! At each step boundary it predicts what a step takes in both layouts at the batch that is coming and the prompt tokens
 //! that arrive, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at most C prompt
-//! tokens in a step. It then keeps the *regret*: the seconds lost since the other layout became the faster one. It switches
-//! when the regret, and the gain over a short horizon, exceed the time of a switch at the live KV. A large gain therefore pays
-//! at once, a small one after it has lasted, and one that comes and goes never: losses are taken off the regret.
-//! A switch that did not earn its time before the way back doubles what the next one has to earn.
+//! tokens in a step. The *gain* is the share of D that the other layout saves.
+//!
+//! Beside it stands the *regret*: what the steps made since would have saved in the other layout, times the requests in
+//! flight, in request-seconds. A step that is faster here takes off it, and so does a small allowance at each step.
+//!
+//! It switches when regret plus gain over the horizon exceed what the way there and the way back cost: the way there stops
+//! the requests in flight for the switch time at the live KV, and the way back will cost what coming here cost the last
+//! time. So a large gain pays at once, a small one after it has lasted, and one that comes and goes never. A switch that
+//! earned less than the ways there and back doubles what the next one has to earn; one that earned it halves that again.
 
 use super::arrivals::Arrivals;
 use super::learned::Learned;
@@ -14,7 +19,7 @@ use super::{
     SwitchCost, SwitchPolicy, UnitView,
 };
 
-/// What a switch must earn is raised to this factor of its time at most.
+/// What a switch must earn is raised to this factor of its cost at most.
 const MOST_PATIENCE: f64 = 8.0;
 /// A failed switch is tried again after the dwell, doubled at most so often.
 const MOST_FAILURES: u32 = 6;
@@ -204,7 +209,7 @@ impl Adaptive {
             State::Dwelling { until } => {
                 // Requests that came while the unit stood still waited, too.
                 let price = self.stopped_seconds * self.in_flight;
-                if price > self.price {
+                if self.failures == 0 && price > self.price {
                     self.way[unit.layout] += price - self.price;
                     self.price = price;
                 }

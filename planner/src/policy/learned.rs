@@ -211,7 +211,7 @@ mod tests {
     fn times_that_are_no_times_change_nothing() {
         let mut learned = Learned::new(Prior { tp: prior(0.01, 1e4), ep: prior(0.02, 1e4) });
         let before = format!("{learned:?}");
-        [f64::NAN, f64::INFINITY, 0.0, -1.0].map(|seconds| learned.learn(&step(8, 10, seconds)));
+        [f64::NAN, f64::INFINITY, 0.0, -1.0].into_iter().for_each(|seconds| learned.learn(&step(8, 10, seconds)));
         learned.learn(&step(u32::MAX, 0, 1.0));
         assert_eq!(format!("{learned:?}"), before);
     }

@@ -15,15 +15,15 @@ pub struct TtftTarget {
 pub struct Settings {
     /// For how long a gain is believed to last: so many seconds of it count at once, the rest as it comes.
     pub horizon_seconds: f64,
-    /// Shares of a step's time below this one are noise.
+    /// Shares of a step's time below this one are noise: they neither justify a switch nor add to the regret.
     pub least_gain: f64,
-    /// Time saved must exceed the switch by this factor.
+    /// What is saved must exceed the cost of the way there and back by this factor.
     pub margin: f64,
     /// No switch so soon after another one, whatever its cause.
     pub dwell_seconds: f64,
     /// Window of the fast average of arrivals.
     pub fast_seconds: f64,
-    /// Window of the slow one.
+    /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
     pub slow_seconds: f64,
     /// The KV guard closes a layout that would be fuller than this share.
     pub guard_close: f64,
