@@ -3,8 +3,9 @@
 //! A step of B decoding sequences and x prompt tokens takes `f(layout, B) + x / p(layout)`. Both parts are kept as the log of
 //! their ratio to the prior, f by half octaves of B. A measured step corrects each part in proportion to its share of the
 //! time, so steps without prompt tokens fix f, and steps full of them fix p. An unmeasured batch borrows from its
-//! neighbours and, at a quarter of the weight, from the other layout: what makes both slower than the prior (longer
-//! contexts, a slower clock) moves both, and a comparison of a corrected layout with an uncorrected one would mislead.
+//! neighbours and, at a small weight, from the other layout: what makes both slower than the prior (longer contexts, a
+//! slower clock) moves both, and a comparison of a corrected layout with an uncorrected one would mislead. At a greater
+//! weight a prior that is wrong about one layout alone would never be found out.
 
 use super::{ByLayout, Layout, Step, StepCurve};
 
@@ -24,8 +25,8 @@ pub type Prior = ByLayout<LayoutPrior>;
 const BUCKETS: usize = 65;
 /// Samples beyond these do not slow a bucket down: it goes on following.
 const MOST_SAMPLES: f64 = 50.0;
-/// Weight of the other layout's samples.
-const SHARED: f64 = 0.25;
+/// Weight of the other layout's samples: all of a bucket's count as much as the prior does.
+const SHARED: f64 = 0.02;
 /// A single step moves an estimate by this factor e at most.
 const MOST_ERROR: f64 = 1.0;
 
