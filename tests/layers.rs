@@ -17,6 +17,7 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe",
             "semmoe-bench-placement",
             "semmoe-bench-replay",
+            "semmoe-bench-switch",
             "semmoe-bench-gateway",
             "semmoe-bench-gpu",
             "semmoe-bench-e2e",

@@ -9,6 +9,7 @@
 //! | [`mixserve`] | the grammar of strategies, the queue, the exchange between ranks of the experts |
 //! | [`hybridep`] | experts that travel to tokens: stream model, domains, topology, simulation |
 //! | [`switching`] | how long a change of layouts takes, and when it pays |
+//! | [`policy`] | when a unit that can switch should: pure state machines, learned step times, a simulator |
 //! | [`affinity`] | the regime of a deployment, and what affinity gains in it |
 //! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, what goes with them, arguments, text |
 //!
@@ -28,6 +29,7 @@ pub mod hybridep;
 pub mod layout;
 pub mod memory;
 pub mod mixserve;
+pub mod policy;
 pub mod report;
 pub mod search;
 pub mod shape;

@@ -1,0 +1,294 @@
+//! The policy that measures its own thresholds and knows when not to switch.
+//!
+//! At each step boundary it predicts what a step takes in both layouts at the batch that is coming and the prompt tokens
+//! that arrive, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at most C prompt
+//! tokens in a step. The *gain* is the share of D that the other layout saves.
+//!
+//! Beside it stands the *regret*: what the steps made since would have saved in the other layout, times the requests in
+//! flight, in request-seconds. A step that is faster here takes off it, and so does a small allowance at each step.
+//!
+//! It switches when regret plus gain over the horizon exceed what the way there and the way back cost: the way there stops
+//! the requests in flight for the switch time at the live KV, and the way back will cost what coming here cost the last
+//! time. So a large gain pays at once, a small one after it has lasted, and one that comes and goes never. A switch that
+//! earned less than the ways there and back doubles what the next one has to earn; one that earned it halves that again.
+
+use super::arrivals::Arrivals;
+use super::learned::Learned;
+use super::{
+    ByLayout, Cause, Decision, Event, Guard, Head, Layout, Prior, Settings, SettingsError, Stay, Step, Switch,
+    SwitchCost, SwitchPolicy, UnitView,
+};
+
+/// What a switch must earn is raised to this factor of its cost at most.
+const MOST_PATIENCE: f64 = 8.0;
+/// A failed switch is tried again after the dwell, doubled at most so often.
+const MOST_FAILURES: u32 = 6;
+
+/// Where the policy stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum State {
+    /// May switch.
+    Stable,
+    /// Switched or failed a moment ago.
+    Dwelling {
+        /// May switch again at this time.
+        until: f64,
+    },
+    /// Asked for a switch whose end has not been reported.
+    Switching {
+        /// To this layout.
+        to: Layout,
+    },
+}
+
+/// The other layout against this one at a moment.
+#[derive(Clone, Copy, Debug)]
+struct Comparison {
+    /// Share of a step's time that the other layout saves.
+    gain: f64,
+    /// Prompt tokens per second of each when its steps are full of them.
+    prefill: ByLayout<f64>,
+}
+
+/// The adaptive policy; see the module's text.
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    settings: Settings,
+    cost: SwitchCost,
+    room_tokens: ByLayout<u64>,
+    guard: Guard,
+    learned: Learned,
+    arrivals: Arrivals,
+    state: State,
+    layout: Option<Layout>,
+    now: f64,
+    /// Requests in flight at the last decision.
+    in_flight: f64,
+    /// Request-seconds lost since the other layout became the faster one.
+    regret: f64,
+    /// Request-seconds saved by the last switch so far, and what it took.
+    earned: f64,
+    price: f64,
+    /// Request-seconds that the last switch to each layout cost: lost before it was decided, and while it stopped the unit.
+    /// What a way back to it will cost again.
+    way: ByLayout<f64>,
+    /// Seconds of the last switch.
+    stopped_seconds: f64,
+    patience: f64,
+    /// Log of the measured over the predicted time of switches.
+    switch_error: f64,
+    failures: u32,
+}
+
+impl Adaptive {
+    /// A policy with a prior, the cost of a switch and the KV room of both layouts.
+    pub fn new(
+        settings: Settings,
+        prior: Prior,
+        cost: SwitchCost,
+        room_tokens: ByLayout<u64>,
+    ) -> Result<Self, SettingsError> {
+        settings.validate()?;
+        Ok(Adaptive {
+            guard: Guard::new(room_tokens, settings.guard_close, settings.guard_reopen),
+            learned: Learned::new(prior),
+            arrivals: Arrivals::new(settings.fast_seconds, settings.slow_seconds),
+            settings,
+            cost,
+            room_tokens,
+            state: State::Stable,
+            layout: None,
+            now: 0.0,
+            in_flight: 0.0,
+            regret: 0.0,
+            earned: 0.0,
+            price: 0.0,
+            way: ByLayout::default(),
+            stopped_seconds: 0.0,
+            patience: 1.0,
+            switch_error: 0.0,
+            failures: 0,
+        })
+    }
+
+    /// The layout that the prior prefers at a batch of `sequences`, to start a unit in. `None` where it says nothing.
+    pub fn start_layout(prior: &Prior, sequences: u32) -> Option<Layout> {
+        let seconds = |layout: Layout| prior[layout].steps.as_ref()?.seconds(sequences);
+        Some(if seconds(Layout::Ep)? < seconds(Layout::Tp)? { Layout::Ep } else { Layout::Tp })
+    }
+
+    /// Where it stands at the time `at`.
+    pub fn state(&self, at: f64) -> State {
+        match self.state {
+            State::Dwelling { until } if at >= until => State::Stable,
+            state => state,
+        }
+    }
+
+    /// Seconds that a switch to `to` is expected to take.
+    pub fn switch_seconds(&self, to: Layout, live_tokens: u64) -> f64 {
+        self.cost.seconds(to, live_tokens) * self.switch_error.exp()
+    }
+
+    fn compare(&self, unit: &UnitView<'_>) -> Result<Comparison, Stay> {
+        let batch = unit.running.saturating_add(unit.waiting).clamp(1, self.settings.max_sequences);
+        let arriving = self.arrivals.rate(self.now);
+        let coming = arriving + unit.waiting_tokens as f64 / self.settings.slow_seconds;
+        let mut prefill = ByLayout::default();
+        let mut step = ByLayout::default();
+        for layout in [Layout::Tp, Layout::Ep] {
+            let unknown = Stay::Unknown { layout, sequences: batch };
+            let decode = self.learned.decode_seconds(layout, batch).ok_or(unknown)?;
+            let rate = self.learned.prefill_rate(layout).ok_or(unknown)?;
+            let chunk = f64::from(self.settings.chunk_tokens);
+            let full = decode + chunk / rate;
+            let busy = coming / rate;
+            step[layout] = if busy < 1.0 { full.min(decode / (1.0 - busy)) } else { full };
+            prefill[layout] = chunk / full;
+        }
+        Ok(Comparison { gain: 1.0 - step[unit.layout.other()] / step[unit.layout], prefill })
+    }
+
+    /// Adds to the regret what a step that was made would have saved in the other layout, times the requests in flight.
+    fn account(&mut self, step: &Step) {
+        let seconds = |layout: Layout| {
+            let decode = match step.sequences {
+                0 => 0.0,
+                sequences => self.learned.decode_seconds(layout, sequences)?,
+            };
+            let prefill = match step.prompt_tokens {
+                0 => 0.0,
+                tokens => f64::from(tokens) / self.learned.prefill_rate(layout)?,
+            };
+            Some(decode + prefill)
+        };
+        let (Some(here), Some(there)) = (seconds(step.layout), seconds(step.layout.other())) else { return };
+        // As in a CUSUM test, the allowance keeps a difference around zero from adding up to a reason by chance.
+        let allowance = self.settings.least_gain * here;
+        self.regret = (self.regret + (here - there - allowance) * self.in_flight).max(0.0);
+        self.earned -= (here - there) * self.in_flight;
+    }
+
+    /// The first request that would miss its target here and has its first token sooner after a switch.
+    fn urgent(&self, unit: &UnitView<'_>, compared: &Comparison, switch_seconds: f64) -> Option<Cause> {
+        let to = unit.layout.other();
+        // More room there lets in what memory keeps out here.
+        let stuck = unit.blocked && self.room_tokens[to] > self.room_tokens[unit.layout];
+        unit.heads.iter().find_map(|&Head { priority, waited_seconds, tokens_ahead }| {
+            let target = self.settings.ttft.iter().find(|target| target.priority == priority)?;
+            let ahead = tokens_ahead as f64;
+            let here_seconds =
+                if stuck { f64::INFINITY } else { waited_seconds + ahead / compared.prefill[unit.layout] };
+            let there_seconds = waited_seconds + switch_seconds + ahead / compared.prefill[to];
+            let sooner = here_seconds - there_seconds > switch_seconds;
+            (here_seconds > target.seconds && sooner).then_some(Cause::Ttft { priority, here_seconds, there_seconds })
+        })
+    }
+
+    /// Whether the gain pays for the way there and the way back, or why not.
+    fn paying(&self, gain: f64, to: Layout, switch_seconds: f64) -> Result<Cause, Stay> {
+        if gain < self.settings.least_gain {
+            return Err(Stay::Best { gain });
+        }
+        let saved = self.regret + gain * self.settings.horizon_seconds * self.in_flight;
+        let there_and_back = switch_seconds * self.in_flight + self.way[to.other()];
+        let needed = there_and_back * self.settings.margin * self.patience;
+        if saved < needed {
+            return Err(Stay::Unpaid { saved, needed });
+        }
+        Ok(Cause::Gain { gain, regret: self.regret, switch_seconds })
+    }
+
+    fn judge(&mut self, unit: &UnitView<'_>) -> Result<Switch, Stay> {
+        if unit.running == 0 && unit.waiting == 0 {
+            return Err(Stay::Idle);
+        }
+        let compared = self.compare(unit)?;
+        match self.state(self.now) {
+            State::Switching { to } => return Err(Stay::Switching { to }),
+            State::Dwelling { until } => {
+                // Requests that came while the unit stood still waited, too.
+                let price = self.stopped_seconds * self.in_flight;
+                if self.failures == 0 && price > self.price {
+                    self.way[unit.layout] += price - self.price;
+                    self.price = price;
+                }
+                return Err(Stay::Dwell { left_seconds: until - self.now });
+            }
+            State::Stable => self.state = State::Stable,
+        }
+        let to = unit.layout.other();
+        let switch_seconds = self.switch_seconds(to, unit.live_kv_tokens);
+        let cause = match self.urgent(unit, &compared, switch_seconds) {
+            Some(cause) => cause,
+            None => self.paying(compared.gain, to, switch_seconds)?,
+        };
+        self.guard.check(to, unit.promised_kv_tokens).map_err(Stay::NoRoom)?;
+        Ok(Switch { to, cause })
+    }
+
+    fn switched(&mut self, to: Layout, seconds: f64, kv_tokens: u64) {
+        let price = if seconds.is_finite() { seconds.max(0.0) * self.in_flight } else { 0.0 };
+        if self.layout.is_some() && self.price > 0.0 {
+            let earned = self.earned >= self.price + price;
+            self.patience = (self.patience * if earned { 0.5 } else { 2.0 }).clamp(1.0, MOST_PATIENCE);
+        }
+        if seconds.is_finite() && seconds > 0.0 {
+            let error = (seconds / self.cost.seconds(to, kv_tokens)).ln().clamp(-1.0, 1.0);
+            self.switch_error += 0.5 * (error - self.switch_error);
+            self.stopped_seconds = seconds;
+        }
+        self.price = price;
+        self.way[to] = self.regret + price;
+        self.layout = Some(to);
+        self.failures = 0;
+        (self.regret, self.earned) = (0.0, 0.0);
+        self.state = State::Dwelling { until: self.now + self.settings.dwell_seconds };
+    }
+}
+
+impl SwitchPolicy for Adaptive {
+    fn name(&self) -> &'static str {
+        "adaptive"
+    }
+
+    fn observe(&mut self, at: f64, event: &Event) {
+        match *event {
+            Event::Arrived { prompt_tokens } => self.arrivals.add(at, prompt_tokens),
+            Event::Stepped(step) => {
+                self.learned.learn(&step);
+                self.account(&step);
+            }
+            Event::Switched { to, seconds, kv_tokens } => {
+                self.now = self.now.max(at);
+                self.switched(to, seconds, kv_tokens);
+            }
+            Event::Failed { .. } => {
+                self.now = self.now.max(at);
+                self.failures = (self.failures + 1).min(MOST_FAILURES);
+                let wait = self.settings.dwell_seconds.max(1.0) * f64::from(1 << self.failures);
+                self.state = State::Dwelling { until: self.now + wait };
+            }
+        }
+    }
+
+    fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
+        self.now = self.now.max(at);
+        self.in_flight = f64::from(unit.running) + f64::from(unit.waiting);
+        if self.layout.replace(unit.layout) != Some(unit.layout) {
+            self.regret = 0.0;
+        }
+        self.guard.update(unit.promised_kv_tokens);
+        match self.judge(unit) {
+            Ok(switch) => {
+                self.state = State::Switching { to: switch.to };
+                Decision::Switch(switch)
+            }
+            Err(stay) => Decision::Stay(stay),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "adaptive_tests.rs"]
+mod tests;

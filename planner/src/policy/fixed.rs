@@ -1,0 +1,78 @@
+//! Policies without a choice: one layout for ever, or one for each phase known beforehand.
+
+use super::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, UnitView};
+
+/// Never switches.
+#[derive(Clone, Copy, Debug)]
+pub struct Fixed {
+    /// Of the unit it is asked for.
+    pub layout: Layout,
+}
+
+impl SwitchPolicy for Fixed {
+    fn name(&self) -> &'static str {
+        match self.layout {
+            Layout::Tp => "static tp",
+            Layout::Ep => "static ep",
+        }
+    }
+
+    fn observe(&mut self, _at: f64, _event: &Event) {}
+
+    fn decide(&mut self, _at: f64, _unit: &UnitView<'_>) -> Decision {
+        Decision::Stay(Stay::Fixed)
+    }
+}
+
+/// A stretch of time and its layout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Phase {
+    /// When it begins.
+    pub at: f64,
+    /// What it runs in.
+    pub layout: Layout,
+}
+
+/// The layout of every phase is given beforehand; a benchmark's oracle. It switches at the first step boundary of a phase at
+/// which the KV cache fits.
+#[derive(Clone, Debug)]
+pub struct Phases {
+    phases: Vec<Phase>,
+    guard: Guard,
+    switching: Option<Layout>,
+}
+
+impl Phases {
+    /// `phases` in order of time; before the first one the first one's layout holds.
+    pub fn new(phases: Vec<Phase>, guard: Guard) -> Self {
+        Phases { phases, guard, switching: None }
+    }
+}
+
+impl SwitchPolicy for Phases {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+
+    fn observe(&mut self, _at: f64, event: &Event) {
+        if matches!(event, Event::Switched { .. } | Event::Failed { .. }) {
+            self.switching = None;
+        }
+    }
+
+    fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
+        self.guard.update(unit.promised_kv_tokens);
+        if let Some(to) = self.switching {
+            return Decision::Stay(Stay::Switching { to });
+        }
+        let index = self.phases.partition_point(|phase| phase.at <= at).saturating_sub(1);
+        let Some(to) = self.phases.get(index).map(|phase| phase.layout).filter(|&to| to != unit.layout) else {
+            return Decision::Stay(Stay::Fixed);
+        };
+        if let Err(no_room) = self.guard.check(to, unit.promised_kv_tokens) {
+            return Decision::Stay(Stay::NoRoom(no_room));
+        }
+        self.switching = Some(to);
+        Decision::Switch(Switch { to, cause: Cause::Phase { index } })
+    }
+}

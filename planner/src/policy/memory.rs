@@ -1,0 +1,207 @@
+//! What a switch moves, what the KV cache of each layout holds, and the guard that refuses a layout without room.
+
+use super::{ByLayout, Layout};
+
+/// The cache of one token over all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheShape {
+    /// Keys and values by head: with TP a rank keeps its own heads, replicated where there are fewer heads than ranks.
+    Grouped {
+        /// Layers with a cache.
+        layers: u32,
+        /// KV heads.
+        heads: u32,
+        /// Elements of a head.
+        head_dim: u32,
+        /// Bytes of an element.
+        element_bytes: u32,
+    },
+    /// MLA's latent vector, which every rank keeps whole.
+    Latent {
+        /// Layers with a cache.
+        layers: u32,
+        /// Elements of a token and layer.
+        width: u32,
+        /// Bytes of an element.
+        element_bytes: u32,
+    },
+}
+
+fn product(factors: &[u32]) -> u64 {
+    factors.iter().fold(1, |product: u64, &factor| product.saturating_mul(factor.into()))
+}
+
+impl CacheShape {
+    /// Bytes of a token where it is whole: on its owner with EP.
+    pub fn whole_bytes(self) -> u64 {
+        match self {
+            CacheShape::Grouped { layers, heads, head_dim, element_bytes } => {
+                product(&[2, layers, heads, head_dim, element_bytes])
+            }
+            CacheShape::Latent { layers, width, element_bytes } => product(&[layers, width, element_bytes]),
+        }
+    }
+
+    /// Bytes of a token on each of `ranks` ranks with TP.
+    pub fn tp_rank_bytes(self, ranks: u32) -> u64 {
+        match self {
+            CacheShape::Grouped { layers, heads, head_dim, element_bytes } => {
+                product(&[2, layers, heads.div_ceil(ranks.max(1)), head_dim, element_bytes])
+            }
+            CacheShape::Latent { .. } => self.whole_bytes(),
+        }
+    }
+
+    /// Bytes of a token that cross ranks in a switch to each layout, over all ranks. To TP: every rank's share but the
+    /// owner's own. To EP: the owner's whole cache but what it holds already.
+    pub fn moved_bytes(self, ranks: u32) -> ByLayout<u64> {
+        let share = self.tp_rank_bytes(ranks);
+        ByLayout { tp: share.saturating_mul(u64::from(ranks.max(1)) - 1), ep: self.whole_bytes().saturating_sub(share) }
+    }
+
+    /// Tokens that the whole unit can hold, with `free_bytes` left on each rank. The weights beside the cache differ between
+    /// layouts, so the free bytes do. With EP the ranks are taken to be evenly filled.
+    pub fn room_tokens(self, free_bytes: ByLayout<u64>, ranks: u32) -> ByLayout<u64> {
+        ByLayout {
+            tp: free_bytes.tp / self.tp_rank_bytes(ranks).max(1),
+            ep: (free_bytes.ep / self.whole_bytes().max(1)).saturating_mul(ranks.into()),
+        }
+    }
+}
+
+/// What a switch takes: `T = ((P - 1) / P * W + KV bytes into a rank) / B + fixed`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SwitchCost {
+    /// P: ranks of the unit, at least 1.
+    pub ranks: u32,
+    /// W: bytes of expert weights on each rank.
+    pub weight_bytes: u64,
+    /// Bytes of a KV token that cross ranks, by the layout gone to ([`CacheShape::moved_bytes`]).
+    pub token_bytes: ByLayout<u64>,
+    /// B: bytes per second into each rank.
+    pub bytes_per_second: f64,
+    /// Seconds whatever moves: the vote, the barriers, the first step.
+    pub fixed_seconds: f64,
+}
+
+impl SwitchCost {
+    /// Seconds of a switch to `to` with `live_tokens` in the cache, spread evenly over ranks.
+    pub fn seconds(&self, to: Layout, live_tokens: u64) -> f64 {
+        let ranks = f64::from(self.ranks.max(1));
+        let weights = self.weight_bytes as f64 * (ranks - 1.0) / ranks;
+        let cache = live_tokens as f64 * self.token_bytes[to] as f64 / ranks;
+        (weights + cache) / self.bytes_per_second + self.fixed_seconds
+    }
+}
+
+/// The new layout's KV cache is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the KV cache of {} takes {room_tokens} tokens at most before a switch, {needed_tokens} are promised", to.name())]
+pub struct NoRoom {
+    /// The layout.
+    pub to: Layout,
+    /// Tokens promised to admitted requests.
+    pub needed_tokens: u64,
+    /// What it may be at most: the limit to close, or to open again once closed.
+    pub room_tokens: u64,
+}
+
+/// Refuses a layout whose cache would be fuller than a limit, until the need has fallen to a lower one.
+#[derive(Clone, Debug)]
+pub struct Guard {
+    close: ByLayout<u64>,
+    reopen: ByLayout<u64>,
+    closed: ByLayout<bool>,
+}
+
+impl Guard {
+    /// A guard over caches of `room_tokens` that closes above the share `close` of them and opens at `reopen`. Shares
+    /// outside `0 <= reopen <= close <= 1` are moved into it.
+    pub fn new(room_tokens: ByLayout<u64>, close: f64, reopen: f64) -> Self {
+        let close = close.clamp(0.0, 1.0);
+        let reopen = reopen.clamp(0.0, close);
+        let limit = |share: f64| {
+            let of = |room: u64| (room as f64 * share) as u64;
+            ByLayout { tp: of(room_tokens.tp), ep: of(room_tokens.ep) }
+        };
+        Guard { close: limit(close), reopen: limit(reopen), closed: ByLayout::default() }
+    }
+
+    /// Takes note of the need; to be called at every decision, so that the guard closes when it should.
+    pub fn update(&mut self, needed_tokens: u64) {
+        for layout in [Layout::Tp, Layout::Ep] {
+            self.closed[layout] = needed_tokens > self.limit(layout);
+        }
+    }
+
+    /// Whether the cache of `to` takes `needed_tokens`.
+    pub fn check(&self, to: Layout, needed_tokens: u64) -> Result<(), NoRoom> {
+        let room_tokens = self.limit(to);
+        if needed_tokens > room_tokens { Err(NoRoom { to, needed_tokens, room_tokens }) } else { Ok(()) }
+    }
+
+    fn limit(&self, layout: Layout) -> u64 {
+        if self.closed[layout] { self.reopen[layout] } else { self.close[layout] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Qwen3-235B-A22B in bf16 on 8 x H200: the figures of docs/switching.md.
+    const QWEN: CacheShape = CacheShape::Grouped { layers: 94, heads: 4, head_dim: 128, element_bytes: 2 };
+
+    #[test]
+    fn four_heads_over_eight_ranks_are_held_twice() {
+        assert_eq!((QWEN.whole_bytes(), QWEN.tp_rank_bytes(8)), (192_512, 48_128));
+        assert_eq!(QWEN.moved_bytes(8), ByLayout { tp: 336_896, ep: 144_384 });
+        assert_eq!(QWEN.moved_bytes(1), ByLayout { tp: 0, ep: 0 });
+        // 0.85 of 141 GB less the weights: all cut with TP, attention whole with EP.
+        let free = ByLayout { tp: 61_080_000_000, ep: 47_190_000_000 };
+        let room = QWEN.room_tokens(free, 8);
+        assert!(room.tp.abs_diff(1_269_000) < 1000 && room.ep.abs_diff(1_961_000) < 1000, "{room:?}");
+    }
+
+    #[test]
+    fn a_latent_cache_is_whole_on_every_rank() {
+        let latent = CacheShape::Latent { layers: 61, width: 576, element_bytes: 2 };
+        assert_eq!(latent.tp_rank_bytes(8), latent.whole_bytes());
+        assert_eq!(latent.moved_bytes(8), ByLayout { tp: 7 * latent.whole_bytes(), ep: 0 });
+        let room = latent.room_tokens(ByLayout { tp: 1 << 30, ep: 1 << 30 }, 8);
+        assert_eq!(room.ep, 8 * room.tp);
+        let absurd = CacheShape::Grouped { layers: u32::MAX, heads: u32::MAX, head_dim: u32::MAX, element_bytes: 2 };
+        assert_eq!(absurd.moved_bytes(8).tp, u64::MAX, "saturates");
+    }
+
+    #[test]
+    fn weights_take_the_times_that_the_bandwidth_gives() {
+        for (gigabytes_per_second, milliseconds) in [(280.0, 177.4), (315.0, 157.7), (450.0, 110.4)] {
+            let cost = SwitchCost {
+                ranks: 8,
+                weight_bytes: 56_774_098_944,
+                token_bytes: QWEN.moved_bytes(8),
+                bytes_per_second: gigabytes_per_second * 1e9,
+                fixed_seconds: 0.0,
+            };
+            let seconds = cost.seconds(Layout::Tp, 0);
+            assert!((seconds * 1e3 - milliseconds).abs() < 0.06, "{seconds}");
+            let cache = cost.seconds(Layout::Tp, 8000) - seconds;
+            assert!((cache - 336_896e3 / (gigabytes_per_second * 1e9)).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn the_guard_opens_later_than_it_closes() {
+        let mut guard = Guard::new(ByLayout { tp: 1000, ep: 2000 }, 0.9, 0.7);
+        for (needed, open) in [(900, true), (901, false), (800, false), (700, true), (900, true)] {
+            guard.update(needed);
+            assert_eq!(guard.check(Layout::Tp, needed).is_ok(), open, "{needed}");
+            assert!(guard.check(Layout::Ep, needed).is_ok());
+        }
+        guard.update(1900);
+        let refused = guard.check(Layout::Ep, 1900).unwrap_err();
+        assert_eq!(refused, NoRoom { to: Layout::Ep, needed_tokens: 1900, room_tokens: 1400 });
+        assert!(refused.to_string().contains("ep takes 1400"));
+    }
+}

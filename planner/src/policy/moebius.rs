@@ -1,0 +1,149 @@
+//! Moebius' policy as its authors describe it: requests in flight against one threshold, with asymmetric hysteresis.
+
+use std::collections::VecDeque;
+
+use super::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, UnitView};
+
+/// The numbers of section 7.1 and equation 13.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoebiusSettings {
+    /// T_h: with TP, at so many requests in flight or more, EP at once.
+    pub high: f64,
+    /// T_l: with EP, below so many in the mean over the window, TP.
+    pub low: f64,
+    /// W: steps of the window, at least 1.
+    pub window_steps: usize,
+    /// C: seconds between switches.
+    pub cooldown_seconds: f64,
+}
+
+impl MoebiusSettings {
+    /// Interactive serving: T_h = 256, T_l = 0.8 T_h, C = 5 s. The paper gives no W; 50 steps are one to two seconds.
+    pub const INTERACTIVE: Self =
+        MoebiusSettings { high: 256.0, low: 0.8 * 256.0, window_steps: 50, cooldown_seconds: 5.0 };
+    /// Rollout (eq 13): T_l = T_h, W = 1.
+    pub const ROLLOUT: Self = MoebiusSettings { low: 256.0, window_steps: 1, ..Self::INTERACTIVE };
+}
+
+/// Moebius' switch policy.
+#[derive(Clone, Debug)]
+pub struct Moebius {
+    settings: MoebiusSettings,
+    guard: Guard,
+    in_flight: VecDeque<u64>,
+    sum: u64,
+    switched_at: Option<f64>,
+    switching: Option<Layout>,
+}
+
+impl Moebius {
+    /// With a guard that closes where the cache is full (the paper's capacity check has no margin and no hysteresis).
+    pub fn new(settings: MoebiusSettings, guard: Guard) -> Self {
+        Moebius { settings, guard, in_flight: VecDeque::new(), sum: 0, switched_at: None, switching: None }
+    }
+
+    fn record(&mut self, in_flight: u64) {
+        self.in_flight.push_back(in_flight);
+        self.sum += in_flight;
+        while self.in_flight.len() > self.settings.window_steps.max(1) {
+            self.sum -= self.in_flight.pop_front().unwrap_or_default();
+        }
+    }
+
+    /// The crossed threshold, if one is.
+    fn crossed(&self, layout: Layout, now: u64) -> Option<Cause> {
+        let (in_flight, threshold, crossed) = match layout {
+            Layout::Tp => (now as f64, self.settings.high, now as f64 >= self.settings.high),
+            Layout::Ep => {
+                let mean = self.sum as f64 / self.in_flight.len().max(1) as f64;
+                (mean, self.settings.low, mean < self.settings.low)
+            }
+        };
+        crossed.then_some(Cause::Threshold { in_flight, threshold })
+    }
+}
+
+impl SwitchPolicy for Moebius {
+    fn name(&self) -> &'static str {
+        "moebius"
+    }
+
+    fn observe(&mut self, at: f64, event: &Event) {
+        match event {
+            Event::Switched { .. } => {
+                self.switched_at = Some(at);
+                self.switching = None;
+            }
+            Event::Failed { .. } => self.switching = None,
+            Event::Arrived { .. } | Event::Stepped(_) => {}
+        }
+    }
+
+    fn decide(&mut self, at: f64, unit: &UnitView<'_>) -> Decision {
+        let in_flight = u64::from(unit.running) + u64::from(unit.waiting);
+        self.record(in_flight);
+        self.guard.update(unit.promised_kv_tokens);
+        if let Some(to) = self.switching {
+            return Decision::Stay(Stay::Switching { to });
+        }
+        let left_seconds = self.switched_at.map_or(0.0, |last| last + self.settings.cooldown_seconds - at);
+        if left_seconds > 0.0 {
+            return Decision::Stay(Stay::Dwell { left_seconds });
+        }
+        let to = unit.layout.other();
+        let Some(cause) = self.crossed(unit.layout, in_flight) else { return Decision::Stay(Stay::Fixed) };
+        if let Err(no_room) = self.guard.check(to, unit.promised_kv_tokens) {
+            return Decision::Stay(Stay::NoRoom(no_room));
+        }
+        self.switching = Some(to);
+        Decision::Switch(Switch { to, cause })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ByLayout;
+    use super::*;
+
+    fn view(layout: Layout, running: u32, promised_kv_tokens: u64) -> UnitView<'static> {
+        UnitView {
+            layout,
+            running,
+            waiting: 0,
+            waiting_tokens: 0,
+            live_kv_tokens: promised_kv_tokens,
+            promised_kv_tokens,
+            blocked: false,
+            heads: &[],
+        }
+    }
+
+    fn policy(settings: MoebiusSettings) -> Moebius {
+        Moebius::new(settings, Guard::new(ByLayout { tp: 1000, ep: 2000 }, 1.0, 1.0))
+    }
+
+    #[test]
+    fn up_at_once_down_by_the_mean_after_the_cooldown() {
+        let mut moebius = policy(MoebiusSettings { window_steps: 4, ..MoebiusSettings::INTERACTIVE });
+        assert_eq!(moebius.decide(0.0, &view(Layout::Tp, 255, 0)), Decision::Stay(Stay::Fixed));
+        let up = Cause::Threshold { in_flight: 256.0, threshold: 256.0 };
+        let switch = Switch { to: Layout::Ep, cause: up };
+        assert_eq!(moebius.decide(0.1, &view(Layout::Tp, 256, 0)), Decision::Switch(switch));
+        assert!(matches!(moebius.decide(0.2, &view(Layout::Tp, 256, 0)), Decision::Stay(Stay::Switching { .. })));
+        moebius.observe(1.0, &Event::Switched { to: Layout::Ep, seconds: 0.3, kv_tokens: 0 });
+        assert!(matches!(moebius.decide(5.9, &view(Layout::Ep, 0, 0)), Decision::Stay(Stay::Dwell { .. })));
+        // The mean of 256, 256, 0 and 400 is above 204.8; one step later it is below.
+        assert_eq!(moebius.decide(6.0, &view(Layout::Ep, 400, 0)), Decision::Stay(Stay::Fixed));
+        assert!(matches!(moebius.decide(6.1, &view(Layout::Ep, 100, 1001)), Decision::Stay(Stay::NoRoom(_))));
+        assert!(matches!(moebius.decide(6.2, &view(Layout::Ep, 100, 1000)), Decision::Switch(_)));
+    }
+
+    #[test]
+    fn a_rollout_leaves_ep_at_the_first_step_below_the_threshold() {
+        let mut moebius = policy(MoebiusSettings::ROLLOUT);
+        assert_eq!(moebius.decide(0.0, &view(Layout::Ep, 256, 0)), Decision::Stay(Stay::Fixed));
+        let cause = Cause::Threshold { in_flight: 255.0, threshold: 256.0 };
+        let switch = Switch { to: Layout::Tp, cause };
+        assert_eq!(moebius.decide(0.1, &view(Layout::Ep, 255, 0)), Decision::Switch(switch));
+    }
+}

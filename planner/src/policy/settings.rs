@@ -1,0 +1,118 @@
+//! The numbers of the adaptive policy.
+
+/// Requests of a priority should have their first token within a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TtftTarget {
+    /// Of the request.
+    pub priority: u8,
+    /// Seconds from arrival to the first token.
+    pub seconds: f64,
+}
+
+/// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on other seeds and hours than those of the table in
+/// docs/switching.md.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// For how long a gain is believed to last: so many seconds of it count at once, the rest as it comes.
+    pub horizon_seconds: f64,
+    /// Shares of a step's time below this one are noise: they neither justify a switch nor add to the regret.
+    pub least_gain: f64,
+    /// What is saved must exceed the cost of the way there and back by this factor.
+    pub margin: f64,
+    /// No switch so soon after another one, whatever its cause.
+    pub dwell_seconds: f64,
+    /// Window of the fast average of arrivals.
+    pub fast_seconds: f64,
+    /// Window of the slow one; a backlog of prompts is taken to be worked off within it.
+    pub slow_seconds: f64,
+    /// The KV guard closes a layout that would be fuller than this share.
+    pub guard_close: f64,
+    /// And opens it again at this one.
+    pub guard_reopen: f64,
+    /// Prompt tokens that the engine computes in one step at most.
+    pub chunk_tokens: u32,
+    /// Sequences that it decodes at once at most.
+    pub max_sequences: u32,
+    /// Targets of priorities; others never hasten a switch.
+    pub ttft: Vec<TtftTarget>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            horizon_seconds: 3.0,
+            least_gain: 0.02,
+            margin: 1.0,
+            dwell_seconds: 1.0,
+            fast_seconds: 0.5,
+            slow_seconds: 3.0,
+            guard_close: 0.95,
+            guard_reopen: 0.85,
+            chunk_tokens: 8192,
+            max_sequences: 2048,
+            ttft: Vec::new(),
+        }
+    }
+}
+
+/// A setting outside its range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// A number that makes no sense there.
+    #[error("{name} is {found}, expected {expected}")]
+    Number {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        found: f64,
+        /// What it may be.
+        expected: &'static str,
+    },
+    /// A priority with two targets.
+    #[error("priority {priority} has two targets for its first token, expected one")]
+    Priority {
+        /// The priority.
+        priority: u8,
+    },
+}
+
+/// An hour: longer windows are mistakes.
+const MOST_SECONDS: f64 = 3600.0;
+
+impl Settings {
+    /// Checks every number.
+    pub fn validate(&self) -> Result<(), SettingsError> {
+        const POSITIVE: &str = "more than 0 and at most 3600";
+        let seconds = |found: f64| found > 0.0 && found <= MOST_SECONDS;
+        let share = |found: f64| (0.0..=1.0).contains(&found);
+        let close = self.guard_close;
+        let checks = [
+            (
+                "horizon_seconds",
+                self.horizon_seconds,
+                "0 to 3600",
+                (0.0..=MOST_SECONDS).contains(&self.horizon_seconds),
+            ),
+            ("least_gain", self.least_gain, "0 to 1", share(self.least_gain)),
+            ("margin", self.margin, "0 to 100", (0.0..=100.0).contains(&self.margin)),
+            ("dwell_seconds", self.dwell_seconds, "0 to 3600", (0.0..=MOST_SECONDS).contains(&self.dwell_seconds)),
+            ("fast_seconds", self.fast_seconds, POSITIVE, seconds(self.fast_seconds)),
+            ("slow_seconds", self.slow_seconds, POSITIVE, seconds(self.slow_seconds)),
+            ("guard_close", close, "0 to 1", share(close)),
+            ("guard_reopen", self.guard_reopen, "0 to guard_close", (0.0..=close).contains(&self.guard_reopen)),
+            ("chunk_tokens", self.chunk_tokens.into(), "1 or more", self.chunk_tokens > 0),
+            ("max_sequences", self.max_sequences.into(), "1 or more", self.max_sequences > 0),
+        ];
+        let targets =
+            self.ttft.iter().map(|target| ("ttft seconds", target.seconds, POSITIVE, seconds(target.seconds)));
+        if let Some((name, found, expected, _)) = checks.into_iter().chain(targets).find(|check| !check.3) {
+            return Err(SettingsError::Number { name, found, expected });
+        }
+        let twice = |at: usize| self.ttft[..at].iter().any(|target| target.priority == self.ttft[at].priority);
+        match (0..self.ttft.len()).find(|&at| twice(at)) {
+            Some(at) => Err(SettingsError::Priority { priority: self.ttft[at].priority }),
+            None => Ok(()),
+        }
+    }
+}
