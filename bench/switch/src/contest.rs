@@ -179,8 +179,8 @@ impl Contest<'_> {
         ByLayout { tp: share(Layout::Tp), ep: share(Layout::Ep) }
     }
 
-    /// The layouts of phases, chosen with the whole trace known: the best of both statics and of each phase's own best, then
-    /// changed one phase at a time while that helps.
+    /// The layouts of phases, chosen with the whole trace known: the best of both statics and of each phase's own
+    /// best, then changed one phase at a time while that helps.
     fn oracle(&self, preferred: &[Preferred]) -> Figures {
         let count = preferred.len();
         let own: Vec<Layout> = preferred.iter().map(|phase| phase.layout).collect();

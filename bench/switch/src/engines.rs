@@ -19,8 +19,8 @@ pub(crate) struct Engine {
 /// One row of a table: sequences, milliseconds with TP, with EP.
 struct Row(u32, f64, f64);
 
-/// Qwen3-235B-A22B, bf16, 8 x H200, context 1024, TP8 and DP8 EP8: interpolated by NVIDIA's aiconfigurator (Apache-2.0) from
-/// its measured tables.
+/// Qwen3-235B-A22B, bf16, 8 x H200, context 1024, TP8 and DP8 EP8: interpolated by NVIDIA's aiconfigurator
+/// (Apache-2.0) from its measured tables.
 const MEASURED: [(&str, [Row; 5]); 3] = [
     (
         "trtllm",
@@ -52,7 +52,8 @@ pub(crate) fn room_tokens() -> ByLayout<u64> {
     CACHE.room_tokens(FREE_BYTES, RANKS)
 }
 
-/// The cost of a switch: expert weights at 70% of NVLink's 450 GB/s, and what Moebius' fastest switch (215 ms) takes beyond.
+/// The cost of a switch: expert weights at 70% of NVLink's 450 GB/s, and what Moebius' fastest switch (215 ms) takes
+/// beyond.
 pub(crate) fn switch_cost() -> SwitchCost {
     SwitchCost {
         ranks: RANKS,

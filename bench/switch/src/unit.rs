@@ -1,4 +1,5 @@
-//! One simulated unit: continuous batching with chunked prefill, a KV cache that bounds admission, switches that stop it.
+//! One simulated unit: continuous batching with chunked prefill, a KV cache that bounds admission, switches that stop
+//! it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,16 +1,17 @@
 //! The policy that measures its own thresholds and knows when not to switch.
 //!
-//! At each step boundary it predicts what a step takes in both layouts at the batch that is coming and the prompt tokens
-//! that arrive, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at most C prompt
-//! tokens in a step. The *gain* is the share of D that the other layout saves.
+//! At each step boundary it predicts what a step takes in both layouts at the batch that is coming and the prompt
+//! tokens that arrive, `D = min(f / (1 - a / p), f + C / p)`: decode time f, arrival rate a, prefill rate p, and at
+//! most C prompt tokens in a step. The *gain* is the share of D that the other layout saves.
 //!
-//! Beside it stands the *regret*: what the steps made since would have saved in the other layout, times the requests in
-//! flight, in request-seconds. A step that is faster here takes off it, and so does a small allowance at each step.
+//! Beside it stands the *regret*: what the steps made since would have saved in the other layout, times the requests
+//! in flight, in request-seconds. A step that is faster here takes off it, and so does a small allowance at each step.
 //!
-//! It switches when regret plus gain over the horizon exceed what the way there and the way back cost: the way there stops
-//! the requests in flight for the switch time at the live KV, and the way back will cost what coming here cost the last
-//! time. So a large gain pays at once, a small one after it has lasted, and one that comes and goes never. A switch that
-//! earned less than the ways there and back doubles what the next one has to earn; one that earned it halves that again.
+//! It switches when regret plus gain over the horizon exceed what the way there and the way back cost: the way there
+//! stops the requests in flight for the switch time at the live KV, and the way back will cost what coming here cost
+//! the last time. So a large gain pays at once, a small one after it has lasted, and one that comes and goes never. A
+//! switch that earned less than the ways there and back doubles what the next one has to earn; one that earned it
+//! halves that again.
 
 use super::arrivals::Arrivals;
 use super::learned::Learned;
@@ -69,8 +70,8 @@ pub struct Adaptive {
     /// Request-seconds saved by the last switch so far, and what it took.
     earned: f64,
     price: f64,
-    /// Request-seconds that the last switch to each layout cost: lost before it was decided, and while it stopped the unit.
-    /// What a way back to it will cost again.
+    /// Request-seconds that the last switch to each layout cost: lost before it was decided, and while it stopped the
+    /// unit. What a way back to it will cost again.
     way: ByLayout<f64>,
     /// Seconds of the last switch.
     stopped_seconds: f64,
@@ -149,7 +150,8 @@ impl Adaptive {
         Ok(Comparison { gain: 1.0 - step[unit.layout.other()] / step[unit.layout], prefill })
     }
 
-    /// Adds to the regret what a step that was made would have saved in the other layout, times the requests in flight.
+    /// Adds to the regret what a step that was made would have saved in the other layout, times the requests in
+    /// flight.
     fn account(&mut self, step: &Step) {
         let seconds = |layout: Layout| {
             let decode = match step.sequences {

@@ -31,9 +31,9 @@ impl Fading {
     }
 }
 
-/// The arrival rate: a burst shows in the fast average at once, and a pause of a moment does not hide it in the slow one. A few
-/// long prompts are no burst: if arrivals are Poisson with sizes x, the variance of an average over the window w is E(x^2)
-/// times their rate over 2 w, which the slow window estimates.
+/// The arrival rate: a burst shows in the fast average at once, and a pause of a moment does not hide it in the slow
+/// one. A few long prompts are no burst: if arrivals are Poisson with sizes x, the variance of an average over the
+/// window w is E(x^2) times their rate over 2 w, which the slow window estimates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Arrivals {
     fast: Fading,

@@ -33,8 +33,8 @@ pub struct Phase {
     pub layout: Layout,
 }
 
-/// The layout of every phase is given beforehand; a benchmark's oracle. It switches at the first step boundary of a phase at
-/// which the KV cache fits.
+/// The layout of every phase is given beforehand; a benchmark's oracle. It switches at the first step boundary of a
+/// phase at which the KV cache fits.
 #[derive(Clone, Debug)]
 pub struct Phases {
     phases: Vec<Phase>,

@@ -1,11 +1,11 @@
 //! Step times by layout and batch: a prior, corrected by what steps really take.
 //!
-//! A step of B decoding sequences and x prompt tokens takes `f(layout, B) + x / p(layout)`. Both parts are kept as the log of
-//! their ratio to the prior, f by half octaves of B. A measured step corrects each part in proportion to its share of the
-//! time, so steps without prompt tokens fix f, and steps full of them fix p. An unmeasured batch borrows from its
-//! neighbours and, at a small weight, from the other layout: what makes both slower than the prior (longer contexts, a
-//! slower clock) moves both, and a comparison of a corrected layout with an uncorrected one would mislead. At a greater
-//! weight a prior that is wrong about one layout alone would never be found out.
+//! A step of B decoding sequences and x prompt tokens takes `f(layout, B) + x / p(layout)`. Both parts are kept as the
+//! log of their ratio to the prior, f by half octaves of B. A measured step corrects each part in proportion to its
+//! share of the time, so steps without prompt tokens fix f, and steps full of them fix p. An unmeasured batch borrows
+//! from its neighbours and, at a small weight, from the other layout: what makes both slower than the prior (longer
+//! contexts, a slower clock) moves both, and a comparison of a corrected layout with an uncorrected one would mislead.
+//! At a greater weight a prior that is wrong about one layout alone would never be found out.
 
 use super::{ByLayout, Layout, Step, StepCurve};
 
@@ -89,7 +89,8 @@ impl Learned {
         }
     }
 
-    /// Learns from a step. A time that is no positive number says nothing, and neither does a step of two unknown parts.
+    /// Learns from a step. A time that is no positive number says nothing, and neither does a step of two unknown
+    /// parts.
     pub(super) fn learn(&mut self, step: &Step) {
         if !(step.seconds.is_finite() && step.seconds > 0.0) {
             return;
@@ -145,8 +146,8 @@ impl Learned {
         sum / weights
     }
 
-    /// Without a prior: the measured bucket, or a line between its measured neighbours. Nothing above the largest; below
-    /// the smallest its time, as smaller batches take no longer.
+    /// Without a prior: the measured bucket, or a line between its measured neighbours. Nothing above the largest;
+    /// below the smallest its time, as smaller batches take no longer.
     fn measured(&self, layout: Layout, at: usize) -> Option<f64> {
         let buckets = &self.steps[layout];
         let known = |&number: &usize| buckets[number].samples > 0.0;

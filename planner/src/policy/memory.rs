@@ -59,8 +59,8 @@ impl CacheShape {
         ByLayout { tp: share.saturating_mul(u64::from(ranks.max(1)) - 1), ep: self.whole_bytes().saturating_sub(share) }
     }
 
-    /// Tokens that the whole unit can hold, with `free_bytes` left on each rank. The weights beside the cache differ between
-    /// layouts, so the free bytes do. With EP the ranks are taken to be evenly filled.
+    /// Tokens that the whole unit can hold, with `free_bytes` left on each rank. The weights beside the cache differ
+    /// between layouts, so the free bytes do. With EP the ranks are taken to be evenly filled.
     pub fn room_tokens(self, free_bytes: ByLayout<u64>, ranks: u32) -> ByLayout<u64> {
         ByLayout {
             tp: free_bytes.tp / self.tp_rank_bytes(ranks).max(1),

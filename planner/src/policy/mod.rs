@@ -1,18 +1,19 @@
 //! When a unit should change between its TP and EP layouts: pure state machines behind one interface.
 //!
-//! A caller reports what happens ([`SwitchPolicy::observe`]) and asks at step boundaries ([`SwitchPolicy::decide`]). Time
-//! is an argument, in seconds since any fixed origin; a time before the last one counts as the last one. The same calls give
-//! the same decisions.
+//! A caller reports what happens ([`SwitchPolicy::observe`]) and asks at step boundaries ([`SwitchPolicy::decide`]).
+//! Time is an argument, in seconds since any fixed origin; a time before the last one counts as the last one. The same
+//! calls give the same decisions.
 //!
 //! | policy | what it knows | switches |
 //! |---|---|---|
 //! | [`Fixed`] | nothing | never |
 //! | [`Phases`] | the best layout of each phase, beforehand: the oracle of benchmarks | when a phase begins |
 //! | [`Moebius`] | requests in flight | at one fixed threshold |
-//! | [`Adaptive`] | step times by layout and batch, arrivals, switch time at the live KV | when the time saved exceeds the switch |
+//! | [`Adaptive`] | step times by layout and batch, arrivals, switch time at the live KV | when the time saved exceeds
+//! the switch |
 //!
-//! No policy assumes a step time: [`Adaptive`] uses what it was given as a [`Prior`] and what it has measured since, and
-//! answers [`Stay::Unknown`] where it has neither.
+//! No policy assumes a step time: [`Adaptive`] uses what it was given as a [`Prior`] and what it has measured since,
+//! and answers [`Stay::Unknown`] where it has neither.
 
 mod adaptive;
 mod arrivals;

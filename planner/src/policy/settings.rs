@@ -9,8 +9,8 @@ pub struct TtftTarget {
     pub seconds: f64,
 }
 
-/// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on other seeds and hours than those of the table in
-/// docs/switching.md.
+/// Settings of [`Adaptive`](super::Adaptive). The defaults were chosen on other seeds and hours than those of the
+/// table in docs/switching.md.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// For how long a gain is believed to last: so many seconds of it count at once, the rest as it comes.
