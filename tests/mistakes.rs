@@ -81,7 +81,7 @@ const MISTAKES: [(&str, i32, &str); 26] = [
     ("serve", 2, "<--config <FILE>|--engine <ENGINE>>"),
     ("serve --engine sglang", 2, "--url <URL>"),
     ("serve --engine sglang --url 127.0.0.1:30000", 2, "must start with http://"),
-    ("serve --engine sglang --url http://127.0.0.1:1", 1, "start it first, or give --model NAME"),
+    ("serve --engine sglang --url http://127.0.0.1:1", 1, "start the engine first, or give --model NAME"),
     ("serve --engine sglang --url http://127.0.0.1:1 --model m --tokenizer /nowhere", 2, "takes the model's folder"),
     ("serve --engine sglang --url http://127.0.0.1:1 --model m --tables @m.tables", 2, "--tokenizer <PATH>"),
     ("serve --engine sglang --url http://127.0.0.1:1 --model m --policy affinty", 2, "expected one of: affinity"),

@@ -36,7 +36,7 @@ mod window;
 pub use api::Api;
 pub use arrivals::read_arrivals;
 pub use compare::{Comparison, Ratio, Round};
-pub use edge::{Snapshot, compare, run};
+pub use edge::{Snapshot, compare, only_model, run};
 pub use error::LoadError;
 pub use failure::{Break, ConnectFailure, Failure, Phase};
 pub use latency::LatencySummary;

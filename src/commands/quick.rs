@@ -4,22 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use clap::ValueEnum;
-use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
-use serde::Deserialize;
+use semmoe_engines::http::BaseUrl;
 
 use crate::args::{QuickArgs, ServeEngine};
 use crate::error::CliError;
-
-/// What an engine lists on `/v1/models`.
-#[derive(Deserialize)]
-struct Models {
-    data: Vec<Listed>,
-}
-
-#[derive(Deserialize)]
-struct Listed {
-    id: String,
-}
 
 /// The text of the file that says the same. Without `--model` the first engine is asked for its name.
 pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> {
@@ -36,7 +24,7 @@ pub(super) async fn configuration(args: &QuickArgs) -> Result<String, CliError> 
     }
     let name = match &args.model {
         Some(name) => name.clone(),
-        None => only_model(&args.url).await?,
+        None => listed_model(&args.url).await?,
     };
     let policy = match (&args.policy, &args.tables, &tokenizer) {
         (Some(policy), ..) => policy,
@@ -80,15 +68,12 @@ fn utf8(path: &Path) -> Result<&str, CliError> {
     path.to_str().ok_or_else(|| CliError::input(format!("the path {} is not UTF-8", path.display())))
 }
 
-async fn only_model(urls: &[String]) -> Result<String, CliError> {
+async fn listed_model(urls: &[String]) -> Result<String, CliError> {
     let Some(url) = urls.first() else { return Err(CliError::input("--engine needs --url")) };
     let url: BaseUrl = url.parse().map_err(CliError::input)?;
-    let asked = HttpClient::default().get_json::<Models>(&url, "/v1/models", &AnswerLimits::default()).await;
-    let models = asked.map_err(|error| {
-        CliError::failed(format!("the engine was asked for its model: {error}; start it first, or give --model NAME"))
-    })?;
-    match <[Listed; 1]>::try_from(models.data) {
-        Ok([model]) => Ok(model.id),
-        Err(models) => Err(CliError::input(format!("{url} lists {} models; give --model NAME", models.len()))),
-    }
+    let listed = semmoe_load::only_model(&url, &Default::default(), None).await;
+    listed.map_err(|error| match error.is_input() {
+        true => CliError::input(format!("{error}; give --model NAME")),
+        false => CliError::failed(format!("{error}; start the engine first, or give --model NAME")),
+    })
 }

@@ -10,3 +10,4 @@ mod threads;
 mod worker;
 
 pub use run::{Snapshot, compare, run};
+pub use target::only_model;

@@ -138,12 +138,11 @@ struct Model {
     id: String,
 }
 
-/// The one model that the server lists.
-pub(crate) async fn only_model(
-    url: &BaseUrl,
-    headers: &HeaderMap,
-    tls: Option<Arc<ClientTls>>,
-) -> Result<String, LoadError> {
+/// The one model that the server lists on `/v1/models`, asked with these headers.
+///
+/// # Errors
+/// [`LoadError::Models`]: the list could not be read; [`LoadError::Model`]: it has no or several models.
+pub async fn only_model(url: &BaseUrl, headers: &HeaderMap, tls: Option<Arc<ClientTls>>) -> Result<String, LoadError> {
     let mut request = request(Method::GET, url, "/v1/models", None)?;
     request.headers_mut().extend(headers.clone());
     let (found_at, body) = HttpClient::new(&ClientSettings { tls, ..ClientSettings::default() })
