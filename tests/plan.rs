@@ -30,14 +30,14 @@ fn a_plan_is_printed_written_and_explained() {
     // Units of 1, 2 and 4 GPUs.
     assert_eq!(document["plan"]["strategies"], 1 + 5 + 14);
     assert_eq!(document["accuracy"], "uncalibrated");
-    assert!(document["affinity"][1]["bytes_ratio"].as_f64().is_some_and(|ratio| (ratio - 0.8).abs() < 1e-9));
+    assert!(document["affinity"][1]["gain"]["bytes_ratio"].as_f64().is_some_and(|ratio| (ratio - 0.8).abs() < 1e-9));
     assert!(document["plan"]["ranked"][0]["at_load"]["usd_per_million_tokens"].as_f64().is_some_and(|usd| usd > 0.0));
     let html = std::fs::read_to_string(page).expect("the page");
     assert!(html.contains("<svg") && html.contains("Plan for Qwen3MoeForCausalLM"));
 
     let explained = run(&[&base[..], &["--explain"]].concat());
     let text = String::from_utf8_lossy(&explained.stdout).into_owned();
-    for part in ["modelled, uncalibrated", "affinity is judged for", "switching 4 GPUs", "each rank loads"] {
+    for part in ["modelled, uncalibrated", "affinity, prefill of", "switching 4 GPUs", "each rank loads"] {
         assert!(text.contains(part), "{}\nlacks: {part}", describe(&explained));
     }
 }

@@ -123,10 +123,7 @@ impl fmt::Display for Accuracy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uncalibrated => {
-                write!(
-                    f,
-                    "uncalibrated: times may be off by a factor of 2; the order of layouts is more certain than the times"
-                )
+                write!(f, "uncalibrated: times may be off by a factor of 2 or more")
             }
             Self::Calibrated { engine, gpu, ttft, tpot } => write!(
                 f,

@@ -37,14 +37,25 @@ pub struct Answer<'a> {
     pub vllm: Option<Launch>,
     /// What each rank of a unit of the best plan loads.
     pub partition: Vec<RankPart>,
-    /// What affinity gains in the best plan, decoding and prefill, if asked.
-    pub affinity: Option<[Gain; 2]>,
+    /// What affinity gains, if asked.
+    pub affinity: Vec<Judged>,
+}
+
+/// What affinity gains in one kind of step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Judged {
+    /// Decoding, prefill, or a measured step.
+    pub step: &'static str,
+    /// Units and layout.
+    pub layout: String,
+    /// The gain.
+    pub gain: Gain,
 }
 
 impl<'a> Answer<'a> {
     /// The answer to `question` whose search gave `plan`.
     #[must_use]
-    pub fn new(question: &Question<'a>, plan: &'a Plan, accuracy: Accuracy, affinity: Option<[Gain; 2]>) -> Self {
+    pub fn new(question: &Question<'a>, plan: &'a Plan, accuracy: Accuracy, affinity: Vec<Judged>) -> Self {
         let host = question.cluster.levels.first().map_or(1, |level| level.count);
         let (shape, best) = (question.shape, plan.ranked.first());
         let bytes = shape.routed_parameters() as f64 * shape.precision.experts.bytes()
@@ -87,9 +98,8 @@ impl<'a> Answer<'a> {
                 None => {}
             }
         }
-        if let Some([decode, prefill]) = &self.affinity {
-            writeln!(out, "affinity, decoding: {decode}")?;
-            writeln!(out, "affinity, prefill: {prefill}")?;
+        for Judged { step, layout, gain } in &self.affinity {
+            writeln!(out, "affinity, {step} of {layout}: {gain}")?;
         }
         match ranked.first() {
             Some(best) if explain => self.explain(best, out),
@@ -225,7 +235,12 @@ mod tests {
         let plan = search(&question).unwrap();
         let profile = StepProfile { compute: 0.06, bytes: 0.03, latency: 0.0, experts: 0.0, overlap: false };
         let gain = gain(&profile, &Rates { before: 0.125, after: 0.4, error: 0.0, factor: 1.0 }).unwrap();
-        let answer = Answer::new(&question, &plan, Accuracy::Uncalibrated, Some([gain, gain]));
+        let answer = Answer::new(
+            &question,
+            &plan,
+            Accuracy::Uncalibrated,
+            vec![Judged { step: "decoding", layout: "1 x EP16".into(), gain }],
+        );
         let mut text = String::new();
         answer.write(5, true, &mut text).unwrap();
         for part in [
@@ -233,7 +248,7 @@ mod tests {
             "16 x H200 (NVIDIA H200 data sheet",
             "modelled, uncalibrated",
             "SGLang: python -m sglang.launch_server",
-            "affinity, decoding: communication is exposed",
+            "affinity, decoding of 1 x EP16: communication is exposed",
             "rank 0: layers 0..94",
             "the Pareto front",
             "MixServe eq 7",

@@ -81,6 +81,9 @@ pub(crate) struct PlanArgs {
     /// With --step-ms: milliseconds of it in dispatch and combine, hidden ones included.
     #[arg(long, value_name = "MS", requires = "step_ms")]
     pub(crate) communication_ms: Option<f64>,
+    /// With --step-ms: milliseconds of the communication that do not grow with the bytes.
+    #[arg(long, value_name = "MS", requires = "step_ms", default_value_t = 0.0)]
+    pub(crate) latency_ms: f64,
     /// Rows of the ranked list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,

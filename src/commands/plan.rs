@@ -6,10 +6,10 @@ use std::path::Path;
 
 use semmoe_engines::metrics::Sample;
 use semmoe_planner::advice::{NoSwitch, Switching, replication, switching};
-use semmoe_planner::affinity::{Gain, Rates, StepProfile, gain};
+use semmoe_planner::affinity::{Rates, StepProfile, gain};
 use semmoe_planner::calibration::{Accuracy, Calibration};
 use semmoe_planner::cluster::Cluster;
-use semmoe_planner::report::Answer;
+use semmoe_planner::report::{Answer, Judged};
 use semmoe_planner::search::{Candidate, Plan, Question, search};
 use semmoe_planner::shape::{Dtype, ModelShape, Precision};
 use semmoe_planner::step::{Constants, Target, decoding, prompts};
@@ -49,12 +49,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<(), CliError> {
     let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
     let plan = search(&question).map_err(CliError::input)?;
     let affinity = affinity(args, &question, &plan, &accuracy)?;
-    let gains = affinity.as_ref().map(|(_, gains)| *gains);
-    let answer = Answer::new(&question, &plan, accuracy, gains);
+    let answer = Answer::new(&question, &plan, accuracy, affinity);
     if let Some(html) = &args.html {
         page::write(html, &shape.architecture, &answer)?;
     }
-    let extras = Extras::of(&question, &plan, affinity.map(|(layout, _)| layout))?;
+    let extras = Extras::of(&question, &plan)?;
     if args.json {
         let mut document = serde_json::to_value(&answer).map_err(CliError::failed)?;
         document["extras"] = extras.json();
@@ -121,42 +120,45 @@ fn workload(args: &PlanArgs) -> Result<Workload, CliError> {
     Ok(workload)
 }
 
-/// The best plan whose ranks send each other tokens, and its gains in decoding and in prefill.
+/// What affinity gains in the best plan with whole experts, in decoding and in prefill, or in a step as measured.
 fn affinity(
     args: &PlanArgs,
     question: &Question<'_>,
     plan: &Plan,
     accuracy: &Accuracy,
-) -> Result<Option<(String, [Gain; 2])>, CliError> {
-    let Some(named) = &args.affinity else { return Ok(None) };
-    let sends = |plan: &&Candidate| plan.layout.exchange_group().size > 1;
-    let Some(best) = plan.ranked.iter().find(sends).or(plan.ranked.first()) else { return Ok(None) };
+) -> Result<Vec<Judged>, CliError> {
+    let Some(named) = &args.affinity else { return Ok(Vec::new()) };
+    let Some(best) = plan.ranked.iter().find(has_whole_experts).or(plan.ranked.first()) else { return Ok(Vec::new()) };
     let (after, random) = rate(named)?;
     let before = args.lar_before.or(random).unwrap_or(1.0 / best.layout.expert_ep.max(2) as f64);
-    let target =
-        Target { shape: question.shape, cluster: question.cluster, layout: best.layout, constants: question.constants };
+    let judge = |step: &'static str, profile: &StepProfile, factor: f64| {
+        let rates = Rates { before, after, error: args.lar_error, factor };
+        let layout = format!("{} x {}", best.units, best.layout.name());
+        gain(profile, &rates).map(|gain| Judged { step, layout, gain }).map_err(CliError::input)
+    };
+    if let Some((step, communication)) = args.step_ms.zip(args.communication_ms) {
+        let latency = args.latency_ms.min(communication);
+        // With overlap the computation is at most the step.
+        let compute = if args.overlap { step } else { step - communication };
+        let [compute, bytes, latency] = [compute, communication - latency, latency].map(|time| time / 1e3);
+        let profile = StepProfile { compute, bytes, latency, experts: 0.0, overlap: args.overlap };
+        return Ok(vec![judge("the measured step", &profile, 1.0)?]);
+    }
+    let Question { shape, cluster, constants, .. } = *question;
+    let target = Target { shape, cluster, layout: best.layout, constants };
     let load = question.workload.load(best.at_load.concurrency);
-    let works = [
-        decoding(best.at_load.concurrency.max(best.layout.attention_dp as f64), &load),
-        prompts(best.layout.attention_dp as f64, &load),
-    ];
-    let measured = args.step_ms.zip(args.communication_ms);
-    let gains = works.map(|work| {
-        let modelled = StepProfile::predicted(&target, &work, args.overlap);
-        let (profile, factor) = match measured {
-            None => (modelled, accuracy.factor()),
-            // With overlap a step as long as its communication leaves the computation unknown: it is at most the step.
-            Some((step, communication)) => {
-                let compute = if args.overlap { step } else { step - communication };
-                let fixed = modelled.latency / (modelled.latency + modelled.bytes).max(f64::MIN_POSITIVE);
-                let [bytes, latency] = [1.0 - fixed, fixed].map(|share| communication / 1e3 * share);
-                (StepProfile { compute: compute / 1e3, bytes, latency, ..modelled }, 1.0)
-            }
-        };
-        gain(&profile, &Rates { before, after, error: args.lar_error, factor }).map_err(CliError::input)
-    });
-    let [decode, prefill] = gains;
-    Ok(Some((format!("{} x {}", best.units, best.layout.name()), [decode?, prefill?])))
+    let groups = best.layout.attention_dp as f64;
+    let works =
+        [("decoding", decoding(best.at_load.concurrency.max(groups), &load)), ("prefill", prompts(groups, &load))];
+    let judged = works
+        .into_iter()
+        .map(|(step, work)| judge(step, &StepProfile::predicted(&target, &work, args.overlap), accuracy.factor()));
+    judged.collect()
+}
+
+/// Whether ranks have experts of their own, all of their rows.
+fn has_whole_experts(plan: &&Candidate) -> bool {
+    plan.layout.expert_tp == 1 && plan.layout.expert_ep > 1
 }
 
 /// The rate that `--affinity` names, and that of random ranks if it is known.
@@ -179,25 +181,23 @@ fn rate(named: &str) -> Result<(f64, Option<f64>), CliError> {
     Ok((rates.iter().sum::<f64>() / rates.len() as f64, None))
 }
 
-/// What goes with the plan: layouts that could be switched, replicas, and which plan the gain of affinity is about.
+/// What goes with the plan: layouts that could be switched, and replicas.
 struct Extras {
     switching: Option<Result<Switching, NoSwitch>>,
     replication: Option<semmoe_planner::advice::Replication>,
-    affinity_layout: Option<String>,
 }
 
 impl Extras {
-    fn of(question: &Question<'_>, plan: &Plan, affinity_layout: Option<String>) -> Result<Self, CliError> {
+    fn of(question: &Question<'_>, plan: &Plan) -> Result<Self, CliError> {
         let Some(best) = plan.ranked.first() else {
-            return Ok(Self { switching: None, replication: None, affinity_layout });
+            return Ok(Self { switching: None, replication: None });
         };
-        let whole = |plan: &&Candidate| plan.layout.expert_tp == 1 && plan.layout.expert_ep > 1;
-        let replication = match plan.ranked.iter().find(whole) {
+        let replication = match plan.ranked.iter().find(has_whole_experts) {
             Some(plan) => replication(question, plan).map_err(CliError::input)?,
             None => None,
         };
         let switching = Some(switching(question, best.at_load.concurrency));
-        Ok(Self { switching, replication, affinity_layout })
+        Ok(Self { switching, replication })
     }
 
     fn json(&self) -> Value {
@@ -205,20 +205,17 @@ impl Extras {
             Ok(found) => json!(found),
             Err(error) => json!({ "impossible": error.to_string() }),
         });
-        json!({ "switching": switching, "replication": self.replication, "affinity_layout": self.affinity_layout })
+        json!({ "switching": switching, "replication": self.replication })
     }
 
     fn text(&self) -> String {
         let mut text = String::new();
-        if let Some(layout) = &self.affinity_layout {
-            text.push_str(&format!("affinity is judged for {layout}\n"));
-        }
         match &self.switching {
             Some(Ok(found)) => text.push_str(&switching_text(found)),
             Some(Err(error)) => text.push_str(&format!("no switching between TP and EP: {error}\n")),
             None => {}
         }
-        if let Some(found) = &self.replication {
+        if let Some(found) = self.replication.as_ref().filter(|found| found.redundant_slots > 0) {
             let (resident, slots) = (&found.resident, found.redundant_slots);
             text.push_str(&format!(
                 "replicas: {slots} more slots a layer (domains {:?}, outermost first) would cut a decoding layer's exchange and attention \

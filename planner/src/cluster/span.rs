@@ -87,9 +87,9 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor: every level moves `x (d
-    /// - 1) / (d B)`, x being what the levels inside it left, and adds its latency once (MixServe, equation 1, with a
-    /// bandwidth and a latency for each level).
+    /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
+    /// a bandwidth and a latency for each level): every level moves `x (d - 1) / (d B)` and adds its latency once, where
+    /// x is what the levels inside it left.
     #[must_use]
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))
