@@ -2,7 +2,8 @@
 """Uses the admin plane's page in a headless browser, as an operator would: run.py [SEMMOE] [KEEP].
 
 A gateway with two mock engines of four ranks, tables and requests; drain, rollback, reload and the token by mouse and keyboard; an engine
-that is killed, and a rank of a real unit, must turn red within two seconds. The console must stay silent, nothing may be loaded from elsewhere, every text must have
+that is killed under load, and a rank of a real unit, must turn red within two seconds, with the default settings (without requests a
+health interval or two pass). The console must stay silent, nothing may be loaded from elsewhere, every text must have
 the contrast of WCAG's AA in light and dark, and a phone must need no sideways scrolling. KEEP is a folder for screenshots. Without a
 Chromium or Chrome that works this says so and checks nothing."""
 import contextlib, hashlib, json, pathlib, random, re, shutil, subprocess, sys, tempfile, threading, time, urllib.error, urllib.request
@@ -67,18 +68,26 @@ def post(url, body, limit=30):
         return answer.read()
 
 
-def ask_on(base, stopped):
+def ask_on(base, model, stopped):
     """Requests one after the other; those that meet the killed engine may fail."""
     chance = random.Random(threading.get_ident())
     while not stopped.is_set():
         tokens = chance.randrange(4, 20)
         prompt = [chance.randrange(1000, CONFIG["vocab_size"]) for _ in range(chance.randrange(8, 60))]
-        chat = {"model": "tiny", "stream": True, "max_tokens": tokens, "messages": [{"role": "user", "content": "Which rivers?"}]}
+        chat = {"model": model, "stream": True, "max_tokens": tokens, "messages": [{"role": "user", "content": "Which rivers?"}]}
         with contextlib.suppress(urllib.error.URLError, ConnectionError, TimeoutError):
             if chance.random() < 0.5:
                 post(base + "/v1/chat/completions", chat)
             else:
                 post(base + "/generate", {"input_ids": prompt, "sampling_params": {"max_new_tokens": tokens}})
+
+
+def load(base, model, processes):
+    """Requests until the end."""
+    stopped = threading.Event()
+    processes.callback(stopped.set)
+    for _ in range(6):
+        threading.Thread(target=ask_on, args=(base, model, stopped), daemon=True).start()
 
 
 def button(text, within="document"):
@@ -237,11 +246,11 @@ def lose_a_rank(folder, processes):
     config.write_text('[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n[[models]]\nname = "tiny-qwen3moe-15m"\npolicy = "least_load"\n'
                       f'[[models.backends]]\nname = "unit"\nengine = "semmoe"\nurl = "http://{url}"\n')
     base, admin = serve(config, processes)
-    chat = {"model": "tiny-qwen3moe-15m", "max_tokens": 4, "messages": [{"role": "user", "content": "Which rivers?"}]}
-    post(base + "/v1/chat/completions", chat)
+    load(base, "tiny-qwen3moe-15m", processes)
     page = browser.Page(admin + "/ui")
     processes.callback(page.close)
     page.until(f"{tile('unit')}?.classList.contains('good') && {tile('unit')}.querySelectorAll('.rank').length === 2")
+    page.until("document.querySelectorAll('#answers tbody tr').length === 2")
     took = red(page, "unit", 2, other)
     cause = page.eval(f"{tile('unit')}.querySelector('.cause').textContent")
     assert "rank 1 was lost" in cause, cause
@@ -292,10 +301,7 @@ def main():
         with urllib.request.urlopen(admin + "/ui", timeout=30) as answer:
             size = len(answer.read())
         assert size < LONGEST_PAGE_BYTES, f"{size} bytes"
-        stopped = threading.Event()
-        processes.callback(stopped.set)
-        for _ in range(6):
-            threading.Thread(target=ask_on, args=(base, stopped), daemon=True).start()
+        load(base, "tiny", processes)
         page = browser.Page(admin + "/")
         processes.callback(page.close)
         engine_took = use(page, folder, admin, config, second, engines[0][0])
