@@ -1,6 +1,6 @@
 //! Rows that travel in another type than the caller's.
 
-use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker, lockstep_of};
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
@@ -138,23 +138,5 @@ impl<A: Element, B: Element> Collectives<A> for CastCollectives<A, B> {
 }
 
 impl<A: Element, B: Element> Lockstep for CastCollectives<A, B> {
-    fn rank(&self) -> usize {
-        self.unit.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.unit.world()
-    }
-
-    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
-        self.unit.group_all_to_all(exchange)
-    }
-
-    fn wait(&mut self) -> Result<Wake, UnitError> {
-        self.unit.wait()
-    }
-
-    fn waker(&self) -> Waker {
-        self.unit.waker()
-    }
+    lockstep_of!(unit);
 }

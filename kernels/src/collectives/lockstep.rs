@@ -51,6 +51,32 @@ pub trait Lockstep: Send {
     fn waker(&self) -> Waker;
 }
 
+/// The methods of [`Lockstep`] by those of a field.
+macro_rules! lockstep_of {
+    ($field:ident) => {
+        fn rank(&self) -> usize {
+            self.$field.rank()
+        }
+
+        fn world(&self) -> usize {
+            self.$field.world()
+        }
+
+        fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
+            self.$field.group_all_to_all(exchange)
+        }
+
+        fn wait(&mut self) -> Result<Wake, UnitError> {
+            self.$field.wait()
+        }
+
+        fn waker(&self) -> Waker {
+            self.$field.waker()
+        }
+    };
+}
+pub(super) use lockstep_of;
+
 impl<L: Lockstep + ?Sized> Lockstep for Box<L> {
     fn rank(&self) -> usize {
         (**self).rank()

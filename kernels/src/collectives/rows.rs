@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::finish::Finish;
 use super::group::GroupLink;
-use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker, lockstep_of};
 use super::memory::{Half, PeerRows, RowMemory};
 use super::{AllRows, Collectives, Norm, OwnRows, Received, ReceivedRows, check, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
@@ -479,23 +479,5 @@ impl Arrived {
 }
 
 impl<L: Lockstep, M: Send, T: Element> Lockstep for RowCollectives<L, M, T> {
-    fn rank(&self) -> usize {
-        self.link.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.link.world()
-    }
-
-    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
-        self.link.group_all_to_all(exchange)
-    }
-
-    fn wait(&mut self) -> Result<Wake, UnitError> {
-        self.link.wait()
-    }
-
-    fn waker(&self) -> Waker {
-        self.link.waker()
-    }
+    lockstep_of!(link);
 }
