@@ -56,7 +56,7 @@ pub(crate) enum Command {
     /// Serve a model on this machine: rank processes, solved tables and the gateway.
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
-    /// With --experts tp there is no placement to solve: nothing is recorded, and requests go round robin.
+    /// Where --experts is not ep there is no placement to solve: nothing is recorded, and requests go round robin.
     Up(UpArgs),
     /// Run the gateway in front of engines.
     Serve(ServeArgs),
@@ -96,7 +96,7 @@ pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
     /// Slots per layer beyond one for each expert, of all ranks together, for replicas of experts that are wanted in several
-    /// places. Experts plus slots must be divisible by the ranks. Not with --attention tp or --experts tp.
+    /// places. Experts plus slots must be divisible by the ranks. Only with --attention dp and --experts ep.
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,
     /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].
@@ -145,7 +145,7 @@ pub(crate) struct WorkerArgs {
     /// Rank 0's HTTP address.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
     pub(crate) listen: SocketAddr,
-    /// Tables whose placement E this unit runs; contiguous placement when absent. Not with --experts tp.
+    /// Tables whose placement E this unit runs; contiguous placement when absent. Only with --experts ep.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
     #[command(flatten)]
