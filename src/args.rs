@@ -84,7 +84,7 @@ pub(crate) enum Command {
     /// Serve a model on this machine: rank processes, solved tables and the gateway.
     ///
     /// The first run records a profile from bundled prompts, solves the tables and caches both; later runs start from the cache.
-    /// With --experts tp there is no placement to solve: nothing is recorded, and requests go round robin.
+    /// Where --experts is not ep there is no placement to solve: nothing is recorded, and requests go round robin.
     #[command(after_long_help = up::UP_EXAMPLES)]
     Up(UpArgs),
     /// Run the gateway in front of engines.
@@ -166,7 +166,7 @@ pub(crate) struct WorkerArgs {
     /// Rank 0's HTTP address.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:30000")]
     pub(crate) listen: SocketAddr,
-    /// Tables whose placement E this unit runs; contiguous placement when absent. Not with --experts tp.
+    /// Tables whose placement E this unit runs; contiguous placement when absent. Only with --experts ep.
     #[arg(long, value_name = "FILE")]
     pub(crate) tables: Option<PathBuf>,
     #[command(flatten)]

@@ -1,4 +1,5 @@
 //! The SR codec: the reference program's answers, round trips, and messages that are no residuals.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use half::f16;
 use proptest::prelude::*;

@@ -30,7 +30,7 @@ pub(crate) struct UpArgs {
     #[command(flatten)]
     pub(crate) layout: UnitLayoutArgs,
     /// Slots per layer beyond one for each expert, of all ranks together, for replicas of experts that are wanted in several
-    /// places. Experts plus slots must be divisible by the ranks. Not with --attention tp or --experts tp.
+    /// places. Experts plus slots must be divisible by the ranks. Only with --attention dp and --experts ep.
     #[arg(long, value_name = "R", default_value_t = 0)]
     pub(crate) redundant: u16,
     /// Where traces, profiles and tables are cached [default: semmoe in the user's cache folder].

@@ -109,24 +109,10 @@ pub(crate) struct UnitLayoutArgs {
     #[arg(long, value_name = "f32|bf16", default_value = "f32")]
     pub(crate) wire: WireType,
     /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every rank has a
-    /// slice of each, and gathers the tokens of all, so that there is nothing for tables to say. The same on all ranks.
-    #[arg(long, value_enum, default_value_t = ExpertsArg::Ep)]
-    pub(crate) experts: ExpertsArg,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ExpertsArg {
-    Ep,
-    Tp,
-}
-
-impl From<ExpertsArg> for ExpertLayout {
-    fn from(experts: ExpertsArg) -> Self {
-        match experts {
-            ExpertsArg::Ep => Self::Ep,
-            ExpertsArg::Tp => Self::Tp,
-        }
-    }
+    /// slice of each, and gathers the tokens of all; hybrid:NxP = each on one of N nodes of P ranks, which have a slice of it
+    /// each, and hybrid:NxP:C the same with both levels at once, in C chunks. Only ep takes tables. The same on all ranks.
+    #[arg(long, value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
+    pub(crate) experts: ExpertLayout,
 }
 
 /// When rank 0 exits after a rank was lost; `None` is never.

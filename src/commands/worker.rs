@@ -21,7 +21,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.tables = args.tables;
     config.transport = args.layout.transport;
     config.wire = args.layout.wire;
-    config.experts = args.layout.experts.into();
+    config.experts = args.layout.experts;
     let unit = args.attention.read()?;
     (config.attention, config.shuffle) = (unit.attention, unit.shuffle);
     config.data_address = args.network.data_address;

@@ -45,15 +45,16 @@ impl UnitLayout {
     /// # Errors
     /// Arguments that contradict each other.
     pub(crate) fn of(args: &UpArgs) -> Result<Self, CliError> {
-        let (attention, experts) = (args.attention.read()?, args.layout.experts.into());
-        if args.check && experts == ExpertLayout::Tp {
-            return Err(CliError::input(
-                "--check compares placements of experts, and with --experts tp there are none",
-            ));
+        let (attention, experts) = (args.attention.read()?, args.layout.experts);
+        if args.check && experts != ExpertLayout::Ep {
+            return Err(CliError::input(format!(
+                "--check compares placements of experts, and with --experts {experts} there are none"
+            )));
         }
         let no_replicas = match (experts, attention.attention) {
             _ if args.redundant == 0 => None,
             (ExpertLayout::Tp, _) => Some("--experts tp, where every rank has a slice of every expert"),
+            (ExpertLayout::Hybrid(_), _) => Some("--experts hybrid, where experts belong to nodes"),
             (_, Attention::Tp) => Some("--attention tp, where the rank of a row depends on the batch"),
             _ => None,
         };

@@ -96,7 +96,8 @@ impl StageObserver for Times {
 
 /// One layer on all ranks: how long the slowest exchanged, and the stages by rank.
 fn run(inside: f64, chunks: Option<usize>) -> Result<(Duration, Vec<Times>), UnitError> {
-    let grid = NodeGrid::new(RANKS, NODES).map_err(|error| UnitError::Operands { rank: 0, detail: error.to_string() })?;
+    let grid =
+        NodeGrid::new(RANKS, NODES).map_err(|error| UnitError::Operands { rank: 0, detail: error.to_string() })?;
     let zero = Instant::now();
     let rank = |link: LocalTransport| -> Result<(Times, UnitLink<Slow>), UnitError> {
         let link = UnitLink::join(Slow { link, grid, inside }, NODES)?;

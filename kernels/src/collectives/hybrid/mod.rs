@@ -19,12 +19,13 @@ mod step;
 mod unfused;
 
 use super::group::UnitLink;
-use super::lockstep::{Exchange, Lockstep, UnitError, Wake, Waker};
+use super::lockstep::{Lockstep, UnitError};
 use super::memory::{PrivateMemory, RowMemory};
 use super::rows::RowCollectives;
-use super::{AllRows, Collectives, Norm, OwnRows, Received, check};
+use super::{AllRows, Collectives, Norm, OwnRows, Received};
 use crate::dispatch::DispatchPlan;
 use crate::element::Element;
+use crate::lockstep_through;
 use crate::split::RowSplit;
 use fused::Fused;
 use unfused::Unfused;
@@ -143,24 +144,4 @@ impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, 
     }
 }
 
-impl<L: Lockstep, T: Element> Lockstep for HybridCollectives<L, T> {
-    fn rank(&self) -> usize {
-        self.link.rank()
-    }
-
-    fn world(&self) -> usize {
-        self.link.world()
-    }
-
-    fn group_all_to_all(&mut self, exchange: Exchange<'_>) -> Result<(), UnitError> {
-        self.link.group_all_to_all(exchange)
-    }
-
-    fn wait(&mut self) -> Result<Wake, UnitError> {
-        self.link.wait()
-    }
-
-    fn waker(&self) -> Waker {
-        self.link.waker()
-    }
-}
+lockstep_through!([L: Lockstep, T: Element] HybridCollectives<L, T>, end => end.link);
