@@ -227,7 +227,7 @@ impl LayerChange<'_> {
         let slot = self.slot(transfer.expert);
         match (transfer.part, self.from.layout) {
             (Part::Slice(slice), ExpertLayout::Ep) => &self.slices[slot][slice.index()],
-            (Part::Slice(_), ExpertLayout::Tp) | (Part::Whole, _) => &moe.experts[slot],
+            _ => &moe.experts[slot],
         }
     }
 

@@ -11,7 +11,7 @@ use super::stage::{Stage, StageName, StageObserver};
 use super::step::Step;
 use crate::collectives::group::UnitLink;
 use crate::collectives::rows::{Arrived, EachRank, Sums, add_returned};
-use crate::collectives::{Lockstep, Received, ReceivedRows, UnitError, check, wire};
+use crate::collectives::{Lockstep, Received, ReceivedRows, UnitError, wire};
 use crate::dispatch::{DispatchPlan, RankRows};
 use crate::element::Element;
 use crate::vector::sum_rows;
@@ -259,7 +259,7 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         observer: &mut dyn StageObserver,
     ) -> Result<(), UnitError> {
         let (pieces, hidden) = (self.pieces, self.arrived.hidden);
-        check(self.link.rank(), "out", out.len(), plan.tokens() * hidden)?;
+        UnitError::check(self.link.rank(), "out", out.len(), plan.tokens() * hidden)?;
         self.returned.iter_mut().for_each(Vec::clear);
         for step in 0..=pieces.crossing() {
             self.step.begin();

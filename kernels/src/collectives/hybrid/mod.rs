@@ -84,8 +84,8 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
         observer: &mut dyn StageObserver,
     ) -> Result<(), UnitError> {
         let rank = self.link.rank();
-        check(rank, "the rows", x.len(), plan.tokens() * hidden)?;
-        check(rank, "the nodes of the plan", plan.ranks(), self.link.grid().nodes())?;
+        UnitError::check(rank, "the rows", x.len(), plan.tokens() * hidden)?;
+        UnitError::check(rank, "the nodes of the plan", plan.ranks(), self.link.grid().nodes())?;
         match &mut self.route {
             Route::Unfused(unfused) => unfused.dispatch(x, hidden, plan, observer),
             Route::Fused(fused) => fused.dispatch(x, hidden, plan, observer),
