@@ -43,6 +43,11 @@ fn answers_are_those_of_the_reference_program() {
         let expected = indices.iter().map(|&weight| weight as usize).zip(values).collect::<Vec<_>>();
         assert_eq!(found, expected, "{weights} weights, ratio {ratio}");
         assert_eq!((residual.weights(), residual.kept(), residual.epoch()), (weights, indices.len(), 3));
+        let mut restored = shared.weights().to_vec();
+        for (weight, value) in residual.iter() {
+            restored[weight] = f16::from_f32(restored[weight].to_f32() + value.to_f32());
+        }
+        assert_eq!(decode(&message, &shared).unwrap(), restored);
         if fields.len() > 7 {
             let bits = |values: &[f16]| values.iter().map(|value| u32::from(value.to_bits())).collect::<Vec<_>>();
             assert_eq!(bits(shared.weights()), list(7));

@@ -1,9 +1,14 @@
 //! SRDecode: a message checked once, then added to the shared expert as that is copied.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::{BLOCK, MAGIC, SharedExpert, SrError, SrIndex, VERSION, check_len};
-use crate::element::Element;
+use crate::vector::sum_rows;
+
+/// Values that are added at once: they stay in the first cache.
+const BATCH: usize = 1024;
 
 /// An expert's residual as it lies in a message. A value is valid: its indices ascend and are below n, its values are finite.
 #[derive(Clone, Copy, Debug)]
@@ -148,15 +153,41 @@ impl<'a> SrResidual<'a> {
         }
         check_len("the residual", self.weights, shared.weights.len())?;
         check_len("out", out.len(), shared.weights.len())?;
-        let mut residual = self.iter().peekable();
+        let (mut counts, mut first) = (u32s(self.counts), 0);
         for (block, (out, shared)) in out.chunks_mut(BLOCK).zip(shared.weights.chunks(BLOCK)).enumerate() {
             out.copy_from_slice(shared);
-            let (first, end) = (block * BLOCK, block * BLOCK + out.len());
-            while let Some((weight, value)) = residual.next_if(|(weight, _)| *weight < end) {
-                let to = &mut out[weight - first];
-                *to = f16::round(to.widen() + value.widen());
-            }
+            let count = match self.index {
+                SrIndex::InBlock => counts.next().unwrap_or_default() as usize,
+                SrIndex::InExpert => {
+                    let (indices, end) = (&self.indices.as_chunks::<4>().0[first..], block * BLOCK + out.len());
+                    indices.partition_point(|index| (u32::from_le_bytes(*index) as usize) < end)
+                }
+            };
+            self.add(first..first + count, out);
+            first += count;
         }
         Ok(())
+    }
+
+    /// Adds some values to the weights of their block: fetched from their places and added as the rows of a reduce-scatter are, many at
+    /// once.
+    fn add(&self, values: Range<usize>, block: &mut [f16]) {
+        let (mut places, mut sums) = ([0u16; BATCH], [f16::ZERO; BATCH]);
+        let (mut weights, mut added) = (sums, sums);
+        for start in values.clone().step_by(BATCH) {
+            let count = BATCH.min(values.end - start);
+            let indices = self.indices[start * self.index.bytes()..].chunks_exact(self.index.bytes());
+            // A block has as many weights as 16 bits count: an index in the expert ends with the one in its block.
+            for ((place, weight), index) in places.iter_mut().zip(&mut weights).zip(indices).take(count) {
+                *place = u16::from_le_bytes([index[0], index[1]]);
+                *weight = block[usize::from(*place)];
+            }
+            let bytes = &self.values[start * size_of::<f16>()..][..count * size_of::<f16>()];
+            bytemuck::cast_slice_mut(&mut added[..count]).copy_from_slice(bytes);
+            sum_rows(&[&weights[..count], &added[..count]], &mut sums[..count]);
+            for (place, sum) in places.iter().zip(&sums).take(count) {
+                block[usize::from(*place)] = *sum;
+            }
+        }
     }
 }
