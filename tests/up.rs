@@ -137,12 +137,14 @@ fn new_tables_move_the_experts_while_requests_run() {
         let folder = Path::new(path).parent().expect("a folder");
         new.write(&folder.join("rotated.tables.safetensors")).expect("written");
 
-        let expected: Value = client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
+        let expected: Value =
+            client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
         let stop = AtomicBool::new(false);
         let asked = async {
             let mut answers = 0;
             while !stop.load(Ordering::Relaxed) {
-                let answer: Value = client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
+                let answer: Value =
+                    client.post_json(&url, "/v1/chat/completions", &chat(24), &limits()).await.expect("answer");
                 assert_eq!(answer["choices"], expected["choices"]);
                 answers += 1;
             }

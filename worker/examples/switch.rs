@@ -39,7 +39,8 @@ fn write_checkpoint(dir: &Path) -> Outcome<()> {
     shapes.insert("model.embed_tokens.weight".into(), vec![VOCAB, HIDDEN]);
     shapes.insert("model.norm.weight".into(), vec![HIDDEN]);
     for layer in 0..LAYERS {
-        let mut add = |name: &str, shape: &[usize]| shapes.insert(format!("model.layers.{layer}.{name}.weight"), shape.to_vec());
+        let mut add =
+            |name: &str, shape: &[usize]| shapes.insert(format!("model.layers.{layer}.{name}.weight"), shape.to_vec());
         for norm in ["input_layernorm", "post_attention_layernorm"] {
             add(norm, &[HIDDEN]);
         }
@@ -88,7 +89,10 @@ struct Move {
 fn moves() -> Outcome<Vec<Move>> {
     let placement = |group: fn(usize) -> usize| {
         let layer: Vec<u16> = (0..EXPERTS).map(|expert| group(expert) as u16).collect();
-        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(ExpertCopies::from(&Placement::new(RANKS as u16, vec![layer; LAYERS])?))
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(ExpertCopies::from(&Placement::new(
+            RANKS as u16,
+            vec![layer; LAYERS],
+        )?))
     };
     let whole = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Ep, copies: copies.clone() };
     let slices = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Tp, copies: copies.clone() };
@@ -120,7 +124,8 @@ fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barri
         let began = Instant::now();
         let outcome = model.switch_experts(&change.to, &mut ep, &mut |_| None)?;
         let switch_seconds = began.elapsed().as_secs_f64();
-        if outcome != SwitchOutcome::Committed || model.switch_experts(&change.from, &mut ep, &mut |_| None)? != outcome {
+        if outcome != SwitchOutcome::Committed || model.switch_experts(&change.from, &mut ep, &mut |_| None)? != outcome
+        {
             return Err(format!("{outcome:?}").into());
         }
         rounds.push(Round { switch_seconds, copy_seconds });
@@ -137,7 +142,10 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn main() -> Outcome<()> {
     let folder = tempfile::tempdir()?;
     write_checkpoint(folder.path())?;
-    println!("{RANKS} ranks, {} MB of experts; medians of {ROUNDS} rounds", LAYERS * EXPERTS * EXPERT_BYTES / 1_000_000);
+    println!(
+        "{RANKS} ranks, {} MB of experts; medians of {ROUNDS} rounds",
+        LAYERS * EXPERTS * EXPERT_BYTES / 1_000_000
+    );
     println!("{:<18} {:>8} {:>10} {:>10} {:>6}", "", "MB each", "switch ms", "copy ms", "ratio");
     for change in moves()? {
         let together = Barrier::new(RANKS);
@@ -154,7 +162,13 @@ fn main() -> Outcome<()> {
         let switch = median(rounds.iter().map(|round| round.switch_seconds).collect());
         let copy = median(rounds.iter().map(|round| round.copy_seconds).collect());
         let megabytes = change.experts * EXPERT_BYTES / 1_000_000;
-        println!("{:<18} {megabytes:>8} {:>10.1} {:>10.1} {:>6.2}", change.name, 1e3 * switch, 1e3 * copy, switch / copy);
+        println!(
+            "{:<18} {megabytes:>8} {:>10.1} {:>10.1} {:>6.2}",
+            change.name,
+            1e3 * switch,
+            1e3 * copy,
+            switch / copy
+        );
     }
     Ok(())
 }

@@ -6,9 +6,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{
-    FIXTURES, Rank, argmax, contiguous_of, fixture, join, local_mesh, model_dir, replicated_of, shuffled_of,
-};
+use common::{FIXTURES, Rank, argmax, contiguous_of, fixture, join, local_mesh, model_dir, replicated_of, shuffled_of};
 use semmoe_tables::{ExpertCopies, RankId};
 use semmoe_worker::ep::{ExpertLayout, ExpertSpread, Lockstep, StepPhase};
 use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem, SwitchOutcome};

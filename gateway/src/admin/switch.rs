@@ -63,7 +63,11 @@ pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Switches> {
     let entries = backends.filter(|backend| backend.engine == Engine::Semmoe).map(async |backend| {
         let found = tables::status(&core, &backend.name).await;
         let error = found.as_ref().err().map(ToString::to_string);
-        Entry { backend: backend.name.clone(), status: found.ok().and_then(|found| serde_json::to_value(found).ok()), error }
+        Entry {
+            backend: backend.name.clone(),
+            status: found.ok().and_then(|found| serde_json::to_value(found).ok()),
+            error,
+        }
     });
     Json(Switches { backends: join_all(entries).await })
 }

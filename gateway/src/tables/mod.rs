@@ -28,8 +28,8 @@ use crate::config::Config;
 
 pub(crate) use change::{Source, change, check_fit};
 pub use file::TablesFileError;
-pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use file::{Spool, Stamp, open};
+pub(crate) use hot_swap::{Switched, Target, status, switch};
 pub(crate) use upload::{read, receive};
 pub(crate) use watch::watch;
 

@@ -105,7 +105,9 @@ impl Expert {
         let (gate_up, down) = (self.mlp.gate_up.unpack(), self.mlp.down.unpack());
         columns
             .map(|columns| {
-                let rows = |first: usize| gate_up.data().part((first + columns.start) * hidden..(first + columns.end) * hidden);
+                let rows = |first: usize| {
+                    gate_up.data().part((first + columns.start) * hidden..(first + columns.end) * hidden)
+                };
                 let gate_up = Linear::pack(&[rows(0), rows(width)], hidden);
                 Self::new(Mlp { gate_up, down: Linear::pack_columns(down.data(), width, columns) })
             })
@@ -184,8 +186,14 @@ fn side_by_side(parts: &[RowMajor], rows: usize) -> Option<RowMajor> {
     if !all_bf16 && parts.iter().any(halves) {
         return None;
     }
-    let bf16: Vec<&[[u8; 2]]> = parts.iter().filter_map(|part| if let RowMajor::Bf16(values) = part { Some(&values[..]) } else { None }).collect();
-    let f32: Vec<&[[u8; 4]]> = parts.iter().filter_map(|part| if let RowMajor::F32(values) = part { Some(&values[..]) } else { None }).collect();
+    let bf16: Vec<&[[u8; 2]]> = parts
+        .iter()
+        .filter_map(|part| if let RowMajor::Bf16(values) = part { Some(&values[..]) } else { None })
+        .collect();
+    let f32: Vec<&[[u8; 4]]> = parts
+        .iter()
+        .filter_map(|part| if let RowMajor::F32(values) = part { Some(&values[..]) } else { None })
+        .collect();
     Some(if all_bf16 { RowMajor::Bf16(joined(&bf16, rows)) } else { RowMajor::F32(joined(&f32, rows)) })
 }
 

@@ -124,9 +124,11 @@ impl Model {
         let layer = LayerIdx::new(layer as u16);
         let ModelConfig { hidden, expert_width: width, .. } = self.config;
         let blocks = self.weights.blocks.iter_mut();
-        let moe = blocks.filter_map(|block| if let FeedForward::Moe(moe) = &mut block.feed_forward { Some(moe) } else { None });
+        let moe = blocks
+            .filter_map(|block| if let FeedForward::Moe(moe) = &mut block.feed_forward { Some(moe) } else { None });
         let moe = moe.into_iter().nth(layer.index()).expect("the spread has the model's layers");
-        let mut change = LayerChange { layer, from, to, rank: ep.rank(), ranks: ep.world(), hidden, width, slices: Vec::new() };
+        let mut change =
+            LayerChange { layer, from, to, rank: ep.rank(), ranks: ep.world(), hidden, width, slices: Vec::new() };
         let prepared = match objection(layer) {
             Some(cause) => Err(Obstacle::Own(cause)),
             None => change.cut_own(moe).map_err(|error| change.broken(&error)),
@@ -290,7 +292,9 @@ impl LayerChange<'_> {
             (ExpertLayout::Ep, ExpertLayout::Tp) => {
                 let own = self.from.experts_of(self.rank, self.layer).zip(&mut self.slices);
                 // Cut in rank order, and each is needed once more at most.
-                arrived.extend(own.map(|(expert, slices)| Arrival { expert, part: slices.swap_remove(self.rank.index()) }));
+                arrived.extend(
+                    own.map(|(expert, slices)| Arrival { expert, part: slices.swap_remove(self.rank.index()) }),
+                );
                 arrived.sort_by_key(|arrival| arrival.expert);
                 Ok(arrived)
             }

@@ -18,8 +18,8 @@ use crate::control::link;
 use crate::control::message::{FromRank, ToRank};
 use crate::control::{Host, Patience};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
-use crate::serve::{self, App, Gate};
 use crate::ep::ExpertSpread;
+use crate::serve::{self, App, Gate};
 use crate::unit::{Lost, Port, Shutdown, Unit, UnitLayout, UnitStatus};
 
 /// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the grace.

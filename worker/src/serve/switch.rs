@@ -67,7 +67,8 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
         }
         SwitchTarget::Tables(SwitchTables { tables }) => {
             if app.shuffles {
-                let message = "rows are shuffled by the tables that the unit was started with, which cannot be replaced";
+                let message =
+                    "rows are shuffled by the tables that the unit was started with, which cannot be replaced";
                 return Err(ApiError::bad(message).about("to"));
             }
             let app = Arc::clone(app);
@@ -84,7 +85,11 @@ fn of_tables(app: &App, path: &Path, current: &UnitLayout) -> Result<UnitLayout,
     tables.model().check_compatible(&info).map_err(|error| bad(error.in_file(path).to_string()))?;
     // Of tables for attention tp only the placement is of use here, where rows are not shuffled.
     if current.attention == Attention::Dp && tables.attention() != Attention::Dp {
-        return Err(bad(format!("{} is for attention {}, the unit runs attention dp", path.display(), tables.attention())));
+        return Err(bad(format!(
+            "{} is for attention {}, the unit runs attention dp",
+            path.display(),
+            tables.attention()
+        )));
     }
     let copies = ExpertCopies::between_groups(&tables).map_err(|error| bad(error.in_file(path).to_string()))?;
     Ok(UnitLayout {

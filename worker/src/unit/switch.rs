@@ -292,9 +292,8 @@ impl Unit {
         let mut missing: Vec<RankId> = (0..self.world()).map(RankId::new).collect();
         while let Some(&late) = missing.first() {
             let next = timeout_at(deadline, receiver.recv()).await;
-            let (rank, report) = next
-                .map_err(|_| SwitchError::Late { rank: late, phase, limit })?
-                .ok_or_else(|| self.gone())?;
+            let (rank, report) =
+                next.map_err(|_| SwitchError::Late { rank: late, phase, limit })?.ok_or_else(|| self.gone())?;
             match answer(report) {
                 Some(Ok(())) => missing.retain(|other| *other != rank),
                 Some(Err(reason)) => return Err(SwitchError::Refused { rank, reason }),
