@@ -20,7 +20,7 @@ const HIDDEN: usize = 1024;
 const EXPERTS: u16 = 16;
 const TOP_K: usize = 2;
 /// Bytes a second between nodes.
-const BETWEEN: f64 = 100e6;
+const BETWEEN: f64 = 20e6;
 
 /// A link whose messages take their time.
 struct Slow {
