@@ -132,14 +132,19 @@ impl Expert {
         Ok(Self::new(mlp))
     }
 
-    /// Takes over another expert's weights where its own lie, if they have the same shape; gives the other one back if not.
-    pub(super) fn overwrite(&mut self, with: Self) -> Result<(), Self> {
-        let fits = self.mlp.gate_up.overwrite(&with.mlp.gate_up) && self.mlp.down.overwrite(&with.mlp.down);
-        if !fits {
-            return Err(with);
-        }
+    /// Whether another expert has the same shape and packed types.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.mlp.gate_up.is_like(&other.mlp.gate_up) && self.mlp.down.is_like(&other.mlp.down)
+    }
+
+    /// Takes over the weights of an expert of the same shape and types, where its own lie.
+    ///
+    /// # Panics
+    /// If [`Expert::is_like`] is false.
+    pub(super) fn overwrite(&mut self, with: &Self) {
+        self.mlp.gate_up.overwrite(&with.mlp.gate_up);
+        self.mlp.down.overwrite(&with.mlp.down);
         self.checksum = with.checksum;
-        Ok(())
     }
 
     /// Gives its memory back to the system.
@@ -200,7 +205,7 @@ fn side_by_side(parts: &[RowMajor], rows: usize) -> Option<RowMajor> {
 /// Of the packed weights: detects flipped, lost and exchanged words; not made against malice.
 fn checksum(mlp: &Mlp) -> u64 {
     let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    [&mlp.gate_up, &mlp.down].iter().fold(0x5e77_0e, |hash, linear| {
+    [&mlp.gate_up, &mlp.down].iter().fold(0x005e_770e, |hash, linear| {
         // Panels are whole 128-byte rows.
         let (words, _) = linear.packed().as_chunks::<8>();
         words.iter().fold(hash, |hash, word| mix(hash, u64::from_le_bytes(*word)))

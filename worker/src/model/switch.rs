@@ -336,23 +336,17 @@ impl LayerChange<'_> {
             }
         }
         let mut new = Vec::new();
-        for Arrival { expert, part } in next {
-            // Where a leaving expert was, if it had the same shape.
-            let place = leaving.pop();
-            let placed = match place {
-                Some(mut place) => match place.overwrite(part) {
-                    Ok(()) => Ok(place),
-                    Err(part) => {
-                        place.release();
-                        Err(part)
-                    }
-                },
-                None => Err(part),
-            };
-            match placed {
-                Ok(part) => kept.push(Arrival { expert, part }),
-                Err(part) => new.push(Arrival { expert, part }),
+        for arrival in next {
+            let mut place = leaving.pop();
+            match &mut place {
+                Some(place) if place.is_like(&arrival.part) => place.overwrite(&arrival.part),
+                _ => {
+                    place.take().into_iter().for_each(Expert::release);
+                    new.push(arrival);
+                    continue;
+                }
             }
+            kept.extend(place.map(|part| Arrival { expert: arrival.expert, part }));
         }
         leaving.into_iter().for_each(Expert::release);
         Expert::settle(&mut new.iter_mut().map(|arrival| &mut arrival.part).collect::<Vec<_>>());

@@ -177,17 +177,23 @@ impl Linear {
         }
     }
 
-    /// Takes over the weights of another matrix where its own lie; false, and nothing done, if shape or type differ.
-    pub(in crate::model) fn overwrite(&mut self, with: &Self) -> bool {
-        if (self.outputs, self.inputs) != (with.outputs, with.inputs) {
-            return false;
-        }
+    /// Whether another matrix has the same shape and packed type.
+    pub(in crate::model) fn is_like(&self, other: &Self) -> bool {
+        let shape = |linear: &Self| (linear.outputs, linear.inputs, linear.panel_type());
+        shape(self) == shape(other)
+    }
+
+    /// Takes over the weights of a matrix of the same shape and type, where its own lie.
+    ///
+    /// # Panics
+    /// If [`Linear::is_like`] is false.
+    pub(in crate::model) fn overwrite(&mut self, with: &Self) {
+        assert!(self.is_like(with), "weights of another shape");
         match (&mut self.panels, &with.panels) {
             (Panels::Bf16(own), Panels::Bf16(other)) => own.copy_from_slice(other),
             (Panels::F32(own), Panels::F32(other)) => own.copy_from_slice(other),
-            (Panels::Bf16(_), Panels::F32(_)) | (Panels::F32(_), Panels::Bf16(_)) => return false,
+            (Panels::Bf16(_), Panels::F32(_)) | (Panels::F32(_), Panels::Bf16(_)) => {}
         }
-        true
     }
 
     /// Gives the memory of the packed weights back to the system.
@@ -357,16 +363,15 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_overwritten_in_place_only_by_ones_of_their_shape() {
+    fn weights_of_the_same_shape_are_overwritten_in_place() {
         let pack = |value: f32, outputs: usize| {
             let values = vec![value.to_le_bytes(); outputs * 4];
             Linear::pack(&[TensorData::F32(&values)], 4)
         };
         let mut own = pack(1.0, 32);
         let at = own.packed().as_ptr();
-        assert!(own.overwrite(&pack(2.0, 32)));
+        own.overwrite(&pack(2.0, 32));
         assert_eq!((own.packed().as_ptr(), own.packed()), (at, pack(2.0, 32).packed()));
-        assert!(!own.overwrite(&pack(3.0, 64)));
-        assert_eq!(own.packed(), pack(2.0, 32).packed());
+        assert!(!own.is_like(&pack(3.0, 64)));
     }
 }
