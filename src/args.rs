@@ -109,7 +109,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Tables(TablesCommand),
     /// Choose how to run a model on a cluster, from models of its time and memory.
-    #[command(long_about = plan::PLAN_ABOUT)]
+    #[command(long_about = plan::PLAN_ABOUT, after_long_help = plan::PLAN_EXAMPLES)]
     Plan(PlanArgs),
     /// Send load to a gateway or an engine and measure its answers.
     #[command(after_long_help = load::LOAD_EXAMPLES)]

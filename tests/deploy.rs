@@ -38,8 +38,13 @@ fn registered() -> BTreeMap<String, Kind> {
         let text = std::fs::read_to_string(&file).expect("a source");
         for call in text.split("registry.register(").skip(1) {
             let call = call.split(");").next().unwrap_or(call);
-            let Some(name) = call.split('"').nth(1) else { continue };
+            // Those of the process have the names that Prometheus' own libraries give them.
+            let Some(name) = call.split('"').nth(1).filter(|name| !name.starts_with("process_")) else { continue };
             let field = call.trim_end().trim_end_matches(',').trim_end().trim_end_matches(".clone()");
+            if field.contains("Info::new") {
+                found.insert(format!("semmoe_{name}_info"), Kind::Gauge);
+                continue;
+            }
             let field = field.rsplit([' ', '.']).next().unwrap_or(field);
             let kind = declared(&text, field)
                 .unwrap_or_else(|| panic!("{}: which metric is `{field}` of {name}?", file.display()));

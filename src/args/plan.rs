@@ -5,6 +5,13 @@ use std::path::PathBuf;
 use clap::Args;
 use semmoe_planner::shape::Dtype;
 
+/// What `plan --help` ends with.
+pub(super) const PLAN_EXAMPLES: &str = "\
+Examples:
+  semmoe plan --model config.json --cluster cluster.toml
+  semmoe plan --model config.json --cluster cluster.toml --workload workload.toml --html plan.html
+  semmoe plan --model config.json --cluster cluster.toml --affinity 0.4 --explain";
+
 /// What `plan --help` begins with.
 pub(super) const PLAN_ABOUT: &str = "\
 Choose how to run a mixture-of-experts model on a cluster: which layout, what it does, and what semmoe could gain.

@@ -322,5 +322,5 @@ fn placements_for_another_model_or_unit_are_refused() {
     let transport = Box::new(LocalTransport::mesh(3).remove(0));
     let two = Placement::contiguous(2, 6, 2).unwrap();
     let error = ExpertParallel::new(transport, &two, Arc::new(Counters::new(2))).err().unwrap();
-    assert_eq!(error.to_string(), "the placement has 2 groups, the unit has 3 ranks");
+    assert_eq!(error.to_string(), "the placement has 2 groups, the unit has 3 ranks and experts ep");
 }
