@@ -136,7 +136,7 @@ async fn serve(
     own.map(|body| Answered::here(body, stream))
 }
 
-/// The answer to a browser that asks what a page may send; `None` for everything else.
+/// The answer to a browser's CORS preflight; `None` for everything else.
 fn preflight(core: &Core, request: &Request<Incoming>) -> Option<OwnResponse> {
     // Looked at first: no other request pays for this.
     (request.method() == Method::OPTIONS).then(|| core.cors(request.headers())?.preflight(request.headers())).flatten()

@@ -1,4 +1,4 @@
-//! The admin plane's page: what a browser is given, and what it may do with it. `tests/ui` uses it in a browser.
+//! The admin plane's page: its headers, its content security policy, and who may load it. `tests/ui` uses it in a browser.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -5,7 +5,7 @@ use std::fmt;
 use super::error::ReshardError;
 use super::layout::Pool;
 
-/// A slice of an expert in a layer: what a checksum is of.
+/// A slice of an expert in a layer, which has a checksum of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PieceId {
     /// Layer.

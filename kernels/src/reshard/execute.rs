@@ -42,7 +42,7 @@ pub struct Resharder<L, M> {
 }
 
 impl<L: Lockstep, M: ExpertMemory> Resharder<L, M> {
-    /// The end of the link's rank. `chunk_bytes` is what a message has of experts at most: at least 1, cut to what a
+    /// The end of the link's rank. `chunk_bytes` is the most bytes of experts in a message: at least 1, cut to what a
     /// link carries.
     #[must_use]
     pub fn new(link: L, memory: M, chunk_bytes: usize) -> Self {

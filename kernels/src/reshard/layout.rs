@@ -277,7 +277,7 @@ impl Pool {
     }
 
     /// Where everything lies that a rank has of a layer, into `parts`: by position in the slot, slice and array. For
-    /// whoever loads or reads experts. Panics if there is no such layer or rank.
+    /// code that loads or reads experts. Panics if there is no such layer or rank.
     pub fn parts(&self, layout: &Layout, side: Side, layer: usize, rank: usize, parts: &mut Vec<Part>) {
         parts.clear();
         for hosted in self.hosted(layout, layer, rank) {

@@ -9,7 +9,7 @@ use super::{Cause, Decision, Event, Guard, Layout, Stay, Switch, SwitchPolicy, U
 pub struct MoebiusSettings {
     /// T_h: with TP, at so many requests in flight or more, EP at once.
     pub high: f64,
-    /// T_l: with EP, below so many in the mean over the window, TP.
+    /// T_l: with EP, below so many on average over the window, TP.
     pub low: f64,
     /// W: steps of the window, at least 1.
     pub window_steps: usize,

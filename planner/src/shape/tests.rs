@@ -1,4 +1,4 @@
-//! Parameter counts of published checkpoints, and what a wrong configuration is told.
+//! Parameter counts of published checkpoints, and the errors for wrong configurations.
 
 use proptest::prelude::*;
 

@@ -2,8 +2,8 @@
 //! goes on.
 //!
 //! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for it. Once all hold
-//! no step is left, and every rank is told so (`Quiet`) before one begins to move: what a peer begins from then on is the move, for which
-//! the rank waits for its own order. With attention tp the order to move is rank 0's, told like all its orders between the same two steps of all
+//! no step is left. Rank 0 then says so to every rank (`Quiet`) before any of them moves: whatever a peer begins from then on is the move,
+//! and the rank waits for its own order to take part. With attention tp the order to move is rank 0's, told like all its orders between the same two steps of all
 //! ranks, and there is nothing to hold.
 
 use serde::{Deserialize, Serialize};

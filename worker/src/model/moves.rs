@@ -29,8 +29,8 @@ pub(super) struct Round {
     pub(super) size: usize,
 }
 
-/// What a layer's ranks need, by expert, then by rank; what a rank has already and keeps as it is is left out. Of several ranks that hold
-/// an expert, a receiver takes itself, or else they take turns.
+/// The parts of a layer's experts that ranks need, by expert, then by rank, without those that a rank has already and keeps. A receiver takes its
+/// own copy if it holds one; other receivers are spread evenly over the ranks that hold one.
 pub(super) fn transfers(layer: LayerIdx, from: &ExpertSpread, to: &ExpertSpread) -> Vec<Transfer> {
     let ranks = || (0..from.copies.groups()).map(RankId::new);
     let mut transfers = Vec::new();

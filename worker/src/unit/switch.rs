@@ -261,7 +261,7 @@ impl Unit {
         Ok((ticket, receiver))
     }
 
-    /// With attention tp rank 0 tells the others, so that all move between the same two steps.
+    /// With attention tp rank 0 passes it on to the others, so that all move between the same two steps.
     fn order_move(&self, ticket: u64) -> Result<(), SwitchError> {
         let mut state = self.state();
         let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;

@@ -143,7 +143,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Decides which rank failed first, remembers it, and tells the peers. `sending` is what was being sent.
+    /// Decides which rank failed first, remembers it, and reports it to the peers. `sending` is what was being sent.
     fn fail(&mut self, (rank, cause): RankFault, sending: Sending<'_>) -> UnitError {
         let told = match &cause {
             // The rank itself says whose failure it was.
