@@ -122,6 +122,7 @@ fn welcome(gateway: &Running, assets: &Assets, cache: &Cache) -> Result<String, 
          curl -isN http://{data}/v1/chat/completions -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{model}\", \"max_tokens\": 32, \"temperature\": 0, \"stream\": true, \"messages\":\n     {EXAMPLE}}}'\n\n\
          Then look at the ranks, and at how they take load:\n  \
+         http://{admin}/ui in a browser\n  \
          curl -s http://{admin}/admin/backends\n  \
          semmoe load --url http://{data} --prompts {prompts} --max-tokens 16 --concurrency 8 --requests 200\n\n\
          Ctrl-C stops everything; `semmoe up --check` then shows what the tables gain",
