@@ -178,6 +178,12 @@ fn a_spread_for_another_unit_or_of_uneven_slices_is_refused() {
     assert!(refused(whole(&contiguous_of(&other, 1))).contains("experts per layer"));
     let groups = refused(whole(&contiguous_of(&config, 2)));
     assert!(groups.contains("groups 2"), "{groups}");
+    // Copies for the tokens of more ranks than there are.
+    let mut json = serde_json::to_value(ExpertCopies::from(&contiguous_of(&config, 1))).unwrap();
+    let used = json["used"].as_array().unwrap();
+    json["used"] = [used.clone(), used.clone()].concat().into();
+    let places = refused(whole(serde_json::from_value::<ExpertCopies>(json).unwrap()));
+    assert!(places.contains("places 2"), "{places}");
     on_threads(local_mesh(8), |_, link| {
         let spread = slices(&shuffled_of(&config, 8, 1));
         let rank = Rank::of(&dir, link, &shuffled_of(&config, 8, 1));

@@ -30,7 +30,7 @@ pub(crate) struct Cell<'a> {
     pub(crate) wrong: ByLayout<f64>,
 }
 
-/// What a policy reached.
+/// A policy's figures on one load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Figures {
     /// Requests within the SLO a second; of a rollout, output tokens a second.

@@ -101,7 +101,7 @@ pub struct Step {
     pub seconds: f64,
 }
 
-/// What a policy is informed of.
+/// An event that a policy observes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
     /// A request came to the unit.

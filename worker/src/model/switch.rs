@@ -48,9 +48,11 @@ impl Model {
             }
         }
         check_placement(&self.config, GroupId::new(ep.rank().get()), &to.copies)?;
-        let (groups, world) = (usize::from(to.copies.groups()), ep.world());
-        if groups != world {
-            return Err(ModelError::Placement { field: "groups", found: groups, of: "unit", expected: world });
+        let world = ep.world();
+        for (field, found) in [("groups", to.copies.groups().into()), ("places", to.copies.places())] {
+            if found != world {
+                return Err(ModelError::Placement { field, found, of: "unit", expected: world });
+            }
         }
         ExpertSlice::new(&self.config, to.layout, ep.rank().index(), world)?;
         let bytes = Expert::max_bytes(self.config.hidden, self.config.expert_width);

@@ -95,8 +95,8 @@ fn switches(epoch: u64, history: &SwitchHistory) -> String {
     page.family("semmoe_layout_epoch", "gauge", "Switches of layouts or placements since the start.");
     page.sample("", epoch);
     page.family("semmoe_switch_total", "counter", "Switches by where from, where to, and how they ended.");
-    for (SwitchKind { from, to, outcome }, count) in &history.counts {
-        page.sample(&format!("from=\"{}\",to=\"{}\",outcome=\"{outcome}\"", from.name(), to.name()), count);
+    for (SwitchKind { from, to, end }, count) in &history.counts {
+        page.sample(&format!("from=\"{}\",to=\"{}\",outcome=\"{}\"", from.name(), to.name(), end.name()), count);
     }
     if let Some(last) = history.last {
         page.family("semmoe_switch_last_seconds", "gauge", "How long the last switch held requests.");

@@ -58,8 +58,27 @@ pub(crate) struct SwitchHistory {
 pub(crate) struct SwitchKind {
     pub(crate) from: LayoutName,
     pub(crate) to: LayoutName,
-    /// `committed`, `rolled_back`, `refused`, `aborted`.
-    pub(crate) outcome: &'static str,
+    pub(crate) end: SwitchEnd,
+}
+
+/// How a switch ended.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum SwitchEnd {
+    Committed,
+    RolledBack,
+    Refused,
+    Aborted,
+}
+
+impl SwitchEnd {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Committed => "committed",
+            Self::RolledBack => "rolled_back",
+            Self::Refused => "refused",
+            Self::Aborted => "aborted",
+        }
+    }
 }
 
 /// Why a switch did not take place; nothing has changed.
@@ -97,13 +116,13 @@ fn state_name(state: SwitchState) -> &'static str {
 struct Driver<'a> {
     unit: &'a Unit,
     ticket: u64,
-    outcome: Option<&'static str>,
+    end: Option<SwitchEnd>,
 }
 
 impl Drop for Driver<'_> {
     fn drop(&mut self) {
-        if let Some(outcome) = self.outcome {
-            self.unit.end_switch(self.ticket, outcome);
+        if let Some(end) = self.end {
+            self.unit.end_switch(self.ticket, end);
         }
     }
 }
@@ -138,7 +157,7 @@ impl Unit {
     /// See [`SwitchError`].
     pub(crate) async fn prepare_switch(&self, to: UnitLayout, if_epoch: Option<u64>) -> Result<(), SwitchError> {
         let (ticket, mut receiver) = self.begin_switch(to, if_epoch)?;
-        let mut driver = Driver { unit: self, ticket, outcome: Some("refused") };
+        let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Refused) };
         self.collect(&mut receiver, SwitchState::Preparing, PREPARE_LIMIT, |report| match report {
             SwitchReport::Prepared => Some(Ok(())),
             SwitchReport::Refused { reason } => Some(Err(reason)),
@@ -150,14 +169,14 @@ impl Unit {
             let switch = state.switch_of(ticket).ok_or(SwitchError::Aborted)?;
             (switch.phase, switch.receiver) = (SwitchState::Prepared, Some(receiver));
         }
-        driver.outcome = None;
+        driver.end = None;
         let unit = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(PREPARED_LIMIT).await;
             let waits = unit.state().switch_of(ticket).is_some_and(|switch| switch.phase == SwitchState::Prepared);
             if waits {
                 tracing::warn!("a prepared switch was not committed in time");
-                unit.end_switch(ticket, "aborted");
+                unit.end_switch(ticket, SwitchEnd::Aborted);
             }
         });
         Ok(())
@@ -170,7 +189,7 @@ impl Unit {
     pub(crate) async fn commit_switch(&self, if_epoch: Option<u64>) -> Result<Arc<UnitLayout>, SwitchError> {
         let (ticket, mut receiver) = self.take_prepared(if_epoch)?;
         let began = Instant::now();
-        let mut driver = Driver { unit: self, ticket, outcome: Some("aborted") };
+        let mut driver = Driver { unit: self, ticket, end: Some(SwitchEnd::Aborted) };
         for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
             self.order_all(ticket, &order);
             let answered = |report| (report == answer).then_some(Ok(()));
@@ -190,11 +209,11 @@ impl Unit {
         }
         match outcome {
             Some(SwitchOutcome::RolledBack { cause }) => {
-                driver.outcome = Some("rolled_back");
+                driver.end = Some(SwitchEnd::RolledBack);
                 Err(SwitchError::RolledBack { cause })
             }
             Some(SwitchOutcome::Committed) | None => {
-                driver.outcome = Some("committed");
+                driver.end = Some(SwitchEnd::Committed);
                 self.state().switches.last = Some(began.elapsed());
                 drop(driver);
                 Ok(self.layout())
@@ -205,7 +224,7 @@ impl Unit {
     /// Ends a switch that has not moved anything yet; one that moves goes back.
     ///
     /// # Errors
-    /// There is none.
+    /// No switch is under way.
     pub(crate) fn abort_switch(&self) -> Result<(), SwitchError> {
         let (ticket, phase) = {
             let state = self.state();
@@ -214,7 +233,7 @@ impl Unit {
         };
         match phase {
             SwitchState::Moving => self.order_all(ticket, &SwitchOrder::Abort),
-            _ => self.end_switch(ticket, "aborted"),
+            _ => self.end_switch(ticket, SwitchEnd::Aborted),
         }
         Ok(())
     }
@@ -308,13 +327,13 @@ impl Unit {
         self.lost().map_or(SwitchError::Aborted, |lost| SwitchError::Unit(SubmitError::Dead(lost)))
     }
 
-    fn end_switch(&self, ticket: u64, outcome: &'static str) {
+    fn end_switch(&self, ticket: u64, end: SwitchEnd) {
         let mut state = self.state();
         let Some(switch) = state.switch.take_if(|switch| switch.ticket == ticket) else { return };
-        let kind = SwitchKind { from: state.layout.name(), to: switch.to.name(), outcome };
+        let kind = SwitchKind { from: state.layout.name(), to: switch.to.name(), end };
         *state.switches.counts.entry(kind).or_default() += 1;
-        match outcome {
-            "committed" => state.layout = switch.to,
+        match end {
+            SwitchEnd::Committed => state.layout = switch.to,
             _ => {
                 drop(state);
                 self.order_all(ticket, &SwitchOrder::Abort);
