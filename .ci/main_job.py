@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Runs the README's main job from a release build: first start, a request, Ctrl-C, second start, the check."""
+"""Runs the README's main job from a release build: first start, a request, Ctrl-C, second start, every example of --help, the check."""
 import json, re, signal, subprocess, sys, tempfile, threading, time, urllib.request
+
+import examples
 
 # As it is packaged: with everything that needs no more to be built.
 subprocess.run(["cargo", "build", "--release", "--locked", "--features", "kube"], check=True)
-SEMMOE = "target/release/semmoe"
+SEMMOE, MOCK = "target/release/semmoe", "target/debug/examples/engine_mock"
+# Built by the tests already.
+subprocess.run(["cargo", "build", "--workspace", "--example", "engine_mock", "--locked"], check=True)
 
 
 def start_up(data, limit_s):
@@ -50,6 +54,9 @@ with tempfile.TemporaryDirectory() as data:
         process, url, seconds = start_up(data, 300)
         print(f"{run} start: ready after {seconds:.1f} s")
         ask(url)
+        if run == "second":
+            with tempfile.TemporaryDirectory() as folder:
+                examples.run(SEMMOE, folder, url, MOCK)
         stop(process)
     output = subprocess.run([SEMMOE, "up", "--check", "--json", "--data", data], check=True, stdout=subprocess.PIPE, timeout=600)
     report = json.loads(output.stdout)

@@ -1,8 +1,8 @@
 //! Environment variables that replace keys of the gateway's configuration, as containers set them.
 //!
-//! `SEMMOE_SERVER__LISTEN=0.0.0.0:8080` is `listen` of `[server]`: two underscores between sections and key, a number for a
-//! place in a list (`SEMMOE_MODELS__0__POLICY`). A variable of this prefix that means nothing is an error, so that a misspelt
-//! one is never ignored.
+//! `SEMMOE_SERVER__LISTEN=0.0.0.0:8080` is `listen` of `[server]`: two underscores between sections and key, a number
+//! for a place in a list (`SEMMOE_MODELS__0__POLICY`). A variable of this prefix that means nothing is an error, so
+//! that a misspelt one is never ignored.
 
 use std::ffi::OsString;
 
@@ -43,7 +43,8 @@ fn is_of_others(key: &str) -> bool {
     OTHERS.iter().any(|other| key == *other || key.strip_prefix(other).is_some_and(|rest| rest.starts_with('_')))
 }
 
-/// Kubernetes gives every pod the addresses of services: `SEMMOE_PORT` or `SEMMOE_SERVICE_HOST` where one is called semmoe.
+/// Kubernetes gives every pod the addresses of services: `SEMMOE_PORT` or `SEMMOE_SERVICE_HOST` where one is called
+/// semmoe.
 fn is_of_kubernetes(key: &str) -> bool {
     let is_port = |part: &str| part == "PORT" || part.starts_with("PORT_") || part.ends_with("_PORT");
     is_port(key) || key.contains("_PORT_") || key.contains("SERVICE_HOST") || key.contains("SERVICE_PORT")

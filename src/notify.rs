@@ -14,7 +14,8 @@ pub(crate) enum Notice {
     Stopping,
 }
 
-/// Reports to the supervisor, if there is one (`NOTIFY_SOCKET`). A supervisor that cannot be reached is logged: serving goes on.
+/// Reports to the supervisor, if there is one (`NOTIFY_SOCKET`). A supervisor that cannot be reached is logged: serving
+/// goes on.
 pub(crate) fn notify(notice: Notice) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     let message: &[u8] = match notice {

@@ -26,8 +26,8 @@ pub(crate) enum Stop {
     Terminate,
 }
 
-/// SIGINT and SIGTERM from now on, each of them. `None`: without handlers the default action ends the process, which is what
-/// the user asked for.
+/// SIGINT and SIGTERM from now on, each of them. `None`: without handlers the default action ends the process, which is
+/// what the user asked for.
 pub(crate) struct Stops(Option<(Signal, Signal)>);
 
 impl Stops {

@@ -42,6 +42,101 @@ fn worker<'a>(model: &'a str, tables: &'a [&'a str]) -> Vec<&'a str> {
     args
 }
 
+/// The fields that docs/cli.md names for a command; none where it sends the reader elsewhere.
+fn documented(command: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(repository("docs/cli.md")).expect("the page");
+    let (_, text) = text.split_once("## Results as JSON").expect("the section");
+    let name = format!("`{command}`");
+    let row = text
+        .lines()
+        .find(|line| line.split('|').nth(1).is_some_and(|cell| cell.split(", ").any(|it| it.trim() == name)));
+    let row = row.unwrap_or_else(|| panic!("docs/cli.md does not document the JSON of {command}"));
+    row.split('|').nth(2).expect("fields").split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_result_is_one_document_with_the_fields_that_are_documented() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| text(&folder.path().join(name));
+    let trace = text(&repository("tests/data/reference.trace.safetensors"));
+    let (profile, tables, config) = (path("p.profile.safetensors"), path("t.tables.safetensors"), path("semmoe.toml"));
+    let backend = "[[models]]\nname = \"m\"\npolicy = \"round_robin\"\n[[models.backends]]\nname = \"a\"\nengine = \"openai\"\nurl = \"http://127.0.0.1:1\"\n";
+    std::fs::write(&config, backend).expect("written");
+    let solve = ["solve", "--profile", &profile, "--trace", &trace, "--groups", "4", "--out", &tables];
+    let solve = [&solve[..], &["--hold-out", "0.3", "--time-limit", "1"]].concat();
+    let mut solved = serde_json::Value::Null;
+    for (command, args) in [
+        ("profile build", &["profile", "build", &trace, "--out", &profile][..]),
+        ("profile merge", &["profile", "merge", &profile, &profile, "--out", &path("m.profile.safetensors")]),
+        ("profile show", &["profile", "show", &profile]),
+        ("solve", &solve[..]),
+        ("evaluate", &["evaluate", "--tables", &tables, "--trace", &trace]),
+        ("evaluate", &["evaluate", "--tables", &tables, "--profile", &profile]),
+        ("tables show", &["tables", "show", &tables]),
+        ("tables verify", &["tables", "verify", &tables]),
+        ("tables export", &["tables", "export", "--tables", &tables, "--format", "sglang"]),
+        ("tables export", &["tables", "export", "--tables", &tables, "--format", "eplb", "--out", &path("e.json")]),
+        ("serve --check", &["serve", "--check", "--config", &config]),
+        ("keys new", &["keys", "new", "team-a"]),
+    ] {
+        let document = json_of(&run(&[args, &["--json"]].concat()));
+        let fields: Vec<&String> = document.as_object().expect("an object").keys().collect();
+        assert_eq!(document["command"], command, "{fields:?}");
+        assert_eq!(fields[0], "command");
+        if command == "solve" {
+            solved.clone_from(&document);
+        }
+        let known = documented(command);
+        let unknown: Vec<_> = fields[1..].iter().filter(|field| !known.contains(field)).collect();
+        // The solver's report is long, and documented where it is made.
+        assert!(
+            unknown.is_empty() || command == "solve",
+            "{command} prints {unknown:?}, and docs/cli.md has {known:?}"
+        );
+    }
+    let shown = json_of(&run(&["tables", "show", "--json", &tables]));
+    let promised = shown["promised_lar"].as_f64().expect("requests were held out");
+    assert!((solved["held_out"]["figures"]["lar"].as_f64().expect("a rate") - promised).abs() < 1e-4, "{promised}");
+    assert_eq!(solved["outcome"]["local_activation_rate"]["expected"], solved["held_out"]["figures"]["lar"]);
+}
+
+#[test]
+fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tables = text(&support::solved_tables(folder.path(), &["--time-limit", "2"]));
+    let trace = text(&repository("tests/data/reference.trace.safetensors"));
+    let pages = [folder.path().join("tables.html"), folder.path().join("evaluation.html")];
+    let [of_tables, of_evaluation] = pages.each_ref().map(|page| text(page));
+    assert!(run(&["tables", "show", &tables, "--html", &of_tables]).status.success());
+    let evaluate = ["evaluate", "--tables", &tables, "--trace", &trace];
+    let output = run(&[&evaluate[..], &["--html", &of_evaluation]].concat());
+    assert!(output.status.success(), "{}", describe(&output));
+    let short = String::from_utf8(output.stdout).expect("UTF-8");
+    let [before_last, last] = [1, 0].map(|back| short.lines().rev().nth(back).expect("a line"));
+    assert!(before_last.contains(". On this file, ") && before_last.contains("bytes between ranks"), "{short}");
+    assert!(last.starts_with("next:    semmoe "), "{short}");
+    let row = short.lines().find(|line| line.starts_with("local activation rate")).expect("the rate");
+    let figures: Vec<f64> = row.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(figures[0] < figures[1] && (figures[0] - 0.25).abs() < 0.02, "{row}");
+    assert!(before_last.starts_with("verdict: "), "{short}");
+    assert!(short.lines().all(|line| line.len() <= 400) && short.lines().count() < 15, "{short}");
+    let verbose = String::from_utf8(run(&[&evaluate[..], &["--verbose"]].concat()).stdout).expect("UTF-8");
+    assert!(verbose.contains("requests by round_robin") && verbose.contains(last), "{verbose}");
+    for page in pages {
+        let page = std::fs::read_to_string(page).expect("a page");
+        assert!(
+            page.matches("<svg").count() >= 3 && !page.contains("<script") && !page.contains("NaN"),
+            "{}",
+            &page[..200]
+        );
+    }
+    // By a profile only tokens can be judged, and that is said.
+    let profile = text(&folder.path().join("p.profile.safetensors"));
+    let judged =
+        String::from_utf8(run(&["evaluate", "--tables", &tables, "--profile", &profile]).stdout).expect("UTF-8");
+    assert!(judged.contains("tokens of the file, each on its likeliest rank"), "{judged}");
+}
+
 #[test]
 fn wrong_arguments_exit_with_2() {
     refused(&["up", "--json"], 2, &["--check"]);

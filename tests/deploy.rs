@@ -27,8 +27,8 @@ enum Kind {
     Histogram,
 }
 
-/// The metrics that the gateway's sources register, `registry.register("name", "help", self.field.clone())`, by name. The
-/// kind is that of the field's declaration in the same file.
+/// The metrics that the gateway's sources register, `registry.register("name", "help", self.field.clone())`, by name.
+/// The kind is that of the field's declaration in the same file.
 fn registered() -> BTreeMap<String, Kind> {
     let mut files = Vec::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway/src/metrics"), &mut files);

@@ -31,7 +31,9 @@ fn commands_of_the_documents_are_understood() {
             let first = words.iter().position(|word| !word.starts_with('-')).unwrap_or(words.len());
             // `--log debug serve`: options of all subcommands have one value.
             let from = if first > 0 && words[0] == "--log" { first + 1 } else { first };
-            let depth = words.get(from).map_or(0, |word| if NESTED.contains(word) { 2 } else { 1 });
+            // `plan` works without its subcommand.
+            let nested = |word| NESTED.contains(word) || words[from..].starts_with(&["plan", "calibrate"]);
+            let depth = words.get(from).map_or(0, |word| if nested(word) { 2 } else { 1 });
             let path = &words[from..from + depth];
             let told =
                 Command::new(env!("CARGO_BIN_EXE_semmoe")).args(path).arg("--help").output().expect("semmoe runs");

@@ -1,5 +1,5 @@
-//! The layers of ARCHITECTURE.md, checked against `cargo metadata`: an import points only to a lower layer, never sideways,
-//! and the pure crates hold nothing that does input or output.
+//! The layers of ARCHITECTURE.md, checked against `cargo metadata`: an import points only to a lower layer, never
+//! sideways, and the pure crates hold nothing that does input or output.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +24,7 @@ const LAYERS: &[(u8, &[&str])] = &[
             "semmoe-fuzz",
         ],
     ),
+    (6, &["semmoe-bench-hybrid"]),
 ];
 
 const PURE: &[&str] =
@@ -109,7 +110,72 @@ fn pure_crates_do_no_input_output() {
     assert!(found.is_empty(), "pure crates name impure things: {found:#?}");
 }
 
-/// What adds rows of several ranks, and what sends them anything. The worker calls the interface of the collectives alone.
+/// Packages that read the clock, the environment or randomness, open sockets, or start threads by themselves.
+const IMPURE_DEPENDENCIES: &[&str] = &[
+    "tokio",
+    "hyper",
+    "mio",
+    "socket2",
+    "rustix",
+    "rand",
+    "getrandom",
+    "rayon-core",
+    "tempfile",
+    "fastokens",
+    "tokenizers",
+    "tracing",
+    "clap",
+    "reqwest",
+    "ureq",
+];
+
+/// Direct dependencies through which pure crates may reach impure packages, and why that changes no result.
+const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("semmoe-tables", "tempfile", "random names of temporary files, which are then renamed; never their content"),
+    ("semmoe-text", "tokenizers", "randomness only in training and dropout; one environment variable sets its threads"),
+    ("semmoe-text", "fastokens", "FASTOKENS_* variables set its threads and caches; its ids are checked at every load"),
+];
+
+#[test]
+fn dependencies_of_pure_crates_are_pure_or_named() {
+    let platform = vec!["--locked".into(), "--filter-platform".into(), "x86_64-unknown-linux-gnu".into()];
+    let metadata = MetadataCommand::new().other_options(platform).exec().expect("cargo metadata");
+    let resolve = metadata.resolve.as_ref().expect("a resolved graph");
+    let names: BTreeMap<_, _> = metadata.packages.iter().map(|package| (&package.id, package.name.as_str())).collect();
+    let below: BTreeMap<_, Vec<_>> = resolve
+        .nodes
+        .iter()
+        .map(|node| {
+            let normal =
+                |dep: &&cargo_metadata::NodeDep| dep.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal);
+            (&node.id, node.deps.iter().filter(normal).map(|dep| &dep.pkg).collect())
+        })
+        .collect();
+    let (mut problems, mut used) = (Vec::new(), BTreeSet::new());
+    for (root, name) in names.iter().filter(|(_, name)| PURE.contains(name)) {
+        for first in below[*root].iter().filter(|first| !PURE.contains(&names[**first])) {
+            let (mut seen, mut open) = (BTreeSet::from([*first]), vec![*first]);
+            while let Some(next) = open.pop() {
+                open.extend(below[next].iter().filter(|package| seen.insert(**package)));
+            }
+            let impure: Vec<_> =
+                seen.iter().map(|id| names[*id]).filter(|dep| IMPURE_DEPENDENCIES.contains(dep)).collect();
+            match EXCEPTIONS.iter().find(|(pure, dep, _)| pure == name && *dep == names[*first]) {
+                Some((pure, dep, _)) if !impure.is_empty() => {
+                    used.insert((*pure, *dep));
+                }
+                _ if impure.is_empty() => {}
+                _ => problems.push(format!("{name} reaches {impure:?} through {}", names[*first])),
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{problems:#?}");
+    let named: BTreeSet<_> = EXCEPTIONS.iter().map(|(pure, dep, _)| (*pure, *dep)).collect();
+    assert_eq!(used, named, "exceptions that nothing needs");
+}
+
+/// What adds rows of several ranks, and what sends them anything. The worker calls the interface of the collectives
+/// alone.
 const ARITHMETIC: &[&str] = &["sum_rows", "norm_row"];
 
 #[test]

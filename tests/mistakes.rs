@@ -1,5 +1,5 @@
-//! The first hour: serving without a file, by the environment, under a supervisor; and the mistakes that are made in it. Each
-//! is answered by one line that names the way out, with the right exit code, and nothing is written or served.
+//! The first hour: serving without a file, by the environment, under a supervisor; and the mistakes that are made in
+//! it. Each is answered by one line that names the way out, with the right exit code, and nothing is written or served.
 
 mod support;
 

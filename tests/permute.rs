@@ -1,4 +1,5 @@
-//! `tables permute` on the bundled model: the new checkpoint says and routes what the old one does, and is whole or not at all.
+//! `tables permute` on the bundled model: the new checkpoint says and routes what the old one does, and is whole or not
+//! at all.
 
 mod support;
 
@@ -98,8 +99,8 @@ fn a_run_that_was_killed_is_continued_and_a_full_disk_is_told() {
     let [whole, killed, full] = ["whole", "killed", "full"].map(|name| folder.path().join(name));
     assert!(permute(&tables, &model_dir(), &whole, &[]).status.success());
 
-    // A limit on the size of files ends the command in the middle of the weights: by a signal, or where that is ignored by
-    // an error of the write, as a full disk does.
+    // A limit on the size of files ends the command in the middle of the weights: by a signal, or where that is ignored
+    // by an error of the write, as a full disk does.
     let limited = |out: &Path, before: &str| {
         let script = format!("ulimit -c 0; ulimit -f 20000; {before} exec \"$0\" \"$@\"");
         let mut shell = Command::new("sh");

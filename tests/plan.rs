@@ -66,3 +66,144 @@ fn what_is_wrong_is_one_sentence() {
         assert!(said.contains(message), "{}\nlacks: {message}", describe(&output));
     }
 }
+
+/// A small calibration of this machine, and what can be wrong with such a file.
+#[test]
+fn a_machine_is_calibrated_and_planned_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (model, out) = (model_dir(), folder.path().join("here"));
+    let (model, out) = (model.to_str().expect("UTF-8"), out.to_str().expect("UTF-8"));
+    let calibrate = ["plan", "calibrate", "--model", model, "--out", out, "--ranks", "1,2", "--seconds", "1", "--json"];
+    let found = json_of(&run(&calibrate));
+    // Four layouts of two ranks and one of one, six steps each.
+    assert_eq!(found["held_out"].as_array().map(Vec::len), Some(5 * 6));
+    assert!(found["held_out"].as_array().into_iter().flatten().all(|row| row["predicted_ms"].as_f64() > Some(0.0)));
+    assert!(found["calibration"]["links"]["rows"].as_u64() > Some(0));
+
+    let file_of = |name: &str| Path::new(out).join(name);
+    let (cluster, calibration) = (file_of("cluster.toml"), file_of("calibration.json"));
+    let (cluster, calibration) = (cluster.to_str().expect("UTF-8"), calibration.to_str().expect("UTF-8"));
+    let planned =
+        json_of(&run(&["plan", "--model", model, "--cluster", cluster, "--calibration", calibration, "--json"]));
+    assert!(planned["accuracy"]["calibrated"]["tpot"]["rows"].as_u64() > Some(0), "{}", planned["accuracy"]);
+
+    let good = std::fs::read_to_string(calibration).expect("written");
+    let cases = [
+        ("other", good.replace("processors", "GPUs"), "the calibration was fitted on"),
+        ("nan", good.replacen("\"rows\": ", "\"rows\": NaN", 1), "is not valid JSON"),
+        ("empty", String::new(), "is not valid JSON"),
+        ("cut", good[..good.len() / 2].to_owned(), "is not valid JSON"),
+        ("huge", " ".repeat(5 << 20), "more than 4194304 bytes long"),
+        ("negative", good.replace("\"memory_share\": ", "\"memory_share\": -"), "memory_share is -"),
+    ];
+    for (name, text, message) in cases {
+        let path = file(folder.path(), name, &text);
+        let path = path.to_str().expect("UTF-8");
+        let output = run(&["plan", "--model", model, "--cluster", cluster, "--calibration", path]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(message), "{name}: {}", describe(&output));
+    }
+    let blocked = file(folder.path(), "file", "");
+    let output = run(&["plan", "calibrate", "--model", model, "--out", blocked.to_str().expect("UTF-8")]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("cannot write"), "{}", describe(&output));
+}
+
+#[test]
+fn a_plan_is_loaded_by_the_worker_or_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cluster = file(folder.path(), "cluster.toml", CLUSTER);
+    let (model, cluster) = (model_dir(), cluster.to_str().expect("UTF-8").to_owned());
+    let model = model.to_str().expect("UTF-8");
+    let plan = json_of(&run(&["plan", "--model", model, "--cluster", &cluster, "--json"]));
+    assert_eq!(plan["chosen"]["version"], env!("CARGO_PKG_VERSION"));
+    let good = plan.to_string();
+    let layout = |tp: u64, dp: u64, cut: u64, whole: u64| {
+        let mut plan = plan.clone();
+        plan["chosen"]["layout"] = serde_json::json!({
+            "pipeline": 1, "attention_tp": tp, "attention_dp": dp, "expert_tp": cut, "expert_ep": whole,
+        });
+        plan.to_string()
+    };
+    let cases = [
+        ("world", layout(1, 4, 1, 4), "is for 4 ranks, --world is 2"),
+        ("nested", layout(2, 2, 1, 4), "the worker does not run TP2+DP2, EP4"),
+        (
+            "version",
+            good.replace(&format!("\"version\":\"{}", env!("CARGO_PKG_VERSION")), "\"version\":\"9"),
+            "plan again",
+        ),
+        ("model", good.replace("\"experts\":32", "\"experts\":64"), "it is for another model: its experts is 64"),
+        ("none", "{}".to_owned(), "`chosen` is missing"),
+        ("cut", good[..good.len() / 2].to_owned(), "expected the output of `semmoe plan --json`"),
+        ("huge", layout(u64::MAX, u64::MAX, 1, 1), "is not in 1 to 1024"),
+    ];
+    for (name, text, message) in cases {
+        let path = file(folder.path(), name, &text);
+        let path = path.to_str().expect("UTF-8");
+        let rank =
+            ["worker", "--model", model, "--rank", "1", "--world", "2", "--rendezvous", "127.0.0.1:1", "--plan", path];
+        let output = run(&rank);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(message), "{name}: {}", describe(&output));
+    }
+    let mut several = plan.clone();
+    several["chosen"]["units"] = serde_json::json!(7);
+    let units = file(folder.path(), "units", &several.to_string());
+    let output = run(&["up", "--port", "0", "--plan", units.to_str().expect("UTF-8")]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(2) && said.contains("units side by side"), "{}", describe(&output));
+}
+
+#[test]
+fn a_running_deployment_and_a_trace_are_judged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let metrics = "semmoe_steps_total{rank=\"0\"} 10\nsemmoe_steps_total{rank=\"1\"} 10\n\
+        semmoe_step_seconds_total{rank=\"0\"} 1.0\nsemmoe_step_seconds_total{rank=\"1\"} 1.0\n\
+        semmoe_collective_seconds_total{rank=\"0\",layer=\"0\",kind=\"dispatch\"} 0.8\n\
+        semmoe_activations_total{rank=\"0\",layer=\"0\",phase=\"decode\",where=\"local\"} 25\n\
+        semmoe_activations_total{rank=\"0\",layer=\"0\",phase=\"decode\",where=\"remote\"} 75\n";
+    let metrics = text(&file(folder.path(), "metrics.txt", metrics));
+    let found = json_of(&run(&["plan", "--deployment", &metrics, "--affinity", "0.5", "--json"]));
+    // 40% of a step shrinks to two thirds.
+    let gain = &found["affinity"][0]["gain"];
+    let near =
+        |value: &serde_json::Value, expected: f64| value.as_f64().is_some_and(|found| (found - expected).abs() < 1e-9);
+    assert!(near(&gain["range"][1], 1.0 / (1.0 - 0.4 / 3.0) - 1.0), "{gain}");
+    let links = "compute_ms = 36\nexpert_mb = 4\nremote_ranks = 2.0\nlinks = [{ mbit_per_second = 1000 }]\n";
+    let links = text(&file(folder.path(), "links.toml", links));
+    let evaluation = r#"{"lar": 0.3, "policies": {"affinity": {"request_lar": 0.4, "remote_ranks_per_token": 1.5}}}"#;
+    let evaluation = text(&file(folder.path(), "evaluation.json", evaluation));
+    let found = json_of(&run(&["plan", "--deployment", &links, "--affinity", &evaluation, "--json"]));
+    assert!(near(&found["affinity"][0]["gain"]["bytes_ratio"], 0.75), "{found}");
+
+    let cluster = text(&file(folder.path(), "cluster.toml", &CLUSTER.replace("count = 4", "count = 2")));
+    let two = format!(
+        "{}[[levels]]\nname = \"ib\"\ncount = 2\nbandwidth_gb_per_second = 50\nlatency_us = 12\n",
+        CLUSTER.replace("count = 4", "count = 2")
+    );
+    let two = text(&file(folder.path(), "two.toml", &two));
+    let lines: String = (0..50)
+        .map(|at| format!("{{\"timestamp\": {}, \"input_length\": 100, \"output_length\": 20}}\n", at * 10))
+        .collect();
+    let trace = text(&file(folder.path(), "trace.jsonl", &lines));
+    let model = text(&model_dir());
+    let found = json_of(&run(&["plan", "--model", &model, "--cluster", &two, "--lengths", &trace, "--json"]));
+    let units = &found["extras"]["units"];
+    assert_eq!((&units["units"], &units["requests"]), (&serde_json::json!(2), &serde_json::json!(50)));
+
+    let bad = text(&file(folder.path(), "bad.jsonl", "{\"input_length\": 99999999999, \"output_length\": 1}\n"));
+    let empty = text(&file(folder.path(), "empty", ""));
+    let cases: [(&[&str], &str); 4] = [
+        (&["--deployment", &empty, "--affinity", "0.5"], "has no semmoe_steps_total"),
+        (&["--deployment", &links, "--affinity", "0.5", "--lar-before", "1"], "a local rate is 1"),
+        (&["--model", &model, "--cluster", &cluster, "--lengths", &bad], "expected at most 1048576"),
+        (&["--cluster", &cluster], "--model <PATH>"),
+    ];
+    for (args, message) in cases {
+        let output = run(&[&["plan"], args].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(message), "{}\nlacks: {message}", describe(&output));
+    }
+}

@@ -6,7 +6,8 @@ use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
 use semmoe_tables::{LayerIdx, Profile, Trace};
 use support::{Ranks, describe, json_of, model_dir, repository, run};
 
-/// Share of routes that may differ: near-ties between the k-th and the next expert, which another order of sums decides otherwise.
+/// Share of routes that may differ: near-ties between the k-th and the next expert, which another order of sums decides
+/// otherwise.
 const NEAR_TIES: f64 = 0.001;
 
 #[test]

@@ -1,10 +1,13 @@
-//! `semmoe serve` in front of ranks that were started by hand: what an operator does, and what is refused before serving.
+//! `semmoe serve` in front of ranks that were started by hand: what an operator does, and what is refused before
+//! serving.
 
 mod support;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
@@ -262,8 +265,8 @@ fn sighup_reads_the_configuration_again() {
     ranks.stop();
 }
 
-/// A rank dies while every rank of two units runs a request: the unit's other rank says so, and the gateway has both of its
-/// requests answered by the other unit.
+/// A rank dies while every rank of two units runs a request: the unit's other rank says so, and the gateway has both of
+/// its requests answered by the other unit.
 #[test]
 fn a_lost_rank_costs_no_request() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -304,4 +307,69 @@ fn a_lost_rank_costs_no_request() {
     let [mut dead, living] = units;
     assert_eq!(dead.wait(0), Some(3), "rank 0 of the dead unit exits by itself, for its supervisor to start it anew");
     living.stop();
+}
+
+/// An address that is free now.
+fn free_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("bound").to_string()
+}
+
+/// What the switch policy's actuator says of the only backend.
+async fn steered(admin: &BaseUrl) -> Value {
+    let shown: Value =
+        HttpClient::default().get_json(admin, "/admin/switch", &AnswerLimits::default()).await.expect("switches");
+    shown["units"][0].clone()
+}
+
+/// The prior says that TP takes no time up to four sequences, and EP above: real ranks go to TP under one client and
+/// back under sixteen, and every request has its answer.
+#[test]
+fn the_gateway_switches_real_ranks_both_ways_under_requests() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let ranks = Ranks::start(2, None);
+    let admin = free_address();
+    let switch = "[switch]\nmode = \"drive\"\ntp_layout = \"dp-tp\"\ninterval_seconds = 0.05\nswitch_seconds = 0.05\n\
+                  tp_step_ms = [[1, 0.001], [4, 0.001], [5, 1000.0], [2048, 1000.0]]\n\
+                  ep_step_ms = [[1, 1000.0], [4, 1000.0], [5, 0.001], [2048, 0.001]]\n\
+                  tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n";
+    let config = configuration(folder.path(), &ranks.url, "round_robin", switch);
+    let text = std::fs::read_to_string(&config).expect("written before");
+    std::fs::write(&config, text.replace("admin = \"127.0.0.1:0\"", &format!("admin = {admin:?}"))).expect("written");
+    let served = Served::start(&config);
+    let admin: BaseUrl = format!("http://{admin}").parse().expect("a URL");
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime").block_on(async {
+        for (clients, layout) in [(1, "tp"), (16, "ep")] {
+            let stop = Arc::new(AtomicBool::new(false));
+            let mut running = tokio::task::JoinSet::new();
+            for _ in 0..clients {
+                let (stop, url) = (Arc::clone(&stop), served.url.clone());
+                running.spawn(async move {
+                    while !stop.load(Ordering::Relaxed) {
+                        let body = json!({"model": MODEL, "prompt": "Name three rivers", "max_tokens": 24,
+                            "temperature": 0, "ignore_eos": true});
+                        let limits = AnswerLimits { timeout: Duration::from_secs(120), ..AnswerLimits::default() };
+                        let answer = HttpClient::default().post_json(&url, "/v1/completions", &body, &limits).await;
+                        let answer: Value = answer.expect("no request is lost");
+                        assert_eq!(answer["usage"]["completion_tokens"], 24, "{answer}");
+                    }
+                });
+            }
+            let deadline = Instant::now() + Duration::from_secs(240);
+            loop {
+                let unit = steered(&admin).await;
+                let decided = &unit["decisions"][0];
+                if unit["layout"] == layout && decided["to"] == layout {
+                    assert_eq!(decided["outcome"], "committed", "{unit}");
+                    break;
+                }
+                assert!(Instant::now() < deadline, "never in {layout}: {unit}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            stop.store(true, Ordering::Relaxed);
+            running.join_all().await;
+        }
+    });
+    served.stop();
+    ranks.stop();
 }

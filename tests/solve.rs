@@ -21,7 +21,7 @@ fn reference() -> String {
 /// Solves in four groups; gives what was printed, and the report.
 fn solve(folder: &Path, profile: &str, more: &[&str]) -> (String, Value) {
     let (tables, report) = (text(&folder.join("t.tables")), text(&folder.join("r.json")));
-    let outputs = ["solve", "--groups", "4", "--profile", profile, "--out", &tables, "--report", &report];
+    let outputs = ["solve", "--verbose", "--groups", "4", "--profile", profile, "--out", &tables, "--report", &report];
     let output = run(&[&outputs, more].concat());
     assert!(output.status.success(), "{}", describe(&output));
     let report = serde_json::from_slice(&std::fs::read(report).expect("a report")).expect("JSON");

@@ -10,9 +10,9 @@
 //! | vllm | header | header | - |
 //! | any, with a URL for each rank | URL | URL | URL |
 //!
-//! The header is `x-data-parallel-rank`. An engine that does not tell its version is taken for the newest: whether its
-//! pins take effect is verified in any case (see [`crate::verify`]). SGLang's Responses route reads no pin in 0.5.19 and
-//! reads the header in 0.5.23; what lies between counts as not reading it.
+//! The header is `x-data-parallel-rank`. An engine that does not report its version is taken for the newest: whether
+//! its pins take effect is verified in any case (see [`crate::verify`]). SGLang's Responses route reads no pin in
+//! 0.5.19 and reads the header in 0.5.23; what lies between counts as not reading it.
 
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +65,7 @@ pub struct Dialect {
 }
 
 impl Dialect {
-    /// Of an engine; `version` is `None` where it does not tell.
+    /// Of an engine; `version` is `None` where it does not report one.
     pub fn of(engine: Engine, version: Option<Version>) -> Self {
         let none = Self {
             engine,
@@ -135,14 +135,14 @@ impl Dialect {
             // Both were read in 0.5.23 and no earlier one.
             Route::Responses | Route::Messages => self.responses,
             Route::Generate => self.generate,
-            // Only one URL for each rank tells embeddings apart.
+            // Only one URL for each rank distinguishes embeddings.
             Route::Embeddings => self.openai.filter(|carrier| *carrier == Carrier::Url),
             Route::Tokenize | Route::Detokenize | Route::Extra => None,
         };
         carrier.ok_or(PinError::NoCarrier { engine: self.engine, route })
     }
 
-    /// What the pin of a rank says: the rank's number as the engine counts.
+    /// The value of a rank's pin: its number as the engine counts.
     pub fn wire_rank(&self, rank: semmoe_tables::RankId) -> u32 {
         match (self.ranks_per_url, self.rank_base) {
             (Some(on_a_node), RankBase::Local) => u32::from(rank.get() % on_a_node.max(1)),
@@ -168,7 +168,8 @@ mod tests {
         const H: Option<Carrier> = Some(Carrier::Header);
         const NEW: Option<Carrier> = Some(Carrier::Field("routed_dp_rank"));
         const OLD: Option<Carrier> = Some(Carrier::Field("data_parallel_rank"));
-        // Chat, completions, responses, embeddings, generate, tokenize, messages, detokenize: the order of `Route::ALL`.
+        // Chat, completions, responses, embeddings, generate, tokenize, messages, detokenize: the order of
+        // `Route::ALL`.
         for (engine, version, expected) in [
             (Engine::Sglang, Some("0.5.23"), [H, H, H, None, NEW, None, H, None]),
             (Engine::Sglang, Some("0.6.0"), [H, H, H, None, NEW, None, H, None]),

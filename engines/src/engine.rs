@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Engine {
     /// SGLang; what it can depends on its version.
     Sglang,
-    /// semmoe's own worker; it speaks SGLang's dialect and tells more about itself.
+    /// semmoe's own worker; it speaks SGLang's dialect and reports more about itself.
     Semmoe,
     /// vLLM.
     Vllm,

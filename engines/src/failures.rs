@@ -1,15 +1,15 @@
 //! Answers in which an engine says that it failed: errors of the server, and generations that it aborted.
 //!
-//! vLLM's API servers and SGLang's HTTP server outlive what computes behind them. Then requests get a 500 that names the
-//! cause, a 200 whose generation ended as `abort`, or an error event in a stream that began well. Recognised in pieces of
-//! the answer as they pass; text cannot pretend to be any of it, as quotes in it are escaped.
+//! vLLM's API servers and SGLang's HTTP server outlive what computes behind them. Then requests get a 500 that names
+//! the cause, a 200 whose generation ended as `abort`, or an error event in a stream that began well. Recognised in
+//! pieces of the answer as they pass; text cannot pretend to be any of it, as quotes in it are escaped.
 
 use std::sync::LazyLock;
 
 use memchr::memmem::{self, Finder};
 use serde_json::Value;
 
-/// What vLLM calls a dead engine core, in errors of every shape. It is final: the core does not come back by itself.
+/// vLLM's name for a dead engine core, in errors of every shape. It is final: the core does not come back by itself.
 const DEAD_CORE: &str = "EngineCore encountered an issue";
 
 static ERROR_EVENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: {\"error\""));
@@ -18,7 +18,7 @@ static ABORT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"abort\
 /// How an engine failed a request that it had taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// What computes is dead, and the server in front of it says so.
+    /// The engine core is dead, and the server in front of it reports that.
     Dead,
     /// It ended the generation for a reason of its own.
     Abort,
@@ -37,14 +37,14 @@ impl Failure {
     }
 }
 
-/// What a piece of a 200 answer says about the engine. Pieces are whole events, or JSON.
+/// The engine's failure as a piece of a 200 answer shows it. Pieces are whole events, or JSON.
 pub fn in_piece(piece: &[u8]) -> Option<Failure> {
     let error = ERROR_EVENT.find_iter(piece).filter_map(|at| error_event(&piece[at..])).last();
     error.or_else(|| ABORT.find_iter(piece).any(|at| is_abort(piece, at)).then_some(Failure::Abort))
 }
 
-/// What a whole document says with a status of 500 and above: a dead engine, or another error of the server. `None` where
-/// it is not an engine's error document.
+/// The failure in a whole document with a status of 500 and above: a dead engine, or another error of the server.
+/// `None` where it is not an engine's error document.
 pub fn in_error(document: &[u8]) -> Option<Failure> {
     let value: Value = serde_json::from_slice(document).ok()?;
     // SGLang's OpenAI routes have the members of the error at the top.
@@ -53,8 +53,8 @@ pub fn in_error(document: &[u8]) -> Option<Failure> {
     Some(if message.contains(DEAD_CORE) { Failure::Dead } else { Failure::Error })
 }
 
-/// Whether an answer whose first piece this is has told the client nothing yet: no text, no tokens, no tool call. `false`
-/// where that is not certain.
+/// Whether an answer whose first piece this is has told the client nothing yet: no text, no tokens, no tool call.
+/// `false` where that is not certain.
 pub fn is_empty(piece: &[u8]) -> bool {
     let whole = || serde_json::from_slice::<Value>(piece).is_ok_and(|value| says_nothing(&value));
     let events = || {

@@ -1,4 +1,5 @@
-//! A scanner of the top-level members of a JSON object (and the elements of an array), for bodies that must pass through byte for byte.
+//! A scanner of the top-level members of a JSON object (and the elements of an array), for bodies that must pass
+//! through byte for byte.
 //!
 //! It does what splicing needs and no more: it finds where each member starts and ends and compares keys with escapes
 //! resolved. Strings, nesting (with a limit) and separators are checked, for a body that two parsers cut differently
@@ -24,7 +25,7 @@ pub enum ScanError {
     Expected {
         /// Byte offset.
         at: usize,
-        /// What the grammar asks for.
+        /// The grammar's requirement.
         expected: &'static str,
     },
     /// Nesting beyond [`MAX_DEPTH`].
@@ -76,7 +77,8 @@ impl<'a> Members<'a> {
         Self::knowing(body, None)
     }
 
-    /// The same; `known` is where a value stands that a stricter parser has gone through: its insides are not looked at.
+    /// The same; `known` is where a value stands that a stricter parser has gone through: its insides are not looked
+    /// at.
     pub fn knowing(body: &'a [u8], known: Option<Range<usize>>) -> Self {
         Self { body, at: 0, state: State::Start, known }
     }
@@ -251,6 +253,9 @@ impl Iterator for Members<'_> {
 }
 
 /// The bytes of the value of top-level key `name`; the last one wins, as in the engines' parsers.
+///
+/// # Errors
+/// `ScanError` where the body is no JSON object.
 pub fn top_level<'a>(body: &'a [u8], name: &str) -> Result<Option<&'a [u8]>, ScanError> {
     let mut found = None;
     for member in Members::new(body) {

@@ -1,4 +1,4 @@
-//! What engines accept and return: requests, pins, loads, routed experts; and the one HTTP client.
+//! The interface of engines: requests, pins, loads, routed experts; and the one HTTP client.
 //!
 //! | module | what |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | [`probe`] | what an engine says about itself |
 //! | [`metrics`] | samples of Prometheus' text format |
 //! | [`pieces`] | ranks and token counts in pieces of answers |
-//! | [`recording`] | routed experts of whole prompts asked for, and read from wherever they are told |
+//! | [`recording`] | routed experts of whole prompts asked for, and read from wherever the engine puts them |
 //! | [`routed`] | routed experts asked for in requests and cut out of answers |
 //! | [`sse`] | where events end in a stream, so that nothing is put inside one |
 //! | [`switch`] | layouts of semmoe's worker that change while it serves |

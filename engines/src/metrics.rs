@@ -1,11 +1,11 @@
-//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker tell their metrics.
+//! Lines of the Prometheus text format, in which vLLM, SGLang and semmoe's worker report their metrics.
 
 /// One sample: a line that is no comment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample<'a> {
     /// The metric's name.
     pub name: &'a str,
-    /// What is between the braces.
+    /// The text between the braces.
     labels: &'a str,
     /// May be infinite or no number, as the format allows it.
     pub value: f64,

@@ -1,6 +1,6 @@
-//! Numbers that engines tell about a request, looked for in pieces of the answer as they pass, without parsing it.
+//! Numbers that engines report about a request, looked for in pieces of the answer as they pass, without parsing it.
 //!
-//! A piece may be JSON or server-sent events. One that is cut inside the number tells nothing. Text cannot pretend to be
+//! A piece may be JSON or server-sent events. One that is cut inside the number is ignored. Text cannot pretend to be
 //! a key, as quotes in it are escaped.
 
 use std::sync::LazyLock;
@@ -19,14 +19,15 @@ pub fn rank_in_meta(piece: &[u8]) -> Option<u32> {
     u32::try_from(number_after(piece, &DP_RANK)?).ok()
 }
 
-/// The prompt's tokens as the engine counted them: `usage.prompt_tokens` of the OpenAI routes (in streams the last event has
-/// it, if the client asked for it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
+/// The prompt's tokens as the engine counted them: `usage.prompt_tokens` of the OpenAI routes (in streams the last
+/// event has it, if the client asked for it) or `meta_info.prompt_tokens` of SGLang's `/generate`.
 pub fn prompt_tokens(piece: &[u8]) -> Option<u64> {
     number_after(piece, &PROMPT_TOKENS)
 }
 
-/// The tokens generated so far, as the engine counted them: `completion_tokens` of the OpenAI routes and of SGLang's `/generate`,
-/// `output_tokens` of responses and messages. The last number counts, as some engines report one in each event.
+/// The tokens generated so far, as the engine counted them: `completion_tokens` of the OpenAI routes and of SGLang's
+/// `/generate`, `output_tokens` of responses and messages. The last number counts, as some engines report one in each
+/// event.
 pub fn output_tokens(route: Route, piece: &[u8]) -> Option<u64> {
     let key = match route {
         Route::Chat | Route::Completions | Route::Generate => &*COMPLETION_TOKENS,

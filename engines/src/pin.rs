@@ -1,4 +1,4 @@
-//! Pins: how a request is told to run on one attention-DP rank, per engine and route.
+//! Pins: how a request is sent to one attention-DP rank, per engine and route.
 //!
 //! Which engine reads a pin where is said in [`crate::dialect`].
 //!
@@ -15,9 +15,9 @@ use crate::{Carrier, Dialect, Engine, Route};
 
 /// The header that SGLang and vLLM read.
 pub const HEADER: HeaderName = HeaderName::from_static("x-data-parallel-rank");
-/// Headers by which a client could choose where a request runs, or from which host an engine fetches its keys and values.
-/// [`OVERRIDES`] are others; Dynamo has `x-dp-rank` and `x-worker-instance-id`. Underscores count as hyphens, as proxies and
-/// gateway interfaces make one of the other.
+/// Headers by which a client could choose where a request runs, or from which host an engine fetches its keys and
+/// values. [`OVERRIDES`] are others; Dynamo has `x-dp-rank` and `x-worker-instance-id`. Underscores count as hyphens,
+/// as proxies and gateway interfaces make one of the other.
 pub const CLIENT_HEADERS: [&str; 9] = [
     "x-data-parallel-rank",
     "x-dp-rank",
@@ -29,10 +29,12 @@ pub const CLIENT_HEADERS: [&str; 9] = [
     "bootstrap_port",
     "bootstrap_room",
 ];
-/// Every header that begins so overrides a field of SGLang's (from 0.5.23): its rank, its bootstrap host, its request id.
+/// Every header that begins so overrides a field of SGLang's (from 0.5.23): its rank, its bootstrap host, its request
+/// id.
 pub const OVERRIDES: &str = "x-override-";
-/// Top-level body fields by which a client could choose a rank, and those that routers set between the prefill and decode engines
-/// of SGLang (`bootstrap_*`) and vLLM (`kv_transfer_params`): they name hosts to which an engine connects.
+/// Top-level body fields by which a client could choose a rank, and those that routers set between the prefill and
+/// decode engines of SGLang (`bootstrap_*`) and vLLM (`kv_transfer_params`): they name hosts to which an engine
+/// connects.
 pub const CLIENT_FIELDS: [&str; 7] = [
     ROUTED_DP_RANK,
     DATA_PARALLEL_RANK,
@@ -63,7 +65,7 @@ pub enum PinError {
     /// A trusted client pin that is no rank.
     #[error("the pin '{found}' is not a rank")]
     NotARank {
-        /// What was sent, shortened.
+        /// The text sent, shortened.
         found: String,
     },
 }
@@ -105,12 +107,18 @@ pub struct Stripped {
 
 impl Stripped {
     /// Removes every client pin. Without any, the bytes are not copied.
+    ///
+    /// # Errors
+    /// `ScanError` where the body is no JSON object.
     pub fn new(body: &Bytes) -> Result<Self, ScanError> {
         Self::seeing(body, None, |_| ())
     }
 
-    /// As [`Stripped::new`]; `see` is shown every member on the way, so that nobody has to go through the body again, and `known` is
+    /// As [`Stripped::new`]; `see` is shown every member on the way, so that the body is read once, and `known` is
     /// where the value of one stands that somebody has gone through already ([`Members::knowing`]).
+    ///
+    /// # Errors
+    /// As `Stripped::new`.
     pub fn seeing(
         body: &Bytes,
         known: Option<std::ops::Range<usize>>,
@@ -139,8 +147,8 @@ impl Stripped {
         &self.body
     }
 
-    /// The body with this as its one `model`, in front of the other members, of which all bytes stay. Where it has it already
-    /// nothing is copied.
+    /// The body with this as its one `model`, in front of the other members, of which all bytes stay. Where it has it
+    /// already nothing is copied.
     ///
     /// # Errors
     /// Where the body is no JSON object.
@@ -167,8 +175,8 @@ impl Stripped {
         self.with_member(field, &wire_rank.to_string()).body
     }
 
-    /// The body with one more first member, `value` being JSON; all other bytes stay. The caller knows that it has none of
-    /// that name.
+    /// The body with one more first member, `value` being JSON; all other bytes stay. The caller knows that it has none
+    /// of that name.
     #[must_use]
     pub(crate) fn with_member(&self, field: &str, value: &str) -> Self {
         let comma = if self.has_members { "," } else { "" };
@@ -208,6 +216,9 @@ pub fn apply(
 /// The pin that a client sent by a carrier that the engine's newest version would read on this route, to be honoured
 /// where the configuration trusts clients. The header wins over the body, as in SGLang. Ranks count from 0 here,
 /// however the engine counts them.
+///
+/// # Errors
+/// `PinError` for a header that is no rank of the backend.
 pub fn client_pin(engine: Engine, route: Route, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, PinError> {
     let by_header = match Dialect::of(engine, None).carrier(route) {
         Err(_) => return Ok(None),

@@ -1,8 +1,8 @@
-//! What an engine reports about itself: health, version, ranks, and for SGLang's dialect its server information.
+//! An engine's report about itself: health, version, ranks, and for SGLang's dialect its server information.
 //!
-//! SGLang's `/health` runs the model for one token, so it takes a second on an idle engine and as long as a step of prefill
-//! on a busy one. `/ping` is answered by the HTTP server alone. So [`alive`] asks `/ping` and decides about the process, and
-//! [`health`] decides about the scheduler behind it, with a limit of time to match.
+//! SGLang's `/health` runs the model for one token, so it takes a second on an idle engine and as long as a step of
+//! prefill on a busy one. `/ping` is answered by the HTTP server alone. So [`alive`] asks `/ping` and decides about the
+//! process, and [`health`] decides about the scheduler behind it, with a limit of time to match.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::sglang::{self, Loads, ServerInfo};
 use crate::vllm::RankRange;
 use crate::{Dialect, Engine, RankBase, Version, vllm};
 
-/// What to probe.
+/// The engine to probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Target<'a> {
     /// The kind of engine.
@@ -43,8 +43,8 @@ pub fn health_generates(engine: Engine) -> bool {
     engine == Engine::Sglang
 }
 
-/// Whether a failed health probe says that the engine cannot recover, so that no second probe is needed. vLLM's API servers
-/// answer 503 only when the engine core is dead.
+/// Whether a failed health probe says that the engine cannot recover, so that no second probe is needed. vLLM's API
+/// servers answer 503 only when the engine core is dead.
 pub fn is_dead(engine: Engine, error: &HttpError) -> bool {
     engine == Engine::Vllm && error.status() == Some(503)
 }
@@ -75,8 +75,11 @@ pub async fn alive(
     Ok(())
 }
 
-/// Asks every URL for health alone; any 2xx answer is good. The ranks of an engine move in lockstep, so that one without
-/// one of them is not healthy.
+/// Asks every URL for health alone; any 2xx answer is good. The ranks of an engine move in lockstep, so that one
+/// without one of them is not healthy.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer with 200.
 pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<(), HttpError> {
     for url in target.urls {
         client.get_text(url, health_path(target.engine), limits).await?;
@@ -84,8 +87,8 @@ pub async fn health(client: &HttpClient, target: &Target<'_>, limits: &AnswerLim
     Ok(())
 }
 
-/// Asks every URL of an engine of SGLang's dialect for something that its schedulers must answer. An answer of any status is
-/// good: what it says is not judged here.
+/// Asks every URL of an engine of SGLang's dialect for something that its schedulers must answer. An answer of any
+/// status is good: what it says is not judged here.
 ///
 /// # Errors
 /// When a URL does not answer.
@@ -100,7 +103,7 @@ pub async fn schedulers(client: &HttpClient, target: &Target<'_>, limits: &Answe
     Ok(())
 }
 
-/// What a probe found.
+/// The outcome of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
     /// Server information, where the engine gives any.
@@ -113,7 +116,7 @@ pub struct Probe {
     pub doubt: Option<RankDoubt>,
     /// How it is pinned.
     pub dialect: Dialect,
-    /// The engine has further ranks before those behind its URL, and did not tell how it counts in pins.
+    /// The engine has further ranks before those behind its URL, and did not report how it counts in pins.
     pub unknown_rank_base: bool,
 }
 
@@ -243,8 +246,8 @@ async fn probe_vllm(
     Ok(found)
 }
 
-/// vLLM with one URL for each node: hybrid load balancing, where each API server is in front of its node's ranks. One rank on
-/// each is external load balancing, where the URL alone is the pin.
+/// vLLM with one URL for each node: hybrid load balancing, where each API server is in front of its node's ranks. One
+/// rank on each is external load balancing, where the URL alone is the pin.
 async fn probe_nodes(client: &HttpClient, target: &Target<'_>, limits: &AnswerLimits) -> Result<Probe, HttpError> {
     let mut nodes = Vec::new();
     for url in target.urls {
@@ -285,6 +288,9 @@ async fn rank_base(
 }
 
 /// Server information of an engine that speaks SGLang's dialect, under whichever name this version has it.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer, or with something else.
 pub async fn server_info(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<ServerInfo, HttpError> {
     match client.get_json(base, sglang::SERVER_INFO, limits).await {
         Err(error) if error.status() == Some(404) => client.get_json(base, sglang::GET_SERVER_INFO, limits).await,

@@ -11,8 +11,8 @@
 //! | semmoe | chat, completions | as chat of sglang 0.5.23 | `sglext` of the answer; `output_ids` is one list |
 //! | vllm | chat, completions | `return_token_ids` (the experts come from a server flag) | `choices[0].routed_experts` and `.token_ids`; `prompt_token_ids` of the answer or of the choice |
 //!
-//! The experts are base64, of raw little-endian i32 (SGLang) or of a `.npy` file (vLLM); both are read from any engine, as the
-//! two cannot be confused.
+//! The experts are base64, of raw little-endian i32 (SGLang) or of a `.npy` file (vLLM); both are read from any engine,
+//! as the two cannot be confused.
 
 mod answer;
 mod encoding;

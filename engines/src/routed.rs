@@ -1,5 +1,5 @@
-//! Routed experts of requests in flight: which engines are asked for them and how, and how they are removed from an answer
-//! whose client did not ask for them.
+//! Routed experts of requests in flight: which engines are asked for them and how, and how they are removed from an
+//! answer whose client did not ask for them.
 //!
 //! | engine | `/generate` | chat, completions |
 //! |---|---|---|
@@ -8,10 +8,10 @@
 //! | vllm with its server flag | no such route | in every answer that is no stream, in `routed_experts` of each choice; field `return_token_ids` for the token ids |
 //! | all others | not asked | not asked |
 //!
-//! Streams of the OpenAI routes send them in an event of their own, in other places (older versions) or not at all (vLLM):
-//! they are not sampled. An answer is never serialized anew: SGLang's member is cut out, vLLM's values become `null`, as
-//! they are without its flag, and all other bytes stay. `sglext` goes altogether where the rest of it is `null`, as it is
-//! there for the question alone.
+//! Streams of the OpenAI routes send them in an event of their own, in other places (older versions) or not at all
+//! (vLLM): they are not sampled. An answer is never serialized anew: SGLang's member is cut out, vLLM's values become
+//! `null`, as they are without its flag, and all other bytes stay. `sglext` goes altogether where the rest of it is
+//! `null`, as it is there for the question alone.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -36,8 +36,8 @@ const TOKEN_IDS_FIELD: &str = "return_token_ids";
 /// Where vLLM's answers have token ids: the first in choices, the second there (completions) or beside them (chat).
 const TOKEN_IDS: [&str; 2] = ["token_ids", "prompt_token_ids"];
 
-/// Whether an engine of this version (`None`: unknown) can be asked on this route. It may still refuse. Whether vLLM has its
-/// server flag is seen in its answers alone.
+/// Whether an engine of this version (`None`: unknown) can be asked on this route. It may still refuse. Whether vLLM
+/// has its server flag is seen in its answers alone.
 pub fn can_ask(engine: Engine, version: Option<Version>, route: Route) -> bool {
     let since = match route {
         Route::Generate => GENERATE,
@@ -71,15 +71,15 @@ pub enum Place {
 /// A request that asks for routed experts.
 #[derive(Debug, Clone)]
 pub struct Asking {
-    /// What is sent in place of the client's body.
+    /// The body sent in place of the client's.
     pub body: Stripped,
     /// Where the answer has what was asked for.
     pub place: Place,
 }
 
 /// The body with the question in it; `None` where the client itself says anything about routed experts, or the body has
-/// several prompts, and on the OpenAI routes where a stream or several answers are wanted. vLLM's `echo` means something
-/// else with token ids, so that it is not asked then.
+/// several prompts, and on the OpenAI routes where a stream or several answers are wanted. vLLM's `echo` means
+/// something else with token ids, so that it is not asked then.
 pub fn ask(engine: Engine, route: Route, body: &Stripped) -> Option<Asking> {
     let bytes = body.bytes();
     let value = |field| top_level(bytes, field).ok().flatten();
@@ -157,7 +157,7 @@ struct Edit {
     by: &'static str,
 }
 
-/// What is changed in an answer.
+/// The changes to an answer.
 #[derive(Default)]
 struct Cuts {
     edits: Vec<Edit>,
@@ -447,7 +447,7 @@ mod tests {
         for (body, sent, ids) in [
             (r#"{"prompt":"a"}"#, r#"{"return_token_ids":true,"prompt":"a"}"#, true),
             (r#"{"prompt":[1,2],"echo":false}"#, r#"{"return_token_ids":true,"prompt":[1,2],"echo":false}"#, true),
-            // What the client says about token ids holds, and it gets what it asked for.
+            // The client's own setting for token ids wins, and it gets what it requested.
             (r#"{"prompt":"a","return_token_ids":true}"#, r#"{"prompt":"a","return_token_ids":true}"#, false),
             (r#"{"return_token_ids":null}"#, r#"{"return_token_ids":null}"#, false),
         ] {
@@ -520,8 +520,8 @@ mod tests {
     }
 
     proptest! {
-        /// Wherever the member stands: what is left parses to the answer without it, and every byte that is left stood in
-        /// the answer, in one or two stretches.
+        /// Wherever the member stands: what is left parses to the answer without it, and every byte that is left stood
+        /// in the answer, in one or two stretches.
         #[test]
         fn only_the_member_goes(
             answer in any_json_object(), meta in any_json_object(), experts in proptest::collection::vec(any_json_object(), 1..3),

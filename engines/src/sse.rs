@@ -1,13 +1,14 @@
 //! Event boundaries of a server-sent event stream.
 //!
-//! What is relayed always ends at the end of an event, so that an error event can be put in at any time without landing
-//! inside another one. A piece that ends inside an event is held back up to its last boundary; no client could have used
-//! the rest before the event is complete. Pieces that end at a boundary, as engines send them, pass through uncopied.
+//! Relayed bytes always end at the end of an event, so that an error event can be put in at any time without landing
+//! inside another one. A piece that ends inside an event is held back up to its last boundary; no client could have
+//! used the rest before the event is complete. Pieces that end at a boundary, as engines send them, pass through
+//! uncopied.
 
 use bytes::{Bytes, BytesMut};
 
 /// An event longer than this is relayed as it comes: then there is no boundary to wait for.
-const LONGEST_HELD_BYTES: usize = 1 << 20;
+const MAX_HELD_BYTES: usize = 1 << 20;
 
 /// Follows one stream.
 #[derive(Debug)]
@@ -18,7 +19,7 @@ pub struct Events {
     after_cr: bool,
     /// The start of an event whose end is still to come.
     held: BytesMut,
-    /// What was relayed ends at a boundary.
+    /// The relayed bytes end at a boundary.
     at_boundary: bool,
     longest_held_bytes: usize,
     data_lines: u32,
@@ -33,7 +34,7 @@ impl Default for Events {
 impl Events {
     /// At the start of a stream.
     pub fn new() -> Self {
-        Self::with_limit(LONGEST_HELD_BYTES)
+        Self::with_limit(MAX_HELD_BYTES)
     }
 
     /// Holds back longer or shorter events than usual.
@@ -80,7 +81,7 @@ impl Events {
         ready.freeze()
     }
 
-    /// What is held back, for a stream that ended by itself.
+    /// The bytes held back, for a stream that ended by itself.
     pub fn rest(&mut self) -> Bytes {
         self.held.split().freeze()
     }
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn an_endless_event_is_not_held_for_ever() {
         let mut events = Events::new();
-        let piece = Bytes::from(vec![b'x'; LONGEST_HELD_BYTES / 2]);
+        let piece = Bytes::from(vec![b'x'; MAX_HELD_BYTES / 2]);
         assert!(events.push(piece.clone()).is_empty());
         assert!(events.push(piece.clone()).is_empty());
         assert_eq!(events.push(piece.clone()).len(), 3 * piece.len());

@@ -9,7 +9,7 @@ use crate::http::{AnswerLimits, BaseUrl, HttpClient, HttpError};
 /// `GET`: [`SwitchStatus`]. `POST`: [`SwitchRequest`], answered with the status after it.
 pub const SWITCH: &str = "/switch";
 
-/// What is asked of a unit.
+/// A request to a unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchRequest {
@@ -71,7 +71,7 @@ pub enum SwitchState {
     Moving,
 }
 
-/// What `GET /switch` answers.
+/// The answer of `GET /switch`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SwitchStatus {
     /// Where a switch is, if there is one.

@@ -1,12 +1,13 @@
 //! vLLM's dialect: what its metrics report, and how it counts ranks in pins.
 //!
-//! vLLM says nothing about its ranks but in `/metrics`, where samples have a label `engine`: the rank's number among all
-//! ranks. With several API servers (the default with data parallelism) the gauges of a rank appear with its first request,
-//! while counters, histograms and `vllm:cache_config_info` are there from the start; so any `vllm:*` sample counts.
+//! vLLM says nothing about its ranks but in `/metrics`, where samples have a label `engine`: the rank's number among
+//! all ranks. With several API servers (the default with data parallelism) the gauges of a rank appear with its first
+//! request, while counters, histograms and `vllm:cache_config_info` are there from the start; so any `vllm:*` sample
+//! counts.
 //!
-//! A server in front of ranks 4 to 7 takes pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7 (Rust
-//! front end). A pin to the last rank's global number decides: it is out of range in the first case, and runs one token
-//! in the second. Servers in front of rank 0 count the same either way and are not asked.
+//! A server in front of ranks 4 to 7 takes pins 0 to 3 (Python front end with `--data-parallel-hybrid-lb`) or 4 to 7
+//! (Rust front end). A pin to the last rank's global number decides: it is out of range in the first case, and runs one
+//! token in the second. Servers in front of rank 0 count the same either way and are not asked.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ const FINISHED: &str = "vllm:request_success_total";
 /// More ranks than any deployment has; bounds what metrics can make us allocate.
 const MAX_RANKS: usize = 4096;
 
-/// What one engine (rank) counts. Counters only rise, until the server restarts.
+/// The counters of one engine (rank). Counters only rise, until the server restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounts {
     /// Finished requests whose prompt had one token, which clients hardly ever send.
@@ -91,8 +92,8 @@ impl Engines {
         (last - first == count - 1).then_some(RankRange { first, count })
     }
 
-    /// What probes are counted by, first rank first: requests with a prompt of one token, or all finished ones where buckets
-    /// do not begin at 1. `None` when an engine reports neither.
+    /// The counters that probes raise, first rank first: requests with a prompt of one token, or all finished ones
+    /// where buckets do not begin at 1. `None` when an engine reports neither.
     pub fn probe_counts(&self) -> Option<Vec<u64>> {
         let of =
             |count: fn(&EngineCounts) -> Option<u64>| self.counts.values().map(count).collect::<Option<Vec<u64>>>();
@@ -103,6 +104,9 @@ impl Engines {
 }
 
 /// The version, where the server reports it.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer.
 pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Option<String>, HttpError> {
     #[derive(Deserialize)]
     struct Answer {
@@ -116,6 +120,9 @@ pub async fn version(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits)
 }
 
 /// The engines; empty where the server has no metrics.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer with its metrics.
 pub async fn engines(client: &HttpClient, base: &BaseUrl, limits: &AnswerLimits) -> Result<Engines, HttpError> {
     match client.get_text(base, METRICS, limits).await {
         Ok(text) => Ok(Engines::parse(&text)),
@@ -138,6 +145,9 @@ pub struct Model {
 }
 
 /// The first model of the server: adapters come after it.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer with its models.
 pub async fn first_model(
     client: &HttpClient,
     base: &BaseUrl,
@@ -151,8 +161,11 @@ pub async fn first_model(
     Ok(models.data.into_iter().next())
 }
 
-/// Asks how the server counts ranks in pins, with a request of one token to the last of its ranks, the first of which is not
-/// rank 0. `None` when the answer does not say.
+/// Asks how the server counts ranks in pins, with a request of one token to the last of its ranks, the first of which
+/// is not rank 0. `None` when the answer does not say.
+///
+/// # Errors
+/// `HttpError` where the engine does not answer.
 pub async fn rank_base(
     client: &HttpClient,
     base: &BaseUrl,

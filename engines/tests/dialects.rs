@@ -15,7 +15,7 @@ use semmoe_engines::{Engine, RankBase, Route};
 use semmoe_tables::RankId;
 use serde_json::{Value, json};
 
-/// A mock: what it tells, and by what it is pinned on each route.
+/// A mock: its report, and its pin on each route.
 #[derive(Clone, Copy, Debug)]
 struct Mock {
     engine: Engine,

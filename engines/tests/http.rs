@@ -159,7 +159,7 @@ async fn probes_old_and_new_servers() {
     assert!(probe::probe(&client, &Target::new(Engine::Openai, &base), &limits).await.is_err());
 }
 
-/// Serves connections one after the other, each for so many requests, and tells how many requests came on each.
+/// Serves connections one after the other, each for so many requests, and returns the number of requests on each.
 async fn counting_server(
     requests_per_connection: &'static [usize],
     answer: &'static [u8],
@@ -204,7 +204,7 @@ async fn connections_are_used_again() {
     }
 }
 
-/// What the engine closed while it was idle is noticed before anything is sent on it.
+/// A connection that the engine closed while idle is noticed before anything is sent on it.
 #[tokio::test]
 async fn closed_idle_connections_are_replaced() {
     let (base, server) = counting_server(&[2, 1, 2], b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na").await;
@@ -213,6 +213,21 @@ async fn closed_idle_connections_are_replaced() {
         assert_eq!(client.get_text(&base, "/", &AnswerLimits::default()).await.unwrap(), "a");
     }
     assert_eq!(server.await.unwrap(), 5);
+}
+
+/// An engine that ends closes its idle connections, which is noticed without a request; one that lives is left alone.
+#[tokio::test]
+async fn a_closed_idle_connection_is_reported() {
+    // It accepts one connection, and waits for a third request on it.
+    let (base, server) = counting_server(&[3], b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na").await;
+    let client = HttpClient::default();
+    client.get_text(&base, "/", &AnswerLimits::default()).await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(1200), client.connection_lost()).await;
+    assert!(early.is_err(), "nothing was closed");
+    client.get_text(&base, "/", &AnswerLimits::default()).await.unwrap();
+    server.abort();
+    tokio::time::timeout(Duration::from_secs(10), client.connection_lost()).await.unwrap();
+    assert!(client.take_broken());
 }
 
 /// A connection on which more came than was asked for is not used again: the next answer would be a forged one.

@@ -1,8 +1,9 @@
-//! Verification of pins against simulated engines: when it finds those that ignore pins, and that it accuses no honest one.
+//! Verification of pins against simulated engines: when it finds those that ignore pins, and that it accuses no honest
+//! one.
 //!
-//! Simulated time. Clients send requests in a closed loop of streams; probes run between them. A rank counts a request at
-//! the end of the step in which it finished, so that each count is up to one step old. Rounds, schedule, comparison of
-//! counts and verdict are those of the library; engines are stood in for by [`Simulation::read`].
+//! Simulated time. Clients send requests in a closed loop of streams; probes run between them. A rank counts a request
+//! at the end of the step in which it finished, so that each count is up to one step old. Rounds, schedule, comparison
+//! of counts and verdict are those of the library; engines are stood in for by [`Simulation::read`].
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 

@@ -1,11 +1,11 @@
-//! Bodies as Python's `json.loads` reads them, with which SGLang's and vLLM's servers parse: what it takes for an object is an object
-//! to the gateway too, without pins, or is refused. Recorded with CPython 3.
+//! Bodies as Python's `json.loads` reads them, with which SGLang's and vLLM's servers parse: what it takes for an
+//! object is an object to the gateway too, without pins, or is refused. Recorded with CPython 3.
 
 use bytes::Bytes;
 use semmoe_engines::json::begins_object;
 use semmoe_engines::pin::Stripped;
 
-/// What it is, the bytes, and whether `json.loads` reads an object.
+/// A description, the bytes, and whether `json.loads` reads an object.
 const TABLE: &[(&str, &[u8], bool)] = &[
     ("plain", b"{\"data_parallel_rank\":1}", true),
     ("UTF-8 with a byte order mark", b"\xef\xbb\xbf{\"data_parallel_rank\":1}", true),

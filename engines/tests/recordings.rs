@@ -208,7 +208,7 @@ fn routed_experts_are_cut_out() {
     assert!(cuts >= 8, "{cuts} cuts");
 }
 
-/// What a client of vLLM gets is the same whether its request was sampled or not, with the engine's flag or without.
+/// A client of vLLM gets the same answer whether its request was sampled or not, with the engine's flag or without.
 #[test]
 fn token_ids_that_a_sample_asked_for_are_cut_out() {
     let seen = |body: &str, ids| {

@@ -6,8 +6,8 @@ use semmoe_engines::sse::Events;
 /// Longest event that is held back here, so that short inputs reach the limit.
 const LIMIT: usize = 64;
 
-/// The first byte says how many of the next bytes are lengths of pieces; what follows is the stream. Nothing is lost or moved, and
-/// wherever the relay says that it stands at the end of an event, it does.
+/// The first byte says how many of the next bytes are lengths of pieces; what follows is the stream. Nothing is lost or
+/// moved, and wherever the relay says that it stands at the end of an event, it does.
 pub fn events(data: &[u8]) {
     let Some((&count, rest)) = data.split_first() else { return };
     let (lengths, stream) = rest.split_at(usize::from(count).min(rest.len()));

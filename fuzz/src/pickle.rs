@@ -5,8 +5,8 @@ use semmoe_profiler::pickle::{Array, Document, NpzFile, Source, TorchFile, Value
 /// Storages of a bare pickle have this many bytes, whatever their key.
 const STORAGE_BYTES: u64 = 64;
 
-/// Any bytes are refused with a reason, or hold no more than they have bytes, and can be read from end to end: as a file of torch, as
-/// the pickle in one, and as NumPy's.
+/// Any bytes are refused with a reason, or hold no more than they have bytes, and can be read from end to end: as a
+/// file of torch, as the pickle in one, and as NumPy's.
 pub fn pickle(data: &[u8]) {
     let source = || Source::from_bytes(data.to_vec());
     if let Ok(file) = TorchFile::from_source(source()) {

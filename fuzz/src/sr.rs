@@ -4,13 +4,13 @@ use half::f16;
 use semmoe_kernels::sr::{SharedExpert, SrEncoder, SrIndex, SrResidual};
 
 /// Larger experts are not decoded: a header alone may name any length.
-const MOST_WEIGHTS: usize = 1 << 18;
+const MAX_WEIGHTS: usize = 1 << 18;
 
-/// Any bytes are refused with a reason, or change just the weights that they name; and bytes as weights, if they can be compressed,
-/// come back as a residual of as many values as the ratio allows.
+/// Any bytes are refused with a reason, or change just the weights that they name; and bytes as weights, if they can be
+/// compressed, come back as a residual of as many values as the ratio allows.
 pub fn sr(data: &[u8]) {
     if let Ok(residual) = SrResidual::parse(data)
-        && residual.weights() <= MOST_WEIGHTS
+        && residual.weights() <= MAX_WEIGHTS
     {
         check_decoded(residual);
     }

@@ -1,4 +1,5 @@
-//! A thousand swaps of tables for 151,936 tokens and 8 ranks under load: the pause of each, and whether anything went wrong.
+//! A thousand swaps of tables for 151,936 tokens and 8 ranks under load: the pause of each, and whether anything went
+//! wrong.
 //!
 //! `cargo run --release -p semmoe-gateway --example swaps -- [swaps] [clients]`
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement; what fails may panic")]

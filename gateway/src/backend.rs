@@ -62,16 +62,16 @@ pub(crate) struct Backend {
     pub(crate) pins: PinRecord,
     /// The engine said that it keeps no prefixes, for the path of requests.
     keeps_no_prefixes: AtomicBool,
-    /// What sampled requests show.
+    /// Figures of sampled requests.
     pub(crate) live: BackendLive,
-    /// What the last successful probe found.
+    /// The outcome of the last successful probe.
     probe: Mutex<Option<Arc<Probe>>>,
     /// Requests were placed on it before.
     served: AtomicBool,
     /// Why its tables were not changed at the last try.
     tables_trouble: Mutex<Option<Trouble>>,
     health: watch::Sender<Health>,
-    /// What else decides about requests.
+    /// The other inputs of routing.
     pub(crate) gate: Gate,
     /// Its requests that wait for a first piece, and its streams.
     pub(crate) flow: Flow,
@@ -114,7 +114,7 @@ impl Backend {
         }
     }
 
-    /// What a probe needs to know.
+    /// The input of a probe.
     pub(crate) fn target(&self) -> Target<'_> {
         Target { engine: self.engine, urls: &self.urls, rank_base: self.configured_rank_base }
     }
@@ -125,8 +125,8 @@ impl Backend {
         of_rank.or(self.urls.first())
     }
 
-    /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not tell has such a
-    /// cache, as it is every engine's default.
+    /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not report it has
+    /// such a cache, as it is every engine's default.
     pub(crate) fn keeps_prefixes(&self) -> bool {
         !self.pins.are_ignored() && !self.keeps_no_prefixes.load(Ordering::Relaxed)
     }
@@ -189,7 +189,8 @@ impl Backend {
         self.max_model_len.store(tokens.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it is.
+    /// Bytes of a good answer came from it. Nearly every call changes nothing, and then leaves the cache line where it
+    /// is.
     pub(crate) fn hear(&self) {
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);

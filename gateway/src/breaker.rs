@@ -29,7 +29,7 @@ pub(crate) struct BreakerRules {
     pub(crate) passes: u32,
 }
 
-/// What requests meet.
+/// The states that requests meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum State {
     Closed,
@@ -113,7 +113,8 @@ impl Breaker {
         }
     }
 
-    /// A request that was no trial failed. Returns whether that is enough to open; then the caller opens it, or spares it.
+    /// A request that was no trial failed. Returns whether that is enough to open; then the caller opens it, or spares
+    /// it.
     pub(crate) fn failed(&mut self, rules: &BreakerRules) -> bool {
         match &mut self.phase {
             Phase::Closed { failures } => {
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!((breaker.state(), breaker.failures()), (State::Closed, 2));
         fail(&mut breaker, now);
         assert_eq!(breaker.state(), State::Open);
-        // What began before is late.
+        // Requests that began before are late.
         breaker.passed();
         fail(&mut breaker, now);
         assert!(!breaker.look(now + Duration::from_millis(4999)));
@@ -258,8 +259,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: trials are few and only while it is half open; it is never open for longer
-        /// than its limit; it opens on enough failures in a row, and on nothing less; late trials change nothing.
+        /// Whatever happens in whatever order: trials are few and only while it is half open; it is never open for
+        /// longer than its limit; it opens on enough failures in a row, and on nothing less; late trials change
+        /// nothing.
         #[test]
         fn laws(steps in proptest::collection::vec((0u8..7, 0u64..20_000), 1..200)) {
             let (mut breaker, mut now) = (Breaker::default(), Instant::now());

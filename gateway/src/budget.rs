@@ -1,9 +1,9 @@
 //! The budget of retries: however backends fail, they get at most a share more requests than clients send.
 //!
-//! Whenever a retry is granted, the retries of the last [`WINDOW`] number at most `ratio` times its requests, plus `per_second`
-//! times its length. Each request is counted once, where it is read; its retries are not requests. The window is a ring of seconds, so that what
-//! happened before it pays for nothing. (`tower::retry::budget` has the same window, but cannot return a retry that was not
-//! made, nor take other rules after a reload.)
+//! Whenever a retry is granted, the retries of the last [`WINDOW`] number at most `ratio` times its requests, plus
+//! `per_second` times its length. Each request is counted once, where it is read; its retries are not requests. The
+//! window is a ring of seconds, so that what happened before it pays for nothing. (`tower::retry::budget` has the same
+//! window, but cannot return a retry that was not made, nor take other rules after a reload.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

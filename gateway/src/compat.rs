@@ -41,7 +41,7 @@ pub enum Incompatible {
     /// Another model than the other tables' or than the backend's.
     #[error("the tables do not fit {what}: {cause}")]
     Model {
-        /// What they were compared with.
+        /// The value they were compared with.
         what: &'static str,
         /// The field that differs.
         cause: String,
@@ -97,13 +97,13 @@ pub enum Incompatible {
         ranks: u16,
         /// Those of the model's other backends.
         others: usize,
-        /// What is left of the limit.
+        /// The remaining limit.
         room: usize,
     },
     /// The engine moves experts by itself.
     #[error("the backend has EPLB on (enable_eplb), so its experts would move away from the tables' placement")]
     Moving,
-    /// Nobody knows how the engine counts its ranks.
+    /// It is unknown how the engine counts its ranks.
     #[error("the backend has ranks before those behind its URL and does not tell how pins count them; set `rank_base`")]
     UnknownRankBase,
 }
@@ -114,9 +114,15 @@ pub(crate) enum Unpinned {
     /// The engine reports no number of ranks.
     #[error("the backend does not report its number of attention-DP ranks; set `ranks` if it has several")]
     Unknown,
-    /// What it reports cannot be right.
+    /// Its report cannot be right.
     #[error("{0}")]
     Doubt(#[from] RankDoubt),
+    /// It runs a layout that the tables are not for.
+    #[error("the backend runs layout '{layout}', which the tables are not for, until it is switched")]
+    Layout {
+        /// Its name.
+        layout: String,
+    },
     /// It served with another number of ranks before.
     #[error("{0}; load tables for as many ranks")]
     Changed(#[from] Box<Incompatible>),
@@ -191,7 +197,7 @@ pub(crate) fn with_declared(tables: &Tables, declared: Option<&str>) -> Result<(
     }
 }
 
-/// What a backend reports about itself against tables, tokenizer and configuration.
+/// A backend's report about itself, checked against tables, tokenizer and configuration.
 pub(crate) fn with_backend(
     probe: &Probe,
     tables: Option<&Tables>,
@@ -202,9 +208,21 @@ pub(crate) fn with_backend(
     if probe.unknown_rank_base {
         return Err(Incompatible::UnknownRankBase);
     }
-    let configured = backend.configured_ranks.or(known);
+    let server = probe.server.as_ref();
+    // One that can be switched has as many ranks as it reports.
+    let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
+    let configured = backend.configured_ranks.filter(|_| !switches).or(known);
+    if let (Some(server), Some(tables)) = (server, tables)
+        && let Some(layout) = server.layout_without_tables()
+    {
+        if let Some(model) = server.model_info() {
+            with_model(tables, "the backend", &model)?;
+        }
+        let layout = layout.to_owned();
+        return Ok(Fit::unpinned(probe, backend.urls.len(), Unpinned::Layout { layout }));
+    }
     let expected = expected_ranks(tables, configured)?;
-    // What the operator says wins over the engine, with a warning, as pins are verified anyway.
+    // The operator's setting wins over the engine's, with a warning, as pins are verified anyway.
     let must_agree = configured.is_none() || backend.urls.len() > 1;
     if let (Some(found), Some(expected), true) = (probe.dp_size, expected, must_agree) {
         same_ranks("the backend has", found, expected_name(configured), expected)?;
@@ -239,7 +257,7 @@ pub(crate) fn within_limit<'a>(
     if usize::from(ranks) > room { Err(Incompatible::TooManyRanks { ranks, others, room }) } else { Ok(()) }
 }
 
-/// Ranks as far as configuration and tables tell.
+/// Ranks as far as configuration and tables say.
 pub(crate) fn expected_ranks(tables: Option<&Tables>, configured: Option<u16>) -> Result<Option<u16>, Incompatible> {
     if let (Some(tables), Some(expected)) = (tables, configured) {
         same_ranks("the tables have", tables.dp_ranks(), expected_name(configured), expected)?;

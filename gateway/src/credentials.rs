@@ -1,7 +1,7 @@
 //! Files with certificates and keys are read again when they change, as renewals and rotations come without a restart.
 //!
 //! A file that cannot be used changes nothing: what was read before stays in force, and a warning and
-//! `semmoe_credential_reloads_total{outcome="failed"}` tell. Connections that are there stay as they are.
+//! `semmoe_credential_reloads_total{outcome="failed"}` report it. Connections that are there stay as they are.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,8 @@
 //! The snapshot that counts now: replaced at once, and read without a lock.
 //!
-//! What was replaced is held here until no request has it any more, and let go by whoever changes something or looks for changed
-//! files. Otherwise the last request that had it would free tables and tokenizers, which takes longer than the swap itself.
+//! Replaced state is held here until no request has it any more, and is freed by the next change or the next look for
+//! changed files. Otherwise the last request that had it would free tables and tokenizers, which takes longer than the
+//! swap itself.
 
 use std::any::Any;
 use std::ops::Deref;
@@ -96,7 +97,7 @@ impl Current {
             let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
             let free: Vec<Held> = replaced.extract_if(.., |held| Arc::strong_count(held) == 1).collect();
             drop(replaced);
-            // What they had comes next.
+            // Their requests come next.
             if free.is_empty() {
                 return;
             }
@@ -115,7 +116,7 @@ fn cpu_time() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// What takes time to free, each by itself, as requests have them without the snapshot.
+/// The parts that take time to free, each by itself, as requests have them without the snapshot.
 fn large_parts(snapshot: &Snapshot) -> Vec<Held> {
     let mut parts: Vec<Held> = Vec::new();
     for model in &snapshot.models {
@@ -148,7 +149,7 @@ mod tests {
         Arc::new(now.with_models(Arc::clone(&now.config), models))
     }
 
-    /// A request has the model, the snapshot is nobody's: the request is not the one that frees it.
+    /// A request has the model, no request holds the snapshot: the request is not the one that frees it.
     #[test]
     fn what_a_request_has_is_freed_by_a_sweep_after_it_ended() {
         let current = current(&Metrics::new());

@@ -1,5 +1,5 @@
-//! Which backends an operator drained, by name. The name outlives the backend: one whose address went and came back, or whose
-//! settings changed, stays drained until somebody says otherwise.
+//! Which backends an operator drained, by name. The name outlives the backend: one whose address went and came back, or
+//! whose settings changed, stays drained until somebody says otherwise.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// How long the drain of a backend that is not there is kept: its address may be another engine's one day.
 pub(crate) const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most drained backends that are not there; of more, those that left first are forgotten.
-const MOST_ABSENT: usize = 1024;
+const MAX_ABSENT: usize = 1024;
 
 /// Drained backends by name, and since when they are not there.
 #[derive(Default)]
@@ -43,7 +43,7 @@ impl Drains {
         let mut absent: Vec<(Instant, String)> =
             names.iter().filter_map(|(name, left)| Some(((*left)?, name.clone()))).collect();
         absent.sort();
-        let too_many = absent.len().saturating_sub(MOST_ABSENT);
+        let too_many = absent.len().saturating_sub(MAX_ABSENT);
         let is_over = |at: usize, left: Instant| at < too_many || now.saturating_duration_since(left) >= KEPT;
         let over = absent.into_iter().enumerate().filter(|(at, (left, _))| is_over(*at, *left));
         let over: Vec<String> = over.map(|(_, (_, name))| name).collect();
@@ -93,12 +93,12 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_the_first_to_leave_are_forgotten() {
         let (drains, start) = (Drains::default(), Instant::now());
-        for number in 0..MOST_ABSENT as u64 + 2 {
+        for number in 0..MAX_ABSENT as u64 + 2 {
             drains.set(&format!("pod-{number:04}"), true);
             let over = drains.follow(|_| false, start + Duration::from_millis(number));
-            assert_eq!(over.is_empty(), number < MOST_ABSENT as u64, "{number}: {over:?}");
+            assert_eq!(over.is_empty(), number < MAX_ABSENT as u64, "{number}: {over:?}");
         }
-        assert_eq!(drains.absent(start).len(), MOST_ABSENT);
+        assert_eq!(drains.absent(start).len(), MAX_ABSENT);
         assert!(!drains.holds("pod-0000") && !drains.holds("pod-0001") && drains.holds("pod-0002"));
     }
 }

@@ -23,7 +23,7 @@ pub enum StartError {
     /// An address cannot be bound.
     #[error("cannot listen on {address} for {what}: {source}")]
     Bind {
-        /// What it is for.
+        /// Its purpose.
         what: &'static str,
         /// The address.
         address: SocketAddr,
@@ -35,7 +35,7 @@ pub enum StartError {
     Text {
         /// The model.
         model: String,
-        /// What is wrong.
+        /// The problem.
         source: semmoe_text::TextError,
     },
     /// Tables cannot be read.
@@ -43,7 +43,7 @@ pub enum StartError {
     Tables {
         /// The backend.
         backend: String,
-        /// What is wrong.
+        /// The problem.
         source: crate::tables::TablesFileError,
     },
     /// Tables that do not fit the model or the backend.
@@ -51,7 +51,7 @@ pub enum StartError {
     Incompatible {
         /// The backend.
         backend: String,
-        /// What does not fit.
+        /// The mismatch.
         source: Incompatible,
     },
     /// The policy's name or settings.
@@ -59,10 +59,10 @@ pub enum StartError {
     Policy {
         /// The model.
         model: String,
-        /// What is wrong.
+        /// The problem.
         source: semmoe_routing::PolicyError,
     },
-    /// What is to be written has no place to go.
+    /// The output has no place to go.
     #[error("{key}: {} is not a directory", path.display())]
     Dir {
         /// The key.
@@ -75,7 +75,7 @@ pub enum StartError {
     Tls {
         /// A key of the configuration, or the backend.
         place: String,
-        /// What is wrong.
+        /// The problem.
         source: semmoe_engines::tls::TlsError,
     },
     /// The file with an engine's key.
@@ -85,7 +85,7 @@ pub enum StartError {
         backend: String,
         /// The file.
         path: std::path::PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         cause: String,
     },
     /// The system allows too few open files.

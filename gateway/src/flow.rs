@@ -1,4 +1,5 @@
-//! What is in flight on one backend, as its streams show it: prompts that wait for their first piece, and streams that run.
+//! Load in flight on one backend, as its streams show it: prompts that wait for their first piece, and streams that
+//! run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +12,8 @@ pub(crate) struct Flow {
     waiting_tokens: AtomicU64,
     waiting_streams: AtomicU64,
     running_streams: AtomicU64,
+    arrived: AtomicU64,
+    arrived_tokens: AtomicU64,
     /// Prompt tokens of streams whose first piece came, since the gateway started.
     computed_tokens: AtomicU64,
     /// Whether a piece came since this was last read.
@@ -26,6 +29,9 @@ pub(crate) struct FlowReading {
     pub(crate) waiting_streams: u64,
     /// Streams after their first piece.
     pub(crate) running_streams: u64,
+    /// Requests placed since the gateway started, and their prompt tokens.
+    pub(crate) arrived: u64,
+    pub(crate) arrived_tokens: u64,
     /// Prompt tokens of streams whose first piece came, since the gateway started.
     pub(crate) computed_tokens: u64,
     /// Whether a piece of any answer came since the last reading.
@@ -46,6 +52,8 @@ impl Flow {
             waiting_tokens: read(&self.waiting_tokens),
             waiting_streams: read(&self.waiting_streams),
             running_streams: read(&self.running_streams),
+            arrived: read(&self.arrived),
+            arrived_tokens: read(&self.arrived_tokens),
             computed_tokens: read(&self.computed_tokens),
         }
     }
@@ -71,6 +79,8 @@ impl FlowPart {
         let flow = &backend.flow;
         flow.waiting_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
         flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
+        flow.arrived.fetch_add(1, Ordering::Relaxed);
+        flow.arrived_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
         Self { backend: Arc::clone(backend), prompt_tokens, streams, stage: Stage::Waiting }
     }
 

@@ -1,4 +1,5 @@
-//! Which requests a backend gets, besides its health: whether it is drained, its circuit breaker, a rest that it asked for.
+//! Which requests a backend gets, besides its health: whether it is drained, its circuit breaker, a rest that it asked
+//! for.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,7 @@ use crate::snapshot::Model;
 use crate::state::Core;
 
 /// An engine may ask for longer, but it is asked again after this time.
-const LONGEST_REST: Duration = Duration::from_secs(60);
+const MAX_REST: Duration = Duration::from_secs(60);
 
 /// The breaker is not closed, or it has seen failures.
 const NEWS: u8 = 1;
@@ -18,8 +19,20 @@ const NEWS: u8 = 1;
 const TRIALS: u8 = 2;
 /// It asked not to be asked for a while.
 const RESTS: u8 = 4;
-/// Its streams fell silent, and its scheduler answers no probe.
-const SILENT: u8 = 8;
+
+/// Why requests should rather go to another backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Aside {
+    /// Its streams fell silent, and its scheduler answers no probe.
+    Silent = 8,
+    /// It is of the pool whose layout is not in use.
+    Pool = 16,
+    /// It switches its layout.
+    Switching = 32,
+}
+
+const ASIDE: u8 = Aside::Silent as u8 | Aside::Pool as u8 | Aside::Switching as u8;
 
 /// The gate of one backend.
 #[derive(Default)]
@@ -27,7 +40,7 @@ pub(crate) struct Gate {
     breaker: Mutex<Breaker>,
     draining: AtomicBool,
     rest_until: Mutex<Option<Instant>>,
-    /// What is not as usual: requests read this, and take a lock only where it is not 0.
+    /// The exceptions: requests read this, and take a lock only where it is not 0.
     marks: AtomicU8,
 }
 
@@ -52,7 +65,7 @@ impl Gate {
 
     /// Whether a request must ask before it is placed: for a trial, or as the backend rests or is silent.
     pub(crate) fn asks_for_care(&self) -> bool {
-        self.marks() & (TRIALS | RESTS | SILENT) != 0
+        self.marks() & (TRIALS | RESTS | ASIDE) != 0
     }
 
     pub(crate) fn is_on_trial(&self) -> bool {
@@ -66,27 +79,27 @@ impl Gate {
     /// Sends requests elsewhere for a while, where there is an elsewhere.
     pub(crate) fn rest(&self, now: Instant, time: Duration) {
         let mut until = self.rest_until.lock().unwrap_or_else(PoisonError::into_inner);
-        *until = Some(now + time.min(LONGEST_REST)).max(*until);
+        *until = Some(now + time.min(MAX_REST)).max(*until);
         self.marks.fetch_or(RESTS, Ordering::Relaxed);
     }
 
-    /// Sends requests elsewhere while its scheduler looks dead, where there is an elsewhere.
-    pub(crate) fn set_silent(&self, silent: bool) {
-        if silent {
-            self.marks.fetch_or(SILENT, Ordering::Relaxed);
+    /// Sends requests elsewhere from now on, where there is an elsewhere, or no longer.
+    pub(crate) fn set_aside(&self, why: Aside, aside: bool) {
+        if aside {
+            self.marks.fetch_or(why as u8, Ordering::Relaxed);
         } else {
-            self.marks.fetch_and(!SILENT, Ordering::Relaxed);
+            self.marks.fetch_and(!(why as u8), Ordering::Relaxed);
         }
     }
 
-    /// Whether its scheduler looks dead.
-    pub(crate) fn is_silent(&self) -> bool {
-        self.marks() & SILENT != 0
+    /// Whether requests go elsewhere for this.
+    pub(crate) fn is_aside(&self, why: Aside) -> bool {
+        self.marks() & why as u8 != 0
     }
 
     /// Whether requests should rather go to another backend.
     pub(crate) fn is_spared(&self, now: Instant) -> bool {
-        self.is_silent() || self.is_resting(now)
+        self.marks() & ASIDE != 0 || self.is_resting(now)
     }
 
     fn is_resting(&self, now: Instant) -> bool {
@@ -188,7 +201,7 @@ impl Core {
             return;
         }
         self.change_gate(backend, |gate, rules| {
-            // Whoever is last stays: a poor answer is better than none.
+            // The last backend stays: a poor answer is better than none.
             if self.is_last(backend) {
                 self.metrics.faults.breaker_changed(&backend.name, "spared");
             } else if gate.state() == State::Closed {
@@ -204,8 +217,8 @@ impl Core {
         });
     }
 
-    /// New requests go elsewhere, or come again. False if there is no such backend, and none of that name is drained for when
-    /// it comes back.
+    /// New requests go elsewhere, or come again. False if there is no such backend, and none of that name is drained
+    /// for when it comes back.
     pub(crate) fn set_draining(&self, name: &str, draining: bool) -> bool {
         let _changing = self.changing();
         let snapshot = self.snapshot();

@@ -21,7 +21,7 @@ use crate::server::{ListenerTls, STATUS_CONNECTIONS, Server, bind, connections, 
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::summary::{self, Probed, Summary, Troubles};
-use crate::{credentials, data, live, load, memory, tables, trust};
+use crate::{credentials, data, live, load, memory, switching, tables, trust};
 
 /// For answers of the admin plane and of the metrics listener that are on their way at the end.
 const STATUS_GRACE: Duration = Duration::from_secs(1);
@@ -31,8 +31,11 @@ const STATUS_GRACE: Duration = Duration::from_secs(1);
 pub struct Gateway;
 
 impl Gateway {
-    /// Reads everything that the configuration names and checks that it belongs together, without serving and without asking
-    /// engines. Returns what would be served.
+    /// Reads everything that the configuration names and checks that it belongs together, without serving and without
+    /// asking engines. Returns what would be served.
+    ///
+    /// # Errors
+    /// `StartError`: the first reason why it would not start.
     pub async fn check(config: &Config) -> Result<Summary, StartError> {
         ListenerTls::load(config)?;
         load_all(config.clone()).await.map(|(snapshot, _)| Summary::new(&snapshot))
@@ -61,6 +64,9 @@ impl Gateway {
 
     /// Binds, loads, probes every backend once, and serves. A backend that does not answer yet is waited for in the
     /// background; one whose answer does not fit its tables is an error.
+    ///
+    /// # Errors
+    /// `StartError`: the first reason why it does not start.
     pub async fn start(config: Config) -> Result<Running, StartError> {
         Self::start_with(config, Arc::new(SystemResolver)).await
     }
@@ -93,6 +99,7 @@ impl Gateway {
         core.watchers.follow(&core, &core.snapshot());
         watchers.spawn(tables::watch(Arc::clone(&core), stop.clone()));
         watchers.spawn(credentials::watch(Arc::clone(&core), tls.clone(), stop.clone()));
+        watchers.spawn(switching::watch_pools(Arc::clone(&core), stop.clone()));
         watchers.spawn(memory::watch(Arc::clone(&core), stop.clone()));
         watchers.spawn(discovery::watch(Arc::clone(&core), resolver, stop.clone()));
         let live = live::Task::start(&core);
@@ -205,13 +212,13 @@ impl Running {
     /// Reads the configuration's file again and brings it into force; or the old one stays, and this is why.
     ///
     /// # Errors
-    /// What is wrong with the file or with what it names.
+    /// The problem with the file or with the files it names.
     pub async fn reload(&self) -> Result<Reloaded, ReloadError> {
         reload::reload(&self.core).await
     }
 
-    /// Ends as `[drain]` says: tells load balancers first (`/readyz` is 503) and takes requests for a while still, then
-    /// [`Running::shutdown`]. `hurried`: nobody has to be told.
+    /// Ends as `[drain]` says: signals load balancers first (`/readyz` is 503) and takes requests for a while still,
+    /// then [`Running::shutdown`]. `hurried`: without that signal.
     pub async fn drain(self, hurried: bool) {
         let rules = self.core.config().drain;
         self.core.drain();
@@ -222,8 +229,8 @@ impl Running {
         self.shutdown(rules.grace).await;
     }
 
-    /// Stops accepting requests, lets running ones end for at most `grace`, then closes what is left with an error. The other
-    /// listeners, and probes, go on until then.
+    /// Stops accepting requests, lets running ones end for at most `grace`, then closes what is left with an error. The
+    /// other listeners, and probes, go on until then.
     pub async fn shutdown(self, grace: Duration) {
         self.core.drain();
         tracing::info!(seconds = grace.as_secs_f64(), "gateway stops: running requests may finish");

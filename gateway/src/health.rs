@@ -2,13 +2,14 @@
 //!
 //! While a backend is healthy it is only asked whether its server answers, for server information costs an engine more.
 //! When it comes (back), it is asked for everything, as it may be another engine with another placement by now. Between
-//! probes the task sleeps; a request that could not connect wakes it.
+//! probes the task sleeps; a request that could not connect wakes it, and so does an idle connection that the engine
+//! closed: one that dies while nothing runs is noticed within a second, and costs the living no probe.
 //!
-//! A busy engine must not be taken for a dead one. A refused connection closes a backend at once, and answers that say no
-//! close it after `unhealthy_after`; silence closes it only after `busy`, and bytes of any answer to a request end that
-//! silence. SGLang's server answers for itself while its scheduler hangs, so where no answers flow for `busy` its health
-//! route is asked as well, which runs the model and may take as long again. Streams that ran and fell silent show a dead
-//! scheduler within seconds, though not for certain: see [`silence`](crate::silence).
+//! A busy engine must not be taken for a dead one. A refused connection closes a backend at once, and answers that say
+//! no close it after `unhealthy_after`; silence closes it only after `busy`, and bytes of any answer to a request end
+//! that silence. SGLang's server answers for itself while its scheduler hangs, so where no answers flow for `busy` its
+//! health route is asked as well, which runs the model and may take as long again. Streams that ran and fell silent
+//! show a dead scheduler within seconds, though not for certain: see [`silence`](crate::silence).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
 use crate::compat::Incompatible;
+use crate::gate::Aside;
 use crate::pins;
 use crate::silence::{Change, Silence, SilenceRules};
 use crate::state::Core;
@@ -47,7 +49,8 @@ pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict 
 }
 
 /// Asks a backend for everything, and judges it again if it answers otherwise than before: an engine that was restarted
-/// between two probes looks healthy all the time, and may run another placement. Returns whether it answered within `limits`.
+/// between two probes looks healthy all the time, and may run another placement. Returns whether it answered within
+/// `limits`.
 pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &AnswerLimits) -> bool {
     let found = probe::probe(&backend.client, &backend.target(), limits).await;
     let answered = found.is_ok();
@@ -127,9 +130,12 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
 
 async fn watch_server(core: &Arc<Core>, backend: &Arc<Backend>) {
     let (mut failures, mut identity) = (Failures::default(), Identity::known());
+    // An engine that keeps idle connections for a moment only is not probed for each of them.
+    let mut looked_early = false;
     loop {
         tokio::select! {
-            () = tokio::time::sleep(core.config().health.interval) => {}
+            () = tokio::time::sleep(core.config().health.interval) => looked_early = false,
+            () = backend.client.connection_lost(), if !looked_early => looked_early = true,
             () = backend.suspected() => {}
             () = backend.gate.wait_for_trials() => core.look_at_breaker(backend),
         }
@@ -137,7 +143,8 @@ async fn watch_server(core: &Arc<Core>, backend: &Arc<Backend>) {
     }
 }
 
-/// An engine, or a proxy before it, that sends more than its answers would have one client's answer taken for another's.
+/// An engine, or a proxy before it, that sends more than its answers would have one client's answer taken for
+/// another's.
 fn note_strays(core: &Core, backend: &Backend) {
     let strays = backend.client.take_strays();
     if strays > 0 {
@@ -233,7 +240,7 @@ async fn watch_streams(core: &Arc<Core>, backend: &Arc<Backend>) {
         if !backend.health().is_healthy() {
             // What comes back is another process.
             (silence, probe) = (Silence::default(), None);
-            backend.gate.set_silent(false);
+            backend.gate.set_aside(Aside::Silent, false);
             continue;
         }
         let elapsed = std::mem::replace(&mut last, Instant::now()).elapsed();
@@ -273,7 +280,7 @@ async fn scheduler_answers(core: &Core, backend: &Backend) -> bool {
 fn note_silence(core: &Core, backend: &Backend, change: Option<Change>, silence: &Silence) {
     let Some(change) = change else { return };
     let (name, suspected) = (backend.name.as_str(), change == Change::Suspected);
-    backend.gate.set_silent(suspected);
+    backend.gate.set_aside(Aside::Silent, suspected);
     core.metrics.backend_healthy(name, !suspected && backend.health().is_healthy());
     core.metrics.faults.silence(name, if suspected { "suspected" } else { "recovered" });
     if suspected {

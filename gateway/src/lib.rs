@@ -13,6 +13,7 @@
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
 //! | `flow`, `silence` | what is in flight on a backend; whether its silent streams mean that its scheduler is dead |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
+//! | `switching` | layouts changed as the policy says: reading a backend, deciding, driving its hook, a webhook or pools |
 //! | `pins` | whether pins take effect: probes before a backend gets requests, and now and then after |
 //! | `otlp` | spans of requests for an OpenTelemetry collector |
 //! | `live` | a share of the requests asked which experts they took; drift; rolling profiles |
@@ -28,8 +29,8 @@
 //! | `server`, `stall`, `gateway` | listeners; clients that take nothing; start and shutdown |
 //! | `error` | why it does not start, and the one table from errors to HTTP statuses |
 //!
-//! Bodies pass through byte for byte, but for the pin and an engine's own name of the model; what is retried, what fails open and what is refused is said in
-//! the modules' own words.
+//! Bodies pass through byte for byte, but for the pin and an engine's own name of the model; what is retried, what
+//! fails open and what is refused is said in the modules' own words.
 
 mod admin;
 mod backend;
@@ -66,17 +67,18 @@ mod stall;
 mod stamp;
 mod state;
 mod summary;
+mod switching;
 mod tables;
 mod trust;
 mod watchers;
 
 pub use backend::Health;
 pub use compat::Incompatible;
-pub use config::{Access, RawClientTls, RawServerTls, TlsVersion};
+pub use config::{Access, Meanwhile, RawClientTls, RawServerTls, SwitchMode, TlsVersion};
 pub use config::{
     Config, ConfigError, Forward, LogFormat, LogLevel, Override, RawAuth, RawBackend, RawBreaker, RawConfig,
     RawDiscovery, RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry,
-    RawRouting, RawSampling, RawServer, RawTables, RawTimeouts, RawTracing,
+    RawRouting, RawSampling, RawServer, RawSwitch, RawTables, RawTimeouts, RawTracing,
 };
 pub use discovery::{Resolve, Resolved, SystemResolver};
 pub use error::StartError;

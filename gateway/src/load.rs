@@ -128,7 +128,8 @@ fn load_text(config: &ModelConfig, path: &Path, made_of: TextSource) -> Result<T
     Ok(Text { tokenizer, template, made_of })
 }
 
-/// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go with this one.
+/// Read on a thread of its own: the fast library keeps words for each thread that it was tried on, and 16 MB of them go
+/// with this one.
 fn encoder(path: &Path) -> Result<PromptEncoder, TextError> {
     let read = || Tokenizer::from_file(path).map(Tokenizer::into_encoder);
     std::thread::scope(|scope| scope.spawn(read).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -156,8 +157,8 @@ fn template_beside(tokenizer: &Path) -> Result<Option<ChatTemplate>, TextError> 
     if template.exists() { load_template(&template).map(Some) } else { Ok(None) }
 }
 
-/// A backend with its tables. `old` is the same engine as it runs: its tables, which may have been changed since, stay in use
-/// unless another file is configured for it, or the file is another one than was read.
+/// A backend with its tables. `old` is the same engine as it runs: its tables, which may have been changed since, stay
+/// in use unless another file is configured for it, or the file is another one than was read.
 fn load_member(
     config: &BackendConfig,
     all: &Config,

@@ -1,9 +1,9 @@
 //! Memory that was freed goes back to the system.
 //!
-//! glibc keeps what a burst of requests freed wherever something that lives longer stands behind it: 16,000 streams that were
-//! closed left 110 MB. So the size of the process is compared now and then with what requests hold, and where it has grown by
-//! more than that the allocator is asked to give free pages back. Other allocators (jemalloc, musl's) do that by themselves; to
-//! them this is a look at a file every few seconds.
+//! glibc keeps what a burst of requests freed wherever something that lives longer stands behind it: 16,000 streams
+//! that were closed left 110 MB. So the size of the process is compared now and then with what requests hold, and where
+//! it has grown by more than that the allocator is asked to give free pages back. Other allocators (jemalloc, musl's)
+//! do that by themselves; to them this is a look at a file every few seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,12 @@ use crate::state::Core;
 const EVERY: Duration = Duration::from_secs(2);
 /// So much more than before is worth a walk over the allocator's free lists, which takes milliseconds.
 const WORTH_BYTES: usize = 32 << 20;
-/// What a stream or connection holds besides its body, at least: more would hide what is left behind.
+/// Minimum cost of a stream or connection besides its body: more would hide what is left behind.
 const STREAM_BYTES: usize = 4 << 10;
 
-/// After a walk that freed little the next one waits twice as many looks, up to five minutes: what is there may be in use.
-const LONGEST_PAUSE: u32 = 150;
+/// After a walk that freed little the next one waits twice as many looks, up to five minutes: what is there may be in
+/// use.
+const MAX_PAUSE: u32 = 150;
 
 /// Looks at the size of the process, until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
@@ -41,7 +42,7 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
         let _ = tokio::task::spawn_blocking(give_back).await;
         let freed = now.saturating_sub(resident_bytes().unwrap_or(now));
         tracing::debug!(before_bytes = now, freed_bytes = freed, "free memory was given back");
-        pause = if freed >= WORTH_BYTES / 2 { 1 } else { (2 * pause).min(LONGEST_PAUSE) };
+        pause = if freed >= WORTH_BYTES / 2 { 1 } else { (2 * pause).min(MAX_PAUSE) };
         looks = 0;
     }
 }

@@ -1,10 +1,10 @@
-//! What the gateway counts. Names are fixed in the design; labels that are numbers in code are text here.
+//! The gateway's metrics. Names are fixed in the design; labels that are numbers in code are text here.
 //!
 //! `code` of a request is the status that was sent, except: 499, the client went away before the end; 502, the backend
 //! broke off after a 2xx head was relayed. `rank` is "any" where the engine chose. `semmoe_predicted_lar` is a
-//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence, by the policy
-//! that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are set when
-//! they are asked for.
+//! histogram of the expected local share, on the rank chosen, of every request that was scored with evidence, by the
+//! policy that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are
+//! set when they are asked for.
 
 mod answers;
 mod faults;
@@ -15,6 +15,7 @@ mod process;
 mod requests;
 mod shadow;
 mod spans;
+mod switching;
 mod tables;
 mod text;
 mod trust;
@@ -43,12 +44,13 @@ use requests::RequestMetrics;
 pub(crate) use requests::{CLIENT_CLOSED, Done, NONE, Place};
 use shadow::ShadowMetrics;
 pub(crate) use spans::SpanMetrics;
+pub(crate) use switching::SwitchMetrics;
 use tables::TablesMetrics;
 pub(crate) use tables::Waits;
 pub(crate) use text::TextFormat;
 use trust::TrustMetrics;
 
-/// What the gateway adds to a request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
+/// The gateway's own time per request: scoring takes up to milliseconds, and more than 0.1 s is a fault.
 const OVERHEAD_SECONDS: [f64; 13] = [5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -135,6 +137,7 @@ pub(crate) struct Metrics {
     pub(crate) live: LiveMetrics,
     pub(crate) trust: TrustMetrics,
     pub(crate) faults: FaultMetrics,
+    pub(crate) switching: SwitchMetrics,
     pub(crate) operation: OperationMetrics,
 }
 
@@ -162,6 +165,7 @@ impl Metrics {
             live: LiveMetrics::default(),
             trust: TrustMetrics::default(),
             faults: FaultMetrics::default(),
+            switching: SwitchMetrics::default(),
             operation: OperationMetrics::default(),
         };
         metrics.register();
@@ -208,6 +212,7 @@ impl Metrics {
         self.live.register(registry);
         self.trust.register(registry);
         self.faults.register(registry);
+        self.switching.register(registry);
         registry.register(
             "retries",
             "Failed attempts that may be retried, by cause and by what came of the retry, or why there was none",
@@ -248,7 +253,7 @@ impl Metrics {
         self.canary.get_or_create_owned(&CanaryLabels { model: model.to_owned(), arm })
     }
 
-    /// What the policy that a model's policy watches would have gained so far.
+    /// The gain so far of the policy that a model's policy watches.
     pub(crate) fn shadow(&self, model: &str, policies: (&'static str, &'static str), report: &Report) {
         self.shadow.set(model, policies, report);
     }
@@ -286,8 +291,8 @@ impl Metrics {
         self.retries.get_or_create(&RetryLabels { cause, outcome }).inc();
     }
 
-    /// A backend is gone: it is neither healthy nor ill any more. Returns whether its requests have ended, too; until then
-    /// they are counted on. Its counters stay.
+    /// A backend is gone: it is neither healthy nor ill any more. Returns whether its requests have ended, too; until
+    /// then they are counted on. Its counters stay.
     pub(crate) fn forget_backend(&self, backend: &str, ranks: u16) -> bool {
         let labels = BackendLabels { backend: backend.to_owned() };
         self.backend_healthy.remove(&labels);

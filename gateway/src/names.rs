@@ -1,12 +1,12 @@
 //! By which names requests find their model: its own, aliases, and `model:adapter` for its LoRA adapters.
 //!
-//! Names go to the engine as the client wrote them, unless the backend has a `served_name`; only the engine knows which adapters it
-//! has loaded.
+//! Names go to the engine as the client wrote them, unless the backend has a `served_name`; only the engine knows which
+//! adapters it has loaded.
 
 use std::collections::HashMap;
 
 /// Longest name of a model, in bytes; the configuration takes no longer ones.
-pub(crate) const LONGEST_NAME_BYTES: usize = 256;
+pub(crate) const MAX_NAME_BYTES: usize = 256;
 
 /// All names of all models.
 pub(crate) struct Names {
@@ -29,14 +29,14 @@ impl Names {
         all
     }
 
-    /// The model that a request names. A name with colons is a model's own name first, then that of the adapter of the model
-    /// with the longest name.
+    /// The model that a request names. A name with colons is a model's own name first, then that of the adapter of the
+    /// model with the longest name.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
         if let Some(index) = self.models.get(name) {
             return Some(*index);
         }
-        // What a client sends may be long and all colons.
-        let start = &name.as_bytes()[..name.len().min(LONGEST_NAME_BYTES + 1)];
+        // A client's text may be long and all colons.
+        let start = &name.as_bytes()[..name.len().min(MAX_NAME_BYTES + 1)];
         let colons = (0..start.len()).rev().filter(|at| start[*at] == b':');
         let (index, adapter) =
             colons.into_iter().find_map(|at| Some((*self.models.get(&name[..at])?, &name[at + 1..])))?;

@@ -1,4 +1,4 @@
-//! What a backend is spoken to with: a client of its own, with the engine's key and certificates. Blocking: it reads files.
+//! A backend's connection: a client of its own, with the engine's key and certificates. Blocking: it reads files.
 
 use std::path::Path;
 use std::sync::Arc;

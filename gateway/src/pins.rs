@@ -1,8 +1,8 @@
 //! Keeps what is known about a backend's pins up to date.
 //!
 //! A new engine is probed before it gets requests ([`first_look`]), for a few seconds at most; after that as often as
-//! [`Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine whose number of
-//! ranks is unknown is asked again at every health interval.
+//! [`Schedule`] says ([`watch`]). Answers that name their rank are evidence too, and cost nothing. An engine whose
+//! number of ranks is unknown is asked again at every health interval.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// A busy engine answers a probe of one token after the prompts before it.
 const PROBE_LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 4 << 20 };
 
-/// What is known about one backend's pins.
+/// Knowledge about one backend's pins.
 #[derive(Debug, Default)]
 pub(crate) struct PinRecord {
     state: Mutex<PinState>,
@@ -44,7 +44,7 @@ pub(crate) struct PinRecord {
 pub(crate) struct PinState {
     pub(crate) watch: PinWatch,
     schedule: Schedule,
-    /// What the last contradiction, or else the last round, showed; or why that round proved nothing.
+    /// The outcome of the last contradiction, or else of the last round; or why that round proved nothing.
     pub(crate) detail: Option<String>,
 }
 
@@ -104,7 +104,7 @@ impl PinRecord {
     }
 }
 
-/// What can be probed of a backend.
+/// The probes that a backend allows.
 struct Subject {
     ranks: u16,
     dialect: Dialect,

@@ -18,7 +18,7 @@ pub(crate) struct Plan {
     trial: Option<Trial>,
     /// Routes when no backend honours pins.
     pub(crate) fallback: Arc<dyn Policy>,
-    /// What any of them looks at. During a trial all requests are scored, so that both sides can be compared.
+    /// The inputs that any of them reads. During a trial all requests are scored, so that both sides can be compared.
     needs: Needs,
     requests: AtomicU64,
 }

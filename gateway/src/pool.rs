@@ -1,8 +1,8 @@
 //! The ranks of all backends of one model, what is known of them, and the leases that keep that true.
 //!
 //! One decision looks at every rank of every backend, so one router covers them all. Reading and counting take no lock:
-//! a request may miss those that are being placed at the same moment, and no others, so a rank exceeds its cap by no more
-//! than these. Only the blocks of prompts are noted under a lock, after the decision.
+//! a request may miss those that are being placed at the same moment, and no others, so a rank exceeds its cap by no
+//! more than these. Only the blocks of prompts are noted under a lock, after the decision.
 
 mod lease;
 
@@ -71,7 +71,7 @@ pub(crate) struct Member<'a> {
     pub(crate) available: bool,
 }
 
-/// What a pool is made with.
+/// The parts of a pool.
 pub(crate) struct PoolSettings<'a> {
     pub(crate) routing: &'a Settings,
     pub(crate) prefix: &'a PrefixSettings,
@@ -98,9 +98,9 @@ impl Pool {
         pool
     }
 
-    /// A pool of other slots that goes on from this one, in which slot `s` was `from[s]`; one with `None` is new. What is in
-    /// flight on ranks that stay is counted in both pools, whichever a request was placed in. New slots get no requests
-    /// until [`set_available`](Self::set_available) opens them.
+    /// A pool of other slots that goes on from this one, in which slot `s` was `from[s]`; one with `None` is new. What
+    /// is in flight on ranks that stay is counted in both pools, whichever a request was placed in. New slots get no
+    /// requests until [`set_available`](Self::set_available) opens them.
     pub(crate) fn succeed(
         &self,
         from: &[Option<u16>],
@@ -138,8 +138,8 @@ impl Pool {
         &self.slots
     }
 
-    /// Lets a policy choose a rank, and counts the request in on it. `remember` tells of a backend whether its ranks will
-    /// hold the prompt.
+    /// Lets a policy choose a rank, and counts the request in on it. `remember` says of a backend whether its ranks
+    /// will hold the prompt.
     pub(crate) fn choose(
         self: &Arc<Self>,
         policy: &dyn Policy,
@@ -228,17 +228,17 @@ impl Pool {
         self.slots.iter().zip(loads).any(|(slot, load)| load.available && !except.contains(&slot.backend))
     }
 
-    /// What is counted on each slot, and its price.
+    /// The counts and the price of each slot.
     pub(crate) fn look(&self) -> Vec<RankLoad> {
         self.router.accounts().counted()
     }
 
-    /// What the watched policy would have gained, where one is watched.
+    /// The gain of the watched policy, where there is one.
     pub(crate) fn report(&self) -> Option<Report> {
         self.shadow.as_ref().map(|shadow| shadow.comparison.report())
     }
 
-    /// What the ranks are believed to have cached, where that is kept.
+    /// Estimated content of the ranks' caches, where that is kept.
     pub(crate) fn prefixes(&self) -> Option<&PrefixTable> {
         self.router.prefixes()
     }
@@ -299,8 +299,8 @@ mod tests {
     }
 
     proptest! {
-        /// Policies with and without a shadow follow each other, requests begin and end meanwhile: in the end nothing is
-        /// counted as in flight, on the ranks or on the shadow's.
+        /// Policies with and without a shadow follow each other, requests begin and end meanwhile: in the end nothing
+        /// is counted as in flight, on the ranks or on the shadow's.
         #[test]
         fn reloads_leave_no_request_behind(
             begins_shadowed in any::<bool>(), steps in proptest::collection::vec((0u8..4, 0usize..64, any::<bool>()), 0..60),

@@ -1,9 +1,10 @@
 //! Requests of one model that wait for a place: a line with a bound, first come first served.
 //!
-//! Whoever finds no place joins the line. Room that is made (a request ended, a backend came) is offered along the line
-//! from its front: who cannot use it, say as it is pinned to another rank, passes it on and keeps his place. While an offer
-//! is on its way newcomers join behind it, so that nobody overtakes. A client that goes away is out of the line at once,
-//! and passes on what it was offered. Requests that find a place at once pay for a lock only where ranks have a limit.
+//! A request that finds no place joins the queue. Room that is made (a request ended, a backend came) is offered along
+//! the line from its front: who cannot use it, say as it is pinned to another rank, passes it on and keeps his place.
+//! While an offer is on its way newcomers join behind it, so that none overtakes. A client that goes away is out of the
+//! line at once, and passes on what it was offered. Requests that find a place at once pay for a lock only where ranks
+//! have a limit.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -48,7 +49,7 @@ impl Refused {
     }
 }
 
-/// What is offered.
+/// The offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Offer {
     /// Room for one request.
@@ -105,7 +106,7 @@ impl Line {
         }
     }
 
-    /// What was offered to a place in the line, which is over with it.
+    /// An offer to a place in the queue, which ends with it.
     fn take_offer(&mut self, place: u64) -> Option<Offer> {
         let offer = self.waiting.get_mut(&place)?.offer.take()?;
         self.offers -= 1;
@@ -127,8 +128,8 @@ impl Queue {
         Self { line: Mutex::default(), looking: AtomicUsize::new(0), depth, seconds }
     }
 
-    /// Finds a place, at once or after a wait. `place` is called under the queue's lock: it must be quick, and must not end
-    /// a request that holds [`Room`].
+    /// Finds a place, at once or after a wait. `place` is called under the queue's lock: it must be quick, and must not
+    /// end a request that holds [`Room`].
     pub(crate) async fn enter<P>(
         &self,
         rules: &QueueRules,

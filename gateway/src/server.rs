@@ -83,8 +83,8 @@ impl Server {
         Self { closing, aborting, connections, accepting }
     }
 
-    /// Stops accepting, lets running requests end for at most `grace`, then calls `close` and ends what is left, which may
-    /// still say so to its client.
+    /// Stops accepting, lets running requests end for at most `grace`, then calls `close` and ends what is left, which
+    /// may still say so to its client.
     pub(crate) async fn shutdown(self, grace: Duration, close: impl FnOnce()) {
         self.closing.cancel();
         if let Ok(graceful) = self.accepting.await {
@@ -98,7 +98,7 @@ impl Server {
     }
 }
 
-/// What answers the requests of a listener.
+/// The service of a listener.
 pub(crate) trait Serves:
     HttpService<
         Incoming,
@@ -125,7 +125,7 @@ impl<S> Serves for S where
 {
 }
 
-/// The routes of a plane on which nobody is in a hurry.
+/// The routes of a plane without latency requirements.
 pub(crate) fn routes(router: Router) -> impl Serves {
     TowerToHyperService::new(router)
 }

@@ -1,10 +1,12 @@
-//! Tells a dead scheduler from a long prefill, by the streams that run on a backend.
+//! Distinguishes a dead scheduler from a long prefill, by the streams that run on a backend.
 //!
-//! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks the same, but its
-//! prompt is nearly always one of ours that waited for its first token when the streams fell silent; a prompt that comes
-//! later is computed in a later step, before which the streams would move. So a backend is suspected when its streams have
-//! been silent for longer than these prompts can take at the rate at which it computed prompts so far, and a probe hangs, too. Another client's prompt can still be the reason, hence a suspected backend loses no request: new ones go elsewhere
-//! while there is an elsewhere. The first piece or answered probe clears it, and each false alarm doubles the patience.
+//! A dead scheduler stops all of its streams at once, and probes that need it hang. A long prefill looks the same, but
+//! its prompt is nearly always one of ours that waited for its first token when the streams fell silent; a prompt that
+//! comes later is computed in a later step, before which the streams would move. So a backend is suspected when its
+//! streams have been silent for longer than these prompts can take at the rate at which it computed prompts so far, and
+//! a probe hangs, too. Another client's prompt can still be the reason, hence a suspected backend loses no request: new
+//! ones go elsewhere while there is an elsewhere. The first piece or answered probe clears it, and each false alarm
+//! doubles the patience.
 
 use std::time::Duration;
 
@@ -13,7 +15,7 @@ use crate::flow::FlowReading;
 /// How much slower than on average the waiting prompts may be computed.
 const SLOWER: f64 = 2.0;
 /// False alarms that count; each one doubles the patience.
-const MOST_ALARMS: u32 = 4;
+const MAX_ALARMS: u32 = 4;
 /// So long without a false alarm takes one off.
 const CALM: Duration = Duration::from_secs(600);
 /// Seconds of computing after which older ones count half.
@@ -37,7 +39,7 @@ impl SilenceRules {
     }
 }
 
-/// What a look changed.
+/// The changes of one look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Its scheduler looks dead.
@@ -144,7 +146,7 @@ impl Silence {
         if !std::mem::take(&mut self.suspected) {
             return None;
         }
-        self.false_alarms = (self.false_alarms + 1).min(MOST_ALARMS);
+        self.false_alarms = (self.false_alarms + 1).min(MAX_ALARMS);
         self.calm = Duration::ZERO;
         Some(Change::Recovered)
     }

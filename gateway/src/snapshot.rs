@@ -47,7 +47,7 @@ pub(crate) struct Model {
     pub(crate) pool: Arc<Pool>,
 }
 
-/// What turns a model's prompts into ids.
+/// The encoder of a model's prompts.
 pub(crate) struct Text {
     pub(crate) tokenizer: PromptEncoder,
     pub(crate) template: Option<ChatTemplate>,
@@ -55,7 +55,7 @@ pub(crate) struct Text {
     pub(crate) made_of: TextSource,
 }
 
-/// What a [`Text`] is made of: with an equal one it need not be made again.
+/// The sources of a [`Text`]: with equal ones it need not be made again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TextSource {
     pub(crate) files: Vec<FileState>,
@@ -69,11 +69,12 @@ pub(crate) struct Member {
     pub(crate) tables: Option<Arc<LoadedTables>>,
     /// Those that were in use before, latest first, at most as many as the configuration wants kept.
     pub(crate) earlier: Vec<EarlierTables>,
-    /// The configured file of tables as it was when it was last read; what is in use may have come later, and from elsewhere.
+    /// The configured file of tables as it was when it was last read; what is in use may have come later, and from
+    /// elsewhere.
     pub(crate) tables_file: Option<FileState>,
-    /// Attention-DP ranks; 0 until a probe tells.
+    /// Attention-DP ranks; 0 until a probe reports it.
     pub(crate) ranks: u16,
-    /// How it is pinned; the newest version's way until a probe tells.
+    /// How it is pinned; the newest version's way until a probe reports it.
     pub(crate) dialect: Dialect,
     /// Why it is not pinned, though it may have several ranks.
     pub(crate) unpinned: Option<Unpinned>,
@@ -92,7 +93,7 @@ impl Member {
         (self.ranks, self.dialect, &self.unpinned) == (fit.ranks, fit.dialect, &fit.unpinned)
     }
 
-    /// What it is placed and pinned by.
+    /// The inputs of its placement and pin.
     pub(crate) fn fit(&self) -> Fit {
         Fit { ranks: self.ranks, dialect: self.dialect, unpinned: self.unpinned.clone() }
     }
@@ -180,8 +181,8 @@ impl Snapshot {
         next
     }
 
-    /// The next snapshot, with what a probe found of a backend. With another number of ranks the backend is another engine:
-    /// its ranks' accounts start afresh.
+    /// The next snapshot, with what a probe found of a backend. With another number of ranks the backend is another
+    /// engine: its ranks' accounts start afresh.
     pub(crate) fn with_backend(&self, (model, member): (usize, usize), fit: Fit, metrics: &Metrics) -> Self {
         let mut next = self.next();
         let old = &self.models[model];
@@ -207,8 +208,8 @@ pub(crate) fn new_pool(members: &[Member], plan: &Plan, config: &Config, metrics
     Arc::new(Pool::new(&pool_members(members), &settings, metrics))
 }
 
-/// The pool of these backends that goes on from a model's; that one itself where nothing about it changes. Ranks stay with
-/// their engine: one of the same name, with the same ways to reach it and as many ranks.
+/// The pool of these backends that goes on from a model's; that one itself where nothing about it changes. Ranks stay
+/// with their engine: one of the same name, with the same ways to reach it and as many ranks.
 pub(crate) fn next_pool(
     old: &Model,
     old_config: &Config,

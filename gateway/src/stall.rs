@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A socket whose writes fail when nothing of them was taken for too long. The clock runs only while they wait, so that a
-/// socket which takes everything at once never starts one.
+/// A socket whose writes fail when nothing of them was taken for too long. The clock runs only while they wait, so that
+/// a socket which takes everything at once never starts one.
 pub(crate) struct Stalling<S> {
     socket: S,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! What all parts of one gateway share: the snapshot, the metrics and the settings.
+//! The state that all parts of one gateway share: the snapshot, the metrics and the settings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,7 @@ use crate::metrics::Metrics;
 use crate::otlp::Tracer;
 use crate::reload::Reloads;
 use crate::snapshot::{Member, Model, Snapshot, Text};
+use crate::switching::Records;
 use crate::tables::{FreshTables, Lanes, check_fit};
 use crate::trust::{self, Caller};
 use crate::watchers::Watchers;
@@ -37,6 +38,8 @@ pub(crate) struct Core {
     changing: Mutex<()>,
     pub(crate) metrics: Metrics,
     pub(crate) live: Live,
+    /// Units whose layouts the switch policy decides.
+    pub(crate) switches: Records,
     pub(crate) reloads: Reloads,
     pub(crate) watchers: Watchers,
     /// Backends that are gone or have fewer ranks, with the ranks that they had: requests may still be in flight there.
@@ -45,8 +48,8 @@ pub(crate) struct Core {
     pub(crate) drains: Drains,
     /// Prompts scored off the network threads at a time: as many as there are cores, the others wait.
     pub(crate) scoring: Arc<Semaphore>,
-    /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that other
-    /// long prompts do not wait behind them.
+    /// Those that may take seconds, as megabytes of one word do: one at a time and in a lane of their own, so that
+    /// other long prompts do not wait behind them.
     pub(crate) scoring_huge: Arc<Semaphore>,
     /// Long bodies that are looked through at a time, as their prompts took too long to score.
     pub(crate) skimming: Arc<Semaphore>,
@@ -70,6 +73,7 @@ impl Core {
             changing: Mutex::new(()),
             metrics,
             live: Live::new(),
+            switches: Records::default(),
             reloads: Reloads::default(),
             watchers: Watchers::default(),
             retired: Mutex::default(),
@@ -127,7 +131,7 @@ impl Core {
         self.current.load().config.server.extra_routes.iter().any(|route| route == path)
     }
 
-    /// What the configured origins say to a page that asks; `None` where none are configured.
+    /// The configured origins' answer to a preflight; `None` where none are configured.
     pub(crate) fn cors(&self, headers: &HeaderMap) -> Option<Cors> {
         Cors::judge(&self.current.load().config.server.cors_origins, headers)
     }
@@ -267,12 +271,12 @@ impl Core {
         warn_of_launch(&backend.name, probe, tables.is_some());
         warn_of_routes_without_pins(backend, &fit.dialect, ranks);
         self.note_health(backend, Health::Healthy);
-        // Whoever failed before it went away may have been another process.
+        // The failure before it went away may have been another process's.
         backend.gate.renew();
     }
 
-    /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another tokenizer
-    /// or chat template than the gateway, and scores are not of what it runs.
+    /// Compares the prompt's tokens as counted here with the engine's count. Where they differ the engine has another
+    /// tokenizer or chat template than the gateway, and scores are not of what it runs.
     pub(crate) fn note_count(&self, backend: &Backend, counted: u64, told: u64) {
         let differ = self.metrics.prompt_tokens(&backend.name, counted == told);
         // The first one, and ever fewer of those that follow.
@@ -325,7 +329,7 @@ impl Core {
     /// Closes a backend.
     pub(crate) fn dismiss(&self, backend: &Arc<Backend>, cause: String) {
         let _changing = self.changing();
-        // Of one that left in this moment nothing is to be told.
+        // Nothing is reported about a backend that left in this moment.
         if self.snapshot().position(backend).is_some() {
             self.note_health(backend, Health::Unhealthy { cause });
             self.refresh(backend);
@@ -389,8 +393,8 @@ fn warn_of_launch(backend: &str, probe: &Probe, has_tables: bool) {
     }
 }
 
-/// An engine of this kind and version may read pins on some routes only: the operator must know which requests run where the
-/// engine likes.
+/// An engine of this kind and version may read pins on some routes only: the operator must know which requests run
+/// where the engine likes.
 fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16) {
     let chosen = [Route::Chat, Route::Completions, Route::Responses, Route::Generate];
     let has = |route: &Route| *route != Route::Generate || backend.engine.speaks_sglang();

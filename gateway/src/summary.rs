@@ -1,4 +1,4 @@
-//! What a gateway would serve, for `semmoe serve --check`.
+//! The summary of `semmoe serve --check`.
 
 use std::fmt;
 
@@ -15,12 +15,12 @@ pub struct Summary {
     lines: Vec<String>,
 }
 
-/// What a gateway would serve, with what its engines reported.
+/// The models a gateway would serve, with their engines' reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probed {
-    /// What would be served.
+    /// The models that would be served.
     pub served: Summary,
-    /// What is wrong with engines.
+    /// The problems with engines.
     pub troubles: Troubles,
 }
 

@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 use crate::backend::Backend;
 use crate::snapshot::Snapshot;
 use crate::state::Core;
-use crate::{health, pins};
+use crate::{health, pins, switching};
 
 /// The running tasks.
 #[derive(Default)]
@@ -43,6 +43,7 @@ impl Watchers {
             let stop = self.stop.child_token();
             self.tasks.spawn(pins::watch(Arc::clone(core), Arc::clone(backend), stop.clone()));
             self.tasks.spawn(health::watch(Arc::clone(core), Arc::clone(backend), stop.clone()));
+            self.tasks.spawn(switching::watch(Arc::clone(core), Arc::clone(backend), stop.clone()));
             watched.push(Watched { backend: Arc::clone(backend), stop });
         }
     }

@@ -1,4 +1,5 @@
-//! No log at any level holds a prompt, a key or a query. One test in a process of its own, as it listens to all threads.
+//! No log at any level holds a prompt, a key or a query. One test in a process of its own, as it listens to all
+//! threads.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 #![allow(dead_code, unused_imports, reason = "the helpers of the other tests")]
 

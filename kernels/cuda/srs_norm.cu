@@ -83,7 +83,7 @@ __device__ inline Lanes<T> sum_vector(const ReduceParams& p, u64 element, u32 ra
   return sum_any<T>(p.parts, p.team.ranks, element);
 }
 
-// What load16 and store16 do, where rows are no multiple of 16 bytes: the elements before the end of the row.
+// The counterpart of load16 and store16 for rows that are no multiple of 16 bytes: the elements before the end of the row.
 template <class T>
 __device__ inline void add_elements(Lanes<T>& sum, const void* from, u64 element, u32 column, u32 hidden, bool more = false) {
 #pragma unroll

@@ -1,4 +1,5 @@
-//! Rates of the SR codec beside a copy of as many bytes: `cargo run --release -p semmoe-kernels --example sr [weights]`.
+//! Rates of the SR codec beside a copy of as many bytes:
+//! `cargo run --release -p semmoe-kernels --example sr [weights]`.
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::hint::black_box;

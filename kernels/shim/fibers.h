@@ -1,4 +1,4 @@
-// What a run consists of: fibers, warps, blocks, launches, streams; stores that are not visible yet; the switch between stacks.
+// The parts of a run: fibers, warps, blocks, launches, streams; stores that are not visible yet; the switch between stacks.
 #pragma once
 #include "scheduler.h"
 

@@ -1,4 +1,4 @@
-// What the Rust side hands to the shim: streams of steps, one stream per rank, as CUDA streams on P GPUs.
+// The shim's input from Rust: streams of steps, one stream per rank, as CUDA streams on P GPUs.
 #pragma once
 #include "shim.h"
 

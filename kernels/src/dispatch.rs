@@ -86,8 +86,8 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Plans the sends of n tokens that go to every rank, with all of their pairs: where each rank has a slice of each expert.
-    /// `experts` and `weights` are `[n, k]`.
+    /// Plans the sends of n tokens that go to every rank, with all of their pairs: where each rank has a slice of each
+    /// expert. `experts` and `weights` are `[n, k]`.
     ///
     /// # Errors
     /// As [`DispatchPlan::build`]; the plan is then unspecified.
@@ -105,8 +105,8 @@ impl DispatchPlan {
         Ok(())
     }
 
-    /// Plans the sends of rows that arrived from elsewhere, and go on to every rank with all of their pairs. `pairs` is `[n]`, how
-    /// many each row has, at least 1; `experts` and `weights` have as many elements as they sum to.
+    /// Plans the sends of rows that arrived from elsewhere, and go on to every rank with all of their pairs. `pairs` is
+    /// `[n]`, how many each row has, at least 1; `experts` and `weights` have as many elements as they sum to.
     ///
     /// # Errors
     /// Lengths that do not fit; the plan is then unspecified.

@@ -1,7 +1,8 @@
 //! The three types of a row's elements, and how each becomes f32 and back.
 //!
-//! Both ways are branch-free integer and float arithmetic, so that loops over them become vector code, and give the bits that a
-//! GPU gives: rounding to nearest, ties to even; subnormals kept; every NaN written as the one with all bits but the sign set.
+//! Both ways are branch-free integer and float arithmetic, so that loops over them become vector code, and give the
+//! bits that a GPU gives: rounding to nearest, ties to even; subnormals kept; every NaN written as the one with all
+//! bits but the sign set.
 
 use half::{bf16, f16};
 

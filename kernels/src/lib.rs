@@ -1,8 +1,8 @@
 //! Collectives that move tokens to the ranks of their experts: what they mean, a reference, and the CPU's inner loops.
 //!
-//! Plain slices in, plain slices out: no threads, no transport, no allocation per call once the caller's scratch has grown.
-//! P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows that are sent
-//! (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
+//! Plain slices in, plain slices out: no threads, no transport, no allocation per call once the caller's scratch has
+//! grown. P = ranks, n = tokens, m = rows of one rank, k = experts per token, N = experts, H = width of a row, R = rows
+//! that are sent (a token goes once to each rank that hosts at least one of its experts, so n <= R <= n x min(k, P)).
 //!
 //! | module | what |
 //! |---|---|

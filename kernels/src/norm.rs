@@ -7,7 +7,8 @@ pub const NORM_LANES: usize = 2048;
 ///
 /// Every step is a single f32 operation rounded to nearest, without fused multiply-add:
 /// 1. accumulator a adds the squares of the columns a, a + 2048, a + 4096, ..., in this order, beginning with 0;
-/// 2. neighbours are folded: for s = 1, 2, 4, ..., 1024: accumulator i += accumulator i + s, for each i that 2s divides;
+/// 2. neighbours are folded: for s = 1, 2, 4, ..., 1024: accumulator i += accumulator i + s, for each i that 2s
+///    divides;
 /// 3. `1 / sqrt(accumulator 0 / H + epsilon)`, with the rounded square root and the rounded division.
 #[must_use]
 pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
@@ -23,7 +24,8 @@ pub fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
 /// Steps 2 and 3.
 #[inline(always)]
 pub(crate) fn fold(lanes: &mut [f32; NORM_LANES], columns: usize, epsilon: f32) -> f32 {
-    // In place and compacted: after each pass the accumulators stand side by side. Those past the columns are zeros, which add nothing.
+    // In place and compacted: after each pass the accumulators stand side by side. Those past the columns are zeros,
+    // which add nothing.
     let mut width = columns.next_power_of_two().min(NORM_LANES);
     while width > 1 {
         width /= 2;

@@ -1,8 +1,8 @@
 //! The collectives over P ranks at once, as plainly as they can be written: what every backend must equal bit for bit.
 //!
-//! Slices are indexed by rank first: `parts[r]` is what rank r gives, and element r of the answer is what rank r gets. H = width
-//! of a row, n = tokens, m_r = rows of rank r. Sums are in f32 in rank order 0..P, begin with rank 0's value and are rounded once
-//! to the element type ([`Element::round`]). Moves keep every bit.
+//! Slices are indexed by rank first: `parts[r]` is what rank r gives, and element r of the answer is what rank r gets.
+//! H = width of a row, n = tokens, m_r = rows of rank r. Sums are in f32 in rank order 0..P, begin with rank 0's value
+//! and are rounded once to the element type ([`Element::round`]). Moves keep every bit.
 
 mod exchange;
 mod hybrid;
@@ -79,8 +79,8 @@ pub fn reduce_scatter_norm<T: Element>(
     Ok(answer)
 }
 
-/// Allgather, the exact inverse placement: `out[token(offsets[r] + i)] = rows[r][i]`, the same `[n, H]` on every rank, so that it
-/// is given once. `rows[r]` is `[m_r, H]`.
+/// Allgather, the exact inverse placement: `out[token(offsets[r] + i)] = rows[r][i]`, the same `[n, H]` on every rank,
+/// so that it is given once. `rows[r]` is `[m_r, H]`.
 ///
 /// # Errors
 /// Lengths that do not fit the split.
@@ -97,7 +97,8 @@ pub fn allgather<T: Element>(rows: &[&[T]], hidden: usize, split: RowSplit<'_>) 
     Ok(out)
 }
 
-/// All-reduce: `out[i] = sum over q of parts[q][i]`, the same on every rank, so that it is given once. `parts[q]` is `[len]`.
+/// All-reduce: `out[i] = sum over q of parts[q][i]`, the same on every rank, so that it is given once. `parts[q]` is
+/// `[len]`.
 ///
 /// # Errors
 /// Parts of different lengths, or none.

@@ -4,8 +4,8 @@ use crate::argsort::RankOrder;
 use crate::error::{KernelError, check_count, check_len};
 
 /// The rows of n tokens over P ranks. Rank p has the positions `offsets[p]..offsets[p + 1]`; position i is token
-/// `permutation[i]`, or token i where there is no permutation. A value is valid: offsets ascend from 0 to n, and every token
-/// has exactly one position.
+/// `permutation[i]`, or token i where there is no permutation. A value is valid: offsets ascend from 0 to n, and every
+/// token has exactly one position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowSplit<'a> {
     permutation: Option<&'a [u32]>,
@@ -22,7 +22,8 @@ impl<'a> RowSplit<'a> {
         Ok(Self { permutation: None, offsets })
     }
 
-    /// Parts of a shuffled order that came from elsewhere. `permutation` is `[n]`, `offsets` `[P + 1]`; `seen` is scratch.
+    /// Parts of a shuffled order that came from elsewhere. `permutation` is `[n]`, `offsets` `[P + 1]`; `seen` is
+    /// scratch.
     ///
     /// # Errors
     /// Offsets that are not ascending from 0 to n, and a permutation with a token out of range or twice.
@@ -72,7 +73,8 @@ impl<'a> RowSplit<'a> {
         }
     }
 
-    /// A number that is, in all likelihood, the same on two ranks only if their splits are: so ranks find out that they disagree.
+    /// A number that is, in all likelihood, the same on two ranks only if their splits are: so ranks find out that they
+    /// disagree.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);

@@ -6,7 +6,8 @@ use crate::norm::NORM_LANES;
 /// Columns of a buffer that stays in the first cache.
 const COLUMNS: usize = 1024;
 
-/// `out[c] = round(sum over q of rows[q][c])`, in f32 in the order of q, beginning with the first; zeros if there are none.
+/// `out[c] = round(sum over q of rows[q][c])`, in f32 in the order of q, beginning with the first; zeros if there are
+/// none.
 ///
 /// # Panics
 /// If a row has not the length of `out`.
@@ -41,7 +42,8 @@ pub struct NormRow<'a, T> {
     pub out: &'a mut [T],
 }
 
-/// Residual and RMSNorm of one row, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has them.
+/// Residual and RMSNorm of one row, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has
+/// them.
 ///
 /// # Panics
 /// If the slices differ in length.
@@ -144,7 +146,8 @@ fn norm_into<T: Element>(row: NormRow<'_, T>) {
     }
 }
 
-/// Calls the version of the processor. The features are asked for once by the standard library and then read from a word.
+/// Calls the version of the processor. The features are asked for once by the standard library and then read from a
+/// word.
 macro_rules! versions {
     ($element:ty, $portable:expr, $avx512:expr, $avx2:expr) => {{
         #[cfg(target_arch = "x86_64")]

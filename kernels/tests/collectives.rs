@@ -1,4 +1,5 @@
-//! Laws of the collectives, on the reference: shuffles undo each other, sums do not depend on the split, everything arrives once.
+//! Laws of the collectives, on the reference: shuffles undo each other, sums do not depend on the split, everything
+//! arrives once.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use half::{bf16, f16};

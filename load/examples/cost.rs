@@ -1,4 +1,4 @@
-//! What a request costs the load generator itself: CPU time against a server in another process that answers at once.
+//! The load generator's own cost of a request: CPU time against a server in another process that answers at once.
 //!
 //! `cargo run --release -p semmoe-load --example cost [EVENTS]`; with 0 events (the default) answers are not streamed.
 

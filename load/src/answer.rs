@@ -1,4 +1,4 @@
-//! What one event, or one whole answer, says: whether it carries text, how many tokens there were, whether it is an error.
+//! One event or one whole answer: whether it carries text, its token counts, and whether it is an error.
 //!
 //! Only what is needed is kept, so that reading an event allocates nothing.
 
@@ -7,7 +7,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// What a document says.
+/// The content of a document.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Said {
     /// Some text, reasoning or tool call is in it.

@@ -33,7 +33,7 @@ impl Api {
     }
 }
 
-/// What all bodies of a run have in common.
+/// The fields that all bodies of a run share.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyForm<'a> {
     pub(crate) api: Api,
@@ -66,7 +66,7 @@ impl BodyForm<'_> {
         if self.stream {
             body.insert("stream".into(), true.into());
             if self.api.names_model() {
-                // The last event tells how many tokens there were.
+                // The last event has the number of tokens.
                 body.insert("stream_options".into(), json!({ "include_usage": true }));
             }
         }

@@ -22,7 +22,7 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 /// 16 bytes each are kept.
 const MAX_ARRIVALS: usize = 10_000_000;
 /// The year 5138: beyond it a number is a mistake.
-const MOST_SECONDS: f64 = 1e11;
+const MAX_SECONDS: f64 = 1e11;
 
 #[derive(Deserialize)]
 struct JsonLine {
@@ -30,6 +30,9 @@ struct JsonLine {
 }
 
 /// Reads the times of `path`, in order, from 0.
+///
+/// # Errors
+/// `LoadError` names the file, and the line that is wrong.
 pub fn read_arrivals(path: &Path) -> Result<Arc<[Duration]>, LoadError> {
     let whole = |cause: &str| LoadError::Arrivals { path: path.to_path_buf(), cause: cause.to_owned() };
     let extension = path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
@@ -121,8 +124,8 @@ fn shown(field: &str) -> String {
 
 fn seconds(value: f64) -> Result<Duration, String> {
     // Seconds since 1970 are welcome: what matters is how far they lie apart.
-    if !(0.0..=MOST_SECONDS).contains(&value) {
-        return Err(format!("the time is {value} s, expected 0 to {MOST_SECONDS}"));
+    if !(0.0..=MAX_SECONDS).contains(&value) {
+        return Err(format!("the time is {value} s, expected 0 to {MAX_SECONDS}"));
     }
     Ok(Duration::from_secs_f64(value))
 }

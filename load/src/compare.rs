@@ -1,7 +1,8 @@
 //! Two servers measured in turn, block by block, and compared by the ratios of neighbouring blocks.
 //!
-//! A machine that does other things too changes its speed from minute to minute. Blocks that follow each other meet about the
-//! same machine, so that their ratio says more than two long runs do, and the spread of the ratios says how much.
+//! A machine that does other things too changes its speed from minute to minute. Blocks that follow each other meet
+//! about the same machine, so that their ratio says more than two long runs do, and the spread of the ratios says how
+//! much.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What can go wrong before or beside the requests; what goes wrong with one request is a [`crate::Failure`].
+//! Errors outside of single requests; the failure of one request is a [`crate::Failure`].
 
 use std::path::PathBuf;
 
@@ -56,7 +56,7 @@ pub enum LoadError {
         path: PathBuf,
         /// From 1.
         line: usize,
-        /// What is wrong with it.
+        /// The problem.
         cause: String,
     },
     /// The arrival file as a whole is wrong.
@@ -64,7 +64,7 @@ pub enum LoadError {
     Arrivals {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         cause: String,
     },
     /// The address cannot be used.

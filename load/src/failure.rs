@@ -1,4 +1,4 @@
-//! What can go wrong with one request, as it is counted.
+//! Failures of a single request, as they are counted.
 
 use std::fmt;
 
@@ -17,14 +17,14 @@ pub enum Failure {
     Broken(Break),
     /// The server put an error into a stream, or answered 200 with one.
     ErrorEvent,
-    /// What came is not what the route answers.
+    /// The answer does not have the form of the route.
     Malformed(&'static str),
 }
 
 /// Why there is no connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ConnectFailure {
-    /// Nobody listens.
+    /// No process listens.
     Refused,
     /// Not in time.
     TimedOut,
@@ -36,7 +36,7 @@ pub enum ConnectFailure {
     Other,
 }
 
-/// What a request was waiting for.
+/// The phase that a request was waiting in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// The head of the answer.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// What is beyond is counted as this long; sum and maximum stay exact.
-const LONGEST_NS: u64 = 3_600_000_000_000;
+/// Longer durations are counted as this long; sum and maximum stay exact.
+const MAX_NS: u64 = 3_600_000_000_000;
 const SIGNIFICANT_DIGITS: u8 = 3;
 
 /// Many durations.
@@ -17,7 +17,7 @@ pub(crate) struct Latencies {
     max_ns: u64,
 }
 
-/// What a report says of many durations, in milliseconds. Percentiles are at most 0.1% too high, mean and maximum exact.
+/// Summary of many durations, in milliseconds. Percentiles are at most 0.1% too high, mean and maximum exact.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LatencySummary {
     /// How many.
@@ -39,7 +39,7 @@ pub struct LatencySummary {
 
 impl Latencies {
     pub(crate) fn new() -> Self {
-        let histogram = Histogram::new_with_bounds(1, LONGEST_NS, SIGNIFICANT_DIGITS)
+        let histogram = Histogram::new_with_bounds(1, MAX_NS, SIGNIFICANT_DIGITS)
             .expect("constant bounds that the library allows: low >= 1, high >= 2 * low, digits <= 5");
         Self { histogram, sum_ns: 0, max_ns: 0 }
     }
@@ -95,7 +95,7 @@ mod tests {
     proptest! {
         #[test]
         fn summaries_equal_a_plain_sort(
-            mut values in proptest::collection::vec(prop_oneof![0u64..5_000, 0u64..1_000_000_000, 0u64..LONGEST_NS], 1..400),
+            mut values in proptest::collection::vec(prop_oneof![0u64..5_000, 0u64..1_000_000_000, 0u64..MAX_NS], 1..400),
             split in 0usize..400,
         ) {
             let (mut one, mut other) = (Latencies::new(), Latencies::new());

@@ -1,4 +1,5 @@
-//! A load generator for servers that generate text: closed and open loop, latencies without coordinated omission, a report.
+//! A load generator for servers that generate text: closed and open loop, latencies without coordinated omission, a
+//! report.
 //!
 //! | module | what |
 //! |---|---|
@@ -9,11 +10,11 @@
 //! | `events`, `answer` | what an answer says |
 //! | `failure` | how a request can fail |
 //! | `latency`, `spread`, `stats` | what is kept: histograms and counts, bounded whatever the run's length |
-//! | `report`, `compare`, `text` | what is told |
+//! | `report`, `compare`, `text` | the report |
 //! | `edge` | the rest: sockets, threads, clocks |
 //!
-//! An answer counts as complete only when it is: all of `Content-Length`, or the last chunk; `[DONE]` at the end of a stream;
-//! no error in it.
+//! An answer counts as complete only when it is: all of `Content-Length`, or the last chunk; `[DONE]` at the end of a
+//! stream; no error in it.
 
 mod answer;
 mod api;

@@ -1,4 +1,4 @@
-//! What a run is asked to do, checked before anything is sent.
+//! Options of a run, checked before anything is sent.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -193,6 +193,9 @@ impl LoadOptions {
 }
 
 /// A header as `name: value` for every request; secrets and what the client itself writes are refused.
+///
+/// # Errors
+/// `LoadError` for text that is no header.
 pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
     let bad = |found: &str, expected| LoadError::Option { option: "a header", found: found.to_owned(), expected };
     // Whatever is wrong with it, its value is not shown.
@@ -209,6 +212,9 @@ pub fn parse_header(text: &str) -> Result<(HeaderName, HeaderValue), LoadError> 
 }
 
 /// `Authorization: Bearer KEY`, which no `Debug` shows.
+///
+/// # Errors
+/// `LoadError` for a key that no header can carry.
 pub fn bearer(key: &str) -> Result<(HeaderName, HeaderValue), LoadError> {
     let wrong = |_| LoadError::Option {
         option: "the API key",

@@ -1,4 +1,4 @@
-//! What a run measured.
+//! The measurements of a run.
 
 use serde::Serialize;
 
@@ -12,7 +12,8 @@ const LATE_MS: f64 = 10.0;
 /// The share of a core for each thread beyond which the generator is at its limit.
 const BUSY: f64 = 0.9;
 
-/// A run, as printed and as JSON. Times are in milliseconds unless the name says otherwise; never holds prompts or secrets.
+/// A run, as printed and as JSON. Times are in milliseconds unless the name says otherwise; never holds prompts or
+/// secrets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// Where to.
@@ -50,13 +51,13 @@ pub struct Report {
     pub send_lateness_ms: Option<LatencySummary>,
     /// Failed requests by kind, most first.
     pub errors: Vec<ErrorCount>,
-    /// Requests by backend and rank, as the gateway's `x-semmoe-*` headers tell.
+    /// Requests by backend and rank, as the gateway's `x-semmoe-*` headers name them.
     pub ranks: SpreadSummary,
     /// Requests by backend.
     pub backends: SpreadSummary,
-    /// What the load generator did and cost.
+    /// The load generator's own work and cost.
     pub generator: Generator,
-    /// What to keep in mind when reading the figures.
+    /// Caveats for the reader of the figures.
     pub warnings: Vec<String>,
 }
 
@@ -111,7 +112,7 @@ pub struct TokenReport {
     pub told: u64,
     /// Answers that told them.
     pub answers_that_told: u64,
-    /// Content events of answers that did not tell: at least one token each, perhaps more.
+    /// Content events of answers without a count: at least one token each, perhaps more.
     pub events: u64,
 }
 
@@ -135,7 +136,7 @@ pub struct ErrorCount {
     pub count: u64,
 }
 
-/// What the load generator did and cost.
+/// The load generator's own work and cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Generator {
     /// Threads that sent.
@@ -150,7 +151,7 @@ pub struct Generator {
     pub most_in_flight: usize,
     /// Requests of an open loop that waited as too many were in flight.
     pub held_back: u64,
-    /// Connections on which the server sent what nobody asked for.
+    /// Connections on which the server sent bytes that were not requested.
     pub stray_bytes: u64,
     /// Different prompts.
     pub prompts: usize,
@@ -158,7 +159,7 @@ pub struct Generator {
     pub prompts_left_out: usize,
 }
 
-/// What the edge knows beside the statistics.
+/// Facts from the edge beside the statistics.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) seconds: f64,

@@ -22,7 +22,8 @@ enum Source {
 }
 
 impl Schedule {
-    /// Exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), without end; the same for the same seed.
+    /// Exponential gaps with a mean of `1 / per_second` seconds (finite, above 0), without end; the same for the same
+    /// seed.
     #[must_use]
     pub fn poisson(per_second: f64, seed: u64) -> Self {
         let source = Source::Poisson { per_second, random: fastrand::Rng::with_seed(seed) };

@@ -16,7 +16,7 @@ pub(crate) struct Spread {
     untold: u64,
 }
 
-/// What a report says of a spread.
+/// Summary of a spread.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SpreadSummary {
     /// Requests whose answer had a label.

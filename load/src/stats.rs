@@ -1,4 +1,4 @@
-//! What is kept of the requests of a run: counts and histograms, never a list.
+//! Statistics of a run: counts and histograms, never a list of requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) struct Sample<'a> {
     /// How long after it was due it was sent (open loop).
     pub(crate) late: Option<Duration>,
     pub(crate) result: Result<Answered, Failure>,
-    /// Whether an answer's head came, so that labels could be told.
+    /// Whether an answer's head came, so that its labels are known.
     pub(crate) has_head: bool,
     pub(crate) backend: Option<&'a str>,
     pub(crate) rank: Option<&'a str>,
@@ -60,7 +60,7 @@ pub(crate) struct Stats {
     pub(crate) rated: Rated,
     /// Answers whose tokens the engine told, and their tokens.
     pub(crate) told: (u64, u64),
-    /// Answers whose tokens it did not tell, and their events.
+    /// Answers without a token count, and their events.
     pub(crate) untold: (u64, u64),
     pub(crate) ttft: Latencies,
     pub(crate) gaps: Latencies,
@@ -71,7 +71,7 @@ pub(crate) struct Stats {
     pub(crate) backends: Spread,
 }
 
-/// What ended within the time that rates are over.
+/// Requests that ended within the time that rates cover.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rated {
     pub(crate) ok: u64,

@@ -33,7 +33,8 @@ impl Window {
         Self { warmup, limit, next: AtomicU64::new(0), begin: OnceLock::new(), last_end_ns: AtomicU64::new(0) }
     }
 
-    /// The next request, due at `due`; `None` when the limit is reached. The first measured one begins the measured time.
+    /// The next request, due at `due`; `None` when the limit is reached. The first measured one begins the measured
+    /// time.
     pub(crate) fn ticket(&self, due: Instant) -> Option<Ticket> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let Some(measured) = number.checked_sub(self.warmup) else {
@@ -50,8 +51,8 @@ impl Window {
 
     /// Notes the end of a request, and returns whether it counts for rates.
     ///
-    /// Over a duration whatever ends in it counts, of the warm-up too: as much as was in flight at its begin is left in flight
-    /// at its end.
+    /// Over a duration whatever ends in it counts, of the warm-up too: as much as was in flight at its begin is left in
+    /// flight at its end.
     pub(crate) fn ended(&self, ticket: Ticket, end: Instant) -> bool {
         let Some(begin) = self.begin.get() else { return false };
         if ticket.measured {
@@ -64,8 +65,8 @@ impl Window {
         }
     }
 
-    /// How long rates are over: the duration asked for, or until the last measured request ended; at most until the caller
-    /// stopped the run, or the last request ended after that.
+    /// How long rates are over: the duration asked for, or until the last measured request ended; at most until the
+    /// caller stopped the run, or the last request ended after that.
     pub(crate) fn length(&self, stopped: Option<Instant>) -> Duration {
         let Some(begin) = self.begin.get() else { return Duration::ZERO };
         let last_end = Duration::from_nanos(self.last_end_ns.load(Ordering::Relaxed));

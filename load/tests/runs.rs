@@ -1,4 +1,4 @@
-//! Runs against servers that behave: what is sent, when, and what is told of it.
+//! Runs against servers that behave: what is sent, when, and its report.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -65,7 +65,8 @@ async fn an_open_loop_does_not_wait_for_answers() {
     }
 }
 
-/// With one in flight at a time the others wait, and their waiting is in their latency: what they were late by at least.
+/// With one in flight at a time the others wait, and their waiting is in their latency: what they were late by at
+/// least.
 #[tokio::test]
 async fn latencies_of_an_open_loop_count_from_when_requests_were_due() {
     let mock = Mock::with_bytes(chat("")).await;
@@ -122,7 +123,7 @@ async fn tokens_that_nobody_told_are_events() {
     assert!(report.warnings.iter().any(|note| note.starts_with("5 answers did not tell their tokens")));
 }
 
-/// Bodies, headers and the order of prompts; warm-up requests are sent and not measured; no key in what is told.
+/// Bodies, headers and the order of prompts; warm-up requests are sent and not measured; no key in the report.
 #[tokio::test]
 async fn what_is_sent() {
     let seen = Arc::new(Mutex::new(Vec::<(String, Value)>::new()));

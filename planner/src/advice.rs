@@ -7,8 +7,9 @@ use crate::cluster::Cluster;
 use crate::hybridep::{Choice, HybridLevel, Stream, Use, best_domains};
 use crate::layout::{Infeasible, Layout};
 use crate::memory::Memory;
+use crate::policy::ByLayout;
 use crate::search::{Candidate, Question};
-use crate::step::{Constants, Target, decoding, step};
+use crate::step::{Constants, Part, Target, decoding, step};
 use crate::switching::{Crossing, StepPair, crossing, memory_overhead, switch_seconds};
 
 /// Requests in flight at which both layouts are compared: powers of two up to this.
@@ -42,9 +43,23 @@ pub enum NoSwitch {
         /// Why.
         reason: Infeasible,
     },
+    /// The switch policy refuses its settings.
+    #[error("the switch policy cannot be set up: {cause}")]
+    Policy {
+        /// Why.
+        cause: String,
+    },
     /// The steps cannot be compared.
     #[error(transparent)]
     Plan(#[from] PlanError),
+}
+
+/// The layouts that a unit of so many GPUs changes between.
+pub(crate) fn unit_layouts(gpus: u64) -> ByLayout<Layout> {
+    ByLayout {
+        tp: Layout { pipeline: 1, attention_tp: gpus, attention_dp: 1, expert_tp: gpus, expert_ep: 1 },
+        ep: Layout { pipeline: 1, attention_tp: 1, attention_dp: gpus, expert_tp: 1, expert_ep: gpus },
+    }
 }
 
 /// What switching would be for the unit of the innermost level, with `concurrency` requests in flight.
@@ -53,8 +68,7 @@ pub enum NoSwitch {
 /// [`NoSwitch`] if slices or whole experts do not run there.
 pub fn switching(question: &Question<'_>, concurrency: f64) -> Result<Switching, NoSwitch> {
     let gpus = question.cluster.levels.first().map_or(1, |level| level.count);
-    let tp = Layout { pipeline: 1, attention_tp: gpus, attention_dp: 1, expert_tp: gpus, expert_ep: 1 };
-    let ep = Layout { pipeline: 1, attention_tp: 1, attention_dp: gpus, expert_tp: 1, expert_ep: gpus };
+    let ByLayout { tp, ep } = unit_layouts(gpus);
     let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
     for layout in [tp, ep] {
         let runs = layout.check(shape).and_then(|()| Memory::with(shape, &layout, cluster.gpu.memory, constants));
@@ -110,7 +124,10 @@ pub fn replication(question: &Question<'_>, plan: &Candidate) -> Result<Option<R
         workers: layout.expert_ep,
         bytes_per_second: 1.0,
         before_experts: layer(
-            plan.decode.attention_products + plan.decode.attention_core + plan.decode.attention_reduce,
+            [Part::AttentionProducts, Part::AttentionCore, Part::AttentionReduce]
+                .map(|part| plan.decode[part])
+                .iter()
+                .sum(),
         ),
         data_bytes: tokens * shape.top_k as f64 * shape.hidden as f64 * question.constants.combine_bytes,
         expert_bytes: plan.memory.expert_bytes / shape.moe_layers as f64,

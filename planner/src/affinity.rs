@@ -1,10 +1,11 @@
 //! What placing tokens and experts together can gain: the regime of a deployment, and the gain with its range.
 //!
-//! Affinity raises the local activation rate (LAR), and so scales the bytes between ranks of the experts by `(1 - LAR
-//! after) / (1 - LAR before)`; latencies stay. That is worth something where those bytes are waited for. With two
-//! micro-batches a step takes about max(computation, communication), and bytes below the computation buy nothing.
-//! Where decoding is bound by reading experts, it is the number of distinct experts of a step that counts, which a
-//! placement does not change: every rank sees the tokens of the whole unit.
+//! Affinity keeps more of a token's experts on its own rank. Where a token's row goes once to each rank that hosts some
+//! of its experts, as semmoe's worker and DeepEP send it, bytes follow the remote ranks per token; where only the local
+//! activation rate (LAR) is known, they are taken to follow `1 - LAR`. Latencies stay. That is worth something where
+//! those bytes are waited for. With two micro-batches a step takes about max(computation, communication), and bytes
+//! below the computation buy nothing. Where decoding is bound by reading experts, it is the number of distinct experts
+//! of a step that counts, which a placement does not change: every rank sees the tokens of the whole unit.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use crate::PlanError;
 use crate::error::{not_negative, positive};
-use crate::step::{Constants, Target, Work, step};
+use crate::step::{Constants, Part, Target, Work, step};
 
 /// Gains below this are no reason to adopt anything.
 const WORTH: f64 = 0.01;
@@ -34,17 +35,31 @@ pub struct StepProfile {
     pub overlap: bool,
 }
 
-/// Rates before and after, and what is known about errors.
+/// What leaves a rank for experts elsewhere, now and with affinity, both in one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Rates {
-    /// Share of activations that are local now.
+pub struct Remote {
+    /// Now, above 0.
     pub before: f64,
-    /// The same with affinity.
+    /// With affinity.
     pub after: f64,
     /// How far `after` may be off, absolute.
     pub error: f64,
-    /// Communication may take this many times more or less than the profile says, at least 1.
-    pub factor: f64,
+}
+
+impl Remote {
+    /// From local activation rates, and how far the one with affinity may be off: shares of activations.
+    ///
+    /// # Errors
+    /// [`PlanError::Value`] about a rate outside 0 to 1, or of 1 now: then nothing is left to gain.
+    pub fn of_rates(before: f64, after: f64, error: f64) -> Result<Self, PlanError> {
+        not_negative("the local rate before", before)?;
+        not_negative("the local rate after", after)?;
+        if before >= 1.0 || after > 1.0 {
+            let found = before.max(after);
+            return Err(PlanError::Value { what: "a local rate", found, expected: "below 1 before, at most 1 after" });
+        }
+        Ok(Self { before: 1.0 - before, after: 1.0 - after, error })
+    }
 }
 
 /// What bounds the step.
@@ -86,7 +101,7 @@ impl StepProfile {
             compute: terms.total() - terms.exchange(),
             bytes: terms.exchange() - latency,
             latency,
-            experts: terms.experts,
+            experts: terms[Part::Experts],
             overlap,
         }
     }
@@ -97,36 +112,32 @@ impl StepProfile {
     }
 }
 
-/// The regime and the gain.
+/// The regime and the gain. Communication may take `factor` times more or less than the profile says, at least 1.
 ///
 /// # Errors
-/// [`PlanError::Value`] about times or rates that cannot be meant.
-pub fn gain(profile: &StepProfile, rates: &Rates) -> Result<Gain, PlanError> {
+/// [`PlanError::Value`] about times or amounts that cannot be meant.
+pub fn gain(profile: &StepProfile, remote: &Remote, factor: f64) -> Result<Gain, PlanError> {
     positive("the seconds of computation", profile.compute)?;
+    positive("the remote rows before", remote.before)?;
     for (what, value) in [
         ("the seconds of communication that grow with bytes", profile.bytes),
         ("the seconds of latency", profile.latency),
         ("the seconds of reading experts", profile.experts),
-        ("the local rate before", rates.before),
-        ("the local rate after", rates.after),
-        ("the error of the local rate", rates.error),
-        ("the factor of uncertainty less 1", rates.factor - 1.0),
+        ("the remote rows after", remote.after),
+        ("the error of the local rate", remote.error),
+        ("the factor of uncertainty less 1", factor - 1.0),
     ] {
         not_negative(what, value)?;
     }
-    if rates.before >= 1.0 || rates.after > 1.0 {
-        let found = rates.before.max(rates.after);
-        return Err(PlanError::Value { what: "a local rate", found, expected: "below 1 before, at most 1 after" });
-    }
     let gain = |after: f64, factor: f64| {
-        let ratio = (1.0 - after.clamp(0.0, 1.0)) / (1.0 - rates.before);
+        let ratio = after.max(0.0) / remote.before;
         let (bytes, latency) = (profile.bytes * factor, profile.latency * factor);
         profile.seconds(bytes, latency) / profile.seconds(bytes * ratio, latency) - 1.0
     };
-    let expected = gain(rates.after, 1.0);
-    let ends = [-rates.error, rates.error]
+    let expected = gain(remote.after, 1.0);
+    let ends = [-remote.error, remote.error]
         .into_iter()
-        .flat_map(|error| [1.0 / rates.factor, rates.factor].map(|factor| gain(rates.after + error, factor)));
+        .flat_map(|error| [1.0 / factor, factor].map(|factor| gain(remote.after + error, factor)));
     let (least, most) = ends.fold((expected, expected), |(low, high), gain| (low.min(gain), high.max(gain)));
     let step = profile.seconds(profile.bytes, profile.latency);
     let exposed_share = (step - profile.compute) / step;
@@ -134,7 +145,7 @@ pub fn gain(profile: &StepProfile, rates: &Rates) -> Result<Gain, PlanError> {
         regime: regime(profile, exposed_share),
         exposed_share,
         range: [least, expected, most],
-        bytes_ratio: (1.0 - rates.after) / (1.0 - rates.before),
+        bytes_ratio: remote.after / remote.before,
     })
 }
 
@@ -184,12 +195,12 @@ mod tests {
 
     const EXPOSED: StepProfile =
         StepProfile { compute: 0.06, bytes: 0.035, latency: 0.005, experts: 0.02, overlap: false };
-    const RATES: Rates = Rates { before: 0.25, after: 0.4, error: 0.0, factor: 1.0 };
+    const REMOTE: Remote = Remote { before: 0.75, after: 0.6, error: 0.0 };
 
     /// Amdahl: 35% of the step shrinks to 80%.
     #[test]
     fn exposed_communication_follows_amdahl() {
-        let found = gain(&EXPOSED, &RATES).unwrap();
+        let found = gain(&EXPOSED, &REMOTE, 1.0).unwrap();
         assert_eq!(found.regime, Regime::CommunicationExposed);
         assert!((found.range[1] - (1.0 / (1.0 - 0.35 * 0.2) - 1.0)).abs() < 1e-12);
         assert_eq!(found.range, [found.range[1]; 3]);
@@ -198,21 +209,26 @@ mod tests {
 
     #[test]
     fn hidden_communication_and_read_experts_do_not_pay() {
-        let hidden = gain(&StepProfile { overlap: true, ..EXPOSED }, &RATES).unwrap();
+        let hidden = gain(&StepProfile { overlap: true, ..EXPOSED }, &REMOTE, 1.0).unwrap();
         assert_eq!((hidden.regime, hidden.range[1], hidden.pays()), (Regime::CommunicationHidden, 0.0, false));
         assert!(hidden.to_string().contains("affinity does not pay here"), "{hidden}");
         let read = StepProfile { experts: 0.05, bytes: 0.0005, latency: 0.001, ..EXPOSED };
-        let read = gain(&read, &RATES).unwrap();
+        let read = gain(&read, &REMOTE, 1.0).unwrap();
         assert_eq!((read.regime, read.pays()), (Regime::ExpertsRead, false));
-        assert!(gain(&EXPOSED, &Rates { before: 1.0, ..RATES }).is_err());
-        assert!(gain(&EXPOSED, &Rates { after: f64::NAN, ..RATES }).is_err());
+        for (before, after) in [(1.0, 1.0), (0.5, 1.1), (0.5, f64::NAN), (-0.1, 0.5)] {
+            assert!(Remote::of_rates(before, after, 0.0).is_err(), "{before} {after}");
+        }
+        for wrong in [Remote { before: 0.0, ..REMOTE }, Remote { after: f64::NAN, ..REMOTE }] {
+            assert!(gain(&EXPOSED, &wrong, 1.0).is_err());
+        }
+        assert!(gain(&EXPOSED, &REMOTE, 0.5).is_err());
     }
 
     /// Twice the communication is exposed even behind computation: the range says so.
     #[test]
     fn ranges_hold_what_errors_allow() {
         let profile = StepProfile { overlap: true, compute: 0.035, ..EXPOSED };
-        let found = gain(&profile, &Rates { factor: UNCALIBRATED_FACTOR, error: 0.02, ..RATES }).unwrap();
+        let found = gain(&profile, &Remote { error: 0.02, ..REMOTE }, UNCALIBRATED_FACTOR).unwrap();
         assert!(found.range[0] == 0.0 && found.range[1] > 0.0 && found.range[2] > found.range[1]);
     }
 
@@ -226,9 +242,7 @@ mod tests {
             let target = Target { shape: &shape, cluster: &cluster, layout, constants: &constants };
             let work = Work { sequences: 1.0 * gpus as f64, tokens: 2048.0, cached: 0.0 };
             let profile = StepProfile::predicted(&target, &work, false);
-            gain(&profile, &Rates { before: 1.0 / gpus as f64, after: 0.4, error: 0.0, factor: 1.0 })
-                .unwrap()
-                .exposed_share
+            gain(&profile, &Remote::of_rates(1.0 / gpus as f64, 0.4, 0.0).unwrap(), 1.0).unwrap().exposed_share
         };
         assert!(share(1) < 0.4 && share(4) > 0.5, "{} {}", share(1), share(4));
     }
@@ -240,7 +254,7 @@ mod tests {
             overlap: bool,
         ) {
             let profile = StepProfile { compute, bytes, latency, experts: 0.0, overlap };
-            let of = |after| gain(&profile, &Rates { before, after, error: 0.01, factor: 2.0 }).unwrap();
+            let of = |after| gain(&profile, &Remote::of_rates(before, after, 0.01).unwrap(), 2.0).unwrap();
             let (same, better) = (of(before), of(before + more));
             prop_assert!(same.range[1].abs() < 1e-12);
             prop_assert!(better.range[1] >= same.range[1] - 1e-12);

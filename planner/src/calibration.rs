@@ -1,5 +1,7 @@
 //! What the constants were fitted to, and how far predictions were off there: the error figure of every answer.
 
+mod fit;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 use crate::error::positive;
 use crate::step::Constants;
+pub use fit::{StepPoint, errors, fit};
 
 /// Fitted constants and their residuals, as a JSON file has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +27,9 @@ pub struct Calibration {
     pub ttft: Errors,
     /// Of TPOT, on rows that the fit did not see.
     pub tpot: Errors,
+    /// Of measured links, on sizes between those of the tables; `None` if none were measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub links: Option<Errors>,
 }
 
 /// Relative errors of predictions: |predicted - measured| / measured.
@@ -70,9 +76,10 @@ impl Calibration {
         };
         let calibration: Self = serde_json::from_str(text).map_err(syntax)?;
         calibration.constants.check()?;
-        for errors in [calibration.ttft, calibration.tpot] {
+        for errors in [calibration.ttft, calibration.tpot].into_iter().chain(calibration.links) {
             positive("the rows of a calibration", errors.rows as f64)?;
             crate::error::not_negative("the mean error of a calibration", errors.mean)?;
+            crate::error::not_negative("the median error of a calibration", errors.median)?;
         }
         Ok(calibration)
     }
@@ -162,6 +169,7 @@ mod tests {
             constants: Constants::uncalibrated(),
             ttft: errors,
             tpot: errors,
+            links: None,
         };
         let text = serde_json::to_string(&good).unwrap();
         assert_eq!(Calibration::from_json("f", &text).unwrap(), good);

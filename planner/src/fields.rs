@@ -53,7 +53,8 @@ impl<'a> Fields<'a> {
         fields.known(known)
     }
 
-    fn known(self, known: &[&str]) -> Result<Self, PlanError> {
+    /// This object, if only these keys are in it.
+    pub(crate) fn known(self, known: &[&str]) -> Result<Self, PlanError> {
         match self.object.keys().find(|key| !known.contains(&key.as_str())) {
             Some(key) => Err(self.bad(key, "an unknown key", format!("one of {}", known.join(", ")))),
             None => Ok(self),
@@ -69,14 +70,27 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A nested object whose keys are not checked, if there is one.
+    pub(crate) fn inner(&self, key: &str) -> Option<Self> {
+        match self.get(key) {
+            Some(Value::Object(object)) => Some(self.inside(key.to_owned(), object)),
+            _ => None,
+        }
+    }
+
     /// A list of objects of which only these keys are known; empty where there is none.
     pub(crate) fn sections(&self, key: &str, known: &[&str]) -> Result<Vec<Self>, PlanError> {
+        self.any_sections(key)?.into_iter().map(|section| section.known(known)).collect()
+    }
+
+    /// A list of objects whose keys the caller checks with [`Fields::known`]; empty where there is none.
+    pub(crate) fn any_sections(&self, key: &str) -> Result<Vec<Self>, PlanError> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let list = value.as_array().ok_or_else(|| self.unexpected(key, "a list of tables"))?;
         let section = |(at, value): (usize, &'a Value)| {
             let name = format!("{key}[{at}]");
             match value {
-                Value::Object(object) => self.inside(name, object).known(known),
+                Value::Object(object) => Ok(self.inside(name, object)),
                 _ => Err(self.bad(&name, shown(Some(value)), "a table")),
             }
         };

@@ -1,6 +1,6 @@
 //! A parallel layout, what each rank of it loads, and whether a shape fits it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cluster::Group;
 use crate::shape::{Attention, ModelShape};
@@ -8,7 +8,8 @@ use crate::shape::{Attention, ModelShape};
 /// Degrees of parallelism of one unit. Ranks of tensor parallelism are neighbours (TP inside, DP and EP outside);
 /// within a pipeline stage attention and experts share the same GPUs, so `attention_tp x attention_dp = expert_tp x
 /// expert_ep`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Layout {
     /// Pipeline stages (PP).
     pub pipeline: u64,

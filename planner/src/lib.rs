@@ -6,11 +6,13 @@
 //! | [`layout`], [`memory`] | degrees of parallelism, what each rank loads, whether it fits |
 //! | [`step`] | the physical model: [`step::predict`] gives TTFT and TPOT of a target, from [`step::Constants`] |
 //! | [`calibration`] | fitted constants and the errors that go with every answer |
+//! | [`fitted`] | constants fitted to published measurements |
 //! | [`mixserve`] | the grammar of strategies, the queue, the exchange between ranks of the experts |
 //! | [`hybridep`] | experts that travel to tokens: stream model, domains, topology, simulation |
 //! | [`switching`] | how long a change of layouts takes, and when it pays |
 //! | [`policy`] | when a unit that can switch should: pure state machines, learned step times, a simulator |
-//! | [`affinity`] | the regime of a deployment, and what affinity gains in it |
+//! | [`units`] | how many units should run in which layout under a trace |
+//! | [`affinity`], [`deployment`] | the regime of a deployment, modelled or measured, and what affinity gains in it |
 //! | [`search`], [`advice`], [`flags`], [`report`] | ranked plans, what goes with them, arguments, text |
 //!
 //! Nothing here reads files or clocks. `docs/planner.md` explains the model and lists published numbers that do not
@@ -20,8 +22,10 @@ pub mod advice;
 pub mod affinity;
 pub mod calibration;
 pub mod cluster;
+pub mod deployment;
 mod error;
 mod fields;
+pub mod fitted;
 #[cfg(test)]
 mod fixtures;
 pub mod flags;
@@ -35,6 +39,7 @@ pub mod search;
 pub mod shape;
 pub mod step;
 pub mod switching;
+pub mod units;
 pub mod workload;
 
 pub use error::PlanError;

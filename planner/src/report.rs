@@ -45,11 +45,18 @@ pub struct Answer<'a> {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judged {
     /// Decoding, prefill, or a measured step.
-    pub step: &'static str,
-    /// Units and layout.
+    pub step: String,
+    /// Units and layout, or the deployment's name.
     pub layout: String,
     /// The gain.
     pub gain: Gain,
+}
+
+impl fmt::Display for Judged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, layout, gain } = self;
+        write!(f, "affinity, {step} of {layout}: {gain}")
+    }
 }
 
 impl<'a> Answer<'a> {
@@ -98,8 +105,8 @@ impl<'a> Answer<'a> {
                 None => {}
             }
         }
-        for Judged { step, layout, gain } in &self.affinity {
-            writeln!(out, "affinity, {step} of {layout}: {gain}")?;
+        for judged in &self.affinity {
+            writeln!(out, "{judged}")?;
         }
         match ranked.first() {
             Some(best) if explain => self.explain(best, out),
@@ -221,7 +228,7 @@ impl<'a> Answer<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::affinity::{Rates, StepProfile, gain};
+    use crate::affinity::{Remote, StepProfile, gain};
     use crate::fixtures::{h200, qwen3_235b};
     use crate::search::search;
     use crate::workload::Workload;
@@ -234,12 +241,12 @@ mod tests {
         let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
         let plan = search(&question).unwrap();
         let profile = StepProfile { compute: 0.06, bytes: 0.03, latency: 0.0, experts: 0.0, overlap: false };
-        let gain = gain(&profile, &Rates { before: 0.125, after: 0.4, error: 0.0, factor: 1.0 }).unwrap();
+        let gain = gain(&profile, &Remote::of_rates(0.125, 0.4, 0.0).unwrap(), 1.0).unwrap();
         let answer = Answer::new(
             &question,
             &plan,
             Accuracy::Uncalibrated,
-            vec![Judged { step: "decoding", layout: "1 x EP16".into(), gain }],
+            vec![Judged { step: "decoding".into(), layout: "1 x EP16".into(), gain }],
         );
         let mut text = String::new();
         answer.write(5, true, &mut text).unwrap();

@@ -1,8 +1,9 @@
 //! How fast `build` counts a trace of 1.5 GB, and in how much memory.
 //!
-//! `cargo run --release -p semmoe-profiler --example scale -- [DIR] [TOKENS]` makes a trace of 10 million tokens of the shape of
-//! DeepSeek-V2-Lite (26 layers, top-6 of 64, vocabulary 102,400) in DIR (default: a temporary folder, which goes afterwards),
-//! builds it on one and on two threads, each in a process of its own, and in shards merged in two orders, and compares the bytes.
+//! `cargo run --release -p semmoe-profiler --example scale -- [DIR] [TOKENS]` makes a trace of 10 million tokens of the
+//! shape of DeepSeek-V2-Lite (26 layers, top-6 of 64, vocabulary 102,400) in DIR (default: a temporary folder, which
+//! goes afterwards), builds it on one and on two threads, each in a process of its own, and in shards merged in two
+//! orders, and compares the bytes.
 #![allow(clippy::print_stdout, reason = "a tool that prints")]
 
 use std::error::Error;

@@ -245,7 +245,9 @@ class Trace:
         }
         numbers = {name: str(getattr(self.shape, name)) for name in ("num_experts", "top_k", "vocab_size", "num_hidden_layers")}
         layers = "[" + ",".join(map(str, self.shape.layer_ids)) + "]"
-        raw = container(tensors, {"format": "semmoe.trace", "version": "1", "layer_ids": layers, **numbers, **metadata})
+        metadata = {"format": "semmoe.trace", "version": "1", "layer_ids": layers, **numbers, **metadata}
+        stated = digest(container(tensors, metadata))
+        raw = container(tensors, {**metadata, "digest": stated})
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".semmoe-", suffix=".tmp", delete=False) as file:
             try:
                 file.write(raw)
@@ -256,7 +258,7 @@ class Trace:
             except BaseException:
                 os.unlink(file.name)
                 raise
-        return digest(raw)
+        return stated
 
 
 def umask():

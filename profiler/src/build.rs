@@ -6,7 +6,8 @@
 //! | `slab` | the passes after it: counts of as many layers and tokens as memory allows |
 //! | `domains` | kinds of text weighted alike |
 //!
-//! A profile is a pure function of its traces: nothing in it depends on the clock, the order of the files or the threads.
+//! A profile is a pure function of its traces: nothing in it depends on the clock, the order of the files or the
+//! threads.
 
 mod domains;
 mod inputs;
@@ -14,7 +15,7 @@ mod slab;
 
 use std::path::{Path, PathBuf};
 
-use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, TraceWriter};
+use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, TraceWriter, directory_of};
 use serde::Serialize;
 
 use crate::bad::{allowed_bad, check_share};
@@ -26,7 +27,7 @@ pub(crate) use domains::{by_domain, refuse_domains, weigh};
 use inputs::{Checked, Fate, Inputs};
 use slab::{Cells, Counting};
 
-/// What to build, from what, and how.
+/// Options of a build.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// Traces of one model.
@@ -45,8 +46,8 @@ pub struct BuildOptions {
     pub hold_out: Option<HoldOut>,
     /// The trace to write the counted requests to, without router weights: what `solve` may see beside the profile.
     pub solve_trace: Option<PathBuf>,
-    /// The share of requests, 0..1, that may be damaged and are left out; more is an error. A file that is damaged as a whole counts as
-    /// many as its size lets expect.
+    /// The share of requests, 0..1, that may be damaged and are left out; more is an error. A file that is damaged as a
+    /// whole counts as many as its size lets expect.
     pub max_bad: f64,
 }
 
@@ -93,7 +94,7 @@ impl BuildOptions {
     }
 }
 
-/// What was built.
+/// The report of a build.
 #[derive(Clone, Debug, Serialize)]
 pub struct BuildReport {
     /// The profile.
@@ -121,8 +122,8 @@ pub struct BuildReport {
 /// Counts the tokens of a phase of traces of one model.
 ///
 /// # Errors
-/// Wrong options; a trace that is not there or is of another model; none that can be read; more damaged requests than allowed; no space on the disk.
-/// Nothing is written then.
+/// Wrong options; a trace that is not there or is of another model; none that can be read; more damaged requests than
+/// allowed; no space on the disk. Nothing is written then.
 pub fn build(options: &BuildOptions, progress: &dyn Progress) -> Result<BuildReport, ProfilerError> {
     options.validate()?;
     let mut groups = open(options)?;
@@ -199,12 +200,8 @@ fn refuse_bad(bad: &[BadRecord], (left_out, of): (usize, usize), max_bad: f64) -
 }
 
 fn temporary_beside(out: &Path) -> Result<tempfile::TempDir, ProfilerError> {
-    let directory = match out.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
     let io = |source| ProfilerError::Io { path: out.to_path_buf(), action: "write", source };
-    tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory).map_err(io)
+    tempfile::Builder::new().prefix(".semmoe-domains-").tempdir_in(directory_of(out)).map_err(io)
 }
 
 /// The passes after the first. `total` is the work of all passes so far, in tokens.

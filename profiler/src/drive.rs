@@ -17,20 +17,20 @@ use crate::{BadRecord, ProfilerError, Progress, RecordOptions};
 /// Routed experts take about 4 kB a token for the largest models: enough for 60,000 tokens.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// The longest wait before an attempt.
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// The longest reason kept.
 const MAX_REASON_CHARS: usize = 400;
 /// Between two messages.
 const MESSAGE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What came of one prompt.
+/// The outcome of one prompt.
 struct Outcome {
     index: usize,
     retries: u32,
     routed: Result<Routed, String>,
 }
 
-/// What came of all of them.
+/// The outcome of all of them.
 #[derive(Debug)]
 pub(crate) struct Driven {
     /// In the order of the file.
@@ -41,8 +41,8 @@ pub(crate) struct Driven {
     pub(crate) self_check: Option<SelfCheck>,
 }
 
-/// Sends every prompt that has no good answer yet, and writes the checked answers to the journal. The routes of the prompt that
-/// was asked alone are compared as soon as it has its answer.
+/// Sends every prompt that has no good answer yet, and writes the checked answers to the journal. The routes of the
+/// prompt that was asked alone are compared as soon as it has its answer.
 pub(crate) async fn drive(
     asked: &Engine<'_>,
     prompts: &Prompts,
@@ -114,7 +114,7 @@ impl Pace {
     }
 }
 
-/// What every request needs.
+/// The inputs of every request.
 #[derive(Clone, Copy)]
 pub(crate) struct Engine<'a> {
     pub(crate) client: &'a HttpClient,
@@ -131,7 +131,7 @@ impl Engine<'_> {
                 Err(Failed::Http(error)) if retries < self.options.retries && worth_retrying(&error) => {
                     retries += 1;
                     let pause = self.options.retry_pause.saturating_mul(1 << (retries - 1).min(16));
-                    tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
+                    tokio::time::sleep(pause.min(MAX_PAUSE)).await;
                 }
                 answer => break answer,
             }
@@ -140,7 +140,8 @@ impl Engine<'_> {
         Outcome { index, retries, routed }
     }
 
-    /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording sees.
+    /// The answer to a prompt at the first attempt. It comes from no prefix cache and goes to none that the recording
+    /// sees.
     pub(crate) async fn told(&self, prompt: &Prompt) -> Result<Told, String> {
         let question = uncached(self.options.engine, self.question(prompt, 1));
         self.exchange(&question).await.map_err(Failed::reason)
@@ -176,7 +177,8 @@ impl Failed {
     }
 }
 
-/// Generating twice does no harm, so whatever may have been bad luck is tried again; a request that took too long is not.
+/// Generating twice does no harm, so whatever may have been bad luck is tried again; a request that took too long is
+/// not.
 fn worth_retrying(error: &HttpError) -> bool {
     match error {
         HttpError::Connect { .. } | HttpError::Exchange { .. } | HttpError::Body { .. } => true,

@@ -1,4 +1,4 @@
-//! What can go wrong while recording and building.
+//! Errors of recording and building.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ pub enum ProfilerError {
         /// The values allowed.
         expected: &'static str,
     },
-    /// Such an engine tells no routed experts.
+    /// Such an engine returns no routed experts.
     #[error("{engine} does not tell routed experts (sglang, vllm and semmoe do)")]
     Engine {
         /// The engine.
@@ -48,10 +48,10 @@ pub enum ProfilerError {
         check.differing, check.activations, 100.0 * check.share()
     )]
     Unsteady {
-        /// What was compared.
+        /// The comparison.
         check: crate::SelfCheck,
     },
-    /// The engine does not tell the model's shape, and the caller did not either.
+    /// The engine does not report the model's shape, nor does the caller.
     #[error("the engine does not tell {field}, which a trace needs; give the model's shape")]
     UnknownModel {
         /// The first field that is missing.
@@ -62,7 +62,7 @@ pub enum ProfilerError {
     OtherTokenizer {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         cause: String,
     },
     /// The file with the engine's key.
@@ -70,7 +70,7 @@ pub enum ProfilerError {
     KeyFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: KeyError,
     },
     /// A file could not be read or written.
@@ -78,7 +78,7 @@ pub enum ProfilerError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was attempted.
+        /// The attempted action.
         action: &'static str,
         /// The cause.
         source: std::io::Error,
@@ -90,7 +90,7 @@ pub enum ProfilerError {
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         cause: String,
     },
     /// The prompts file has no prompt.
@@ -102,7 +102,7 @@ pub enum ProfilerError {
     /// Too many records were missing or wrong.
     #[error("{bad} of {of} {what} were bad, more than {allowed} allowed, and {kept}; the first: {first}")]
     TooManyBad {
-        /// What a record is, in the plural.
+        /// The kind of record, in the plural.
         what: &'static str,
         /// Bad ones.
         bad: usize,
@@ -112,7 +112,7 @@ pub enum ProfilerError {
         allowed: usize,
         /// The first one.
         first: Box<BadRecord>,
-        /// What became of the good ones.
+        /// The fate of the good ones.
         kept: String,
     },
     /// A domain that has nothing to weight.
@@ -124,7 +124,7 @@ pub enum ProfilerError {
     /// The caller cancelled.
     #[error("cancelled: {kept}")]
     Cancelled {
-        /// What became of the good answers.
+        /// The fate of the good answers.
         kept: String,
     },
     /// The partial recording beside the trace is of something else.
@@ -132,7 +132,7 @@ pub enum ProfilerError {
     OtherPartial {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         difference: String,
     },
     /// Nothing to work on.

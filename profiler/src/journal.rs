@@ -1,9 +1,9 @@
-//! The partial recording: every good answer goes to a file beside the trace as it comes, so that a recording that ends early,
-//! even by a crash, is continued where it was, and no prompt is counted twice.
+//! The partial recording: every good answer goes to a file beside the trace as it comes, so that a recording that ends
+//! early, even by a crash, is continued where it was, and no prompt is counted twice.
 //!
-//! A line of JSON says what was recorded how; then come frames of a length, a checksum and an answer under the key of its prompt.
-//! A frame that is cut short or damaged ends the file: what follows is recorded again. The file is locked while it is used, and
-//! goes when the trace is written.
+//! A line of JSON says what was recorded how; then come frames of a length, a checksum and an answer under the key of
+//! its prompt. A frame that is cut short or damaged ends the file: what follows is recorded again. The file is locked
+//! while it is used, and goes when the trace is written.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -25,7 +25,7 @@ const MAX_FRAME_BYTES: u32 = 1 << 30;
 /// Key (two words and a number), tokens, prompt length.
 const HEAD_BYTES: usize = 16 + 4 + 4 + 4;
 
-/// What must be the same for a recording to be continued.
+/// The settings that must be equal for a recording to be resumed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) format: String,
@@ -59,6 +59,11 @@ pub(crate) struct Journal {
     row_bytes: usize,
     /// Whether it is a partial recording of these settings: nothing else is ever removed.
     ours: bool,
+}
+
+fn cannot_read(path: &Path) -> impl Fn(std::io::Error) -> ProfilerError + use<> {
+    let path = path.to_owned();
+    move |source| ProfilerError::Io { path: path.clone(), action: "read", source }
 }
 
 impl Journal {
@@ -102,12 +107,11 @@ impl Journal {
     }
 
     fn read_all(&mut self, settings: &Settings) -> Result<(), ProfilerError> {
-        let path = self.path.clone();
-        let io = |source| ProfilerError::Io { path: path.clone(), action: "read", source };
-        let length = self.file.metadata().map_err(io)?.len();
+        let io = cannot_read(&self.path);
+        let length = self.file.metadata().map_err(&io)?.len();
         let mut reader = BufReader::with_capacity(1 << 20, &self.file);
         let mut header = Vec::new();
-        reader.by_ref().take(MAX_HEADER_BYTES).read_until(b'\n', &mut header).map_err(io)?;
+        reader.by_ref().take(MAX_HEADER_BYTES).read_until(b'\n', &mut header).map_err(&io)?;
         if !header.ends_with(b"\n") {
             // Nothing was recorded before the line was whole. What is no partial recording at all is not overwritten.
             if !header.is_empty() && !header.starts_with(b"{\"format\":\"semmoe.partial.") {
@@ -122,14 +126,16 @@ impl Journal {
         }
         let mut at = header.len() as u64;
         let mut payload = Vec::new();
-        while let Some((key, frame)) = next_frame(&mut reader, length - at, self.row_bytes, &mut payload).map_err(io)? {
+        while let Some((key, frame)) =
+            next_frame(&mut reader, length - at, self.row_bytes, &mut payload).map_err(&io)?
+        {
             self.answers.insert(key, (at, frame));
             at += 12 + u64::from(frame);
         }
         drop(reader);
         self.end = at;
-        // What was cut short goes, so that the next frame is found again.
-        self.file.set_len(at).map_err(io)
+        // A partial frame is removed, so that the next one is found again.
+        self.file.set_len(at).map_err(&io)
     }
 
     fn start(&mut self, settings: &Settings) -> Result<(), ProfilerError> {
@@ -172,11 +178,10 @@ impl Journal {
     /// Reads one good answer back.
     pub(crate) fn read(&mut self, key: PromptKey) -> Result<Option<Routed>, ProfilerError> {
         let Some(&(at, length)) = self.answers.get(&key) else { return Ok(None) };
-        let path = self.path.clone();
-        let io = |source| ProfilerError::Io { path: path.clone(), action: "read", source };
+        let io = cannot_read(&self.path);
         let mut payload = Vec::new();
-        self.file.seek(SeekFrom::Start(at)).map_err(io)?;
-        let found = next_frame(&mut self.file, 12 + u64::from(length), self.row_bytes, &mut payload).map_err(io)?;
+        self.file.seek(SeekFrom::Start(at)).map_err(&io)?;
+        let found = next_frame(&mut self.file, 12 + u64::from(length), self.row_bytes, &mut payload).map_err(&io)?;
         match found {
             Some((found, _)) if found == key => Ok(Some(routed(&payload))),
             _ => Err(io(std::io::Error::other("an answer changed after it was written"))),

@@ -8,7 +8,7 @@
 //! | `routes` | routed experts as engines encode them |
 //! | `drive` | bounded concurrency and rate, retries |
 //! | `journal` | the partial recording, from which one that ended early goes on |
-//! | `dense` | dense layers that a configuration does not tell |
+//! | `dense` | dense layers that a configuration does not report |
 //! | [`show`](mod@show), [`html`] | what a trace or profile says of a model's routing, as figures and as a page with pictures |
 //! | [`import`](mod@import) | routing that others recorded, to a trace or to expert loads |
 //! | [`pickle`] | array files of others, read without trust: `.pt`, `.npy`, `.npz` |
@@ -18,6 +18,7 @@
 //! | `self_check` | one prompt alone and among others: routes that depend on the batch |
 //! | `shape` | the model's shape from `config.json` |
 //! | `split` | a trace in two parts by request content |
+//! | `verdict` | one sentence on figures, and what to type next |
 //! | `summary` | what is in a trace or a profile, in a few lines |
 //!
 //! The library never prints: long work reports to a [`Progress`] of the caller.
@@ -42,7 +43,7 @@ mod shape;
 pub mod show;
 mod split;
 mod summary;
-mod whole;
+mod verdict;
 
 pub use bad::BadRecord;
 pub use build::{BuildOptions, BuildReport, DomainInput, DomainReport, HoldOut, build};
@@ -56,4 +57,4 @@ pub use shape::model_config;
 pub use show::show;
 pub use split::split;
 pub use summary::{LayerSummary, Summary};
-use whole::write_whole;
+pub use verdict::{Grade, Verdict};

@@ -1,5 +1,5 @@
-//! Adds up profiles of any size, row by row. The result does not depend on the order or the grouping of the inputs, nor on the
-//! threads.
+//! Adds up profiles of any size, row by row. The result does not depend on the order or the grouping of the inputs, nor
+//! on the threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::origin::Origin;
 /// Entries that a thread merges at once take no more than this, about.
 const BLOCK_BYTES: usize = 8 << 20;
 
-/// What to merge, and how.
+/// Options of a merge.
 #[derive(Clone, Debug)]
 pub struct MergeOptions {
     /// Profiles of one model and phase.
@@ -38,8 +38,8 @@ impl MergeOptions {
 /// Adds up profiles of one model and phase.
 ///
 /// # Errors
-/// Names the first profile that cannot be read or is of another model or phase; a count that overflows; no space on the disk.
-/// Nothing is written then.
+/// Names the first profile that cannot be read or is of another model or phase; a count that overflows; no space on the
+/// disk. Nothing is written then.
 pub fn merge(options: &MergeOptions) -> Result<BuildReport, ProfilerError> {
     if options.threads == 0 {
         return Err(ProfilerError::Option { option: "threads", found: "0".into(), expected: "at least 1" });

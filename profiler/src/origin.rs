@@ -1,5 +1,5 @@
-//! Where the counts of a profile come from: what its inputs say, in an order and a form that no grouping or order of merging
-//! changes.
+//! Where the counts of a profile come from: what its inputs say, in an order and a form that no grouping or order of
+//! merging changes.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ const MORE: &str = "and more";
 /// The longest source kept, in bytes; so the whole stays within what a file may say.
 const LONGEST: usize = 400;
 
-/// A set of sources and the latest creation. Adding is associative, order-free, and adding the same twice changes nothing.
+/// A set of sources and the latest creation. Adding is associative, order-free, and adding the same twice changes
+/// nothing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Origin {
     sources: BTreeSet<String>,

@@ -1,5 +1,5 @@
-//! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read whole before the first request. What is wrong with a record
-//! is told with its place, and the others are taken.
+//! The prompts file: JSON Lines, ShareGPT's JSON or plain text, read whole before the first request. What is wrong with
+//! a record is reported with its place, and the others are taken.
 
 mod sharegpt;
 
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{BadRecord, ProfilerError};
 
-/// What is sent for one record.
+/// The request for one record.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Input {
     Text(String),
@@ -61,7 +61,8 @@ impl Input {
     }
 }
 
-/// Which prompt an answer is for, in this run and in one that goes on: its content, and which one of equal prompts it is.
+/// Which prompt an answer is for, in this run and in one that goes on: its content, and which one of equal prompts it
+/// is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PromptKey {
     pub(crate) hash: u128,
@@ -94,7 +95,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What a prompts file is.
+/// The format of a prompts file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptFormat {
     /// By the end of its name: `.json` is ShareGPT, `.txt` plain text, anything else JSON Lines.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use semmoe_engines::http::{AnswerLimits, BaseUrl, EngineKey, HttpClient};
 use semmoe_engines::sglang::ServerInfo;
 use semmoe_engines::{Engine, Version, probe, vllm};
-use semmoe_tables::{ModelInfo, Provenance, TraceWriter};
+use semmoe_tables::{ModelInfo, Provenance, TraceWriter, directory_of};
 use serde::Serialize;
 
 use crate::bad::check_share;
@@ -26,7 +26,7 @@ const LOGICAL_IDS_SINCE: Version = Version::new(0, 5, 10);
 /// SGLang's name for experts in their order.
 const TRIVIAL_LOCATION: &str = "trivial";
 
-/// What to record, from where, and how.
+/// Options of a recording.
 #[derive(Clone, Debug)]
 pub struct RecordOptions {
     /// The engine's kind: SGLang, vLLM or semmoe's worker.
@@ -37,14 +37,15 @@ pub struct RecordOptions {
     pub api_key_file: Option<PathBuf>,
     /// The prompts.
     pub prompts: PathBuf,
-    /// What they are written in.
+    /// Their encoding.
     pub format: PromptFormat,
     /// The trace to write.
     pub out: PathBuf,
-    /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as ids, and
-    /// messages are rendered; without it `prompt` is sent as text and messages to the chat route.
+    /// Directory with `tokenizer.json` and `tokenizer_config.json`, or a `tokenizer.json`. Prompts are then sent as
+    /// ids, and messages are rendered; without it `prompt` is sent as text and messages to the chat route.
     pub tokenizer: Option<PathBuf>,
-    /// The model's shape, for engines that do not tell it (`num_hidden_layers` must be known). Without a name it has the engine's.
+    /// The model's shape, for engines that do not report it (`num_hidden_layers` must be known). Without a name it has
+    /// the engine's.
     pub model: Option<ModelInfo>,
     /// Tokens to generate per prompt, at least 1. With 1 the trace holds exactly the prompts' tokens.
     pub max_tokens: u32,
@@ -128,7 +129,7 @@ impl RecordOptions {
     }
 }
 
-/// What was recorded.
+/// The report of a recording.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordReport {
     /// The trace.
@@ -147,8 +148,8 @@ pub struct RecordReport {
     pub resumed: usize,
     /// Layers that the model's configuration takes for MoE layers and that the engine reports no routes of.
     pub dense_layers: Vec<u16>,
-    /// One prompt asked alone and among others; `None` where no such prompt had two usable answers, and for semmoe's worker,
-    /// whose results do not depend on the batch.
+    /// One prompt asked alone and among others; `None` where no such prompt had two usable answers, and for semmoe's
+    /// worker, whose results do not depend on the batch.
     pub self_check: Option<SelfCheck>,
     /// Records that were left out.
     pub bad: Vec<BadRecord>,
@@ -158,16 +159,17 @@ pub struct RecordReport {
     pub seconds: f64,
 }
 
-/// Sends every prompt to an engine and writes what it answers about its routing as a trace, in the order of the prompts file.
-/// The token sampled last has no route and is left out.
+/// Sends every prompt to an engine and writes what it answers about its routing as a trace, in the order of the prompts
+/// file. The token sampled last has no route and is left out.
 ///
-/// Good answers go to a partial recording beside the trace (`OUT.partial`) as they come. A recording that ended early is
-/// continued by the same call: prompts that were answered well are not sent again. `cancel` ends the run when it completes:
-/// requests in flight are dropped.
+/// Good answers go to a partial recording beside the trace (`OUT.partial`) as they come. A recording that ended early
+/// is continued by the same call: prompts that were answered well are not sent again. `cancel` ends the run when it
+/// completes: requests in flight are dropped.
 ///
 /// # Errors
-/// Wrong options before the first request; an engine that cannot be reached or does not tell its model; more bad records than
-/// allowed; a trace that cannot be written. There is no trace then, and the partial recording stays if it holds an answer.
+/// Wrong options before the first request; an engine that cannot be reached or does not report its model; more bad
+/// records than allowed; a trace that cannot be written. There is no trace then, and the partial recording stays if it
+/// holds an answer.
 pub async fn record(
     options: RecordOptions,
     progress: &dyn Progress,
@@ -217,7 +219,7 @@ pub async fn record(
     })
 }
 
-/// What a run leaves for the trace.
+/// A run's output for the trace.
 struct Run {
     model: ModelInfo,
     prompts: Prompts,
@@ -258,7 +260,7 @@ fn authorize(client: &HttpClient, options: &RecordOptions, progress: &dyn Progre
     Ok(())
 }
 
-/// What the server tells about itself and its model.
+/// The server's report about itself and its model.
 async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerInfo, ProfilerError> {
     let limits = AnswerLimits::default();
     if options.engine.speaks_sglang() {
@@ -269,7 +271,7 @@ async fn server(client: &HttpClient, options: &RecordOptions) -> Result<ServerIn
     Ok(ServerInfo { served_model_name, model_path, ..ServerInfo::default() })
 }
 
-/// What a trace holds.
+/// The content of a trace.
 #[derive(Default)]
 struct Written {
     requests: usize,
@@ -384,7 +386,7 @@ fn missing_field(server: &ServerInfo) -> &'static str {
     fields.into_iter().find(|(told, _)| !told).map_or("layer_ids", |(_, field)| field)
 }
 
-/// The tokenizer must be the model's: of the hash that the engine tells, or at least no larger than its vocabulary.
+/// The tokenizer must be the model's: of the hash that the engine reports, or at least no larger than its vocabulary.
 fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Result<(), ProfilerError> {
     let (hash, size) = (encoder.tokenizer.sha256(), encoder.tokenizer.vocab_size());
     let other = |cause| Err(ProfilerError::OtherTokenizer { path: path.to_path_buf(), cause });
@@ -407,10 +409,7 @@ fn adopt_tokenizer(model: &mut ModelInfo, encoder: &Encoder, path: &Path) -> Res
 
 /// Whether the trace will have a place to go: asked before an hour of recording, not after.
 fn check_directory(out: &Path) -> Result<(), ProfilerError> {
-    let directory = match out.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let directory = directory_of(out);
     let failed = |source| ProfilerError::Io { path: out.to_path_buf(), action: "write", source };
     match std::fs::metadata(directory) {
         Err(source) => Err(failed(source)),

@@ -1,10 +1,10 @@
-//! Whether an engine's routes are those of the tokens: one prompt is asked alone before the recording, and its routes must
-//! be those that it has among the others.
+//! Whether an engine's routes are those of the tokens: one prompt is asked alone before the recording, and its routes
+//! must be those that it has among the others.
 //!
-//! Engines that mix up rows of a batch, or report physical slots in place of experts, fail this at once. Sums in another
-//! order decide near-ties otherwise, so that some difference is normal: with bf16 and 8 experts a token a tenth of the
-//! tokens may swap one expert in a layer, which is about 1% of the activations. From [`WARN`] on the share is reported,
-//! above [`REFUSE`] the recording ends.
+//! Engines that mix up rows of a batch, or report physical slots in place of experts, fail this at once. Sums in
+//! another order decide near-ties otherwise, so that some difference is normal: with bf16 and 8 experts a token a tenth
+//! of the tokens may swap one expert in a layer, which is about 1% of the activations. From [`WARN`] on the share is
+//! reported, above [`REFUSE`] the recording ends.
 
 use serde::Serialize;
 

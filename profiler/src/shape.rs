@@ -1,4 +1,4 @@
-//! The model's shape from a checkpoint's `config.json`, for engines that do not tell it.
+//! The model's shape from a checkpoint's `config.json`, for engines that do not report it.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const EXPERTS: [&str; 4] = ["num_experts", "n_routed_experts", "num_local_expert
 /// k, as families name it.
 const TOP_K: [&str; 4] = ["num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"];
 
-/// Reads `config.json`, or the one in a folder. The model's name is left empty: it is the engine's to tell.
+/// Reads `config.json`, or the one in a folder. The model's name is left empty: the engine reports it.
 ///
 /// # Errors
 /// Names the file and the field that is missing or of no use.
@@ -63,7 +63,8 @@ fn moe_layers(config: &Value, layers: u16) -> Result<Vec<u16>, String> {
         let sparse = list.iter().map(Value::as_u64).enumerate().filter(|(_, sparse)| *sparse == Some(1));
         return Ok(sparse.filter_map(|(layer, _)| u16::try_from(layer).ok()).filter(|layer| *layer < layers).collect());
     }
-    // DeepSeek: the first k are dense, and then every f-th is not. Qwen: every s-th is not, counted from 1, but for some.
+    // DeepSeek: the first k are dense, and then every f-th is not. Qwen: every s-th is not, counted from 1, but for
+    // some.
     let (first, frequency) = (or("first_k_dense_replace", 0)?, or("moe_layer_freq", 1)?.max(1));
     let step = or("decoder_sparse_step", 1)?.max(1);
     let dense: Vec<u64> =

@@ -4,8 +4,9 @@ use semmoe_tables::{Trace, TraceBuilder, TraceRequest};
 
 use crate::ProfilerError;
 
-/// A trace to solve with and a trace to judge the result with; the second gets about `hold_out` (0..1) of the requests. Which
-/// request goes where depends on its prompt's tokens alone: not on its place, its continuation or the other requests.
+/// A trace to solve with and a trace to judge the result with; the second gets about `hold_out` (0..1) of the requests.
+/// Which request goes where depends on its prompt's tokens alone: not on its place, its continuation or the other
+/// requests.
 ///
 /// # Errors
 /// When the share is not between 0 and 1.

@@ -1,8 +1,8 @@
-//! What is in a trace or a profile, in a few lines.
+//! Summary of a trace or a profile.
 
 use std::fmt;
 
-use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TokenId, Trace};
+use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Profile, Provenance, Trace};
 use serde::Serialize;
 
 use crate::ProfilerError;
@@ -57,8 +57,6 @@ impl Summary {
     /// # Errors
     /// When a count overflows.
     pub fn of_trace(trace: &Trace) -> Result<Self, ProfilerError> {
-        let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
-        builder.add_trace(trace)?;
         Ok(Summary {
             kind: "trace",
             phase: None,
@@ -66,7 +64,7 @@ impl Summary {
             tokens: trace.tokens() as u64,
             prompt_tokens: Some(trace.iter().map(|request| request.prompt_len() as u64).sum()),
             digest: trace.digest(),
-            ..Summary::of_profile(&builder.finish()?)
+            ..Summary::of_profile(&crate::show::profile_of(trace)?)
         })
     }
 
@@ -94,8 +92,7 @@ impl Summary {
 fn layer_summary(profile: &Profile, layer: usize) -> LayerSummary {
     let model = profile.model();
     let mut loads = vec![0u64; usize::from(model.num_experts)];
-    for token in (0..model.vocab_size).map(TokenId::new) {
-        let row = profile.row(LayerIdx::new(layer as u16), token);
+    for row in profile.layer_rows(LayerIdx::new(layer as u16)) {
         row.experts.iter().zip(row.counts).for_each(|(&e, &count)| loads[usize::from(e)] += u64::from(count));
     }
     let even = evenness(&loads);

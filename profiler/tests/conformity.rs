@@ -18,7 +18,7 @@ use semmoe_engines::http::BaseUrl;
 use semmoe_tables::ModelInfo;
 use semmoe_text::{ChatTemplate, Tokenizer};
 
-/// What this mock does not have.
+/// Fields that this mock lacks.
 const LEFT_OUT: &[LeftOut] = &[
     ("model info", "semmoe does not ask for it"),
     ("ping", "recording does not ask for it"),

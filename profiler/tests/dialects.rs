@@ -1,4 +1,5 @@
-//! Recording from SGLang and vLLM as their versions speak: every route and spelling, what they get wrong, and engines that die.
+//! Recording from SGLang and vLLM as their versions speak: every route and spelling, what they get wrong, and engines
+//! that die.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "../examples/engine_mock/mock.rs"]

@@ -1,4 +1,5 @@
-//! Imports of what SGLang's recorder, EPLB's users and NumPy write; tests/data/import/make.py made the files with real torch.
+//! Imports of what SGLang's recorder, EPLB's users and NumPy write; tests/data/import/make.py made the files with real
+//! torch.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::{Path, PathBuf};
@@ -87,7 +88,7 @@ fn per_token_dumps_become_traces_of_logical_experts() {
     assert_eq!((report.records, report.repeated, report.bad_records, report.files), (3, 0, 0, 1));
     assert!(matches!(report.imported, Imported::Trace { requests: 6, tokens: 12, .. }));
     assert_eq!(import.trace().provenance().source, "imported (sglang) from per_token_0.pt");
-    // Prefill and decode are told apart.
+    // Prefill and decode are distinguished.
     for (phase, tokens) in [(Phase::Prefill, 9), (Phase::Decode, 3)] {
         let out = import.folder.path().join("profile");
         assert_eq!(build_profile(&import.options.out, &out, phase), tokens);

@@ -1,4 +1,4 @@
-//! What a hostile file makes the reader allocate: never more than the file has bytes, and a few megabytes.
+//! Memory that a hostile file makes the reader allocate: at most the file's size and a few megabytes.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 #[path = "pickle/build.rs"]
@@ -51,7 +51,7 @@ fn most(bytes: Vec<u8>) -> u64 {
 /// One test, as others beside it would count too.
 #[test]
 fn memory_is_bounded_by_the_file() {
-    // What one byte of a pickle can ask for at most: values, containers, entries of the memo.
+    // The most memory that one byte of a pickle can cause: values, containers, entries of the memo.
     let pieces: [&[u8]; 8] = [b"]", b"}", b")", b"N", b"]\x94", b"N\x85", b"}NNs", b"]Na"];
     for piece in pieces {
         for repeats in [10, 1000, 100_000, 3_000_000] {

@@ -1,4 +1,4 @@
-//! What is sent for each kind of line, and what is wrong with a file is told before the first request.
+//! The requests for each kind of line; problems of a file are reported before the first request.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Recording from an engine that tells the truth, and from one that does not.
+//! Recording from an engine that answers correctly, and from one that does not.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -208,7 +208,7 @@ async fn an_engine_with_a_key_gets_it_from_its_file_and_nobody_else_does() {
     assert!(heard.messages.lock().unwrap().iter().all(|message| !message.contains("sk-of")));
 }
 
-/// Keeps what it is told.
+/// Keeps what it is given.
 #[derive(Default)]
 struct Heard {
     total: AtomicU64,

@@ -1,12 +1,15 @@
-//! What `show` says, on counts whose figures are known, and the page with pictures.
+//! The output of `show`, on counts whose figures are known, and the page with pictures.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 
 use proptest::prelude::*;
-use semmoe_profiler::html::{Page, RatePoint, render};
+use semmoe_profiler::Grade;
+use semmoe_profiler::html::{Page, RateKind, RatePoint, render};
 use semmoe_profiler::show::{HeldOutKind, Input, Study, study};
-use semmoe_tables::{ModelInfo, Phase, Placement, ProfileBuilder, Provenance, Trace, TraceBuilder};
+use semmoe_tables::{
+    ModelInfo, Phase, Placement, ProfileBuilder, Provenance, Tables, TablesBuilder, Trace, TraceBuilder,
+};
 
 fn model(vocab_size: u32) -> ModelInfo {
     ModelInfo {
@@ -114,18 +117,36 @@ fn tokens_met_once_are_no_evidence_for_the_next() {
     assert_eq!(study.coverage_of_traffic, 0.5);
 }
 
+/// Contiguous, and of no opinion on tokens.
+fn tables(trace: &Trace) -> Tables {
+    let (model, placement) = (trace.model().clone(), Placement::contiguous(2, 8, 4).unwrap());
+    let shares = vec![half::f16::ZERO; 4 * model.vocab_size as usize];
+    TablesBuilder::dp(model, trace.provenance().clone(), placement, shares, vec![0.0; 4]).finish().unwrap()
+}
+
 fn whole_page(trace: Trace, texts: Vec<String>, topics: &[String]) -> String {
     let input = Input::Trace(trace);
     let found = study(&input, None).unwrap();
     let Input::Trace(trace) = &input else { unreachable!() };
-    let placement = Placement::contiguous(2, 8, 4).unwrap();
-    let point = |groups, rate, random| RatePoint { groups, rate, random, held_out: true };
-    let rates = vec![point(4, 0.5, 0.25), point(2, 0.7, 0.5)];
-    render(
-        &found,
-        &Page { placement: Some(&placement), token_texts: texts, topics: Some((trace, topics)), rates, layer: Some(1) },
-    )
-    .unwrap()
+    let tables = tables(trace);
+    let point = |groups, rate, kind| RatePoint {
+        groups,
+        rate,
+        random: 1.0 / f64::from(groups),
+        by_requests: kind == RateKind::Given,
+        held_out: true,
+        kind,
+    };
+    let rates = vec![point(4, 0.5, RateKind::Solved), point(2, 0.7, RateKind::Solved), point(4, 0.6, RateKind::Given)];
+    let page = Page {
+        tables: Some(&tables),
+        token_texts: texts,
+        topics: Some((trace, topics)),
+        rates,
+        layer: Some(1),
+        verdict: Some(found.verdict("<b>.trace.safetensors")),
+    };
+    render(&found, &page).unwrap()
 }
 
 /// Every tag is one of ours, closed, and nothing is loaded or run.
@@ -148,7 +169,14 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
     let texts = (0..16).map(|id| format!("</text><script>{id}")).collect();
     let page = whole_page(trace(16, &requests, fixed), texts, &topics);
     check_page(&page.replace("&quot; onload=&quot;", ""));
-    assert_eq!(page.matches("<svg").count(), 5, "all pictures");
+    // Maps of two layers, one of the step between them for each, loads of experts and groups, topics, rates.
+    assert_eq!(page.matches("<svg").count(), 8, "all pictures");
+    assert_eq!(page.matches("type=\"radio\"").count(), 2, "a choice of two layers");
+    assert!(page.contains("id=\"l2\" autocomplete=\"off\" checked"), "the layer that was asked for is shown first");
+    assert!(page.contains("expert 3 ") && page.contains("of layer 0, then expert"), "values are under the pointer");
+    // One line joins the two solves, one the two points of random ranks; each has its sample in the legend.
+    assert_eq!(page.matches("stroke-width=\"2\"").count(), 4, "given tables are joined with nothing");
+    assert!(page.contains("<strong>Verdict: ") && page.contains("&lt;b&gt;.trace.safetensors --out"));
     assert!(
         page.contains("&lt;b&gt;tiny &amp; co")
             && page.contains("&lt;b&gt;law")
@@ -158,6 +186,7 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
         "Prediction of experts",
         "Tokens and experts",
         "Load of experts",
+        "Load of groups, before and after",
         "From layer to layer",
         "Requests by topic",
         "against groups",
@@ -167,13 +196,36 @@ fn a_page_has_all_pictures_and_no_markup_of_its_texts() {
 }
 
 #[test]
+fn a_verdict_says_what_a_token_predicts() {
+    let sure = study(&profile(&trace(16, &requests(60), fixed)), None).unwrap();
+    let verdict = sure.verdict("run.profile.safetensors");
+    assert_eq!(verdict.grade, Grade::Good, "{verdict}");
+    assert!(verdict.text.contains("100% of the experts that it activates (25% by chance)"), "{verdict}");
+    assert_eq!(verdict.next, "semmoe solve --profile run.profile.safetensors --groups 8 --out m.tables.safetensors");
+    // Experts that follow from the place, and not from the token.
+    let by_place = trace(16, &requests(60), |token, at, layer| fixed(token.wrapping_mul(7) + at as u32 * 5, at, layer));
+    let verdict = study(&Input::Trace(by_place), None).unwrap().verdict("run.trace.safetensors");
+    assert!(
+        verdict.grade < Grade::Good && verdict.next.contains("profile build run.trace.safetensors --out run.profile."),
+        "{verdict}"
+    );
+    let text = sure.to_string();
+    let columns = |start: &str| text.lines().rfind(|line| line.starts_with(start)).map(|line| line.len());
+    assert_eq!(
+        (columns("layer"), columns("good"), columns("poor")),
+        (columns("    0"), columns("    0"), columns("    0")),
+        "{text}"
+    );
+}
+
+#[test]
 fn what_cannot_be_drawn_says_what_it_needs() {
     let trace = trace(16, &requests(3), fixed);
     let found = study(&profile(&trace), None).unwrap();
     let page = render(&found, &Page::default()).unwrap();
     check_page(&page);
     assert!(page.contains("--topics") && page.contains("--groups") && page.contains("with <code>--tables</code>"));
-    assert_eq!(page.matches("<svg").count(), 3);
+    assert_eq!(page.matches("<svg").count(), 5);
     let error = render(&found, &Page { layer: Some(2), ..Page::default() }).unwrap_err().to_string();
     assert!(error.starts_with("layer is 2"), "{error}");
     let topics = vec!["a".to_owned()];
@@ -202,7 +254,7 @@ proptest! {
         let topics = &topics[..tokens.len()];
         let page = whole_page(trace(16, &tokens, choose), texts, topics);
         prop_assert_eq!(page.matches('<').count(), page.matches('>').count());
-        prop_assert_eq!(page.matches("<svg").count(), 5);
+        prop_assert_eq!(page.matches("<svg").count(), 8);
         prop_assert!(!page.contains("NaN"));
     }
 }

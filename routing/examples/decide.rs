@@ -1,8 +1,8 @@
 //! Time of one decision over 4 to 64 ranks, by policy, against `round_robin`: `decide [DECISIONS]`.
 //!
 //! The prompt has 1,000 tokens, is scored already, and its 15 blocks of 64 tokens are held by a third of the ranks. A
-//! decision reads loads and prices, looks the blocks up where the policy wants them, and chooses; counting it in and out is
-//! shown beside. The last lines are for several threads on the same ranks.
+//! decision reads loads and prices, looks the blocks up where the policy wants them, and chooses; counting it in and
+//! out is shown beside. The last lines are for several threads on the same ranks.
 
 use std::error::Error;
 use std::io::Write;

@@ -20,36 +20,36 @@ const PRICE_LIMIT: f64 = 1.0;
 /// Requests that the mean request remembers.
 const MEAN_MEMORY: f64 = 1024.0;
 
-/// No prompt is longer; what is told to be is counted as this many tokens, so that no sum overflows.
-pub const MOST_TOKENS: u64 = (1 << 31) - 1;
+/// No prompt is longer; a longer one is counted as this many tokens, so that no sum overflows.
+pub const MAX_TOKENS: u64 = (1 << 31) - 1;
 
-/// What one request adds to its rank.
+/// The load that one request adds to its rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Prompt tokens; zero counts as one.
     pub tokens: u64,
-    /// Prompt tokens still to be computed, as long as that can be told; else zero.
+    /// Prompt tokens still to be computed, as long as that is known; else zero.
     pub pending: u64,
 }
 
-/// What the ranks have to do: tokens and requests in flight, recent tokens, prices.
+/// Load of the ranks: tokens and requests in flight, recent tokens, prices.
 ///
-/// Deterministic and of fixed size: time is counted in assigned requests, not read from a clock. Every count is an atomic
-/// number of its own and no operation takes a lock, so that readers and writers on other cores never wait; a reader may
-/// miss assignments that are being written while it looks, no others. With `n` available ranks:
+/// Deterministic and of fixed size: time is counted in assigned requests, not read from a clock. Every count is an
+/// atomic number of its own and no operation takes a lock, so that readers and writers on other cores never wait; a
+/// reader may miss assignments that are being written while it looks, no others. With `n` available ranks:
 ///
-/// * recent tokens of a rank are those among the last `memory` assignments for each rank, the latest ones those among the
-///   last `window` assignments, exactly;
-/// * a rank's price is its table price, plus `price_step` for each mean-sized request `m` that it got beyond its even share,
-///   plus `price_pull` for each time the mean that it is above the mean of the latest tokens:
+/// * recent tokens of a rank are those among the last `memory` assignments for each rank, the latest ones those among
+///   the last `window` assignments, exactly;
+/// * a rank's price is its table price, plus `price_step` for each mean-sized request `m` that it got beyond its even
+///   share, plus `price_pull` for each time the mean that it is above the mean of the latest tokens:
 ///
 /// ```text
 /// price[r] = table[r] + step * (assigned[r] - mean of assigned) / m + pull * (latest[r] / mean of latest - 1)
 /// ```
 ///
-/// The second term is the online form of the dual step that balances the solver's transportation problem: it finds what the
-/// table price missed. The third keeps short stretches even, for which the second is too slow. Surplus beyond a price of 1
-/// is not remembered, so that every price can be unlearnt.
+/// The second term is the online form of the dual step that balances the solver's transportation problem: it finds what
+/// the table price missed. The third keeps short stretches even, for which the second is too slow. Surplus beyond a
+/// price of 1 is not remembered, so that every price can be unlearnt.
 #[derive(Debug)]
 pub struct Accounts {
     cells: Box<[Cell]>,
@@ -63,20 +63,30 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Accounts of `ranks` idle, available ranks that start from the tables' prices (`price`, f32 \[dp_ranks\], in units
-    /// of share; missing or non-finite ones count as zero).
+    /// Accounts of `ranks` idle, available ranks that start from the tables' prices (`price`, f32 \[dp_ranks\], in
+    /// units of share; missing or non-finite ones count as zero).
     pub fn new(ranks: u16, table_prices: &[f32], settings: &Settings) -> Self {
-        let accounts = Accounts {
-            cells: (0..ranks).map(|_| Cell::default()).collect(),
+        let accounts = Self::of_cells((0..ranks).map(|_| Cell::default()).collect(), settings);
+        accounts.reset_prices(table_prices);
+        accounts
+    }
+
+    /// With nothing learned yet.
+    fn of_cells(cells: Box<[Cell]>, settings: &Settings) -> Self {
+        let ranks = cells.len() as u16;
+        Accounts {
+            cells,
             memory: Window::new(settings.memory_of(ranks)),
             window: Window::new(settings.window_of(ranks)),
             mean_request: AtomicU64::new(0.0f64.to_bits()),
             requests: AtomicU64::new(0),
             price_step: settings.price_step,
             price_pull: settings.price_pull,
-        };
-        accounts.reset_prices(table_prices);
-        accounts
+        }
+    }
+
+    fn cell(&self, rank: u16) -> Option<&Cell> {
+        self.cells.get(usize::from(rank))
     }
 
     /// Number of ranks.
@@ -84,16 +94,16 @@ impl Accounts {
         self.cells.len()
     }
 
-    /// Copies the state of every rank, as [`Policy::choose`](crate::Policy::choose) takes it: ranks that did not answer since
-    /// they came back count as loaded as the others. Allocates only where `loads`
-    /// has less room than there are ranks.
+    /// Copies the state of every rank, as [`Policy::choose`](crate::Policy::choose) takes it: ranks that did not answer
+    /// since they came back count as loaded as the others. Allocates only where `loads` has less room than there are
+    /// ranks.
     pub fn read(&self, loads: &mut Vec<RankLoad>) {
         if !self.count(loads) {
             believe_no_idleness(loads);
         }
     }
 
-    /// What is counted on every rank, believed or not: for people, and to compare with what engines count.
+    /// The counts of every rank, known or not: for people, and to compare with the engines' own.
     pub fn counted(&self) -> Vec<RankLoad> {
         let mut loads = Vec::with_capacity(self.ranks());
         self.count(&mut loads);
@@ -143,15 +153,15 @@ impl Accounts {
         }
     }
 
-    /// Marks a rank as usable or not. A rank that comes back starts at the mean recent load of the others, with the price
-    /// that it had: it is neither flooded nor spared for what happened while it was away. What is in flight on it is not
-    /// known until it [`answered`](Self::answered). False if there is no such rank.
+    /// Marks a rank as usable or not. A rank that comes back starts at the mean recent load of the others, with the
+    /// price that it had: it is neither flooded nor spared for what happened while it was away. What is in flight on it
+    /// is not known until it [`answered`](Self::answered). False if there is no such rank.
     pub fn set_available(&self, rank: u16, available: bool) -> bool {
         self.set_all_available(usize::from(rank)..usize::from(rank) + 1, available)
     }
 
-    /// [`set_available`](Self::set_available) for several ranks, as those of one engine, in one pass. False, and nothing
-    /// changed, if there is no such rank among them.
+    /// [`set_available`](Self::set_available) for several ranks, as those of one engine, in one pass. False, and
+    /// nothing changed, if there is no such rank among them.
     pub fn set_all_available(&self, ranks: Range<usize>, available: bool) -> bool {
         let Some(cells) = self.cells.get(ranks) else { return false };
         let mut changed = cells.iter().filter(|cell| cell.is_available() != available).peekable();
@@ -179,17 +189,17 @@ impl Accounts {
 
     /// An answer came from a rank: what is counted as in flight there is to be believed from now on.
     pub fn answered(&self, rank: u16) {
-        if let Some(cell) = self.cells.get(usize::from(rank)) {
+        if let Some(cell) = self.cell(rank) {
             cell.set_known();
         }
     }
 
     /// Counts a request in on `rank`. False, and nothing counted, if there is no such rank.
     pub fn assign(&self, rank: u16, work: Work) -> bool {
-        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
-        let tokens = work.tokens.clamp(1, MOST_TOKENS);
+        let Some(cell) = self.cell(rank) else { return false };
+        let tokens = work.tokens.clamp(1, MAX_TOKENS);
         self.note_mean(tokens as f64);
-        cell.count_in(tokens, work.pending.min(MOST_TOKENS));
+        cell.count_in(tokens, work.pending.min(MAX_TOKENS));
         self.note_in(rank, tokens, &self.memory, |cell| &cell.recent);
         self.note_in(rank, tokens, &self.window, |cell| &cell.latest);
         if cell.is_available() {
@@ -198,28 +208,28 @@ impl Accounts {
         true
     }
 
-    /// The prompt of a request that [`assign`](Self::assign) counted in has been computed: takes its `pending` tokens off.
-    /// False if there is no such rank.
+    /// The prompt of a request that [`assign`](Self::assign) counted in has been computed: takes its `pending` tokens
+    /// off. False if there is no such rank.
     pub fn computed(&self, rank: u16, work: &mut Work) -> bool {
-        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
-        cell.computed(std::mem::take(&mut work.pending).min(MOST_TOKENS));
+        let Some(cell) = self.cell(rank) else { return false };
+        cell.computed(std::mem::take(&mut work.pending).min(MAX_TOKENS));
         true
     }
 
-    /// Counts a request out that [`assign`](Self::assign) counted in with the same `work`. False if there is no such rank.
-    /// More releases than assignments leave the counts at zero.
+    /// Counts a request out that [`assign`](Self::assign) counted in with the same `work`. False if there is no such
+    /// rank. More releases than assignments leave the counts at zero.
     pub fn release(&self, rank: u16, work: Work) -> bool {
-        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
-        cell.count_out(work.tokens.clamp(1, MOST_TOKENS), work.pending.min(MOST_TOKENS));
+        let Some(cell) = self.cell(rank) else { return false };
+        cell.count_out(work.tokens.clamp(1, MAX_TOKENS), work.pending.min(MAX_TOKENS));
         true
     }
 
-    /// The request that [`assign`](Self::assign) counted in with this `work` was refused and did not run: takes it out of the
-    /// recent tokens and of what prices remember. It is still in flight until [`release`](Self::release). False if there is
-    /// no such rank. The size of the mean request keeps what it learned.
+    /// The request that [`assign`](Self::assign) counted in with this `work` was refused and did not run: takes it out
+    /// of the recent tokens and of what prices remember. It is still in flight until [`release`](Self::release). False
+    /// if there is no such rank. The size of the mean request keeps what it learned.
     pub fn take_back(&self, rank: u16, work: Work) -> bool {
-        let Some(cell) = self.cells.get(usize::from(rank)) else { return false };
-        let tokens = work.tokens.clamp(1, MOST_TOKENS);
+        let Some(cell) = self.cell(rank) else { return false };
+        let tokens = work.tokens.clamp(1, MAX_TOKENS);
         for (window, recent) in [(&self.memory, &cell.recent), (&self.window, &cell.latest)] {
             if window.take_back(rank, tokens) {
                 recent.remove(tokens);
@@ -241,7 +251,7 @@ impl Accounts {
 
     fn note_in(&self, rank: u16, tokens: u64, window: &Window, of: fn(&Cell) -> &Recent) {
         let note = |rank: u16, change: &dyn Fn(&Recent)| {
-            if let Some(cell) = self.cells.get(usize::from(rank)) {
+            if let Some(cell) = self.cell(rank) {
                 change(of(cell));
             }
         };

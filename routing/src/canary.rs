@@ -22,8 +22,8 @@ impl Canary {
         self.percent
     }
 
-    /// Whether request number `number` is one of them. Of every hundred from a multiple of 100 on exactly `percent` are, at
-    /// places that differ from hundred to hundred.
+    /// Whether request number `number` is one of them. Of every hundred from a multiple of 100 on exactly `percent`
+    /// are, at places that differ from hundred to hundred.
     pub fn takes(self, number: u64) -> bool {
         let place = (number % 100 * STRIDE + scramble(number / 100) % 100) % 100;
         place < u64::from(self.percent)

@@ -1,4 +1,4 @@
-//! What `shadow` reports: one policy's choices beside another's, on the same requests.
+//! The report of `shadow`: one policy's choices beside another's, on the same requests.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -35,8 +35,8 @@ pub struct Comparison {
 /// One policy's side of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ReportSide {
-    /// Expected local share of the prompts' tokens on the ranks chosen, over the requests that were scored with evidence.
-    /// This is the local activation rate to expect.
+    /// Expected local share of the prompts' tokens on the ranks chosen, over the requests that were scored with
+    /// evidence. This is the local activation rate to expect.
     pub local_share: Option<f64>,
     /// Prompt tokens that the ranks chosen are believed to hold already, over the requests that were looked up.
     pub cached_share: Option<f64>,
@@ -44,7 +44,7 @@ pub struct ReportSide {
     pub tokens_max_over_mean: f64,
 }
 
-/// What is known so far.
+/// The figures so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Report {
     /// Requests compared.
@@ -106,7 +106,7 @@ impl Comparison {
 
     /// Adds what both policies did with one request.
     pub fn add(&self, acting: &Decision, watched: &Decision) {
-        let tokens = acting.work.tokens.clamp(1, crate::accounts::MOST_TOKENS);
+        let tokens = acting.work.tokens.clamp(1, crate::accounts::MAX_TOKENS);
         self.requests.fetch_add(1, Relaxed);
         self.tokens.fetch_add(tokens, Relaxed);
         self.same.fetch_add(u64::from(acting.choice.rank == watched.choice.rank), Relaxed);
@@ -120,7 +120,7 @@ impl Comparison {
         self.watched.add(watched, tokens);
     }
 
-    /// What is known so far. Taken while others add, it may be off by their requests.
+    /// The figures so far. Taken while others add, it may be off by their requests.
     pub fn report(&self) -> Report {
         let (scored, looked_up) = (self.scored.load(Relaxed), self.looked_up.load(Relaxed));
         Report {

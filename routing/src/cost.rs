@@ -11,10 +11,10 @@
 //! q       =  mean of pending / mean recent request
 //! ```
 //!
-//! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that are to
-//! be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue, none runs idle,
-//! whichever takes it. Without `q` a long queue would drown what is local, just when throughput is all that counts
-//! (bench/replay has both).
+//! The sum is delay: the request itself waits for the backlog and for its own work, and each of the `q` requests that
+//! are to be expected behind it waits for its work once more. Backlog delays it alone: where all ranks have a queue,
+//! none runs idle, whichever takes it. Without `q` a long queue would drown what is local, just when throughput is all
+//! that counts (bench/replay has both).
 //!
 //! `gamma` is [`Settings::communication`](crate::Settings::communication) and `w`
 //! [`Settings::in_flight_weight`](crate::Settings::in_flight_weight). The cheapest rank under the cap is taken:
@@ -23,15 +23,15 @@
 //! recent[r]  <=  (1 + eps) * (sum of recent + a) / ranks  +  slack * m * sqrt(q)
 //! ```
 //!
-//! and the same for the latest tokens with their own slack. `m` is the mean request of that time and `q` the requests per
-//! rank. The request itself may lie above the cap, as it is never split. The rank with the least recent tokens is below the
-//! first cap always; where the second one leaves no rank, that one is taken.
+//! and the same for the latest tokens with their own slack. `m` is the mean request of that time and `q` the requests
+//! per rank. The request itself may lie above the cap, as it is never split. The rank with the least recent tokens is
+//! below the first cap always; where the second one leaves no rank, that one is taken.
 //!
-//! gamma is configured. A caller that sees latencies can fit it: regress the time of a prefill on its uncached tokens and on
-//! tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by value, so that
-//! a new gamma is a new policy in the place of the old one.
+//! gamma is configured. A caller that sees latencies can fit it: regress the time of a prefill on its uncached tokens
+//! and on tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by
+//! value, so that a new gamma is a new policy in the place of the old one.
 
-use crate::policy::{RankLoad, Request, turn_start, turns_from};
+use crate::policy::{Choice, RankLoad, Request, turn_start, turns_from};
 use crate::settings::Settings;
 
 /// The weights of the cost; see the module's text.
@@ -41,7 +41,7 @@ pub struct Cost {
     in_flight_weight: f64,
 }
 
-/// The cost of one request on each of the ranks that `loads` tells of.
+/// The cost of one request on each of the ranks in `loads`.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs<'a> {
     cost: Cost,
@@ -52,15 +52,15 @@ pub struct Costs<'a> {
     waiters: f64,
 }
 
-/// What a request costs on one rank, in token-equivalents of prefill work.
+/// Cost of a request on one rank, in token-equivalents of prefill work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostParts {
-    /// What is there already.
+    /// Work already there.
     pub backlog: f64,
     /// Tokens of the request that are not in the rank's prefix cache, for each request that waits for them.
     pub uncached: f64,
-    /// Tokens times gamma times (remote share + price), for each request that waits for them; 0 without evidence, for then
-    /// it would be the same everywhere.
+    /// Tokens times gamma times (remote share + price), for each request that waits for them; 0 without evidence, for
+    /// then it would be the same everywhere.
     pub communication: f64,
 }
 
@@ -77,7 +77,7 @@ impl Cost {
         Cost { communication: settings.communication, in_flight_weight: settings.in_flight_weight }
     }
 
-    /// What the request costs on any of `loads`. `share`: as [`evidence`] gives it.
+    /// The cost of the request on each of `loads`. `share`: as [`evidence`] gives it.
     pub fn of<'a>(&self, request: &'a Request<'a>, share: Option<&'a [f64]>, loads: &'a [RankLoad]) -> Costs<'a> {
         Costs { cost: *self, request, share, loads, waiters: 1.0 + waiting(loads) }
     }
@@ -97,7 +97,7 @@ impl Costs<'_> {
     }
 }
 
-/// q: prompts that wait on an available rank in the mean, as far as is known, each counted as a mean recent request.
+/// q: the average number of prompts known to wait on an available rank, each counted as a mean recent request.
 fn waiting(loads: &[RankLoad]) -> f64 {
     let (mut pending, mut recent, mut ranks) = (0.0, Sums::default(), 0.0);
     for load in loads.iter().filter(|load| load.available) {
@@ -108,7 +108,7 @@ fn waiting(loads: &[RankLoad]) -> f64 {
     if pending > 0.0 && recent.tokens > 0.0 { pending * recent.requests / (ranks * recent.tokens) } else { 0.0 }
 }
 
-/// The request's shares, if they tell the available ranks apart.
+/// The request's shares, if they differ between the available ranks.
 pub fn evidence<'a>(request: &Request<'a>, loads: &[RankLoad]) -> Option<&'a [f64]> {
     let share = request.share.filter(|share| share.len() == loads.len())?;
     let mut first = None;
@@ -171,7 +171,7 @@ impl Cap {
         Cap { margin: settings.load_margin, slack: settings.load_slack, burst_slack: settings.burst_slack }
     }
 
-    /// What a rank may have before it takes a request of `tokens`.
+    /// The load limits of a rank that takes a request of `tokens`.
     pub fn most(&self, loads: &[RankLoad], tokens: u64) -> Most {
         let tokens = tokens.max(1) as f64;
         let (mut recent, mut latest, mut ranks) = (Sums::default(), Sums::default(), 0.0f64);
@@ -207,8 +207,35 @@ fn keep_better(best: &mut Option<Candidate>, other: Candidate) {
     }
 }
 
-/// The cheapest available rank that `most` allows, or else the one with the fewest recent tokens; and whether that is another
-/// one than the cheapest of all.
+/// The cost and the cap of one policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighing {
+    cost: Cost,
+    cap: Cap,
+}
+
+impl Weighing {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self { cost: Cost::new(settings), cap: Cap::new(settings) }
+    }
+
+    /// The cheapest rank under the cap, with `share` as the evidence for the request.
+    pub(crate) fn choose(
+        &self,
+        request: &Request<'_>,
+        share: Option<&[f64]>,
+        loads: &[RankLoad],
+        sequence: u64,
+    ) -> Option<Choice> {
+        let costs = self.cost.of(request, share, loads);
+        let most = self.cap.most(loads, request.tokens);
+        let (index, capped) = cheapest(loads, sequence, most, |index, _| costs.on(index).total())?;
+        Choice::at(index, request, capped)
+    }
+}
+
+/// The cheapest available rank that `most` allows, or else the one with the fewest recent tokens; and whether that is
+/// another one than the cheapest of all.
 pub(crate) fn cheapest(
     loads: &[RankLoad],
     sequence: u64,

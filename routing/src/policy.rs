@@ -1,4 +1,4 @@
-//! What a policy sees and what it answers.
+//! Input and output of a policy.
 
 use serde::Serialize;
 
@@ -32,9 +32,11 @@ pub struct RankLoad {
     pub in_flight_tokens: u64,
     /// Requests in flight.
     pub in_flight_requests: u32,
-    /// Prompt tokens that are still to be computed, as far as is known: those of streaming requests that sent nothing yet.
+    /// Prompt tokens that are still to be computed, as far as is known: those of streaming requests that sent nothing
+    /// yet.
     pub pending_tokens: u64,
-    /// Tokens among the last requests assigned to any rank, [`Settings::memory`](crate::Settings::memory) for each rank.
+    /// Tokens among the last requests assigned to any rank, [`Settings::memory`](crate::Settings::memory) for each
+    /// rank.
     pub recent_tokens: f64,
     /// Requests among them.
     pub recent_requests: f64,
@@ -48,8 +50,8 @@ pub struct RankLoad {
     pub price: f64,
     /// Whether the rank may be chosen.
     pub available: bool,
-    /// Whether the counts of what is in flight are to be believed. Where they are not, they are at least the mean of the
-    /// ranks whose are: an unknown load is not an idle one.
+    /// Whether the counts of what is in flight are to be believed. Where they are not, they are at least the mean of
+    /// the ranks whose are: an unknown load is not an idle one.
     pub known: bool,
 }
 
@@ -94,7 +96,7 @@ impl Choice {
     }
 }
 
-/// What a policy looks at. A caller need not find out what nobody looks at.
+/// The inputs a policy reads. The caller need not compute any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// [`Request::share`]: the prompt must be tokenized and scored.
@@ -110,7 +112,7 @@ pub trait Policy: Send + Sync {
     /// The name in the registry, in configuration files, metrics and response headers.
     fn name(&self) -> &'static str;
 
-    /// What it looks at; nothing but loads unless it says so.
+    /// The inputs it reads; loads alone by default.
     fn needs(&self) -> Needs {
         Needs::default()
     }

@@ -5,7 +5,7 @@ use crate::policy::{Choice, Policy, RankLoad, Request};
 use crate::prefix_table::{PrefixSettings, PrefixTable};
 use crate::settings::Settings;
 
-/// What is known of a prompt.
+/// Knowledge about a prompt.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Prompt<'a> {
     /// Its tokens. Zero counts as one.
@@ -16,8 +16,8 @@ pub struct Prompt<'a> {
     pub blocks: &'a [u64],
     /// Hash of what the client wants kept together.
     pub key: Option<u64>,
-    /// Whether the caller will tell when the prompt has been computed ([`Accounts::computed`]), so that it can count as
-    /// backlog until then. Otherwise it never does.
+    /// Whether the caller will report that the prompt has been computed ([`Accounts::computed`]), so that it can count
+    /// as backlog until then. Otherwise it never does.
     pub reports: bool,
 }
 
@@ -33,9 +33,9 @@ pub struct Scratch {
 pub struct Decision {
     /// The policy's answer.
     pub choice: Choice,
-    /// What it will count as on that rank.
+    /// The load it adds to that rank.
     pub work: Work,
-    /// Leading tokens that the rank is believed to hold; `None` where nobody looked.
+    /// Leading tokens that the rank is believed to hold; `None` where no policy reads it.
     pub cached: Option<u64>,
 }
 
@@ -63,8 +63,8 @@ impl Router {
         self.next(self.accounts.succeed(from, table_prices, settings), from, prefix)
     }
 
-    /// A router of the same ranks that decides beside this one, as a shadow does: it knows what this one knows, but counts
-    /// requests for itself. See [`Accounts::fork`].
+    /// A router of the same ranks that decides beside this one, as a shadow does: it knows what this one knows, but
+    /// counts requests for itself. See [`Accounts::fork`].
     pub fn fork(
         &self,
         from: &[Option<u16>],
@@ -119,16 +119,16 @@ impl Router {
         Some(Decision { choice, work: Work { tokens: prompt.tokens, pending }, cached })
     }
 
-    /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine keeps
-    /// no prefixes. Returns how many of the prompt's blocks the rank is not believed to have held before.
+    /// Counts a decision in, and notes that its rank will hold the prompt. `remember` is false for ranks whose engine
+    /// keeps no prefixes. Returns how many of the prompt's blocks the rank is not believed to have held before.
     pub fn assign(&self, decision: &Decision, blocks: &[u64], remember: bool) -> usize {
         self.accounts.assign(decision.choice.rank, decision.work);
         let prefixes = self.prefixes.as_ref().filter(|_| remember && !blocks.is_empty());
         prefixes.and_then(|prefixes| prefixes.record(decision.choice.rank, blocks)).unwrap_or(0)
     }
 
-    /// The engine refused a request that [`assign`](Self::assign) counted in with this `work` and found `new` blocks of: the
-    /// rank neither computed nor holds it.
+    /// The engine refused a request that [`assign`](Self::assign) counted in with this `work` and found `new` blocks
+    /// of: the rank neither computed nor holds it.
     pub fn take_back(&self, rank: u16, work: Work, blocks: &[u64], new: usize) {
         self.accounts.take_back(rank, work);
         if let Some(prefixes) = self.prefixes.as_ref().filter(|_| new > 0) {

@@ -10,23 +10,23 @@ use crate::accounts::LONGEST_WINDOW as LONGEST;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// gamma: what a token costs more if all of its activations are remote, over the work of computing it. That is the share
-    /// of communication in the time of a prefill step, over the share of remote activations in that step.
+    /// gamma: what a token costs more if all of its activations are remote, over the work of computing it. That is the
+    /// share of communication in the time of a prefill step, over the share of remote activations in that step.
     pub communication: f64,
-    /// What a prompt token in flight whose computation is over, or not known to be pending, costs a new request, over the
+    /// Cost to a new request of a prompt token in flight that is computed, or not known to be pending, over the
     /// work of computing it: it decodes, and so makes every step longer.
     pub in_flight_weight: f64,
-    /// Hard cap: a rank whose recent or latest tokens exceed the mean of the available ranks by more than this fraction of it
-    /// and the slack below is not taken, unless every rank is over it.
+    /// Hard cap: a rank whose recent or latest tokens exceed the mean of the available ranks by more than this fraction
+    /// of it and the slack below is not taken, unless every rank is over it.
     pub load_margin: f64,
-    /// Room above the cap on recent tokens for chance, in mean-sized requests times the square root of the recent requests
-    /// per rank (what an even but random split would miss by).
+    /// Room above the cap on recent tokens for chance, in mean-sized requests times the square root of the recent
+    /// requests per rank (what an even but random split would miss by).
     pub load_slack: f64,
     /// The same for the latest tokens.
     pub burst_slack: f64,
-    /// What "recent" is: so many requests for each rank.
+    /// Requests per rank that count as recent.
     pub memory: u32,
-    /// What "latest" is: so many requests of all ranks together, or 8 for each rank where that is more.
+    /// Requests of all ranks together that count as latest, or 8 for each rank where that is more.
     pub window: u32,
     /// How far a price moves, in units of share, for one mean-sized request above or below the even split.
     pub price_step: f64,
@@ -70,8 +70,19 @@ pub struct SettingsError {
     pub most: f64,
 }
 
+/// Checks `(name, value, least, most)` of every setting.
+pub(crate) fn check_ranges<const N: usize>(fields: [(&'static str, f64, f64, f64); N]) -> Result<(), SettingsError> {
+    match fields.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value)) {
+        None => Ok(()),
+        Some((name, value, least, most)) => Err(SettingsError { name, value, least, most }),
+    }
+}
+
 impl Settings {
     /// Checks every number against its range; names are checked where the policies are made.
+    ///
+    /// # Errors
+    /// `SettingsError` names the first setting outside its range.
     pub fn validate(&self) -> Result<(), SettingsError> {
         let fields = [
             ("communication", self.communication, 0.0, 1e3),
@@ -84,12 +95,7 @@ impl Settings {
             ("price_step", self.price_step, 0.0, 1.0),
             ("price_pull", self.price_pull, 0.0, 1.0),
         ];
-        for (name, value, least, most) in fields {
-            if !(least..=most).contains(&value) {
-                return Err(SettingsError { name, value, least, most });
-            }
-        }
-        Ok(())
+        check_ranges(fields)
     }
 
     /// Requests that count as recent with this many ranks; 65,535 at most.

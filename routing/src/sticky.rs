@@ -1,9 +1,9 @@
 //! `sticky`: requests with the same key go to the same rank, as long as that one is under the load cap.
 //!
-//! Rendezvous hashing: every rank has a number for every key, and the available rank with the greatest one is the key's.
-//! A rank that goes away moves its own keys and no others, and gets them back when it returns. A rank above the cap of
-//! [`cost`](crate::cost) passes its requests on to the key's next rank. A request without a key is placed as `least_load`
-//! does.
+//! Rendezvous hashing: every rank has a number for every key, and the available rank with the greatest one is the
+//! key's. A rank that goes away moves its own keys and no others, and gets them back when it returns. A rank above the
+//! cap of [`cost`](crate::cost) passes its requests on to the key's next rank. A request without a key is placed as
+//! `least_load` does.
 
 use crate::cost::{Cap, cheapest};
 use crate::hash::scramble;

@@ -25,7 +25,7 @@ fn successions(ranks: u16) -> impl Strategy<Value = Vec<Option<u16>>> {
 }
 
 proptest! {
-    /// Whoever still holds the old accounts counts out there, and even in: the counts of both stay those of the rank.
+    /// A request that holds the old accounts counts out there, and even in: the counts of both stay those of the rank.
     #[test]
     fn what_is_in_flight_belongs_to_the_rank(
         from in successions(4),
@@ -94,7 +94,7 @@ proptest! {
         prop_assert_eq!(new.counted(), old.counted());
     }
 
-    /// What a rank is believed to hold moves with it, and is forgotten in the order in which it would have been.
+    /// A rank's estimated cache content moves with it and is evicted in the same order.
     #[test]
     fn believed_caches_move_with_their_ranks(
         from in successions(3),

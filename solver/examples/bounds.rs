@@ -1,6 +1,8 @@
-//! How far a solve is from what any placement could reach: `bounds [--attention dp|tp] [--trace FILE] GROUPS,... PROFILE...`.
+//! How far a solve is from what any placement could reach:
+//! `bounds [--attention dp|tp] [--trace FILE] GROUPS,... PROFILE...`.
 //!
-//! The profiles are added up. Without GROUPS in the list it takes 4, 8 and 16. The figures of this crate's README come from it.
+//! The profiles are added up. Without GROUPS in the list it takes 4, 8 and 16. The figures of this crate's README come
+//! from it.
 
 use std::error::Error;
 use std::io::Write;

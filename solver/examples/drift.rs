@@ -1,7 +1,7 @@
 //! Experts moved against local activations when traffic drifts: `drift OLD.profile NEW.profile [--mix] [GROUPS...]`.
 //!
-//! Solves on OLD (attention tp), then on NEW (with `--mix` on both together) from those tables at several costs of a move. The
-//! figures of this crate's README come from it.
+//! Solves on OLD (attention tp), then on NEW (with `--mix` on both together) from those tables at several costs of a
+//! move. The figures of this crate's README come from it.
 
 use std::error::Error;
 use std::io::Write;

@@ -83,8 +83,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Consecutive requests that loads are compared over.
 const STRETCH: usize = 64;
 
-/// How even stretches are when each request goes to the rank that has the fewest tokens of the stretch so far: evenness alone,
-/// online.
+/// How even stretches are when each request goes to the rank that has the fewest tokens of the stretch so far: evenness
+/// alone, online.
 fn print_evenest(trace: &Trace, ranks: usize) {
     let tokens: Vec<usize> = (0..trace.requests()).map(|request| trace.request(request).token_ids().len()).collect();
     let mut loads = vec![0usize; ranks];

@@ -2,12 +2,12 @@
 //!
 //! * `scale make NAME FILE [TOKENS]` writes a profile as large as NAME's would be (`v2-lite`, `qwen3-30b`,
 //!   `qwen3-235b`, `deepseek-v3`) after TOKENS tokens (two million).
-//! * `scale solve FILE GROUPS dp|tp [STARTS] [--tokenizer FILE] [--embeddings FILE]` solves it on two threads and prints
-//!   seconds and peak memory.
+//! * `scale solve FILE GROUPS dp|tp [STARTS] [--tokenizer FILE] [--embeddings FILE]` solves it on two threads and
+//!   prints seconds and peak memory.
 //!
-//! Tokens follow Zipf's law. Each has a topic per layer, whose order of experts it perturbs, and draws its experts from the front of
-//! that order: about 20 different ones per token and layer, more than the 15 of recorded profiles of OLMoE, so that the figures
-//! are on the safe side.
+//! Tokens follow Zipf's law. Each has a topic per layer, whose order of experts it perturbs, and draws its experts from
+//! the front of that order: about 20 different ones per token and layer, more than the 15 of recorded profiles of
+//! OLMoE, so that the figures are on the safe side.
 
 use std::collections::BTreeMap;
 use std::error::Error;

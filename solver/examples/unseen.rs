@@ -1,5 +1,6 @@
-//! Solves on the first requests of a trace, so that tokens of the other trace were seen rarely or never, and judges on that:
-//! `unseen SOLVE.trace JUDGE.trace CHECKPOINT_DIR [GROUPS...] [--requests 60,300]`. What T knows besides its counts varies.
+//! Solves on the first requests of a trace, so that tokens of the other trace were seen rarely or never, and judges on
+//! that: `unseen SOLVE.trace JUDGE.trace CHECKPOINT_DIR [GROUPS...] [--requests 60,300]`. What T knows besides its
+//! counts varies.
 //!
 //! The figures of this crate's README on embeddings come from it.
 

@@ -53,7 +53,8 @@ pub(crate) struct Clustering {
     pub(crate) iterations: u32,
     /// With replicas, all groups of each column; `group_of` is the first of them.
     pub(crate) replicas: Option<Held>,
-    /// What it costs that experts left their groups, of a solve that started from tables; in the unit of the plan's value.
+    /// What it costs that experts left their groups, of a solve that started from tables; in the unit of the plan's
+    /// value.
     pub(crate) penalty: i128,
 }
 
@@ -189,8 +190,8 @@ pub(crate) fn improve(
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// What a problem gets that no start has reached before the stop: contiguous experts, or those where they are, units by descending mass on the
-/// best group with room, prices of zero (which prove a bound, if a weak one).
+/// What a problem gets that no start has reached before the stop: contiguous experts, or those where they are, units by
+/// descending mass on the best group with room, prices of zero (which prove a bound, if a weak one).
 pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], (limits, home): (Limits, Option<&Home>)) -> Clustering {
     let each = problem.experts / limits.groups;
     let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();

@@ -11,11 +11,11 @@ const BINS: usize = 10;
 /// Whether T's shares come true, as reliability curves.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Calibration {
-    /// Of tokens: the share of activations expected on the likeliest rank (attention dp) or group of each layer (tp), and the
-    /// share that was there.
+    /// Of tokens: the share of activations expected on the likeliest rank (attention dp) or group of each layer (tp),
+    /// and the share that was there.
     pub tokens: Option<Reliability>,
-    /// Of requests, for a trace and attention dp: the mean share of the prompt on its likeliest rank, and the share of the
-    /// whole request that was local there.
+    /// Of requests, for a trace and attention dp: the mean share of the prompt on its likeliest rank, and the share of
+    /// the whole request that was local there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<Reliability>,
 }
@@ -78,8 +78,8 @@ impl ReliabilitySum {
     }
 }
 
-/// How T's share of a token's likeliest rank, or group of each layer, compares with a trace. Tokens that T prefers nowhere make no
-/// prediction.
+/// How T's share of a token's likeliest rank, or group of each layer, compares with a trace. Tokens that T prefers
+/// nowhere make no prediction.
 pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for request in trace.iter() {
@@ -110,8 +110,8 @@ pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Prof
 }
 
 impl ReliabilitySum {
-    /// Adds `count` occurrences of a token; `local` tells how many of its activations in a layer are local at a place, and how
-    /// many there are.
+    /// Adds `count` occurrences of a token; `local` tells how many of its activations in a layer are local at a place,
+    /// and how many there are.
     fn add_token(
         &mut self,
         tables: &Tables,

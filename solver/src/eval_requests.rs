@@ -88,8 +88,8 @@ pub(crate) fn judge(
     })
 }
 
-/// How the mean share of a prompt on its likeliest rank compares with what of the request is local there. Requests that T
-/// says nothing of make no prediction. `None` without any, and with attention tp, where T has no shares of ranks.
+/// How the mean share of a prompt on its likeliest rank compares with what of the request is local there. Requests that
+/// T says nothing of make no prediction. `None` without any, and with attention tp, where T has no shares of ranks.
 pub(crate) fn request_reliability(
     tables: &Tables,
     hosts: &Hosts,

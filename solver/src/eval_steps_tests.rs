@@ -1,4 +1,5 @@
-//! Even parts on recorded routing: how near the greedy rule comes to the exact one, and what it takes off the fullest link.
+//! Even parts on recorded routing: how near the greedy rule comes to the exact one, and what it takes off the fullest
+//! link.
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a unit make
-//! of that is in `eval_steps`.
+//! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a
+//! unit make of that is in `eval_steps`.
 
 use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
 
@@ -10,8 +10,8 @@ use crate::labels::MainGroups;
 use crate::report::Unit;
 use crate::tally::Tally;
 
-/// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are given; `None`
-/// where neither has evidence.
+/// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are
+/// given; `None` where neither has evidence.
 fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(u16, u16)>) -> Option<usize> {
     match tables.attention() {
         Attention::Tp => {
@@ -26,8 +26,8 @@ fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(u1
     }
 }
 
-/// The labels that the paper's Algorithm 3 goes by in its line 2, `cond(T_p > A_p)`: a baseline, as what the other table knows is
-/// lost.
+/// The labels that the paper's Algorithm 3 goes by in its line 2, `cond(T_p > A_p)`: a baseline, as what the other
+/// table knows is lost.
 pub(crate) fn paper_labels(
     tables: &Tables,
     layer: LayerIdx,
@@ -70,8 +70,8 @@ impl TokenLoads {
     }
 }
 
-/// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones: when a
-/// token is placed their routers have run.
+/// Every token of a trace, layer by layer. With attention tp the groups in the two layers before are the true ones:
+/// when a token is placed their routers have run.
 pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judged {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);

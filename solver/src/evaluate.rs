@@ -32,12 +32,12 @@ pub struct Evaluation {
     pub unit: Unit,
     /// Local activation rate over all tokens and layers.
     pub lar: f64,
-    /// With attention tp the same by T alone; `lar` itself is by T and A, where the tables have A and the groups in the two layers
-    /// before are known.
+    /// With attention tp the same by T alone; `lar` itself is by T and A, where the tables have A and the groups in the
+    /// two layers before are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_t_only: Option<f64>,
-    /// The same by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`: by the one of T and A whose first label has the
-    /// greater share, A where they are equal; for a trace.
+    /// The same by the paper's printed rule, Algorithm 3, line 2, `cond(T_p > A_p)`: by the one of T and A whose first
+    /// label has the greater share, A where they are equal; for a trace.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lar_paper_rule: Option<f64>,
     /// `lar` for each MoE layer; null for a layer without known routes.
@@ -102,7 +102,8 @@ pub struct RequestFigures {
     pub burst_imbalance: f64,
     /// Mean of that figure.
     pub burst_imbalance_mean: f64,
-    /// Prompt tokens that their rank is believed to hold in its prefix cache already, over all; null where nobody looked.
+    /// Prompt tokens that their rank is believed to hold in its prefix cache already, over all; null where nobody
+    /// looked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_share: Option<f64>,
 }
@@ -118,7 +119,8 @@ pub struct StepFigures {
     pub fullest_group_wanted: f64,
     /// Share of the rows that are not on their likeliest group.
     pub moved: f64,
-    /// Rows that pass the fullest link of a layer in SRS, SAG, dispatch and combine, which wait for it; per token of the step.
+    /// Rows that pass the fullest link of a layer in SRS, SAG, dispatch and combine, which wait for it; per token of
+    /// the step.
     pub fullest_link: f64,
     /// The same if every token were on its likeliest group.
     pub fullest_link_wanted: f64,
@@ -146,7 +148,8 @@ pub(crate) struct Judged {
 /// scored by its prompt's tokens with T, as the gateway does, and leaves when `concurrency` later ones have come.
 ///
 /// # Errors
-/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in steps.
+/// [`SolveError`]: another model, no known route, an option out of range, an unknown policy, steps where nothing is in
+/// steps.
 pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) -> Result<Evaluation, SolveError> {
     options.validate()?;
     let (model, what) = match input {

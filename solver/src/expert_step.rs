@@ -60,8 +60,8 @@ pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 
 }
 
 /// The expert step: the group of every column, best for `plan` under the load limit. Where the limit cannot be met,
-/// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found. With `home` an
-/// expert elsewhere counts for less, by what its move costs.
+/// the layer comes as close as the search gets. `current` is kept in a layer where nothing better is found. With `home`
+/// an expert elsewhere counts for less, by what its move costs.
 pub(crate) fn expert_step(
     problem: &Problem,
     plan: &Plan,

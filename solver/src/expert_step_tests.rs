@@ -160,8 +160,8 @@ proptest! {
 }
 
 proptest! {
-    /// What a unit of any group earns from experts in any group, V by V: the gains are those sums, and with gating groups the
-    /// swaps keep them whole.
+    /// What a unit of any group earns from experts in any group, V by V: the gains are those sums, and with gating
+    /// groups the swaps keep them whole.
     #[test]
     fn swaps_know_nodes_and_gating_groups(seed: u64, by_estimate: bool, near in prop::sample::select(vec![0.0, 0.75])) {
         let problem = Problem::from_profile(&profile(2, 16, 2, 300, seed), 0..2).unwrap();

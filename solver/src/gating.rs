@@ -1,9 +1,9 @@
 //! The balanced assignment of experts where gating groups stay whole: each lies in one cell of neighbouring groups.
 //!
-//! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. Where each of these lies
-//! in one cell (a node), what the router limits is what the network sees. Within a cell the best assignment of given
-//! gating groups is the transportation problem as ever; how they are dealt out to K cells is found exactly too, from the
-//! values of all sets of n/K gating groups in every cell:
+//! A router with group-limited gating first chooses among n groups of N/n neighbouring experts. Where each of these
+//! lies in one cell (a node), what the router limits is what the network sees. Within a cell the best assignment of
+//! given gating groups is the transportation problem as ever; how they are dealt out to K cells is found exactly too,
+//! from the values of all sets of n/K gating groups in every cell:
 //!
 //! ```text
 //! best(c, S) = max over Q in S, |Q| = n/K of  best(c - 1, S \ Q) + value(c, Q)

@@ -20,7 +20,8 @@ use crate::unit_step::{mass_capacity, weighed_profits};
 /// Where the experts are, for an engine that accepts no other placement, or that runs one already.
 #[derive(Clone, Debug)]
 pub enum GivenPlacement {
-    /// Contiguous blocks of N/G experts, as engines place them by default; with padding the first N mod G groups have one more.
+    /// Contiguous blocks of N/G experts, as engines place them by default; with padding the first N mod G groups have
+    /// one more.
     Linear,
     /// Expert e on group e mod G.
     RoundRobin,
@@ -92,8 +93,8 @@ impl Given {
         Ok(Given { placement, slots, held })
     }
 
-    /// The exact unit step of every problem; the groups of experts are those given, whatever their load. `progress` is asked
-    /// between problems, and those after its end get a plan without search.
+    /// The exact unit step of every problem; the groups of experts are those given, whatever their load. `progress` is
+    /// asked between problems, and those after its end get a plan without search.
     pub(crate) fn best(
         &self,
         problems: &[Problem],

@@ -54,8 +54,8 @@ impl HeldOut {
     }
 }
 
-/// Runs `solve` on what is left when the requests that the options ask for are held out, and judges its tables on these.
-/// `solve` gets the split, if there is one, to choose with; its tables are the ones judged.
+/// Runs `solve` on what is left when the requests that the options ask for are held out, and judges its tables on
+/// these. `solve` gets the split, if there is one, to choose with; its tables are the ones judged.
 pub(crate) fn with_hold_out(
     profile: &Profile,
     trace: Option<&Trace>,
@@ -66,6 +66,9 @@ pub(crate) fn with_hold_out(
         Ok(split) => {
             let mut solved = solve(split.profile.as_ref().unwrap_or(profile), Some(&split.solve), Some(&split))?;
             solved.report.held_out.judge(&split, &solved.tables, options)?;
+            if let Some(judged) = &solved.report.held_out.figures {
+                solved.tables = solved.tables.with_promised_lar(judged.lar)?;
+            }
             solved
         }
         Err(note) => {

@@ -18,8 +18,9 @@ use crate::unit_step::PROFIT_ONE;
 pub struct WarmStart {
     /// Tables of the same model and number of groups, each expert in one group; of their contents only E is used.
     pub tables: Arc<Tables>,
-    /// C: what must be gained for an expert that leaves its group, in local activations over those of its layer's average
-    /// expert. With C = 0.05 an expert moves if five of a hundred activations of an average expert become local by it.
+    /// C: what must be gained for an expert that leaves its group, in local activations over those of its layer's
+    /// average expert. With C = 0.05 an expert moves if five of a hundred activations of an average expert become local
+    /// by it.
     pub migration_cost: f64,
 }
 
@@ -133,8 +134,8 @@ impl Home {
         self.cost[column / self.slots] * f64::from(i8::from(to != home) - i8::from(from != home))
     }
 
-    /// Takes the cost of leaving home off the gains [N, G] of a layer. It is never nothing, so that of two equal groups the
-    /// old one is kept.
+    /// Takes the cost of leaving home off the gains [N, G] of a layer. It is never nothing, so that of two equal groups
+    /// the old one is kept.
     pub(crate) fn charge(&self, layer: usize, gain: &mut [i64], (groups, fraction_bits): (usize, u32)) {
         let one = (1u64 << fraction_bits) as f64;
         let cost = (self.cost[layer].min(self.most) * one).round().max(1.0) as i64;
@@ -162,8 +163,8 @@ impl Home {
     }
 }
 
-/// The best new label of each group for `stays` [old label, new label], exactly: the best way to call the groups of each
-/// cell by those of every other, and with these values the best way to call the cells.
+/// The best new label of each group for `stays` [old label, new label], exactly: the best way to call the groups of
+/// each cell by those of every other, and with these values the best way to call the cells.
 fn cell_by_cell(stays: &[i64], groups: usize, per_cell: usize) -> Vec<u16> {
     let cells = groups / per_cell;
     let within = |from: usize, to: usize| {

@@ -1,4 +1,5 @@
-//! A kick: the best so far with some experts exchanged at random, from where the search goes on (iterated local search).
+//! A kick: the best so far with some experts exchanged at random, from where the search goes on (iterated local
+//! search).
 
 use crate::held::{Exchange, Held};
 

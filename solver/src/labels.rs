@@ -6,11 +6,12 @@ use semmoe_tables::{GroupLabels, LayerIdx, MAX_LABELS, NO_GROUP, Placement, Prof
 use crate::evidence::{LayerEvidence, Shrinkage};
 use crate::token_table::activation_evidence;
 
-/// Builds `T_group` and `T_prob`: the groups by the share of the token's activations that is expected there, greatest first.
-/// `A_group` and `A_prob` have no evidence yet.
+/// Builds `T_group` and `T_prob`: the groups by the share of the token's activations that is expected there, greatest
+/// first. `A_group` and `A_prob` have no evidence yet.
 ///
-/// The share is what a token on that group keeps local, so that the first label is the group to put it on. How often the
-/// group holds most of the top-k would say less: with even k many tokens have no such group, and ties would go to low groups.
+/// The share is what a token on that group keeps local, so that the first label is the group to put it on. How often
+/// the group holds most of the top-k would say less: with even k many tokens have no such group, and ties would go to
+/// low groups.
 pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> TpParts {
     let (layers, groups) = (profile.model().layers(), usize::from(placement.groups()));
     let mut parts = TpParts { labels: MAX_LABELS.min(groups), ..TpParts::default() };

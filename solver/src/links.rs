@@ -1,8 +1,10 @@
-//! What the links between ranks carry in a layer of a step with attention tp. Each collective waits for the fullest of them.
+//! What the links between ranks carry in a layer of a step with attention tp. Each collective waits for the fullest of
+//! them.
 
 use crate::hosts::Hosts;
 
-/// Rows of one layer by place: those that it goes on with, and those that it sends to others and gets from them in dispatch.
+/// Rows of one layer by place: those that it goes on with, and those that it sends to others and gets from them in
+/// dispatch.
 #[derive(Debug)]
 pub(crate) struct Links {
     rows: Vec<u64>,
@@ -30,8 +32,8 @@ impl Links {
         self.received.iter_mut().zip(&self.seen).for_each(|(received, seen)| *received += u64::from(*seen));
     }
 
-    /// Rows that pass the fullest link, in its fuller direction: in SRS, SAG, dispatch and combine, added up. SRS brings a row of each
-    /// other place to a token's place; SAG and combine are SRS and dispatch the other way round.
+    /// Rows that pass the fullest link, in its fuller direction: in SRS, SAG, dispatch and combine, added up. SRS
+    /// brings a row of each other place to a token's place; SAG and combine are SRS and dispatch the other way round.
     pub(crate) fn fullest(&self) -> u64 {
         let (all, others) = (self.rows.iter().sum::<u64>(), self.rows.len() as u64 - 1);
         let shuffled = self.rows.iter().map(|&own| (others * own).max(all - own)).max();

@@ -69,7 +69,8 @@ pub(crate) fn group_loads(group_of: &[u16], load: &[u64], groups: usize) -> Vec<
 }
 
 impl Layer<'_> {
-    /// Exact balanced assignment with a price per activation on each group. With `dealt` gating groups stay in their cells.
+    /// Exact balanced assignment with a price per activation on each group. With `dealt` gating groups stay in their
+    /// cells.
     fn assign(&self, price: &[i64], dealt: Option<&[u16]>) -> Vec<u16> {
         let experts = self.load.len();
         let profit: Vec<i64> = (0..experts)

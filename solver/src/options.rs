@@ -31,8 +31,8 @@ pub enum Objective {
     /// As many activations as possible on the token's own rank: the paper's local activation rate.
     #[default]
     Activations,
-    /// As few ranks as possible that a token must be sent to: what kernels move that send a token once to each rank. Needs a
-    /// trace.
+    /// As few ranks as possible that a token must be sent to: what kernels move that send a token once to each rank.
+    /// Needs a trace.
     Ranks,
 }
 
@@ -55,8 +55,9 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Between what DeepSeek-V3's report has for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s: 3.2) and the data sheets
-    /// of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of NVLink.
+    /// Between what DeepSeek-V3's report has for H800 nodes (NVLink 160 GB/s, InfiniBand 50 GB/s: 3.2) and the data
+    /// sheets of H100 and H200 nodes (NVLink 450 GB/s each way, 400 Gb/s adapters: 9), where kernels reach less of
+    /// NVLink.
     pub const DEFAULT_INTER_COST: f64 = 4.0;
 }
 
@@ -94,17 +95,20 @@ pub struct SolveOptions {
     pub warm_start: Option<WarmStart>,
     /// Groups in nodes; `None` = every other group costs the same.
     pub nodes: Option<Nodes>,
-    /// The router's `n_group`: whole gating groups of N / `n_group` neighbouring experts stay on one node, or without nodes
-    /// where `tables permute` can keep them whole. 1 = experts are free.
+    /// The router's `n_group`: whole gating groups of N / `n_group` neighbouring experts stay on one node, or without
+    /// nodes where `tables permute` can keep them whole. 1 = experts are free.
     pub gating_groups: u16,
-    /// Pseudo-occurrences of the prior (what similar tokens let expect, or the layer's shares) that are added to every token's evidence in T.
+    /// Pseudo-occurrences of the prior (what similar tokens let expect, or the layer's shares) that are added to every
+    /// token's evidence in T.
     pub prior_occurrences: f64,
-    /// Share of the trace's requests that are not solved on, 0 to 0.5: half of them to choose the strength of the prior and the
-    /// layers of A with, half to judge the result on. 0 = all are solved on, the prior stays as it is, and there is no A.
+    /// Share of the trace's requests that are not solved on, 0 to 0.5: half of them to choose the strength of the prior
+    /// and the layers of A with, half to judge the result on. 0 = all are solved on, the prior stays as it is, and
+    /// there is no A.
     pub hold_out: f64,
     /// How much work the bounds over all placements may be; `None` = the report has none.
     pub bounds: Option<BoundOptions>,
-    /// What the tokens are called, so that tokens spelt alike say what to expect of each other in T; no longer than the vocabulary.
+    /// What the tokens are called, so that tokens spelt alike say what to expect of each other in T; no longer than the
+    /// vocabulary.
     pub token_strings: Option<Arc<TokenStrings>>,
     /// The model's input embeddings, for the same purpose; at least one for every token of the vocabulary.
     pub embeddings: Option<Arc<Embeddings>>,
@@ -215,8 +219,8 @@ pub struct EvalOptions {
     pub nodes: Option<u16>,
     /// Prefix caches that the ranks are believed to have; none by default, so that only experts and loads decide.
     pub prefix: PrefixSettings,
-    /// Tokens of a step of the unit, which splits their rows evenly in each layer; `None` = each token alone, on its likeliest
-    /// group. For a trace and attention tp only.
+    /// Tokens of a step of the unit, which splits their rows evenly in each layer; `None` = each token alone, on its
+    /// likeliest group. For a trace and attention tp only.
     pub step_tokens: Option<usize>,
     /// eps of the batch optimum: a rank gets at most (1 + eps) of the mean tokens.
     pub token_margin: f64,
@@ -236,7 +240,8 @@ impl Default for EvalOptions {
     }
 }
 
-/// The policies that a trace tells apart: those that route by themselves, and by nothing that clients would have to send.
+/// The policies that a trace tells apart: those that route by themselves, and by nothing that clients would have to
+/// send.
 fn simulated() -> impl Iterator<Item = &'static str> {
     let simulated =
         |name: &str| semmoe_routing::policy(name).is_ok_and(|policy| !policy.needs().key && policy.watched().is_none());

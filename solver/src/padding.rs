@@ -1,7 +1,7 @@
 //! Groups that cannot hold equally many experts: every group has ceil(N/G) slots, and some slots stay empty.
 //!
-//! The solver sees the empty slots as experts that no token activates: every step deals them out as it deals out experts,
-//! and a swap with one of them is a move.
+//! The solver sees the empty slots as experts that no token activates: every step deals them out as it deals out
+//! experts, and a swap with one of them is a move.
 
 use semmoe_tables::{FormatError, ModelInfo, Placement, Replicas};
 
@@ -55,8 +55,8 @@ pub(crate) fn with_empty_slots(layer: &[u16], (slots, groups): (usize, u16)) -> 
     all
 }
 
-/// Contiguous blocks, or expert e on group e mod G, as vLLM deals out what does not divide: the first N mod G groups have
-/// one expert more.
+/// Contiguous blocks, or expert e on group e mod G, as vLLM deals out what does not divide: the first N mod G groups
+/// have one expert more.
 pub(crate) fn uneven(experts: u16, groups: u16, round_robin: bool) -> Vec<u16> {
     if round_robin {
         return (0..experts).map(|expert| expert % groups).collect();

@@ -50,8 +50,8 @@ pub(crate) struct TokenInput<'a> {
     pub(crate) options: &'a SolveOptions,
 }
 
-/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the counts `choose`, kept if it is lower on the counts
-/// `judge` too. `None` if one of them has no count of a token that T knows.
+/// Fits the prior's pseudo-occurrences: the least log loss of T's shares on the counts `choose`, kept if it is lower on
+/// the counts `judge` too. `None` if one of them has no count of a token that T knows.
 pub(crate) fn fit_prior(input: TokenInput<'_>, choose: &Profile, judge: &Profile) -> Option<PriorFit> {
     let before = input.options.prior_occurrences;
     let mut tried = vec![before];

@@ -20,8 +20,8 @@ use crate::unit_step::{profits_of_local, weighed_profits};
 /// Part of the expert-load limit above the mean that the expert step uses up.
 const OF_THE_LIMIT: f64 = 0.95;
 
-/// Places replicas around a clustering without them: `slots` experts in every group. `None` if the watch stops it before
-/// the first round of both steps is done.
+/// Places replicas around a clustering without them: `slots` experts in every group. `None` if the watch stops it
+/// before the first round of both steps is done.
 pub(crate) fn replicate(
     problem: &Problem,
     capacity: &[u64],
@@ -112,8 +112,8 @@ impl Around<'_> {
         best
     }
 
-    /// One pass over all exchanges of two experts of a layer, at the prices of the plan and with loads as it makes them;
-    /// `None` if none gains.
+    /// One pass over all exchanges of two experts of a layer, at the prices of the plan and with loads as it makes
+    /// them; `None` if none gains.
     fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
         let (problem, Limits { groups, max_over_mean, .. }) = (self.problem, self.limits);
         let mut held = held.clone();
@@ -157,8 +157,9 @@ impl Around<'_> {
     }
 }
 
-/// The limit on expert load that the steps keep to, so that it still holds when the units have moved. It says nothing of other
-/// units: with 8 ranks the judging requests of README.md are at 1.103 with it and without, which gains 0.03 points.
+/// The limit on expert load that the steps keep to, so that it still holds when the units have moved. It says nothing
+/// of other units: with 8 ranks the judging requests of README.md are at 1.103 with it and without, which gains 0.03
+/// points.
 fn reserved(max_over_mean: f64) -> f64 {
     1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
 }

@@ -46,7 +46,8 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Quality of a solve, measured on its own input but for `held_out`; judge tables on other data with [`evaluate`](crate::evaluate).
+/// Quality of a solve, measured on its own input but for `held_out`; judge tables on other data with
+/// [`evaluate`](crate::evaluate).
 #[derive(Clone, Debug, Serialize)]
 pub struct SolveReport {
     /// "dp" or "tp".
@@ -71,7 +72,8 @@ pub struct SolveReport {
     pub lar_bound: f64,
     /// 1 - lar / `lar_bound`; with nodes the same of the value that was made best, so that it proves the assignment.
     pub dual_gap: f64,
-    /// Ranks other than its own that a token is sent to, mean over the tokens and layers of the trace; none without one.
+    /// Ranks other than its own that a token is sent to, mean over the tokens and layers of the trace; none without
+    /// one.
     pub remote_ranks_per_token: Option<f64>,
     /// B1: no placement with any assignment of the units is better, as a rate.
     pub bound_spectral: Option<f64>,
@@ -89,8 +91,9 @@ pub struct SolveReport {
     pub expert_load_imbalance_worst_layer: f64,
     /// Whether every layer meets the expert-load limit.
     pub expert_load_limit_met: bool,
-    /// No placement without replicas gets every layer below this: the hottest expert's group, with the coldest experts, over
-    /// the mean, in the layer where that is most. Above the limit it takes the limit's place in that layer. None with replicas.
+    /// No placement without replicas gets every layer below this: the hottest expert's group, with the coldest experts,
+    /// over the mean, in the layer where that is most. Above the limit it takes the limit's place in that layer. None
+    /// with replicas.
     pub expert_load_floor: Option<f64>,
     /// Units that fit into no group whole, and are counted by share.
     pub split_units: u64,
@@ -102,8 +105,8 @@ pub struct SolveReport {
     pub starts: u32,
     /// Further searches from the best so far after random exchanges of its experts (with replicas only).
     pub kicks: u32,
-    /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their experts
-    /// lie in order.
+    /// Layers (1 = everything with attention dp) that no start had reached when the caller ended the solve: their
+    /// experts lie in order.
     pub not_reached: u64,
     /// Unit steps made, in all starts.
     pub iterations: u64,

@@ -3,8 +3,8 @@
 use half::f16;
 use semmoe_tables::{Score, TokenId};
 
-/// Mean of the prompt's rows of T, per rank, as the gateway computes it. Ids without a row count nowhere; `None` when no
-/// row prefers any rank.
+/// Mean of the prompt's rows of T, per rank, as the gateway computes it. Ids without a row count nowhere; `None` when
+/// no row prefers any rank.
 pub(crate) fn mean_share<'a>(
     prompt: &[u32],
     ranks: usize,

@@ -165,8 +165,8 @@ fn padded_placement(
     Ok(padded_replicas(model, options.groups, layers)?)
 }
 
-/// T, A and E from the best clusterings, and what was chosen on the way with the requests held out. `slots` are those of a
-/// placement that was given with replicas or padding.
+/// T, A and E from the best clusterings, and what was chosen on the way with the requests held out. `slots` are those
+/// of a placement that was given with replicas or padding.
 fn build_tables(
     (profile, trace): (&Profile, Option<&Trace>),
     split: Option<&Split>,
@@ -209,8 +209,8 @@ fn build_tables(
     Ok((builder.solver(solver_name(unit, options)).finish()?, held_out))
 }
 
-/// The counts that are clustered if not the profile's. Remote ranks are counted in the trace, so that with attention tp its
-/// tokens are the units.
+/// The counts that are clustered if not the profile's. Remote ranks are counted in the trace, so that with attention tp
+/// its tokens are the units.
 fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Profile>, SolveError> {
     match (options.objective, options.attention, trace) {
         (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),

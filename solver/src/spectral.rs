@@ -1,13 +1,16 @@
-//! A spectral seed: experts that the same units activate lie near each other along the first eigenvectors of their co-activation.
+//! A spectral seed: experts that the same units activate lie near each other along the first eigenvectors of their
+//! co-activation.
 //!
-//! With `w[t,i]` the activations of column i by unit t, `l` their sums and S all tokens, columns co-activate beyond chance by
+//! With `w[t,i]` the activations of column i by unit t, `l` their sums and S all tokens, columns co-activate beyond
+//! chance by
 //!
 //! ```text
 //! M[i,j] = ( sum over t of w[t,i] w[t,j] / mass[t]  -  l[i] l[j] / S ) / sqrt(l[i] l[j])
 //! ```
 //!
-//! Column i is the point `sqrt(lambda_k) v_k[i]` of the G greatest eigenpairs. Balanced k-means divides the points: every step gives
-//! each group N/G experts of every layer, exactly; of several tries the one with the least squared distances is taken.
+//! Column i is the point `sqrt(lambda_k) v_k[i]` of the G greatest eigenpairs. Balanced k-means divides the points:
+//! every step gives each group N/G experts of every layer, exactly; of several tries the one with the least squared
+//! distances is taken.
 
 use crate::alternate::Limits;
 use crate::bounds::greatest_eigenpairs;

@@ -5,7 +5,8 @@ use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
 use super::*;
 use crate::topology::Topology;
 
-/// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one activation in ten.
+/// 12 experts in each of two layers; tokens of kind c use the experts e with (e + layer) % 3 = c, but for one
+/// activation in ten.
 fn planted(seed: u64) -> Problem {
     let model = ModelInfo {
         model: "planted".into(),

@@ -8,7 +8,8 @@ use crate::transitions::HeldTraces;
 /// Fewest requests of each part.
 const FEWEST: usize = 4;
 
-/// Decorrelates the split from others by prompt: of what one of those left, every request would else be on one side here.
+/// Decorrelates the split from others by prompt: of what one of those left, every request would else be on one side
+/// here.
 const SALT: u64 = 0x05ee_d0f7_4e5b_1175;
 
 /// What became of the held-out requests' counts in the profile.

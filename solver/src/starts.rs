@@ -21,8 +21,8 @@ pub struct SolveProgress {
     pub starts_done: usize,
     /// Starts to be made.
     pub starts: usize,
-    /// Best local activation rate on the input so far (with nodes the value made best), of the layers that have one; none before
-    /// the first round.
+    /// Best local activation rate on the input so far (with nodes the value made best), of the layers that have one;
+    /// none before the first round.
     pub best_lar: Option<f64>,
 }
 
@@ -41,8 +41,8 @@ pub(crate) struct Best {
     pub(crate) stopped: bool,
 }
 
-/// What the jobs of a phase do. A phase begins when the last has ended, so that what it goes on from does not depend on the
-/// threads.
+/// What the jobs of a phase do. A phase begins when the last has ended, so that what it goes on from does not depend on
+/// the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starts,

@@ -189,8 +189,8 @@ impl<'a> Search<'a> {
         self.home.map_or(0.0, |home| home.change(a, from, to) + home.change(b, to, from))
     }
 
-    /// Exchanges whole gating groups of the layer that begins at column `first`, where that gains: their experts, in the
-    /// order of their groups, take each other's.
+    /// Exchanges whole gating groups of the layer that begins at column `first`, where that gains: their experts, in
+    /// the order of their groups, take each other's.
     fn swap_gating_groups(
         &mut self,
         first: usize,

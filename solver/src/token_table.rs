@@ -11,8 +11,8 @@ use crate::unit_step::{PROFIT_ONE, mass_capacity, to_profit};
 
 /// T f16 [V, G]: for each token the share of its activations that falls on each group, mean over layers.
 ///
-/// Each layer's shares are shrunk towards the same prior, that of the means over layers. A token with neither counts nor
-/// a similar token has equal values.
+/// Each layer's shares are shrunk towards the same prior, that of the means over layers. A token with neither counts
+/// nor a similar token has equal values.
 pub(crate) fn token_shares(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> Vec<f16> {
     let evidence = |layer| activation_evidence(profile, layer, placement);
     shares_by(profile, usize::from(placement.groups()), shrinkage, evidence)

@@ -1,14 +1,14 @@
 //! How groups lie to each other: nodes of groups, and gating groups of experts that stay together.
 //!
-//! With M nodes, an activation on the unit's own group costs nothing, on another group of its node 1, on another node X.
-//! The least cost is the greatest sum of values
+//! With M nodes, an activation on the unit's own group costs nothing, on another group of its node 1, on another node
+//! X. The least cost is the greatest sum of values
 //!
 //! ```text
 //! V(c, g) = 1 if c = g,  1 - 1/X if c and g are of one node,  0 otherwise        cost = X (1 - V)
 //! ```
 //!
-//! which takes the place of `[c = g]` everywhere. Both exact steps stay what they are, since their profits are linear in
-//! the counts: a unit's profit on group c is its activations on every group times V, an expert's gain in group g the
+//! which takes the place of `[c = g]` everywhere. Both exact steps stay what they are, since their profits are linear
+//! in the counts: a unit's profit on group c is its activations on every group times V, an expert's gain in group g the
 //! activations of every group's units times V.
 
 use crate::error::SolveError;

@@ -1,7 +1,7 @@
 //! A for attention tp: which groups follow on the groups of the two layers before, kept where that helps.
 //!
-//! T already knows much of what a token's earlier groups tell, since the token chose them. Taken at face value A counts that
-//! twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
+//! T already knows much of what a token's earlier groups tell, since the token chose them. Taken at face value A counts
+//! that twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
 
 use half::f16;
 use semmoe_tables::{LayerIdx, Placement, TpParts, Trace, likeliest_group};
@@ -17,8 +17,8 @@ const WEIGHTS: [f64; 4] = [0.125, 0.25, 0.5, 1.0];
 pub struct LayerTransitions {
     /// The model's layer number.
     pub layer: u16,
-    /// Local activation rate on the requests judged, every token on its likeliest group by T alone; none for a layer without
-    /// known routes.
+    /// Local activation rate on the requests judged, every token on its likeliest group by T alone; none for a layer
+    /// without known routes.
     pub lar_t: Option<f64>,
     /// The same by T and A.
     pub lar_t_and_a: Option<f64>,
@@ -109,8 +109,8 @@ impl Counts {
         Counts { groups, top_k: f64::from(trace.model().top_k), after, all }
     }
 
-    /// The labels of every row: its shares, shrunk to the layer's, over the layer's, to the power of the weight. No label
-    /// where the two groups were never seen.
+    /// The labels of every row: its shares, shrunk to the layer's, over the layer's, to the power of the weight. No
+    /// label where the two groups were never seen.
     fn labels(&self, labels: usize, prior_occurrences: f64, weight: f64) -> Labels {
         let mut table = Labels { group: Vec::new(), prob: Vec::new() };
         let mut shares = vec![0.0; self.groups];

@@ -12,8 +12,8 @@ use crate::transport::{Plan, Split, Transport};
 pub(crate) const MOST_ROUNDS: usize = 64;
 
 /// A plan whose units are whole wherever they fit; capacities hold. Its `dual` is that of `plan`, the proof that no
-/// plan is better by more than the difference. After `rounds` (at most [`MOST_ROUNDS`]) the units still split are placed
-/// where there is room, without solving again.
+/// plan is better by more than the difference. After `rounds` (at most [`MOST_ROUNDS`]) the units still split are
+/// placed where there is room, without solving again.
 pub(crate) fn whole(problem: &Transport<'_>, plan: &Plan, rounds: usize) -> Plan {
     let mut settling = Settling { problem, fixed: vec![false; problem.mass.len()], plan: plan.clone() };
     for _ in 0..rounds.min(MOST_ROUNDS) {

@@ -209,7 +209,8 @@ fn figures_of_steps_equal_a_plain_count() {
     assert!(alone.steps.is_none());
 }
 
-/// Local rate by T and A, by T alone and by the printed rule, the fullest group over the mean with even parts and without, and the share that moved.
+/// Local rate by T and A, by T alone and by the printed rule, the fullest group over the mean with even parts and
+/// without, and the share that moved.
 fn counted_in_steps(tables: &Tables, trace: &Trace, step_tokens: usize) -> [f64; 6] {
     // Routes are known in all layers or in none.
     let known = |request: TraceRequest<'_>, at: &usize| request.route(*at, LayerIdx::new(0)).is_some();

@@ -1,5 +1,5 @@
-//! Small instances whose optimum HiGHS has proved (`highs/make.py`): co-clustering reaches it, no bound is below it. The unit
-//! step's instances are in `transport_tests.rs`.
+//! Small instances whose optimum HiGHS has proved (`highs/make.py`): co-clustering reaches it, no bound is below it.
+//! The unit step's instances are in `transport_tests.rs`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

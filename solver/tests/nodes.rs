@@ -18,7 +18,8 @@ fn with_nodes(nodes: u16, inter_cost: f64, groups: u16, attention: Attention) ->
     SolveOptions { nodes: Some(Nodes { nodes, inter_cost }), ..base }
 }
 
-/// Two pairs of kinds: a token's second expert is one of the kind beside its own. Kinds and pairs are hidden by a shuffle.
+/// Two pairs of kinds: a token's second expert is one of the kind beside its own. Kinds and pairs are hidden by a
+/// shuffle.
 fn paired(requests: usize, seed: u64) -> Trace {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut order: Vec<u16> = (0..16).collect();

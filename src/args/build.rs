@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use semmoe_profiler::DomainInput;
 
+use super::OutputArgs;
+
 /// What `profile build --help` begins with.
 pub(super) const BUILD_ABOUT: &str = "\
 Count traces into a profile: how often each token activated each expert, layer by layer.
@@ -24,7 +26,8 @@ Examples:
   semmoe profile build run.trace.safetensors --out run.profile.safetensors
   semmoe profile build run.trace.safetensors --out solve.profile.safetensors --hold-out 0.2 \\
     --hold-out-trace judge.trace.safetensors --solve-trace solve.trace.safetensors
-  semmoe profile build --weight-by domain code=a.trace code=b.trace chat=c.trace --out all.profile.safetensors";
+  semmoe profile build --weight-by domain code=a.trace code=b.trace chat=c.trace \\
+      --out all.profile.safetensors";
 
 /// What `profile merge --help` begins with.
 pub(super) const MERGE_ABOUT: &str = "\
@@ -35,7 +38,8 @@ traces. With --weight-by domain each domain counts alike, as in `profile build`;
 are not to be weighted again.
 
 Example:
-  semmoe profile merge monday.profile.safetensors tuesday.profile.safetensors --out week.profile.safetensors";
+  semmoe profile merge monday.profile.safetensors tuesday.profile.safetensors \\
+      --out week.profile.safetensors";
 
 /// Which tokens of a trace count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -60,7 +64,7 @@ pub(crate) struct BuildArgs {
     #[arg(required = true, value_name = "TRACE")]
     pub(crate) traces: Vec<DomainInput>,
     /// The profile to write.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Which tokens to count.
     #[arg(long, value_enum, default_value_t = PhaseArg::All)]
@@ -72,10 +76,10 @@ pub(crate) struct BuildArgs {
     #[arg(long, value_name = "SHARE", requires = "hold_out_trace")]
     pub(crate) hold_out: Option<f64>,
     /// The trace to write the held-out requests to, without router weights.
-    #[arg(long, value_name = "FILE", requires = "hold_out")]
+    #[arg(long, help_heading = "Output", value_name = "FILE", requires = "hold_out")]
     pub(crate) hold_out_trace: Option<PathBuf>,
     /// The trace to write the counted requests to, for `solve --trace`, which must not see those held out.
-    #[arg(long, value_name = "FILE", requires = "hold_out")]
+    #[arg(long, help_heading = "Output", value_name = "FILE", requires = "hold_out")]
     pub(crate) solve_trace: Option<PathBuf>,
     /// Share of requests that may be damaged.
     #[arg(long, default_value_t = 0.01)]
@@ -86,9 +90,8 @@ pub(crate) struct BuildArgs {
     /// MiB of counters; fewer take more passes over the traces.
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) memory: u32,
-    /// Print the report as one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -97,7 +100,7 @@ pub(crate) struct MergeArgs {
     #[arg(required = true, value_name = "PROFILE")]
     pub(crate) profiles: Vec<DomainInput>,
     /// The profile to write.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Let every domain count alike.
     #[arg(long, value_enum, value_name = "WHAT")]
@@ -105,7 +108,6 @@ pub(crate) struct MergeArgs {
     /// Threads [default: one for each core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
-    /// Print the report as one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }

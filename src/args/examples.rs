@@ -44,6 +44,9 @@ fn every_example_of_a_help_text_is_understood() {
         let examples = examples(&help);
         let of_it = |words: &Vec<String>| format!("{} ", words.join(" ")).starts_with(&format!("{name} "));
         assert!(examples.iter().any(of_it), "`{name} --help` has no example of it:\n{help}");
+        // Longer lines are wrapped, and can then not be copied.
+        let wide = help.lines().find(|line| line.starts_with("  semmoe ") && line.len() > 100);
+        assert_eq!(wide, None, "in `{name} --help`");
         for words in examples {
             if let Err(error) = Cli::try_parse_from(&words) {
                 panic!("an example of `{name} --help` is refused: {}\n{error}", words.join(" "));

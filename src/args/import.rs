@@ -4,14 +4,19 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::OutputArgs;
+
 /// Who wrote the files of an import.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImportFormat {
-    /// Dumps of SGLang's expert distribution recorder: per_token becomes a trace, stat and stat_approx become expert loads.
+    /// Dumps of SGLang's expert distribution recorder: per_token becomes a trace, stat and stat_approx become expert
+    /// loads.
     Sglang,
-    /// Counts [layers, experts] or [steps, layers, experts], as EPLB takes them (.pt, .npy, .npz with `logical_count`, JSON): expert loads.
+    /// Counts [layers, experts] or [steps, layers, experts], as EPLB takes them (.pt, .npy, .npz with `logical_count`,
+    /// JSON): expert loads.
     Eplb,
-    /// .npz with token_ids (n), experts (n x layers x k), and perhaps request_offsets (R + 1) and prompt_lengths (R): a trace.
+    /// .npz with token_ids (n), experts (n x layers x k), and perhaps request_offsets (R + 1) and prompt_lengths (R): a
+    /// trace.
     Npz,
 }
 
@@ -29,7 +34,8 @@ refused by its name.
 For Hugging Face Transformers see profiler/python/record_routing.py, which writes traces itself.
 
 Example:
-  semmoe profile import expert_distribution_recorder_*.pt --format sglang --model-config DIR --model NAME --out run.trace.safetensors";
+  semmoe profile import expert_distribution_recorder_*.pt --format sglang --model-config DIR \\
+      --model NAME --out run.trace.safetensors";
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
@@ -57,7 +63,6 @@ pub(crate) struct ImportArgs {
     /// Share of records that may be unusable before the import is given up.
     #[arg(long, default_value_t = 0.01)]
     pub(crate) max_bad: f64,
-    /// Print the report as one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }

@@ -2,6 +2,8 @@
 
 use clap::{Args, Subcommand};
 
+use super::OutputArgs;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
     /// Make a new key: prints it, and the line with its digest for the configuration.
@@ -17,4 +19,6 @@ pub(crate) struct KeyName {
     /// Name of the key, as it will stand in logs.
     #[arg(default_value = "client")]
     pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }

@@ -2,15 +2,18 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use semmoe_planner::shape::Dtype;
+use semmoe_worker::TransportChoice;
 
 /// What `plan --help` ends with.
 pub(super) const PLAN_EXAMPLES: &str = "\
 Examples:
+  semmoe plan calibrate --model Qwen3-30B-A3B --out here
   semmoe plan --model config.json --cluster cluster.toml
   semmoe plan --model config.json --cluster cluster.toml --workload workload.toml --html plan.html
-  semmoe plan --model config.json --cluster cluster.toml --affinity 0.4 --explain";
+  semmoe plan --model config.json --cluster cluster.toml --affinity 0.4 --explain
+  semmoe plan --deployment metrics.txt --affinity evaluation.json";
 
 /// What `plan --help` begins with.
 pub(super) const PLAN_ABOUT: &str = "\
@@ -21,14 +24,14 @@ with the reason, and ranks the others: with limits on latency by the requests se
 Figures are modelled. Without --calibration they are uncalibrated, and the answer says so.
 
 cluster.toml:
-  gpu = \"H200\"                      # H100, H200, B200, H20, A100, MI300X, or a table [gpu] of figures
+  gpu = \"H200\"                      # H100, H200, B200, B300, GB200, GB300, H20, A100, MI300X, or a table [gpu] of figures
   usd_per_gpu_hour = 2.5            # optional
   [[levels]]                        # innermost first: GPUs of an NVLink domain, then domains, nodes, data centres
   name = \"nvlink\"
   count = 8
   bandwidth_gb_per_second = 450     # of one GPU, one direction
   latency_us = 3
-  [[measured]]                      # optional: times of a collective that count in place of these figures
+  [[measured]]                      # optional: times of a collective, or of a kernel, that count in place of these figures
   level = \"nvlink\"
   operator = \"all_reduce\"           # all_reduce, scatter, all_to_all, point_to_point
   ranks = 8
@@ -45,14 +48,76 @@ workload.toml:
   share = 0.4
   ttft_ms = 500";
 
+/// What `plan calibrate --help` ends with.
+const CALIBRATE_EXAMPLES: &str = "\
+Examples:
+  semmoe plan calibrate --model Qwen3-30B-A3B --out here
+  semmoe plan --model Qwen3-30B-A3B --cluster here/cluster.toml --calibration here/calibration.json";
+
+/// A question, or the measurements behind its answer.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct PlanCommand {
+    #[command(subcommand)]
+    pub(crate) action: Option<PlanAction>,
+    #[command(flatten)]
+    pub(crate) question: PlanArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PlanAction {
+    /// Measure this machine's ranks of semmoe's worker for later plans: links by size, computation, and how far
+    /// predictions of layouts are off that were not measured.
+    ///
+    /// Writes cluster.toml and calibration.json. Nothing else should run on the machine meanwhile.
+    #[command(after_long_help = CALIBRATE_EXAMPLES)]
+    Calibrate(CalibrateArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CalibrateArgs {
+    /// A Hugging Face checkpoint directory.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: PathBuf,
+    /// Folder for cluster.toml and calibration.json.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Numbers of ranks to measure.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) ranks: Vec<u16>,
+    /// What carries rows between ranks: shm or tcp (over loopback).
+    #[arg(long, value_name = "shm|tcp", default_value = "shm", value_parser = carrier)]
+    pub(crate) transport: TransportChoice,
+    /// How long to measure, about; loading the model takes longer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = budget)]
+    pub(crate) seconds: f64,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn carrier(name: &str) -> Result<TransportChoice, String> {
+    match name.parse() {
+        Ok(choice @ (TransportChoice::Shm | TransportChoice::Tcp)) => Ok(choice),
+        _ => Err("expected shm or tcp".to_owned()),
+    }
+}
+
+fn budget(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (1.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected seconds from 1 to 3600".to_owned()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// A Hugging Face config.json, or its folder.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "deployment")]
+    pub(crate) model: Option<PathBuf>,
     /// GPUs and links (TOML).
-    #[arg(long, value_name = "FILE")]
-    pub(crate) cluster: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "deployment")]
+    pub(crate) cluster: Option<PathBuf>,
     /// Rates, lengths, limits on latency (TOML) [default: 1 request/s of 1024 + 256 tokens, no limits].
     #[arg(long, value_name = "FILE")]
     pub(crate) workload: Option<PathBuf>,
@@ -66,8 +131,9 @@ pub(crate) struct PlanArgs {
     /// Element type of cached keys and values: bf16 or fp8 [default: bf16].
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub(crate) cache: Option<Dtype>,
-    /// Constants fitted to measurements, with their errors (JSON).
-    #[arg(long, value_name = "FILE")]
+    /// Constants fitted to measurements, with their errors: fitted:sglang, fitted:trtllm or fitted:vllm for published
+    /// measurements of the cluster's GPU and the model's weights, or a file (JSON).
+    #[arg(long, value_name = "fitted:ENGINE|FILE")]
     pub(crate) calibration: Option<PathBuf>,
     /// Also say what affinity would gain at this local activation rate: a number, or a file: what `semmoe evaluate
     /// --json` printed, or the gateway's /metrics with semmoe_observed_lar.
@@ -82,15 +148,10 @@ pub(crate) struct PlanArgs {
     /// With --affinity: two micro-batches hide communication behind computation.
     #[arg(long, requires = "affinity")]
     pub(crate) overlap: bool,
-    /// With --affinity: milliseconds of a step as measured, all of it, in place of the modelled ones.
-    #[arg(long, value_name = "MS", requires_all = ["affinity", "communication_ms"])]
-    pub(crate) step_ms: Option<f64>,
-    /// With --step-ms: milliseconds of it in dispatch and combine, hidden ones included.
-    #[arg(long, value_name = "MS", requires = "step_ms")]
-    pub(crate) communication_ms: Option<f64>,
-    /// With --step-ms: milliseconds of the communication that do not grow with the bytes.
-    #[arg(long, value_name = "MS", requires = "step_ms", default_value_t = 0.0)]
-    pub(crate) latency_ms: f64,
+    /// With --affinity: judge a deployment that runs in place of a plan, from the /metrics of semmoe's worker saved to
+    /// a file, or a description that ends in .toml (docs/planner.md).
+    #[arg(long, value_name = "FILE", requires = "affinity", conflicts_with_all = ["model", "cluster", "html"])]
+    pub(crate) deployment: Option<PathBuf>,
     /// Rows of the ranked list.
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(crate) top: usize,

@@ -23,9 +23,11 @@ Good answers are kept in OUT.partial as they come. The same command goes on wher
 or a lost engine; no prompt counts twice.
 
 Examples:
-  semmoe profile record --engine sglang --url http://127.0.0.1:30000 --model-config DIR --tokenizer DIR \\
+  semmoe profile record --engine sglang --url http://127.0.0.1:30000 --model-config DIR \\
+      --tokenizer DIR \\
       --prompts prompts.jsonl --max-tokens 64 --out run.trace.safetensors
-  semmoe profile record --engine vllm --url http://127.0.0.1:8000 --model-config DIR --prompts ShareGPT.json \\
+  semmoe profile record --engine vllm --url http://127.0.0.1:8000 --model-config DIR \\
+      --prompts ShareGPT.json \\
       --out run.trace.safetensors --tables m.tables.safetensors --groups 8";
 
 /// Engines that `profile record` can drive.
@@ -49,70 +51,71 @@ pub(crate) enum PromptArg {
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
     /// What answers at --url.
-    #[arg(long, value_enum)]
+    #[arg(long, help_heading = "Engine", value_enum)]
     pub(crate) engine: RecordEngine,
     /// Base URL of the engine.
-    #[arg(long)]
+    #[arg(long, help_heading = "Engine")]
     pub(crate) url: String,
     /// File with the key that the engine asks for (its --api-key): one line.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Engine", value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Prompts.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Requests", value_name = "FILE")]
     pub(crate) prompts: PathBuf,
     /// What they are written in.
-    #[arg(long, value_enum, default_value_t = PromptArg::Auto)]
+    #[arg(long, help_heading = "Requests", value_enum, default_value_t = PromptArg::Auto)]
     pub(crate) format: PromptArg,
     /// The trace to write.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) out: PathBuf,
     /// Tokenizer file or checkpoint directory; needed for --max-prompt-tokens. Without it the engine tokenizes.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, help_heading = "Requests", value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// The checkpoint's config.json, or its folder: SGLang and vLLM do not tell the model's shape. Not needed where the engine
-    /// names a folder that is on this machine.
-    #[arg(long, value_name = "PATH")]
+    /// The checkpoint's config.json, or its folder: SGLang and vLLM do not tell the model's shape. Not needed where the
+    /// engine names a folder that is on this machine.
+    #[arg(long, help_heading = "Engine", value_name = "PATH")]
     pub(crate) model_config: Option<PathBuf>,
     /// Tokens to generate per prompt; with 1 only the prompt's routing is recorded.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = "Requests", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// Of the generated tokens; 0 takes the likeliest.
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, help_heading = "Requests", default_value_t = 0.0)]
     pub(crate) temperature: f32,
     /// Cut prompts to this many tokens.
-    #[arg(long)]
+    #[arg(long, help_heading = "Requests")]
     pub(crate) max_prompt_tokens: Option<usize>,
     /// Take only the first so many records.
-    #[arg(long, value_name = "N")]
+    #[arg(long, help_heading = "Requests", value_name = "N")]
     pub(crate) max_prompts: Option<usize>,
     /// Requests in flight.
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, help_heading = "Pace and failures", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) concurrency: u16,
     /// Requests begun a second, at most.
-    #[arg(long, value_name = "PER_SECOND")]
+    #[arg(long, help_heading = "Pace and failures", value_name = "PER_SECOND")]
     pub(crate) rate: Option<f64>,
     /// Further attempts after a failed connection, a 5xx or a 429.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=100))]
+    #[arg(long, help_heading = "Pace and failures", default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=100))]
     pub(crate) retries: u32,
     /// Seconds to wait for one answer.
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, help_heading = "Pace and failures", value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) timeout: u32,
     /// Send to /v1/completions also where the engine has /generate.
-    #[arg(long)]
+    #[arg(long, help_heading = "Engine")]
     pub(crate) openai_routes: bool,
     /// Share of records that may be unusable before the recording is given up.
-    #[arg(long, default_value_t = 0.01)]
+    #[arg(long, help_heading = "Pace and failures", default_value_t = 0.01)]
     pub(crate) max_bad: f64,
     /// Begin anew where there is a partial recording.
-    #[arg(long)]
+    #[arg(long, help_heading = "Pace and failures")]
     pub(crate) fresh: bool,
-    /// Also build the profile (beside --out) and solve these tables from it, with the defaults of `profile build` and `solve`.
-    #[arg(long, value_name = "FILE", requires = "groups")]
+    /// Also build the profile (beside --out) and solve these tables from it, with the defaults of `profile build` and
+    /// `solve`.
+    #[arg(long, help_heading = "Output", value_name = "FILE", requires = "groups")]
     pub(crate) tables: Option<PathBuf>,
     /// Number of groups (EP ranks) to solve --tables for.
-    #[arg(long, value_name = "G", requires = "tables", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, help_heading = "Output", value_name = "G", requires = "tables", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) groups: Option<u16>,
     /// Print the report as one JSON document.
-    #[arg(long, conflicts_with = "tables")]
+    #[arg(long, help_heading = "Output", conflicts_with = "tables")]
     pub(crate) json: bool,
 }

@@ -10,7 +10,8 @@ An environment variable replaces any key of the configuration: SEMMOE_SERVER__LI
 SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that are no key are refused.
 
 Examples:
-  semmoe serve --engine sglang --url http://127.0.0.1:30000 --tokenizer Qwen3-30B-A3B --tables qwen3.tables.safetensors
+  semmoe serve --engine sglang --url http://127.0.0.1:30000 --tokenizer Qwen3-30B-A3B \\
+      --tables qwen3.tables.safetensors
   semmoe serve --engine vllm --url http://10.0.0.1:8000 --url http://10.0.0.2:8000 --print-config
   semmoe serve --config semmoe.toml --check --probe
   semmoe serve --config semmoe.toml";
@@ -21,16 +22,20 @@ pub(crate) struct ServeArgs {
     /// The gateway's configuration (TOML); or --engine and --url.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if anything is
-    /// wrong. Engines are asked with --probe only.
+    /// Validate the configuration and the files it names, print what would be served, then exit: with code 2 if
+    /// anything is wrong. Engines are asked with --probe only.
     ///
-    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check fails.
+    /// A running gateway reads the file again on SIGHUP and on POST /admin/reload, and stays as it is if this check
+    /// fails.
     #[arg(long)]
     pub(crate) check: bool,
-    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An engine
-    /// that does not answer, does not fit its tables or ignores pins ends with code 1.
+    /// With --check: ask every engine for its version, ranks and placement, and verify pins by one-token requests. An
+    /// engine that does not answer, does not fit its tables or ignores pins ends with code 1.
     #[arg(long, requires = "check")]
     pub(crate) probe: bool,
+    /// With --check: print the result as one JSON document.
+    #[arg(long, requires = "check")]
+    pub(crate) json: bool,
     // Last: its heading holds for everything that follows.
     #[command(flatten)]
     pub(crate) quick: QuickArgs,

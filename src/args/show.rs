@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::OutputArgs;
+
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
     /// A trace or a profile.
@@ -12,26 +14,25 @@ pub(crate) struct ShowArgs {
     /// Another trace or profile of the same model to judge the predictions on; by default half of the file itself.
     #[arg(long, value_name = "FILE")]
     pub(crate) held_out: Option<PathBuf>,
-    /// Print one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     /// Also write a self-contained page with pictures.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Output", value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// With --html: tables whose groups order the map of tokens and experts, and whose local activation rate is shown. Several: the first
-    /// orders the map.
-    #[arg(long, value_name = "FILE", requires = "html")]
+    /// With --html: tables whose groups order the map of tokens and experts, and whose local activation rate is shown.
+    /// Several: the first orders the map.
+    #[arg(long, help_heading = "With --html", value_name = "FILE", requires = "html")]
     pub(crate) tables: Vec<PathBuf>,
     /// With --html: solve for these numbers of groups (quickly: two starts) and show their local activation rates.
-    #[arg(long, value_name = "G,G,...", value_delimiter = ',', requires = "html")]
+    #[arg(long, help_heading = "With --html", value_name = "G,G,...", value_delimiter = ',', requires = "html")]
     pub(crate) groups: Vec<u16>,
     /// With --html: the model's tokenizer, or the checkpoint's folder, so that tokens are shown as texts.
-    #[arg(long, value_name = "PATH", requires = "html")]
+    #[arg(long, help_heading = "With --html", value_name = "PATH", requires = "html")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// With --html and a trace: JSON Lines, line r with the "domain" (or "topic") of request r.
-    #[arg(long, value_name = "FILE", requires = "html")]
+    #[arg(long, help_heading = "With --html", value_name = "FILE", requires = "html")]
     pub(crate) topics: Option<PathBuf>,
     /// With --html: which of the model's layers the maps show [default: the middle one with experts].
-    #[arg(long, value_name = "ID", requires = "html")]
+    #[arg(long, help_heading = "With --html", value_name = "ID", requires = "html")]
     pub(crate) layer: Option<u16>,
 }

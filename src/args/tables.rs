@@ -5,11 +5,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use semmoe_engines::Version;
 
+use super::OutputArgs;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
     /// Describe tables.
-    #[command(after_long_help = "Examples:\n  semmoe tables show m.tables.safetensors")]
-    Show(TablesFile),
+    #[command(
+        after_long_help = "Examples:\n  semmoe tables show m.tables.safetensors\n  semmoe tables show m.tables.safetensors --html tables.html"
+    )]
+    Show(ShowTables),
     /// Check tables in full; exit code 2 when they are wrong.
     #[command(after_long_help = "Examples:\n  semmoe tables verify m.tables.safetensors")]
     Verify(TablesFile),
@@ -68,6 +72,8 @@ pub(crate) struct ExportArgs {
     /// Allow forms that no released engine reads.
     #[arg(long)]
     pub(crate) experimental: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 fn engine_version(text: &str) -> Result<Version, String> {
@@ -111,9 +117,8 @@ pub(crate) struct PermuteArgs {
     /// Also write the tables of the new checkpoint: T and prices as before, E contiguous.
     #[arg(long, value_name = "FILE")]
     pub(crate) out_tables: Option<PathBuf>,
-    /// Print the report as one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -121,4 +126,15 @@ pub(crate) struct TablesFile {
     /// The tables.
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowTables {
+    #[command(flatten)]
+    pub(crate) tables: TablesFile,
+    /// Also write a self-contained page with pictures.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! Arguments of `worker`, some of `up` too, that say how a unit is laid out, how much it serves at once, and whom it trusts.
+//! Arguments of `worker`, some of `up` too, that say how a unit is laid out, how much it serves at once, and whom it
+//! trusts.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,15 +20,23 @@ Examples (a unit of two ranks, each in a terminal of its own):
   semmoe worker --model DIR --rank 1 --world 2 --rendezvous 127.0.0.1:7000";
 
 // For `worker` and `up`. No doc comment: it would become that of the command.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct UnitAttentionArgs {
-    /// How the ranks share attention: dp = each its own requests, tp = every rank some heads of all requests. The same on all
+    /// How the ranks share attention: dp = each its own requests, tp = every rank some heads of all requests; dp,tp or
+    /// tp,dp = as the first at the start, and /switch changes it (worker only; both weights are kept). The same on all
     /// ranks.
-    #[arg(long, value_enum, default_value_t = AttentionArg::Dp)]
-    attention: AttentionArg,
-    /// With --attention tp: after attention each row goes on at the rank that the tables' T and A name (auto), or rows stay in
-    /// their order, in even parts (off; also without tables) [default: auto].
-    #[arg(long, value_enum)]
+    #[arg(
+        long,
+        help_heading = "Layout of the unit",
+        value_enum,
+        value_delimiter = ',',
+        num_args = 1,
+        default_value = "dp"
+    )]
+    attention: Vec<AttentionArg>,
+    /// With --attention tp: after attention each row goes on at the rank that the tables' T and A name (auto), or rows
+    /// stay in their order, in even parts (off; also without tables) [default: auto].
+    #[arg(long, help_heading = "Layout of the unit", value_enum)]
     shuffle: Option<ShuffleArg>,
 }
 
@@ -41,20 +50,27 @@ enum ShuffleArg {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitAttention {
     pub(crate) attention: Attention,
+    /// Whether that may change.
+    pub(crate) both: bool,
     /// With attention tp: whether rows are shuffled by the tables, if there are any.
     pub(crate) shuffle: bool,
 }
 
 impl UnitAttentionArgs {
     /// # Errors
-    /// `--shuffle` where nothing could be shuffled.
-    pub(crate) fn read(self) -> Result<UnitAttention, CliError> {
-        let attention = self.attention.into();
+    /// Anything but one or two layouts of attention; `--shuffle` where nothing could be shuffled.
+    pub(crate) fn read(&self) -> Result<UnitAttention, CliError> {
+        let attentions: Vec<Attention> = self.attention.iter().map(|attention| (*attention).into()).collect();
+        let (attention, both) = match attentions[..] {
+            [attention] => (attention, false),
+            [first, second] if first != second => (first, true),
+            _ => return Err(CliError::input("--attention takes dp, tp, dp,tp or tp,dp")),
+        };
         match self.shuffle {
-            Some(_) if attention == Attention::Dp => Err(CliError::input(
+            Some(_) if attention == Attention::Dp && !both => Err(CliError::input(
                 "--shuffle is for --attention tp: with attention dp rows stay with their request's rank",
             )),
-            shuffle => Ok(UnitAttention { attention, shuffle: shuffle != Some(ShuffleArg::Off) }),
+            shuffle => Ok(UnitAttention { attention, both, shuffle: shuffle != Some(ShuffleArg::Off) }),
         }
     }
 }
@@ -71,48 +87,66 @@ impl From<AttentionArg> for Attention {
 #[derive(Debug, Args)]
 pub(crate) struct WorkerServingArgs {
     /// Sequences that a rank runs together. Rank 0's limits count on all ranks.
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) max_running: u32,
     /// Sequences that wait behind them on a rank; more are refused with 503.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub(crate) max_waiting: u32,
     /// Tokens of one step on a rank, prompt chunks and decoded tokens together.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) step_tokens: u32,
-    /// Tokens in a rank's key-value cache; the smallest of all ranks counts. By default 32768 or one full context, but at
-    /// most half of the available memory divided by the number of ranks.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "kv_bytes")]
+    /// Tokens in a rank's key-value cache; the smallest of all ranks counts. By default 32768 or one full context, but
+    /// at most half of the available memory divided by the number of ranks.
+    #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "kv_bytes")]
     pub(crate) kv_tokens: Option<u64>,
     /// The same in bytes.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, help_heading = "Serving", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) kv_bytes: Option<u64>,
     /// Threads that a rank computes large steps with. Results do not depend on it.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, help_heading = "Serving", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
     /// Processors that these threads are kept on, such as 0-3,8; give every rank of a machine its own.
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, help_heading = "Serving", value_name = "LIST")]
     pub(crate) cpus: Option<CpuList>,
     /// Compute every prompt whole, also where another began with the same tokens.
-    #[arg(long)]
+    #[arg(long, help_heading = "Serving")]
     pub(crate) no_prefix_reuse: bool,
 }
 
 // For `worker` and `up`, as above.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct UnitLayoutArgs {
-    /// How ranks exchange: shm is the memory of one host, auto takes that if all ranks are on one host, else TCP. The same on
-    /// all ranks.
-    #[arg(long, value_name = "auto|shm|tcp", default_value = "auto")]
+    /// How ranks exchange: shm is the memory of one host, auto takes that if all ranks are on one host, else TCP. The
+    /// same on all ranks.
+    #[arg(long, help_heading = "Layout of the unit", value_name = "auto|shm|tcp", default_value = "auto")]
     pub(crate) transport: TransportChoice,
-    /// Element type of the rows that ranks send each other: bf16 takes half the bytes of f32, and rounds them and the sums over
-    /// ranks. The same on all ranks.
-    #[arg(long, value_name = "f32|bf16", default_value = "f32")]
+    /// Element type of the rows that ranks send each other: bf16 takes half the bytes of f32, and rounds them and the
+    /// sums over ranks. The same on all ranks.
+    #[arg(long, help_heading = "Layout of the unit", value_name = "f32|bf16", default_value = "f32")]
     pub(crate) wire: WireType,
-    /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every rank has a
-    /// slice of each, and gathers the tokens of all; hybrid:NxP = each on one of N nodes of P ranks, which have a slice of it
-    /// each, and hybrid:NxP:C the same with both levels at once, in C chunks. Only ep takes tables. The same on all ranks.
-    #[arg(long, value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
+    /// How experts are divided among the ranks: ep = each whole on one rank, by tables or in their order; tp = every
+    /// rank has a slice of each, and gathers the tokens of all; hybrid:NxP = each on one of N nodes of P ranks, which
+    /// have a slice of it each, and hybrid:NxP:C the same with both levels at once, in C chunks. Tables are for ep, and
+    /// for hybrid on nodes. The same on all ranks.
+    #[arg(long, help_heading = "Layout of the unit", value_name = "ep|tp|hybrid:NxP[:C]", default_value = "ep")]
     pub(crate) experts: ExpertLayout,
+}
+
+// For `worker` alone, as above.
+#[derive(Debug, Args)]
+pub(crate) struct WorkerNodesArgs {
+    /// With --experts ep and without tables: each of N neighbouring ranks holds the experts of all of them, so that
+    /// tokens leave them only for other experts (expert domains). The same on all ranks.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) domains: u16,
+    /// Nodes of the unit, neighbouring ranks on each: how bytes are counted by level. By default a node is the ranks
+    /// that share memory, or that of --experts hybrid.
+    #[arg(long, value_name = "N")]
+    pub(crate) nodes: Option<u16>,
+    /// When it leaves, write when the stages of the last 4096 MoE layers of this rank began and ended, one JSON object
+    /// a line.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stages: Option<PathBuf>,
 }
 
 /// When rank 0 exits after a rank was lost; `None` is never.
@@ -135,20 +169,20 @@ impl FromStr for ExitAfterLoss {
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerNetworkArgs {
-    /// This rank's own address for the data between ranks, where that has a network of its own. By default rank 0 takes it
-    /// where the rendezvous is, and the others at the address from which they reach it.
-    #[arg(long, value_name = "IP")]
+    /// This rank's own address for the data between ranks, where that has a network of its own. By default rank 0 takes
+    /// it where the rendezvous is, and the others at the address from which they reach it.
+    #[arg(long, help_heading = "Network and trust", value_name = "IP")]
     pub(crate) data_address: Option<IpAddr>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct WorkerTrustArgs {
-    /// File with the secret that ranks prove to each other, 16 bytes or more; or SEMMOE_RANK_SECRET in the environment. Needed
-    /// unless the rendezvous and the data address are loopback addresses.
-    #[arg(long, value_name = "FILE")]
+    /// File with the secret that ranks prove to each other, 16 bytes or more; or SEMMOE_RANK_SECRET in the environment.
+    /// Needed unless the rendezvous and the data address are loopback addresses.
+    #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
     /// File with the token for admin routes (/drain, /flush_cache), 16 bytes or more; or SEMMOE_ADMIN_TOKEN in the
     /// environment. Without it they are open where HTTP is served on a loopback address, and shut elsewhere.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, help_heading = "Network and trust", value_name = "FILE")]
     pub(crate) admin_token_file: Option<PathBuf>,
 }

@@ -6,8 +6,8 @@ use semmoe_profiler::{BuildOptions, BuildReport, DomainInput, HoldOut, MergeOpti
 use semmoe_tables::Phase;
 
 use super::profile::{failure, list_bad};
-use super::{check_apart, check_output, print, print_json};
-use crate::args::{BuildArgs, MergeArgs, PhaseArg, WeightArg};
+use super::{check_apart, check_output, print_result};
+use crate::args::{BuildArgs, MergeArgs, OutputArgs, PhaseArg, WeightArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
 
@@ -37,7 +37,7 @@ pub(crate) fn build(args: BuildArgs) -> Result<(), CliError> {
     let (requests, left_out) = (report.requests, report.bad.len());
     progress.finish(&format!("{requests} requests{held_out}, {left_out} left out, {} passes", report.passes));
     list_bad(&report.bad);
-    tell(&report, args.json)
+    show("profile build", &report, args.output)
 }
 
 pub(crate) fn merge(args: MergeArgs) -> Result<(), CliError> {
@@ -47,7 +47,7 @@ pub(crate) fn merge(args: MergeArgs) -> Result<(), CliError> {
         weight_by_domain: args.weight_by == Some(WeightArg::Domain),
         ..MergeOptions::new(args.profiles, args.out)
     };
-    tell(&semmoe_profiler::merge(&options).map_err(failure)?, args.json)
+    show("profile merge", &semmoe_profiler::merge(&options).map_err(failure)?, args.output)
 }
 
 fn paths(inputs: &[DomainInput]) -> Vec<&Path> {
@@ -59,10 +59,7 @@ fn threads(given: Option<u16>) -> usize {
     given.map_or_else(cores, usize::from)
 }
 
-fn tell(report: &BuildReport, json: bool) -> Result<(), CliError> {
-    if json {
-        return print_json(report);
-    }
+fn show(command: &str, report: &BuildReport, output: OutputArgs) -> Result<(), CliError> {
     for domain in &report.domains {
         say(&format!("domain {}: {} tokens, counted {} times", domain.domain, domain.tokens, domain.multiplier));
     }
@@ -70,7 +67,8 @@ fn tell(report: &BuildReport, json: bool) -> Result<(), CliError> {
         say("nothing was counted: no token of that kind has a known route");
     }
     let (out, files) = (report.out.display(), report.inputs);
-    print(&format!("{out}: {} tokens from {files} files, digest {}", report.tokens, report.digest))
+    let text = || format!("{out}: {} tokens from {files} files, digest {}", report.tokens, report.digest);
+    print_result(output, command, report, text)
 }
 
 fn phase(split: PhaseArg) -> Phase {

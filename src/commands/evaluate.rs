@@ -1,11 +1,16 @@
 //! `semmoe evaluate`.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
+use semmoe_profiler::Verdict;
+use semmoe_profiler::html::GroupLoads;
 use semmoe_solver::{BURST, EvalInput, EvalOptions, Evaluation, RequestFigures, SolveError, StepFigures, evaluate};
 use semmoe_tables::{FormatError, Profile, Tables, Trace};
+use serde::Serialize;
 
-use super::{print, print_json};
+use super::outcome::{JudgedOn, Outcome};
+use super::{check_output, pages, print_result, profile};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
 
@@ -18,8 +23,52 @@ pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
         (None, Some(profile)) => EvalInput::Profile(profile),
         (None, None) => return Err(CliError::input("evaluate needs --trace or --profile")),
     };
+    if let Some(html) = &args.html {
+        let files = [Some(&args.tables), args.trace.as_ref(), args.profile.as_ref()];
+        check_output(html, &files.into_iter().flatten().map(PathBuf::as_path).collect::<Vec<_>>())?;
+    }
     let evaluation = evaluate(&tables, input, &options(args)).map_err(|error| failure(args, error))?;
-    if args.json { print_json(&evaluation) } else { print(describe(&evaluation).trim_end()) }
+    let groups = group_loads(&tables, input)?;
+    let outcome = Outcome::of_evaluation(&evaluation, JudgedOn::File, &groups);
+    let verdict = outcome.verdict(None, next(args));
+    if let Some(html) = &args.html {
+        let judged = pages::Judged { evaluation: &evaluation, outcome: &outcome, groups: &groups, verdict: &verdict };
+        pages::evaluation(&tables, &judged).write(html).map_err(profile::failure)?;
+    }
+    let document = Document { outcome: &outcome, verdict: &verdict, evaluation: &evaluation };
+    print_result(args.output, "evaluate", &document, || {
+        let figures = if args.verbose { describe(&evaluation) + "\n" } else { String::new() };
+        format!("{figures}{} tokens judged\n\n{outcome}\n\n{verdict}", evaluation.tokens)
+    })
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    outcome: &'a Outcome,
+    verdict: &'a Verdict,
+    #[serde(flatten)]
+    evaluation: &'a Evaluation,
+}
+
+/// After good tables they go to the engines; others are solved again.
+fn next(args: &EvaluateArgs) -> [String; 2] {
+    let tables = args.tables.display();
+    let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
+    let other = match (&args.trace, &args.profile) {
+        (None, Some(_)) => format!("semmoe evaluate --tables {tables} --trace OTHER.trace.safetensors"),
+        _ => "semmoe solve --profile MORE.profile.safetensors --groups 8 --out m.tables.safetensors".to_owned(),
+    };
+    [good, other]
+}
+
+fn group_loads(tables: &Tables, input: EvalInput<'_>) -> Result<GroupLoads, CliError> {
+    match input {
+        EvalInput::Profile(profile) => Ok(GroupLoads::of_profile(profile, tables)),
+        EvalInput::Trace(trace) => {
+            let counted = semmoe_profiler::show::profile_of(trace).map_err(profile::failure)?;
+            Ok(GroupLoads::of_profile(&counted, tables))
+        }
+    }
 }
 
 fn options(args: &EvaluateArgs) -> EvalOptions {

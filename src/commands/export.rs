@@ -8,8 +8,9 @@ use semmoe_tables::export::{
     vllm_flags, write,
 };
 use semmoe_tables::{FormatError, Tables};
+use serde::Serialize;
 
-use super::{check_output, print};
+use super::{check_output, print_result};
 use crate::args::{ExportArgs, ExportFormat};
 use crate::error::CliError;
 use crate::progress::say;
@@ -34,9 +35,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
     }
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
     let Some(out) = &args.out else {
-        let text = text(&tables, args.format).map_err(CliError::input)?;
-        print(text.trim_end())?;
-        if let Some(command) = command(&tables, args, NO_FILE) {
+        let placement = text(&tables, args.format).map_err(CliError::input)?;
+        let command = command(&tables, args, NO_FILE);
+        let exported = Exported { file: None, placement: Some(&placement), engine: command.as_deref() };
+        print_result(args.output, "tables export", &exported, || placement.clone())?;
+        if let Some(command) = command.as_ref().filter(|_| !args.output.json) {
             say(&format!("with the above in {NO_FILE}: {command}"));
         }
         say_where_it_pays(args.format);
@@ -45,9 +48,21 @@ pub(crate) fn run(args: &ExportArgs) -> Result<(), CliError> {
     check_output(out, &[&args.tables])?;
     write_to(&tables, args.format, out)?;
     let command = command(&tables, args, &out.display().to_string());
-    print(&command.unwrap_or_else(|| format!("{}: phy2log, log2phy, logcnt", out.display())))?;
+    let exported = Exported { file: Some(out), placement: None, engine: command.as_deref() };
+    let text = || command.clone().unwrap_or_else(|| format!("{}: phy2log, log2phy, logcnt", out.display()));
+    print_result(args.output, "tables export", &exported, text)?;
     say_where_it_pays(args.format);
     Ok(())
+}
+
+#[derive(Serialize)]
+struct Exported<'a> {
+    /// Null where the placement went to standard output.
+    file: Option<&'a Path>,
+    /// The file's text where there is no file.
+    placement: Option<&'a str>,
+    /// The engine with its arguments; null for EPLB, which is a library.
+    engine: Option<&'a str>,
 }
 
 fn write_to(tables: &Tables, format: ExportFormat, out: &Path) -> Result<(), CliError> {

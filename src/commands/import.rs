@@ -4,7 +4,7 @@ use semmoe_profiler::import::{Format, ImportOptions, ImportReport, Imported, Loa
 use semmoe_text::Tokenizer;
 
 use super::profile::{failure, list_bad};
-use super::{check_output, print, print_json};
+use super::{check_output, print_result};
 use crate::args::{ImportArgs, ImportFormat};
 use crate::error::CliError;
 use crate::progress::say;
@@ -32,7 +32,7 @@ pub(crate) fn run(args: ImportArgs) -> Result<(), CliError> {
     if report.bad_records > report.bad.len() as u64 {
         say(&format!("left out: {} more", report.bad_records - report.bad.len() as u64));
     }
-    if args.json { print_json(&report) } else { print(&describe(&report)) }
+    print_result(args.output, "profile import", &report, || describe(&report))
 }
 
 fn describe(report: &ImportReport) -> String {

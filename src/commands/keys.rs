@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::io::Read;
 
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::print;
+use super::print_result;
 use crate::args::{KeyName, KeysCommand};
 use crate::error::CliError;
 
@@ -15,20 +16,46 @@ const RANDOM_BYTES: usize = 32;
 
 pub(crate) fn run(command: &KeysCommand) -> Result<(), CliError> {
     match command {
-        KeysCommand::New(KeyName { name }) => {
+        KeysCommand::New(KeyName { name, output }) => {
             let key = format!("sk-semmoe-{}", hex(&random()?));
-            print(&format!("key: {key}\n{}", line(name, &key)?))
+            let hashed = Hashed::new(name, &key)?;
+            let text = || format!("key: {key}\n{}", hashed.line());
+            print_result(*output, "keys new", &New { key: &key, hashed: &hashed }, text)
         }
-        KeysCommand::Hash(KeyName { name }) => print(&line(name, &read_key()?)?),
+        KeysCommand::Hash(KeyName { name, output }) => {
+            let hashed = Hashed::new(name, &read_key()?)?;
+            print_result(*output, "keys hash", &hashed, || hashed.line())
+        }
     }
 }
 
-/// As it stands in the list `keys` of `[auth]`.
-fn line(name: &str, key: &str) -> Result<String, CliError> {
-    if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte)) {
-        return Err(CliError::input(format!("{name:?} is not a name of letters, digits and any of -_.@:")));
+/// A new key, which is nowhere else.
+#[derive(Serialize)]
+struct New<'a> {
+    key: &'a str,
+    #[serde(flatten)]
+    hashed: &'a Hashed<'a>,
+}
+
+/// An entry of the list `keys` of `[auth]`.
+#[derive(Serialize)]
+struct Hashed<'a> {
+    name: &'a str,
+    sha256: String,
+}
+
+impl<'a> Hashed<'a> {
+    fn new(name: &'a str, key: &str) -> Result<Self, CliError> {
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.@:".contains(&byte)) {
+            return Err(CliError::input(format!("{name:?} is not a name of letters, digits and any of -_.@:")));
+        }
+        Ok(Self { name, sha256: hex(&Sha256::digest(key)) })
     }
-    Ok(format!("{{ name = \"{name}\", sha256 = \"{}\" }}", hex(&Sha256::digest(key))))
+
+    /// As it stands in the file.
+    fn line(&self) -> String {
+        format!("{{ name = \"{}\", sha256 = \"{}\" }}", self.name, self.sha256)
+    }
 }
 
 fn read_key() -> Result<String, CliError> {

@@ -5,7 +5,7 @@ use semmoe_engines::tls::ClientFiles;
 use semmoe_load::{Api, Limit, LoadError, LoadOptions, Pace, Slo, Snapshot, bearer, parse_header};
 use serde_json::{Map, Value};
 
-use super::{print, print_json};
+use super::print_result;
 use crate::args::{LoadArgs, LoadRoute};
 use crate::error::CliError;
 use crate::progress::say;
@@ -15,7 +15,7 @@ use view::View;
 mod view;
 
 pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
-    let (json, max_errors) = (args.json, args.max_errors);
+    let (output, max_errors) = (args.output, args.max_errors);
     if max_errors.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
         return Err(CliError::input(format!("--max-errors is {max_errors:?}, expected a share from 0 to 1")));
     }
@@ -29,11 +29,7 @@ pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
         });
         view.finish();
         let report = report?;
-        if json {
-            print_json(&report)?
-        } else {
-            print(report.to_string().trim_end())?
-        }
+        print_result(output, "load", &report, || report.to_string())?;
         return verdict(report.stopped, [(report.requests.ok, report.requests.failed)], max_errors);
     };
     let compared = block_on(async {
@@ -42,11 +38,7 @@ pub(crate) fn run(args: LoadArgs) -> Result<(), CliError> {
     });
     view.finish();
     let compared = compared?;
-    if json {
-        print_json(&compared)?
-    } else {
-        print(compared.to_string().trim_end())?
-    }
+    print_result(output, "load", &compared, || compared.to_string())?;
     verdict(compared.stopped, compared.ok_and_failed(), max_errors)
 }
 

@@ -6,6 +6,8 @@ pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod keys;
 pub(crate) mod load;
+pub(crate) mod outcome;
+pub(crate) mod pages;
 pub(crate) mod permute;
 pub(crate) mod placement;
 pub(crate) mod plan;
@@ -24,6 +26,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::args::OutputArgs;
 use crate::error::CliError;
 use crate::progress::say;
 
@@ -44,11 +47,27 @@ pub(crate) fn announce(text: &str) {
     }
 }
 
-/// Prints one JSON document on standard output.
-pub(crate) fn print_json(value: &impl Serialize) -> Result<(), CliError> {
-    let text = serde_json::to_string_pretty(value)
+/// Prints one JSON document on standard output: an object that begins with the name of the subcommand.
+pub(crate) fn print_json(command: &str, value: &impl Serialize) -> Result<(), CliError> {
+    #[derive(Serialize)]
+    struct Document<'a, T> {
+        command: &'a str,
+        #[serde(flatten)]
+        value: &'a T,
+    }
+    let text = serde_json::to_string_pretty(&Document { command, value })
         .map_err(|error| CliError::failed(format!("the result cannot be written as JSON: {error}")))?;
     print(&text)
+}
+
+/// Prints what a subcommand found: as JSON where that was asked for, else the text.
+pub(crate) fn print_result(
+    output: OutputArgs,
+    command: &str,
+    value: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<(), CliError> {
+    if output.json { print_json(command, value) } else { print(text().trim_end()) }
 }
 
 /// The text of a file of at most `most` bytes; `what` names it in errors.
@@ -64,8 +83,8 @@ pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String, Cl
     Ok(text)
 }
 
-/// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it is no
-/// directory or device, and its directory takes new files.
+/// Checks before long work that a file can be written at `out`: it is none of the inputs, by whatever path or link, it
+/// is no directory or device, and its directory takes new files.
 pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError> {
     if let Ok(there) = out.canonicalize() {
         if let Some(input) = inputs.iter().find(|input| input.canonicalize().is_ok_and(|input| input == there)) {
@@ -76,12 +95,8 @@ pub(crate) fn check_output(out: &Path, inputs: &[&Path]) -> Result<(), CliError>
             return Err(CliError::input(format!("the output {} is there and is not a regular file", out.display())));
         }
     }
-    let directory = match out.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
     // A file without a name: nothing stays behind.
-    match tempfile::tempfile_in(directory) {
+    match tempfile::tempfile_in(semmoe_tables::directory_of(out)) {
         Ok(_) => Ok(()),
         Err(error) => Err(CliError::failed(format!("cannot write {}: {error}", out.display()))),
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use semmoe_tables::permute::{PermuteError, PermuteReport, permute, write_relabelled};
 use semmoe_tables::{FormatError, Tables};
 
-use super::{check_output, print, print_json};
+use super::{check_output, print_result};
 use crate::args::PermuteArgs;
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &PermuteArgs) -> Result<(), CliError> {
         let digest = write_relabelled(&tables, out_tables).map_err(CliError::failed)?;
         say(&format!("{}: the tables of the new checkpoint, digest {digest}", out_tables.display()));
     }
-    if args.json { print_json(&report) } else { print(&format!("{}: {}", args.out.display(), verdict(&report))) }
+    print_result(args.output, "tables permute", &report, || format!("{}: {}", args.out.display(), verdict(&report)))
 }
 
 /// Before the long work: tables are not written over the input, nor among the checkpoint's files, where an engine could

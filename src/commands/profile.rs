@@ -50,7 +50,7 @@ fn record(args: RecordArgs) -> Result<(), CliError> {
     say_self_check(report.self_check);
     list_bad(&report.bad);
     if json {
-        return print_json(&report);
+        return print_json("profile record", &report);
     }
     print(&format!("{}: digest {}", report.out.display(), report.digest))?;
     match solving {

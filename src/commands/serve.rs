@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use semmoe_gateway::{Config, Gateway, LogFormat, Probed, Running};
+use semmoe_gateway::{Config, Gateway, LogFormat, Probed, Running, Troubles};
+use serde::Serialize;
 
 use super::quick::configuration;
-use super::{announce, print};
+use super::{announce, print, print_json};
 use crate::LogChoice;
 use crate::args::ServeArgs;
 use crate::environment::overrides;
@@ -33,7 +34,8 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         if args.check {
             return check(args, config).await;
         }
-        // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the process.
+        // Before anything can be asked to stop, so that no signal is missed; and from here on SIGHUP does not end the
+        // process.
         let (mut stops, mut hangups) = (Stops::listen(), Hangups::listen());
         let running = Gateway::start(config).await.map_err(CliError::failed)?;
         notify(Notice::Ready);
@@ -53,15 +55,32 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
 }
 
 async fn check(args: &ServeArgs, config: Config) -> Result<(), CliError> {
-    let what = args.config.as_deref().map_or_else(|| "options".into(), Path::to_string_lossy);
     if !args.probe {
         let served = Gateway::check(&config).await.map_err(CliError::input)?;
-        return print(&format!("{what}: ok\n{served}"));
+        return print_checked(args, &Probed { served, troubles: Troubles::default() });
     }
-    let Probed { served, troubles } = Gateway::probe(config).await.map_err(CliError::input)?;
-    let verdict = if troubles.is_empty() { "ok" } else { "engines do not fit" };
-    print(&format!("{what}: {verdict}\n{served}"))?;
-    if troubles.is_empty() { Ok(()) } else { Err(CliError::failed(troubles)) }
+    let probed = Gateway::probe(config).await.map_err(CliError::input)?;
+    print_checked(args, &probed)?;
+    if probed.troubles.is_empty() { Ok(()) } else { Err(CliError::failed(probed.troubles)) }
+}
+
+fn print_checked(args: &ServeArgs, Probed { served, troubles }: &Probed) -> Result<(), CliError> {
+    #[derive(Serialize)]
+    struct Checked<'a> {
+        /// Null where options stand for the file.
+        file: Option<&'a Path>,
+        ok: bool,
+        served: String,
+        troubles: String,
+    }
+    let (served, troubles) = (served.to_string(), troubles.to_string());
+    let checked = Checked { file: args.config.as_deref(), ok: troubles.is_empty(), served, troubles };
+    if args.json {
+        return print_json("serve --check", &checked);
+    }
+    let what = args.config.as_deref().map_or_else(|| "options".into(), Path::to_string_lossy);
+    let verdict = if checked.ok { "ok" } else { "engines do not fit" };
+    print(&format!("{what}: {verdict}\n{}", checked.served))
 }
 
 async fn reload_on(hangups: &mut Hangups, running: &Running) -> Infallible {

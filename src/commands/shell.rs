@@ -16,7 +16,8 @@ pub(crate) fn completions(shell: Shell) -> Result<(), CliError> {
     print(String::from_utf8(script).map_err(CliError::failed)?.trim_end())
 }
 
-/// Writes one page for the command and one for each subcommand: `semmoe.1`, `semmoe-serve.1`, `semmoe-tables-show.1`, ...
+/// Writes one page for the command and one for each subcommand: `semmoe.1`, `semmoe-serve.1`, `semmoe-tables-show.1`,
+/// ...
 pub(crate) fn man(folder: &Path) -> Result<(), CliError> {
     std::fs::create_dir_all(folder).map_err(|error| cannot(folder, &error))?;
     let mut command = Cli::command();

@@ -4,15 +4,18 @@ use std::io::{BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use semmoe_profiler::html::{Page, RatePoint, write_page};
+use semmoe_profiler::Verdict;
+use semmoe_profiler::html::{Page, RateKind, RatePoint, write_page};
 use semmoe_profiler::show::{Input, Study, study};
-use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate, solve};
-use semmoe_tables::{Attention, Profile, Tables};
+use semmoe_profiler::split;
+use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, Unit, evaluate, solve};
+use semmoe_tables::{Attention, Profile, Tables, Trace};
 use semmoe_text::Tokenizer;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::profile::failure;
-use super::{check_output, print, print_json};
+use super::{check_output, print_result};
 use crate::args::ShowArgs;
 use crate::error::CliError;
 use crate::progress::Progress;
@@ -34,13 +37,29 @@ pub(crate) fn run(args: &ShowArgs) -> Result<(), CliError> {
         Some(path) => CliError::input(format!("{} and {}: {error}", args.file.display(), path.display())),
         None => failure(error),
     })?;
+    let verdict = study.verdict(&args.file.display().to_string());
     if let Some(html) = &args.html {
-        write_html(html, args, &input, &study)?;
+        write_html(html, args, &input, held_out.as_ref(), &study, &verdict)?;
     }
-    if args.json { print_json(&study) } else { print(&study.to_string()) }
+    let document = Document { verdict: &verdict, study: &study };
+    print_result(args.output, "profile show", &document, || format!("{study}\n\n{verdict}"))
 }
 
-fn write_html(html: &Path, args: &ShowArgs, input: &Input, study: &Study) -> Result<(), CliError> {
+#[derive(Serialize)]
+struct Document<'a> {
+    verdict: &'a Verdict,
+    #[serde(flatten)]
+    study: &'a Study,
+}
+
+fn write_html(
+    html: &Path,
+    args: &ShowArgs,
+    input: &Input,
+    held_out: Option<&Input>,
+    study: &Study,
+    verdict: &Verdict,
+) -> Result<(), CliError> {
     let model = input.model();
     let open = |path: &PathBuf| {
         let tables = Tables::open(path).map_err(CliError::input)?;
@@ -68,11 +87,12 @@ fn write_html(html: &Path, args: &ShowArgs, input: &Input, study: &Study) -> Res
         }
     };
     let page = Page {
-        placement: tables.first().map(Tables::placement),
+        tables: tables.first(),
         token_texts: args.tokenizer.as_deref().map(token_texts).transpose()?.unwrap_or_default(),
         topics,
-        rates: rates(args, input, study, &tables)?,
+        rates: rates(args, &Parts::of(input, held_out, study)?, &tables)?,
         layer: layer.transpose()?,
+        verdict: Some(verdict.clone()),
     };
     write_page(html, study, &page).map_err(failure)
 }
@@ -111,39 +131,81 @@ fn read_topics(path: &Path) -> Result<Vec<String>, CliError> {
     }
 }
 
-/// Of the tables given, and of quick solves.
-fn rates(args: &ShowArgs, input: &Input, study: &Study, tables: &[Tables]) -> Result<Vec<RatePoint>, CliError> {
-    let (counted, judged): (&Profile, &Profile) = match (&study.parts, input) {
-        (Some((counted, judged)), _) => (counted, judged),
-        (None, Input::Profile(profile)) => (profile, profile),
-        (None, Input::Trace(_)) => return Ok(Vec::new()),
-    };
-    let mut points = Vec::new();
-    for tables in tables {
-        // Nobody says what these were solved on.
-        points.push(rate(tables, judged, args.held_out.is_some())?);
-    }
-    if !args.groups.is_empty() {
-        let progress = Progress::start("solving", args.groups.len() as u64);
-        for groups in &args.groups {
-            let provenance = counted.provenance().clone();
-            let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            let options = SolveOptions {
-                starts: STARTS,
-                threads,
-                bounds: None,
-                ..SolveOptions::new(*groups, Attention::Dp, provenance)
-            };
-            let solved = solve(counted, None, &options, &mut |_| ControlFlow::Continue(())).map_err(CliError::input)?;
-            points.push(rate(&solved.tables, judged, study.parts.is_some())?);
-            progress.advance(1);
-        }
-        progress.finish(&format!("{} numbers of groups", args.groups.len()));
-    }
-    Ok(points)
+/// What is solved on, and what tables are judged on: requests where the files have them.
+struct Parts<'a> {
+    counted: &'a Profile,
+    counted_requests: Option<Trace>,
+    judged: EvalPart<'a>,
+    held_out: bool,
 }
 
-fn rate(tables: &Tables, judged: &Profile, held_out: bool) -> Result<RatePoint, CliError> {
-    let evaluation = evaluate(tables, EvalInput::Profile(judged), &EvalOptions::default()).map_err(CliError::input)?;
-    Ok(RatePoint { groups: tables.groups(), rate: evaluation.lar, random: evaluation.lar_random, held_out })
+enum EvalPart<'a> {
+    Half(Box<Trace>),
+    File(&'a Trace),
+    Counts(&'a Profile),
+}
+
+impl<'a> Parts<'a> {
+    fn of(input: &'a Input, held_out: Option<&'a Input>, study: &'a Study) -> Result<Self, CliError> {
+        let parts = study.parts.as_ref();
+        Ok(match (input, held_out, parts) {
+            (Input::Trace(trace), None, Some((counted, _))) => {
+                let (solved, judged) = split(trace, 0.5).map_err(failure)?;
+                Self {
+                    counted,
+                    counted_requests: Some(solved),
+                    judged: EvalPart::Half(Box::new(judged)),
+                    held_out: true,
+                }
+            }
+            (_, Some(Input::Trace(judged)), Some((counted, _))) => {
+                Self { counted, counted_requests: None, judged: EvalPart::File(judged), held_out: true }
+            }
+            (_, _, Some((counted, judged))) => {
+                Self { counted, counted_requests: None, judged: EvalPart::Counts(judged), held_out: true }
+            }
+            (Input::Profile(profile), ..) => {
+                Self { counted: profile, counted_requests: None, judged: EvalPart::Counts(profile), held_out: false }
+            }
+            (Input::Trace(_), _, None) => return Err(CliError::failed("a trace was not split in two")),
+        })
+    }
+
+    /// The local activation rate of tables; by whole requests where there are some and requests are routed.
+    fn rate(&self, tables: &Tables, kind: RateKind, held_out: bool) -> Result<RatePoint, CliError> {
+        let input = match &self.judged {
+            EvalPart::Half(trace) => EvalInput::Trace(trace),
+            EvalPart::File(trace) => EvalInput::Trace(trace),
+            EvalPart::Counts(profile) => EvalInput::Profile(profile),
+        };
+        let judged = evaluate(tables, input, &EvalOptions::default()).map_err(CliError::input)?;
+        let (groups, by_requests) = (tables.groups(), judged.unit == Unit::Request);
+        Ok(RatePoint { groups, rate: judged.lar, random: judged.lar_random, by_requests, held_out, kind })
+    }
+}
+
+/// Of the tables given, and of quick solves.
+fn rates(args: &ShowArgs, parts: &Parts<'_>, tables: &[Tables]) -> Result<Vec<RatePoint>, CliError> {
+    // What given tables were solved on is unknown, unless the user names a file that was held out.
+    let given = tables.iter().map(|tables| parts.rate(tables, RateKind::Given, args.held_out.is_some()));
+    let mut points = given.collect::<Result<Vec<_>, _>>()?;
+    if args.groups.is_empty() {
+        return Ok(points);
+    }
+    let progress = Progress::start("solving", args.groups.len() as u64);
+    for groups in &args.groups {
+        let options = SolveOptions {
+            starts: STARTS,
+            threads: super::solve::threads(),
+            bounds: None,
+            hold_out: 0.0,
+            ..SolveOptions::new(*groups, Attention::Dp, parts.counted.provenance().clone())
+        };
+        let solved =
+            solve(parts.counted, parts.counted_requests.as_ref(), &options, &mut |_| ControlFlow::Continue(()));
+        points.push(parts.rate(&solved.map_err(CliError::input)?.tables, RateKind::Solved, parts.held_out)?);
+        progress.advance(1);
+    }
+    progress.finish(&format!("{} numbers of groups", args.groups.len()));
+    Ok(points)
 }

@@ -6,14 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use semmoe_profiler::Verdict;
+use semmoe_profiler::html::GroupLoads;
 use semmoe_solver::{
     GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions,
     SolveProgress, SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
 use semmoe_tables::{Embeddings, Profile, Provenance, Tables, Trace};
 use semmoe_text::{TextError, Tokenizer};
+use serde::Serialize;
 
-use super::{check_apart, check_output, placement, print};
+use super::outcome::Outcome;
+use super::{check_apart, check_output, placement, print_result};
 use crate::args::{ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -66,8 +70,37 @@ pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
         write_report(path, &solved.report)?;
     }
     warn_of_few_tokens(&args.profile, &profile);
-    print(&format!("{}: {}, digest {digest}", args.out.display(), describe(&solved.report)))?;
-    print(&describe_held_out(&solved.report.held_out))
+    let outcome = Outcome::of_solve(&solved.report, &GroupLoads::of_profile(&profile, &solved.tables));
+    let verdict = outcome.verdict(Some(&solved.report), next(args, &solved.report));
+    let document = Document { out: &args.out, outcome: &outcome, verdict: &verdict, report: &solved.report };
+    print_result(args.output, "solve", &document, || {
+        let out = args.out.display();
+        let (figures, held_out) = match args.verbose {
+            true => (format!("{}, ", describe(&solved.report)), describe_held_out(&solved.report.held_out)),
+            false => (String::new(), format!("held out: {}", solved.report.held_out.note)),
+        };
+        format!("{out}: {figures}digest {digest}\n{held_out}\n\n{outcome}\n\n{verdict}")
+    })
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    out: &'a Path,
+    outcome: &'a Outcome,
+    verdict: &'a Verdict,
+    #[serde(flatten)]
+    report: &'a SolveReport,
+}
+
+/// After good tables they go to the engines; others are judged, or solved from more.
+fn next(args: &SolveArgs, report: &SolveReport) -> [String; 2] {
+    let tables = args.out.display();
+    let good = format!("semmoe tables export --tables {tables} --format sglang --out experts.json");
+    let other = match &report.held_out.figures {
+        Some(_) => "semmoe profile record --engine sglang --url http://127.0.0.1:30000 --model-config DIR --prompts MORE.jsonl --out more.trace.safetensors".to_owned(),
+        None => format!("semmoe evaluate --tables {tables} --trace OTHER.trace.safetensors"),
+    };
+    [good, other]
 }
 
 /// Warns of a profile of so few tokens that chance decides where experts go.
@@ -173,7 +206,7 @@ fn under_progress(stop: &Stop, solve: impl FnOnce(Step<'_>) -> Result<Solved, So
         stop.now()
     })
     .map_err(CliError::input)?;
-    progress.finish(&describe(&solved.report));
+    progress.finish(&format!("local rate {:.4} on the input", solved.report.lar));
     Ok(solved)
 }
 
@@ -231,7 +264,7 @@ fn describe_held_out(held_out: &HeldOut) -> String {
     let (tokens, experts) = (judged.token_imbalance, judged.expert_load_imbalance);
     add(format!(", token load max/mean {tokens:.3}, expert load max/mean {experts:.3}"));
     if let Some(curve) = &judged.calibration.tokens {
-        add(format!(", T's shares miss by {:.4} in the mean", curve.expected_calibration_error));
+        add(format!(", expected calibration error of T {:.4}", curve.expected_calibration_error));
     }
     if let Some(prior) = held_out.prior.filter(|prior| prior.kept) {
         add(format!(" (with a prior of {} in place of {} occurrences)", prior.best, prior.before));

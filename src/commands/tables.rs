@@ -1,68 +1,138 @@
 //! `semmoe tables show|verify`, and the way to its other subcommands.
 
-use std::fmt::Write;
+use std::path::Path;
 
-use semmoe_tables::{Attention, LayerIdx, Tables};
+use semmoe_tables::{Attention, LayerIdx, ModelInfo, Provenance, Tables};
+use serde::Serialize;
 
-use super::{export, permute, print};
-use crate::args::{TablesCommand, TablesFile};
+use super::profile::failure;
+use super::{check_output, export, pages, permute, print_result};
+use crate::args::{ShowTables, TablesCommand, TablesFile};
 use crate::error::CliError;
 
 pub(crate) fn run(command: &TablesCommand) -> Result<(), CliError> {
     match command {
-        TablesCommand::Show(TablesFile { file }) => {
+        TablesCommand::Show(ShowTables { tables: TablesFile { file, output }, html }) => {
             let tables = Tables::open(file).map_err(CliError::input)?;
-            print(&describe(&tables))
+            if let Some(html) = html {
+                check_output(html, &[file])?;
+                pages::tables(&tables, facts(&tables)).write(html).map_err(failure)?;
+            }
+            print_result(*output, "tables show", &Described::new(&tables), || text(&facts(&tables)))
         }
-        TablesCommand::Verify(TablesFile { file }) => {
+        TablesCommand::Verify(TablesFile { file, output }) => {
             // Opening checks everything: a file that opens is right.
             let tables = Tables::open(file).map_err(CliError::input)?;
-            print(&format!("{}: ok, digest {}", file.display(), tables.digest()))
+            let (path, digest) = (file.display(), tables.digest());
+            print_result(*output, "tables verify", &Verified { file, digest }, || {
+                format!("{path}: ok, digest {digest}")
+            })
         }
         TablesCommand::Export(args) => export::run(args),
         TablesCommand::Permute(args) => permute::run(args),
     }
 }
 
-fn describe(tables: &Tables) -> String {
+#[derive(Serialize)]
+struct Verified<'a> {
+    file: &'a Path,
+    digest: &'a str,
+}
+
+#[derive(Serialize)]
+struct Described<'a> {
+    model: &'a ModelInfo,
+    attention: String,
+    groups: u16,
+    dp_ranks: u16,
+    slots: Slots,
+    price: &'a [f32],
+    /// On requests held out of the solve; null where nothing was held out, or the solver does not say it.
+    promised_lar: Option<f64>,
+    solver: &'a str,
+    provenance: &'a Provenance,
+    placement_digest: &'a str,
+    digest: &'a str,
+}
+
+/// Of a layer, all groups together.
+#[derive(Clone, Copy, Serialize)]
+struct Slots {
+    all: usize,
+    redundant: usize,
+    empty: usize,
+}
+
+impl Slots {
+    fn of(tables: &Tables) -> Self {
+        let experts = usize::from(tables.model().num_experts);
+        let Some(replicas) = tables.physical_to_logical() else { return Self { all: experts, redundant: 0, empty: 0 } };
+        let empty = replicas.layer(LayerIdx::new(0)).iter().filter(|expert| **expert < 0).count();
+        let all = replicas.slots();
+        Self { all, redundant: (all - empty).saturating_sub(experts), empty }
+    }
+}
+
+impl<'a> Described<'a> {
+    fn new(tables: &'a Tables) -> Self {
+        Self {
+            model: tables.model(),
+            attention: tables.attention().to_string(),
+            groups: tables.groups(),
+            dp_ranks: tables.dp_ranks(),
+            slots: Slots::of(tables),
+            price: tables.price(),
+            promised_lar: tables.promised_lar(),
+            solver: tables.solver(),
+            provenance: tables.provenance(),
+            placement_digest: tables.placement_digest(),
+            digest: tables.digest(),
+        }
+    }
+}
+
+/// Names and values, for people.
+fn facts(tables: &Tables) -> Vec<(&'static str, String)> {
     let model = tables.model();
     let attention = match tables.attention() {
         Attention::Dp => format!("dp, {} attention-DP ranks", tables.dp_ranks()),
         Attention::Tp => format!("tp, {} labels a token", tables.labels()),
     };
-    let mut text = String::new();
-    let mut line = |name: &str, value: &str| {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:<18} {value}");
-    };
-    line("model", &model.model);
-    line("tokenizer", model.tokenizer_sha256.as_deref().unwrap_or("unknown"));
-    line(
-        "shape",
-        &format!(
-            "{} MoE layers of {}, {} experts, top-{}, vocabulary {}",
-            model.layers(),
-            model.num_hidden_layers,
-            model.num_experts,
-            model.top_k,
-            model.vocab_size
-        ),
+    let shape = format!(
+        "{} MoE layers of {}, {} experts, top-{}, vocabulary {}",
+        model.layers(),
+        model.num_hidden_layers,
+        model.num_experts,
+        model.top_k,
+        model.vocab_size
     );
-    line("attention", &attention);
-    line("groups", &tables.groups().to_string());
-    if let Some(replicas) = tables.physical_to_logical() {
-        let (slots, groups) = (replicas.slots(), usize::from(tables.groups()));
-        let empty = replicas.layer(LayerIdx::new(0)).iter().filter(|expert| **expert < 0).count();
-        let redundant = (slots - empty).saturating_sub(usize::from(model.num_experts));
-        let each = slots / groups.max(1);
-        line("slots", &format!("{slots} a layer, {each} a group, {redundant} of them redundant, {empty} empty"));
+    let promised = tables
+        .promised_lar()
+        .map(|lar| format!("{lar:.4} of the activations local, on requests held out of the solve"));
+    let mut facts = vec![
+        ("model", model.model.clone()),
+        ("tokenizer", model.tokenizer_sha256.clone().unwrap_or_else(|| "unknown".to_owned())),
+        ("shape", shape),
+        ("attention", attention),
+        ("groups", tables.groups().to_string()),
+    ];
+    if tables.physical_to_logical().is_some() {
+        let Slots { all, redundant, empty } = Slots::of(tables);
+        let each = all / usize::from(tables.groups()).max(1);
+        facts.push(("slots", format!("{all} a layer, {each} a group, {redundant} of them redundant, {empty} empty")));
     }
-    line("prices", &format!("{:?}", tables.price()));
-    line("solver", tables.solver());
-    line("source", &tables.provenance().source);
-    line("created", &tables.provenance().created);
-    line("placement digest", tables.placement_digest());
-    line("digest", tables.digest());
-    text.truncate(text.trim_end().len());
-    text
+    facts.extend([
+        ("prices", format!("{:?}", tables.price())),
+        ("promise", promised.unwrap_or_else(|| "unknown: no requests were held out".to_owned())),
+        ("solver", tables.solver().to_owned()),
+        ("source", tables.provenance().source.clone()),
+        ("created", tables.provenance().created.clone()),
+        ("placement digest", tables.placement_digest().to_owned()),
+        ("digest", tables.digest().to_owned()),
+    ]);
+    facts
+}
+
+fn text(facts: &[(&str, String)]) -> String {
+    facts.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect()
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use semmoe_worker::{EngineLimits, KvBudget, Secret, WorkerConfig, WorkerError, WorkerEvent};
 
+use super::plan::Chosen;
 use crate::args::{WorkerArgs, WorkerServingArgs};
 use crate::error::CliError;
 use crate::progress::say;
@@ -22,8 +23,21 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.transport = args.layout.transport;
     config.wire = args.layout.wire;
     config.experts = args.layout.experts;
+    (config.domains, config.nodes, config.stages) = (args.nodes.domains, args.nodes.nodes, args.nodes.stages);
+    config.expert_slots = args.expert_slots;
     let unit = args.attention.read()?;
-    (config.attention, config.shuffle) = (unit.attention, unit.shuffle);
+    (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
+    if let Some(path) = &args.plan {
+        let planned = Chosen::read(path, &config.model_dir)?.unit()?;
+        if planned.ranks != args.world {
+            let (planned, world) = (planned.ranks, args.world);
+            return Err(CliError::input(format!(
+                "the plan {} is for {planned} ranks, --world is {world}",
+                path.display()
+            )));
+        }
+        (config.attention, config.experts, config.wire) = (planned.attention, planned.experts, planned.wire);
+    }
     config.data_address = args.network.data_address;
     config.exit_on_stdin_eof = args.exit_on_stdin_eof;
     config.exit_after_loss = args.exit_after_loss.0;

@@ -48,7 +48,8 @@ impl Assets {
 }
 
 /// The folder that `SEMMOE_ASSETS` names; else `assets/` in the working directory, beside the executable or above it
-/// (`target/release/semmoe` in a checkout), `share/semmoe` of an installation prefix, or the source tree that it was built in.
+/// (`target/release/semmoe` in a checkout), `share/semmoe` of an installation prefix, or the source tree that it was
+/// built in.
 fn assets_folder() -> Result<PathBuf, CliError> {
     if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from) {
         return is_assets(&named).then_some(named.clone()).ok_or_else(|| {

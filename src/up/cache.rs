@@ -80,8 +80,8 @@ impl Cache {
         self.folder.join("profile.safetensors")
     }
 
-    /// The solved tables, with so many slots of a layer for replicas: written last, so that their presence means that the
-    /// rest is there.
+    /// The solved tables, with so many slots of a layer for replicas: written last, so that their presence means that
+    /// the rest is there.
     pub(crate) fn tables(&self, redundant: u16) -> PathBuf {
         self.folder.join(match redundant {
             0 => "tables.safetensors".to_owned(),

@@ -1,6 +1,6 @@
-//! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity; with
-//! attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them. Where there are
-//! slots for replicas, also under tables that use them.
+//! `up --check`: the same held-out prompts under contiguous placement with round robin, and under tables with affinity;
+//! with attention tp under contiguous placement with rows in their order, and under tables with rows shuffled by them.
+//! Where there are slots for replicas, also under tables that use them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -63,8 +63,9 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
     recorded(assets, cache, layout, work).await
 }
 
-/// What `evaluate` expects of tables on that routing; the gateway and its live loads are what it leaves to chance. With attention tp
-/// it is told how many tokens a step had in the mean, as the rows of small steps are harder to split evenly.
+/// What `evaluate` expects of tables on that routing; the gateway and its live loads are what it leaves to chance. With
+/// attention tp it is told how many tokens a step had in the mean, as the rows of small steps are harder to split
+/// evenly.
 fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usize) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;
     let judged = |input, options| evaluate(&tables, input, &options).map_err(CliError::failed);

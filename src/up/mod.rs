@@ -10,12 +10,14 @@ mod scrape;
 mod setup;
 mod unit;
 
+use std::path::Path;
 use std::time::Duration;
 
 use semmoe_gateway::Running;
 use semmoe_tables::Attention;
 
-use crate::args::UpArgs;
+use crate::args::{PlanSource, UpArgs};
+use crate::commands::plan::{self, Chosen, UnitPlan};
 use crate::commands::{announce, print, print_json};
 use crate::error::CliError;
 use crate::progress::say;
@@ -35,14 +37,15 @@ const EXAMPLE: &str = r#"[{"role": "system", "content": "You are a voice assista
      {"role": "user", "content": "I would like to order a cappuccino."}]"#;
 
 pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
-    let layout = UnitLayout::of(args)?;
     let assets = Assets::find(args.model.clone())?;
+    let data = args.data.clone().unwrap_or_else(cache::default_folder);
+    let planned = args.plan.as_ref().map(|source| planned(source, &assets, &data)).transpose()?;
+    let layout = UnitLayout::of(args, planned)?;
     setup::check_redundant(&assets, layout)?;
     if !args.check {
         check_ports(args.port)?;
     }
-    let data = args.data.clone().unwrap_or_else(cache::default_folder);
-    let cache = Cache::open(&data, &assets, args.ranks, layout.attention.attention)?;
+    let cache = Cache::open(&data, &assets, layout.ranks, layout.attention.attention)?;
     block_on(async {
         if layout.takes_tables() {
             // The check compares with the tables without replicas.
@@ -53,10 +56,29 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
         }
         if args.check {
             let report = until_stopped(check::check(&assets, &cache, layout)).await?;
-            return if args.json { print_json(&report) } else { print(&report.to_string()) };
+            return if args.json { print_json("up", &report) } else { print(&report.to_string()) };
         }
         serve(args, &assets, &cache, layout).await
     })
+}
+
+/// The unit that a plan chose.
+fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan, CliError> {
+    let path = match source {
+        PlanSource::Auto => {
+            let folder = data.join(format!("{}-calibration", assets.model_name()?));
+            return plan::for_this_machine(&assets.model, &folder);
+        }
+        PlanSource::File(path) => path,
+    };
+    let chosen = Chosen::read(path, &assets.model)?;
+    match chosen.units() {
+        1 => chosen.unit(),
+        units => {
+            let path = path.display();
+            Err(CliError::input(format!("the plan {path} has {units} units side by side, and `up` starts one")))
+        }
+    }
 }
 
 async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {

@@ -101,7 +101,8 @@ pub(crate) struct Recording<'a> {
     pub(crate) title: &'static str,
 }
 
-/// The routing of some prompts: that of an earlier run, of a unit of whatever kind, else recorded now from one without tables.
+/// The routing of some prompts: that of an earlier run, of a unit of whatever kind, else recorded now from one without
+/// tables.
 pub(crate) async fn recorded(
     assets: &Assets,
     cache: &Cache,

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use crate::args::{UnitAttention, UpArgs};
+use crate::commands::plan::UnitPlan;
 use crate::error::CliError;
 
 /// How long all ranks together may take to come up.
@@ -42,14 +43,30 @@ pub(crate) struct UnitLayout {
 }
 
 impl UnitLayout {
+    /// As planned, or as the arguments have it.
+    ///
     /// # Errors
     /// Arguments that contradict each other.
-    pub(crate) fn of(args: &UpArgs) -> Result<Self, CliError> {
-        let (attention, experts) = (args.attention.read()?, args.layout.experts);
+    pub(crate) fn of(args: &UpArgs, planned: Option<UnitPlan>) -> Result<Self, CliError> {
+        let mut attention = args.attention.read()?;
+        let given = UnitPlan {
+            ranks: args.ranks,
+            attention: attention.attention,
+            experts: args.layout.experts,
+            wire: args.layout.wire,
+        };
+        let unit = planned.unwrap_or(given);
+        let UnitPlan { ranks, experts, wire, .. } = unit;
+        attention.attention = unit.attention;
         if args.check && experts != ExpertLayout::Ep {
             return Err(CliError::input(format!(
                 "--check compares placements of experts, and with --experts {experts} there are none"
             )));
+        }
+        if attention.both {
+            return Err(CliError::input(
+                "--attention with two layouts is for semmoe worker: the gateway that up starts does not follow a change of attention",
+            ));
         }
         let no_replicas = match (experts, attention.attention) {
             _ if args.redundant == 0 => None,
@@ -61,13 +78,14 @@ impl UnitLayout {
         if let Some(other) = no_replicas {
             return Err(CliError::input(format!("--redundant {} does not go with {other}", args.redundant)));
         }
-        let (transport, wire, redundant) = (args.layout.transport, args.layout.wire, args.redundant);
-        Ok(Self { ranks: args.ranks, attention, experts, transport, wire, redundant })
+        let (transport, redundant) = (args.layout.transport, args.redundant);
+        Ok(Self { ranks, attention, experts, transport, wire, redundant })
     }
 
-    /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's alone.
+    /// The plainest one of as many ranks, and the fastest to record with: which experts a token goes to is the model's
+    /// alone.
     pub(crate) fn to_record(self) -> Self {
-        let attention = UnitAttention { attention: Attention::Dp, shuffle: true };
+        let attention = UnitAttention { attention: Attention::Dp, both: false, shuffle: true };
         Self { attention, experts: ExpertLayout::Ep, wire: WireType::F32, redundant: 0, ..self }
     }
 
@@ -95,7 +113,8 @@ pub(crate) struct UnitSpec {
     pub(crate) layout: UnitLayout,
 }
 
-/// A running unit. Dropping it closes the ranks' standard input, at which they leave; [`Unit::stop`] also waits for them.
+/// A running unit. Dropping it closes the ranks' standard input, at which they leave; [`Unit::stop`] also waits for
+/// them.
 #[derive(Debug)]
 pub(crate) struct Unit {
     /// Base URL of the unit's HTTP server.

@@ -1,4 +1,4 @@
-//! What the tables say about tokens: with DP attention a share per rank, with TP attention the likeliest groups.
+//! Token data of the tables: with DP attention a share per rank, with TP attention the likeliest groups.
 
 use std::fmt;
 use std::str::FromStr;
@@ -55,8 +55,8 @@ pub struct GroupLabels<'a> {
     pub probs: &'a [f16],
 }
 
-/// The tensors of attention tp, row-major, as a builder takes them. Unused labels are [`NO_GROUP`] with probability 0, after
-/// the used ones.
+/// The tensors of attention tp, row-major, as a builder takes them. Unused labels are [`NO_GROUP`] with probability 0,
+/// after the used ones.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TpParts {
     /// m: labels per token and layer, 1 to [`MAX_LABELS`].

@@ -1,5 +1,5 @@
-//! Which copy of an expert the tokens of a rank use: one rule, for the worker that sends them there and for the figures that
-//! predict what it sends.
+//! Which copy of an expert the tokens of a rank use: one rule, for the worker that sends them there and for the figures
+//! that predict what it sends.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +7,10 @@ use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Table
 
 /// The groups that hold each expert, and the one whose copy the tokens at each place use.
 ///
-/// A place is where tokens are: a group or, where an attention-DP rank has several groups, that rank. Tokens use the copy at
-/// their own place if there is one, else one on a node of their place where nodes are known, else any. Where several are as
-/// near, the places that have to choose among the same ones take them in turns, so that each serves equally many places, give
-/// or take one. The choice depends on place, layer and expert alone, never on a batch.
+/// A place is where tokens are: a group or, where an attention-DP rank has several groups, that rank. Tokens use the
+/// copy at their own place if there is one, else one on a node of their place where nodes are known, else any. Where
+/// several are as near, the places that have to choose among the same ones take them in turns, so that each serves
+/// equally many places, give or take one. The choice depends on place, layer and expert alone, never on a batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct ExpertCopies {
@@ -71,8 +71,8 @@ struct Sites<'a> {
 }
 
 impl ExpertCopies {
-    /// For tokens on the groups themselves, as ranks have them that hold one group each. Nodes are those that the tables were
-    /// solved for, if any.
+    /// For tokens on the groups themselves, as ranks have them that hold one group each. Nodes are those that the
+    /// tables were solved for, if any.
     ///
     /// # Errors
     /// Nodes that do not divide the groups.
@@ -81,8 +81,8 @@ impl ExpertCopies {
         Self::between_places(tables, (&places, places.len()), tables.solved_nodes())
     }
 
-    /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes of
-    /// neighbours.
+    /// For tokens at so many places, of which each group is at one: `place_of` \[G\], with the groups on `nodes` nodes
+    /// of neighbours.
     ///
     /// # Errors
     /// Places for another number of groups; nodes that do not divide the groups.
@@ -101,17 +101,39 @@ impl ExpertCopies {
         }
         let per_node = nodes.map(|nodes| usize::from(groups / nodes));
         let sites = Sites { place_of, places, per_node };
-        Ok(match tables.physical_to_logical() {
-            Some(replicas) => Self::of_holders((groups, replicas.slots()), &held(replicas), &sites),
-            None => {
-                let slots = usize::from(tables.model().num_experts);
-                Self::of_holders((groups, slots), &held_once(tables.placement()), &sites)
-            }
+        let holders = tables.physical_to_logical().map_or_else(|| held_once(tables.placement()), held);
+        Ok(Self::of_holders(&holders, &sites))
+    }
+
+    /// Expert domains of `size` neighbours (HybridEP): every group of a domain holds the experts of all its groups, and
+    /// tokens of groups elsewhere use the copy of the group at their own place in the domain, so that a token reaches a
+    /// domain once.
+    ///
+    /// # Errors
+    /// Domains that do not divide the groups.
+    pub fn in_domains(placement: &Placement, size: u16) -> Result<Self, FormatError> {
+        let groups = placement.groups();
+        if size == 0 || !groups.is_multiple_of(size) {
+            return Err(FormatError::field("domains", size, format!("a number that divides the {groups} groups")));
+        }
+        let (layers, experts) = (placement.layers(), placement.experts());
+        let owners: Vec<u16> =
+            (0..layers).flat_map(|layer| placement.layer(LayerIdx::new(layer as u16))).copied().collect();
+        let first = |owner: u16| owner / size * size;
+        Ok(Self {
+            groups,
+            experts,
+            layers,
+            start: (0..=owners.len()).map(|column| column * usize::from(size)).collect(),
+            held_by: owners.iter().flat_map(|&owner| first(owner)..first(owner) + size).collect(),
+            slots: usize::from(experts) * usize::from(size),
+            used: (0..groups).flat_map(|place| owners.iter().map(move |&owner| first(owner) + place % size)).collect(),
         })
     }
 
     /// From the groups that hold each expert of each layer.
-    fn of_holders((groups, slots): (u16, usize), holders: &[Vec<Vec<u16>>], sites: &Sites<'_>) -> Self {
+    fn of_holders(holders: &Holders, sites: &Sites<'_>) -> Self {
+        let Holders { groups, slots, of: ref holders } = *holders;
         let (layers, experts) = (holders.len(), holders.first().map_or(0, Vec::len));
         let (mut start, mut held_by) = (vec![0], Vec::new());
         let mut used = vec![0; sites.places * layers * experts];
@@ -124,6 +146,12 @@ impl ExpertCopies {
             }
         }
         Self { groups, experts: experts as u16, layers, start, held_by, slots, used }
+    }
+
+    /// With tokens on the groups, which are on no nodes.
+    fn on_groups(holders: &Holders) -> Self {
+        let places: Vec<u16> = (0..holders.groups).collect();
+        Self::of_holders(holders, &Sites { place_of: &places, places: places.len(), per_node: None })
     }
 
     /// G.
@@ -189,18 +217,14 @@ impl ExpertCopies {
 /// Every expert once, and tokens on the groups.
 impl From<&Placement> for ExpertCopies {
     fn from(placement: &Placement) -> Self {
-        let places: Vec<u16> = (0..placement.groups()).collect();
-        let sites = Sites { place_of: &places, places: places.len(), per_node: None };
-        Self::of_holders((placement.groups(), placement.experts().into()), &held_once(placement), &sites)
+        Self::on_groups(&held_once(placement))
     }
 }
 
 /// Tokens on the groups, which are on no nodes.
 impl From<&Replicas> for ExpertCopies {
     fn from(replicas: &Replicas) -> Self {
-        let places: Vec<u16> = (0..replicas.groups()).collect();
-        let sites = Sites { place_of: &places, places: places.len(), per_node: None };
-        Self::of_holders((replicas.groups(), replicas.slots()), &held(replicas), &sites)
+        Self::on_groups(&held(replicas))
     }
 }
 
@@ -210,18 +234,29 @@ impl From<&ExpertCopies> for ExpertCopies {
     }
 }
 
-fn held(replicas: &Replicas) -> Vec<Vec<Vec<u16>>> {
-    (0..replicas.layers()).map(|layer| replicas.holders(LayerIdx::new(layer as u16))).collect()
+/// The groups that hold each expert of each layer.
+struct Holders {
+    groups: u16,
+    /// Of a layer, empty ones included.
+    slots: usize,
+    /// [L][N]: groups, ascending.
+    of: Vec<Vec<Vec<u16>>>,
 }
 
-fn held_once(placement: &Placement) -> Vec<Vec<Vec<u16>>> {
+fn held(replicas: &Replicas) -> Holders {
+    let of = (0..replicas.layers()).map(|layer| replicas.holders(LayerIdx::new(layer as u16))).collect();
+    Holders { groups: replicas.groups(), slots: replicas.slots(), of }
+}
+
+fn held_once(placement: &Placement) -> Holders {
     let layer = |layer| placement.layer(LayerIdx::new(layer as u16)).iter().map(|&group| vec![group]).collect();
-    (0..placement.layers()).map(layer).collect()
+    let of = (0..placement.layers()).map(layer).collect();
+    Holders { groups: placement.groups(), slots: placement.experts().into(), of }
 }
 
 impl Sites<'_> {
-    /// The copy that each place uses of an expert that these groups hold, ascending; `turn` is with which of them the first
-    /// place begins that has a choice.
+    /// The copy that each place uses of an expert that these groups hold, ascending; `turn` is with which of them the
+    /// first place begins that has a choice.
     fn choices(&self, holders: &[u16], turn: usize) -> Vec<u16> {
         // Places that choose among the same copies, as many as there are so far.
         let mut choosing: Vec<(Vec<u16>, usize)> = Vec::new();
@@ -314,6 +349,25 @@ mod tests {
             let mut lie = json.clone();
             lie[field] = value;
             assert!(serde_json::from_value::<ExpertCopies>(lie).is_err(), "{field}");
+        }
+    }
+
+    #[test]
+    fn a_domain_holds_the_experts_of_all_its_groups() {
+        let placement = Placement::new(4, vec![vec![0, 1, 2, 3], vec![3, 2, 1, 0]]).unwrap();
+        assert_eq!(ExpertCopies::in_domains(&placement, 1).unwrap(), ExpertCopies::from(&placement));
+        let pairs = ExpertCopies::in_domains(&placement, 2).unwrap();
+        let (layer, expert) = (LayerIdx::new(1), ExpertId::new(0));
+        assert_eq!((pairs.slots(), pairs.held_by(layer, expert)), (8, &[2, 3][..]));
+        // Those elsewhere use the group at their own place in the domain.
+        assert_eq!([0, 1, 2, 3].map(|place| pairs.used_at(place, layer)[0]), [2, 3, 2, 3]);
+        let all = ExpertCopies::in_domains(&placement, 4).unwrap();
+        assert!((0..4).all(|place| all.used_at(place.into(), layer) == [place; 4]));
+        let json = serde_json::to_value(&pairs).unwrap();
+        assert_eq!(serde_json::from_value::<ExpertCopies>(json).unwrap(), pairs);
+        for size in [0, 3, 8] {
+            let error = ExpertCopies::in_domains(&placement, size).unwrap_err().to_string();
+            assert!(error.contains("domains"), "{error}");
         }
     }
 

@@ -1,12 +1,11 @@
 //! The input embeddings of a checkpoint: what its model itself knows of each token of the vocabulary.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
 use serde::Deserialize;
 
-use crate::container::{Foreign, ForeignTensor, Storage};
+use crate::container::{FloatType, Foreign, ForeignTensor, Storage, is_plain_name};
 use crate::model::short;
 use crate::{FormatError, TokenId};
 
@@ -25,7 +24,7 @@ pub struct Embeddings {
     file: Foreign,
     path: PathBuf,
     tensor: ForeignTensor,
-    element: Element,
+    element: FloatType,
     rows: usize,
     width: usize,
 }
@@ -42,7 +41,7 @@ pub enum EmbeddingsError {
     Index {
         /// The index.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// No tensor, or not one, can be the input embeddings.
@@ -50,9 +49,9 @@ pub enum EmbeddingsError {
     NoTensor {
         /// The file looked into.
         path: PathBuf,
-        /// What is there.
+        /// The value found.
         found: String,
-        /// What was looked for.
+        /// The expected value.
         expected: String,
     },
     /// The tensor is no matrix of finite numbers.
@@ -62,42 +61,20 @@ pub enum EmbeddingsError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What it is.
+        /// The value found.
         found: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Element {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Element {
-    fn size(self) -> usize {
-        if let Element::F32 = self { 4 } else { 2 }
-    }
-
-    fn read(self, bytes: &[u8]) -> f32 {
-        match (self, bytes) {
-            (Element::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-            (Element::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
-            (Element::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
-            // Chunks have the size of the element.
-            _ => f32::NAN,
-        }
-    }
-}
-
 impl Embeddings {
-    /// Maps the embeddings of a checkpoint: of a safetensors file, of the index of several, or of a directory with either.
-    /// The tensor is `name`, else the one whose name ends with `embed_tokens.weight`. Every value is looked at.
+    /// Maps the embeddings of a checkpoint: of a safetensors file, of the index of several, or of a directory with
+    /// either. The tensor is `name`, else the one whose name ends with `embed_tokens.weight`. Every value is looked at.
     ///
     /// # Errors
-    /// [`EmbeddingsError`]: no such file, tensor or element type (BF16, F16 or F32), no matrix, values that are not finite.
+    /// [`EmbeddingsError`]: no such file, tensor or element type (BF16, F16 or F32), no matrix, values that are not
+    /// finite.
     pub fn open(path: &Path, name: Option<&str>) -> Result<Self, EmbeddingsError> {
         let path = match path.is_dir() {
             true if path.join(INDEX).exists() => path.join(INDEX),
@@ -109,7 +86,7 @@ impl Embeddings {
                 let map = weight_map(&path)?;
                 let name = choose(map.keys(), name, &path)?;
                 let file = map.get(&name).cloned().unwrap_or_default();
-                if !is_plain(&file) {
+                if !is_plain_name(&file) {
                     let problem = format!("{name} is in {:?}, expected a file in the same directory", short(&file));
                     return Err(EmbeddingsError::Index { path, problem });
                 }
@@ -142,18 +119,15 @@ impl Embeddings {
         let Some(tensor) = file.tensors().get(name) else {
             return Err(wrong("missing".into(), "a tensor of this file"));
         };
-        let element = match tensor.dtype.as_str() {
-            "F32" => Element::F32,
-            "F16" => Element::F16,
-            "BF16" => Element::Bf16,
-            other => return Err(wrong(short(other), "BF16, F16 or F32")),
+        let Some(element) = FloatType::of(&tensor.dtype) else {
+            return Err(wrong(short(&tensor.dtype), "BF16, F16 or F32"));
         };
         let [rows, width] = match tensor.shape[..] {
             [rows, width @ 1..=MAX_WIDTH] if rows > 0 => [rows, width],
             _ => return Err(wrong(format!("of shape {:?}", tensor.shape), "a matrix, tokens by hidden size")),
         };
         let all = file.bytes(tensor);
-        if let Some(at) = all.chunks_exact(element.size()).position(|value| !element.read(value).is_finite()) {
+        if let Some(at) = all.chunks_exact(element.size()).position(|value| !element.decode(value).is_finite()) {
             let found = format!("not finite at row {}, column {}", at as u64 / width, at as u64 % width);
             return Err(wrong(found, "finite numbers"));
         }
@@ -185,7 +159,7 @@ impl Embeddings {
         let size = self.element.size();
         let row_bytes = self.width * size;
         let bytes = &self.file.bytes(&self.tensor)[token.index() * row_bytes..(token.index() + 1) * row_bytes];
-        row.iter_mut().zip(bytes.chunks_exact(size)).for_each(|(to, value)| *to = self.element.read(value));
+        row.iter_mut().zip(bytes.chunks_exact(size)).for_each(|(to, value)| *to = self.element.decode(value));
     }
 }
 
@@ -229,10 +203,4 @@ fn weight_map(path: &Path) -> Result<BTreeMap<String, String>, EmbeddingsError> 
     let index: Index =
         serde_json::from_slice(&bytes).map_err(|error| problem(format!("not the index of a checkpoint: {error}")))?;
     Ok(index.weight_map)
-}
-
-/// A name without directories.
-fn is_plain(name: &str) -> bool {
-    let mut parts = Path::new(name).components();
-    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }

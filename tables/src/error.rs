@@ -12,7 +12,7 @@ pub enum FormatError {
     Io {
         /// The file concerned.
         path: PathBuf,
-        /// What was attempted ("open", "write", ...).
+        /// The attempted action ("open", "write", ...).
         action: &'static str,
         /// The cause.
         source: std::io::Error,
@@ -22,7 +22,7 @@ pub enum FormatError {
     File {
         /// The file concerned.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The problem in it.
         source: Box<FormatError>,
     },
     /// The safetensors container is damaged.
@@ -30,9 +30,9 @@ pub enum FormatError {
     Container {
         /// The part that is wrong.
         what: Cow<'static, str>,
-        /// What is there.
+        /// The value found.
         found: String,
-        /// What should be there.
+        /// The expected value.
         expected: String,
     },
     /// The header is not JSON of the right form.
@@ -142,7 +142,7 @@ pub enum FormatError {
     /// A count does not fit its type.
     #[error("the count of {what} does not fit into {bits} bits")]
     CountOverflow {
-        /// What was counted.
+        /// The quantity counted.
         what: String,
         /// The width of the counter.
         bits: u32,

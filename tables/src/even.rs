@@ -1,8 +1,8 @@
 //! The tokens of a step on groups with attention tp, evenly many on each: line 5 of the paper's Algorithm 3, `align`.
 //!
-//! The collectives of a layer wait for its fullest rank: a row on it costs 2 (P - 1) rows of bytes on one link in SRS and SAG. The row
-//! that loses least elsewhere costs at most two rows more, spread over links. So no group gets more than its part, and of a group
-//! that too many tokens want those leave that lose least.
+//! The collectives of a layer wait for its fullest rank: a row on it costs 2 (P - 1) rows of bytes on one link in SRS
+//! and SAG. The row that loses least elsewhere costs at most two rows more, spread over links. So no group gets more
+//! than its part, and of a group that too many tokens want those leave that lose least.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,16 +10,17 @@ use std::mem::take;
 
 use crate::likely::LikelyGroup;
 
-/// Tokens (rows) of a step on G groups, no group with more than ceil(n / G) of them. The buffers are reused: once they have their size
-/// nothing is allocated.
+/// Tokens (rows) of a step on G groups, no group with more than ceil(n / G) of them. The buffers are reused: once they
+/// have their size nothing is allocated.
 ///
-/// Rows begin on their likeliest groups. While a group has too many, of all rows on such groups that one goes which loses the least
-/// share, to the best group with room. Of equal losses the last row goes, of equal groups to the first. Rows of which nothing is
-/// known come last and go where the fewest rows are, in their order. The same rows in the same order give the same groups.
+/// Rows begin on their likeliest groups. While a group has too many, of all rows on such groups that one goes which
+/// loses the least share, to the best group with room. Of equal losses the last row goes, of equal groups to the first.
+/// Rows of which nothing is known come last and go where the fewest rows are, in their order. The same rows in the same
+/// order give the same groups.
 ///
-/// It is a greedy rule: a row never makes room on a third group. With two groups the shares that it keeps are the most that there
-/// can be. With more they are nearly that: over 98% on random small steps, over 99% on recorded routing (asserted by this crate's
-/// and the solver's tests).
+/// It is a greedy rule: a row never makes room on a third group. With two groups the shares that it keeps are the most
+/// that there can be. With more they are nearly that: over 98% on random small steps, over 99% on recorded routing
+/// (asserted by this crate's and the solver's tests).
 #[derive(Clone, Debug, Default)]
 pub struct EvenGroups {
     /// `[rows, G]`: expected shares.
@@ -71,8 +72,9 @@ impl EvenGroups {
         self.fullest_wanted = 0;
     }
 
-    /// Takes the next row, by what is known of it: `shares_of` sets the share that is expected on every group, `[G]`, and gives the
-    /// likeliest one, as [`group_shares`](crate::group_shares) does. Rows have their groups after [`settle`](Self::settle).
+    /// Takes the next row, by what is known of it: `shares_of` sets the share that is expected on every group, `[G]`,
+    /// and gives the likeliest one, as [`group_shares`](crate::group_shares) does. Rows have their groups after
+    /// [`settle`](Self::settle).
     ///
     /// # Panics
     /// For a group past the last.

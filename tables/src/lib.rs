@@ -1,9 +1,9 @@
 //! Typed ids and the three file formats (trace, profile, tables): write, validate, memory-map, view.
 //!
 //! Every file is a little-endian safetensors container. A reader maps the file, checks everything in it once, and then
-//! lends slices of the map: nothing is copied, and nothing that was not checked is ever handed out. Every error names the
-//! file (where there is one), the tensor or field, what was found and what was expected. The formats are specified in this
-//! crate's README.
+//! lends slices of the map: nothing is copied, and nothing that was not checked is ever handed out. Every error names
+//! the file (where there is one), the tensor or field, what was found and what was expected. The formats are specified
+//! in this crate's README.
 //!
 //! | module | what |
 //! |---|---|
@@ -25,6 +25,9 @@
 
 #[cfg(target_endian = "big")]
 compile_error!("the formats are little-endian and their slices are lent as they lie in the file");
+
+#[macro_use]
+mod format_file;
 
 mod attention;
 mod container;
@@ -54,6 +57,7 @@ mod trace_rows;
 mod trace_writer;
 
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
+pub use container::{directory_of, write_atomically};
 pub use copies::ExpertCopies;
 pub use embeddings::{Embeddings, EmbeddingsError};
 pub use error::FormatError;
@@ -69,7 +73,7 @@ pub use replicas::Replicas;
 pub use score::Score;
 pub use tables::Tables;
 pub use tables_builder::TablesBuilder;
-pub use trace::{ExpertRows, Experts, Route, Trace, TraceRequest, UNKNOWN_EXPERT};
+pub use trace::{ExpertRows, Experts, Route, Trace, TraceRequest, UNKNOWN_EXPERT, mix64};
 pub use trace_builder::TraceBuilder;
 pub use trace_rows::{RequestCheck, TraceRows};
 pub use trace_writer::TraceWriter;

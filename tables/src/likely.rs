@@ -1,5 +1,5 @@
-//! The group to put a token on with attention tp: what T says of the token and A of the groups before it, in one rule; and which
-//! group a token was on. Where groups get evenly many tokens `even` decides by the shares of all groups.
+//! The group to put a token on with attention tp: what T says of the token and A of the groups before it, in one rule;
+//! and which group a token was on. Where groups get evenly many tokens `even` decides by the shares of all groups.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
@@ -54,8 +54,8 @@ fn rest(probs: impl ExactSizeIterator<Item = f64>, groups: usize) -> f64 {
     ((1.0 - labelled) / unlabelled as f64).min(last).max(LEAST_SHARE)
 }
 
-/// The likeliest of `groups` groups by T's labels of the token and A's of the two groups before; `None` where neither says
-/// anything. One without the other is taken as it is. Both combine by log-odds: for every group g
+/// The likeliest of `groups` groups by T's labels of the token and A's of the two groups before; `None` where neither
+/// says anything. One without the other is taken as it is. Both combine by log-odds: for every group g
 ///
 /// ```text
 /// log p(g)  =  log T(g) + log A(g) + const,      p adds up to one
@@ -70,9 +70,8 @@ pub fn likeliest_group(
     before: Option<GroupLabels<'_>>,
     groups: u16,
 ) -> Option<LikelyGroup> {
-    let (token, before) = match (token, before) {
-        (Some(token), Some(before)) => (token, before),
-        (one, other) => return one.or(other).map(|labels| first(&labels)),
+    let (Some(token), Some(before)) = (token, before) else {
+        return token.or(before).map(|labels| first(&labels));
     };
     // A group without a label in either is no likelier than any with one, so that it only counts in the sum.
     let new = before.groups.iter().filter(|group| !token.groups.contains(group));
@@ -90,8 +89,9 @@ pub fn likeliest_group(
     Some(LikelyGroup { share: best.share / sum, ..best })
 }
 
-/// The share that [`likeliest_group`] expects on every group, `[groups]`, and its answer. Where it is `None` the shares are all
-/// alike. They add up to one where both T and A are known; labels that are taken as they are may leave a little. Allocates nothing.
+/// The share that [`likeliest_group`] expects on every group, `[groups]`, and its answer. Where it is `None` the shares
+/// are all alike. They add up to one where both T and A are known; labels that are taken as they are may leave a
+/// little. Allocates nothing.
 ///
 /// # Panics
 /// For a label past the last group, and for more than [`MAX_LABELS`].
@@ -101,13 +101,10 @@ pub fn group_shares(
     shares: &mut [f64],
 ) -> Option<LikelyGroup> {
     shares.fill(1.0);
-    let (token, before) = match (token, before) {
-        (Some(token), Some(before)) => (token, before),
-        (one, other) => {
-            let labels = one.or(other)?;
-            labels.scale(shares);
-            return Some(first(&labels));
-        }
+    let (Some(token), Some(before)) = (token, before) else {
+        let labels = token.or(before)?;
+        labels.scale(shares);
+        return Some(first(&labels));
     };
     token.scale(shares);
     before.scale(shares);
@@ -128,8 +125,8 @@ fn first(labels: &GroupLabels<'_>) -> LikelyGroup {
 }
 
 impl Placement {
-    /// The group that holds most of a token's experts in a layer, the lowest of equals: the token's group, as A is asked by it.
-    /// `counts` is scratch, so that nothing is allocated for each token.
+    /// The group that holds most of a token's experts in a layer, the lowest of equals: the token's group, as A is
+    /// asked by it. `counts` is scratch, so that nothing is allocated for each token.
     ///
     /// # Panics
     /// For a layer or an expert that the placement does not have.
@@ -152,8 +149,9 @@ impl Placement {
 }
 
 impl Tables {
-    /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two MoE layers before, older
-    /// first, as its routes there were ([`Placement::main_group`] of its top-k); `None` where they are not known. `None` where nothing is known of the token, for ids out of range, and with attention dp.
+    /// The group to put a token on in a layer, with attention tp. `before` are its groups in the two MoE layers before,
+    /// older first, as its routes there were ([`Placement::main_group`] of its top-k); `None` where they are not known.
+    /// `None` where nothing is known of the token, for ids out of range, and with attention dp.
     #[must_use]
     pub fn likeliest_group(
         &self,
@@ -165,7 +163,8 @@ impl Tables {
         likeliest_group(self.token_groups(layer, token), transition, self.groups())
     }
 
-    /// [`group_shares`] of a token in a layer, with `before` as [`Tables::likeliest_group`] has it; `shares` is `[groups]`.
+    /// [`group_shares`] of a token in a layer, with `before` as [`Tables::likeliest_group`] has it; `shares` is
+    /// `[groups]`.
     ///
     /// # Panics
     /// For fewer shares than the tables have groups.

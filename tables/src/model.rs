@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::FormatError;
 
-/// The most rows, L x (V + 1), that a model may have: several times what any published model needs, and a bound on what a
-/// small hostile file can make a builder allocate (1 GiB of offsets).
+/// The most rows, L x (V + 1), that a model may have: several times what any published model needs, and a bound on what
+/// a small hostile file can make a builder allocate (1 GiB of offsets).
 pub const MAX_LAYER_ROWS: u64 = 1 << 27;
 
 /// Long names are damage or mischief, and they would be repeated in every message.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// What must be equal for two files to be about the same model.
+/// The fields that two files about the same model have in common.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelInfo {
@@ -50,6 +50,12 @@ impl ModelInfo {
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layer_ids.len()
+    }
+
+    /// L and k, as in the shape `[n, L, k]` of routes.
+    #[must_use]
+    pub fn route_shape(&self) -> [usize; 2] {
+        [self.layers(), usize::from(self.top_k)]
     }
 
     /// Whether the numbers can be those of a model: 1 <= k <= N < 65535, 1 <= V, at least one layer, layer ids strictly

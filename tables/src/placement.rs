@@ -19,8 +19,8 @@ impl Placement {
     /// From the group of each expert, one list per layer.
     ///
     /// # Errors
-    /// When there is no layer or group, a group is out of range, layers have different numbers of experts, or groups hold
-    /// different numbers of them.
+    /// When there is no layer or group, a group is out of range, layers have different numbers of experts, or groups
+    /// hold different numbers of them.
     pub fn new(groups: u16, layers: Vec<Vec<u16>>) -> Result<Self, FormatError> {
         let experts = layers.first().map_or(0, Vec::len);
         if let Some(layer) = layers.iter().position(|layer| layer.len() != experts) {

@@ -1,7 +1,6 @@
 //! Profiles: how often each token activated each expert, layer by layer, as sparse rows.
 
 use std::fmt;
-use std::path::Path;
 use std::str::FromStr;
 
 use crate::container::{Container, View};
@@ -85,23 +84,9 @@ impl ProfileRow<'_> {
     }
 }
 
+format_file!(Profile, FORMAT);
+
 impl Profile {
-    /// Maps a file and checks everything in it.
-    ///
-    /// # Errors
-    /// Names the file, the field or tensor, what was found and what was expected.
-    pub fn open(path: &Path) -> Result<Self, FormatError> {
-        Container::open(path, FORMAT).and_then(Self::from_container).map_err(|e| e.in_file(path))
-    }
-
-    /// The same for bytes in memory.
-    ///
-    /// # Errors
-    /// Names the field or tensor, what was found and what was expected.
-    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
-        Self::from_container(Container::from_bytes(bytes, FORMAT)?)
-    }
-
     fn from_container(container: Container) -> Result<Self, FormatError> {
         let model = ModelInfo::from_metadata(container.metadata())?;
         let provenance = Provenance::from_metadata(container.metadata())?;
@@ -176,18 +161,6 @@ impl Profile {
         Ok(())
     }
 
-    /// The model that was profiled.
-    #[must_use]
-    pub fn model(&self) -> &ModelInfo {
-        &self.model
-    }
-
-    /// Where the data came from.
-    #[must_use]
-    pub fn provenance(&self) -> &Provenance {
-        &self.provenance
-    }
-
     /// Which tokens were counted.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -214,6 +187,14 @@ impl Profile {
     pub fn row(&self, layer: LayerIdx, token: TokenId) -> ProfileRow<'_> {
         assert!(layer.index() < self.model.layers() && token.get() < self.model.vocab_size);
         self.row_at(layer.index(), token.index())
+    }
+
+    /// The activations of every token in a layer, in the order of their ids.
+    ///
+    /// # Panics
+    /// When the layer is not below L.
+    pub fn layer_rows(&self, layer: LayerIdx) -> impl Iterator<Item = ProfileRow<'_>> {
+        (0..self.model.vocab_size).map(move |token| self.row(layer, TokenId::new(token)))
     }
 
     /// Experts with a count in a layer, over all tokens.
@@ -243,27 +224,20 @@ impl Profile {
         self.total_tokens
     }
 
+    /// SHA-256 over the tensors, lower-case hex.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        self.container.digest().to_owned()
+    }
+
     /// Lets the pages of the file leave memory; they are read again when they are touched.
     pub fn release(&self) {
         self.container.release_all();
     }
-
-    /// SHA-256 over the tensors, lower-case hex. Reads the whole file.
-    #[must_use]
-    pub fn digest(&self) -> String {
-        self.container.digest()
-    }
-
-    /// Writes the profile to a file (temporary, flushed, renamed); gives the digest.
-    ///
-    /// # Errors
-    /// [`FormatError::Io`] names the path.
-    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
-        self.container.layout().write(path)
-    }
 }
 
-/// Whether a row can be the counts of a token that occurred so often; otherwise the tensor, what was found and what was expected.
+/// Whether a row can be the counts of a token that occurred so often; otherwise the tensor, what was found and what was
+/// expected.
 pub(crate) fn check_row(
     model: &ModelInfo,
     row: ProfileRow<'_>,

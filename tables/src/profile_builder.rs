@@ -103,8 +103,8 @@ impl ProfileBuilder {
         Ok(())
     }
 
-    /// Counts kept so far, one for each token, layer and expert that occurred together: 8 bytes of memory each, and as much
-    /// again while rows grow.
+    /// Counts kept so far, one for each token, layer and expert that occurred together: 8 bytes of memory each, and as
+    /// much again while rows grow.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.entries
@@ -208,9 +208,7 @@ impl Columns {
     }
 
     pub(crate) fn layout(&self, model: &ModelInfo, provenance: &Provenance, phase: Phase) -> Layout<'_> {
-        let mut metadata = Layout::metadata(FORMAT);
-        model.to_metadata(&mut metadata);
-        provenance.to_metadata(&mut metadata);
+        let mut metadata = Layout::metadata(FORMAT, model, provenance);
         metadata.insert("phase".into(), phase.to_string());
         let vocabulary = model.vocab_size as usize;
         let entries = self.expert.len();

@@ -4,8 +4,8 @@ use crate::profile_builder::Columns;
 use crate::{FormatError, LayerIdx, Profile, ProfileRow, TokenId};
 
 impl Profile {
-    /// This profile without the counts of `part`: the inverse of merging. `None` if `part` is not part of it: some count would
-    /// fall below zero, or what is left could not be the counts of any tokens.
+    /// This profile without the counts of `part`: the inverse of merging. `None` if `part` is not part of it: some
+    /// count would fall below zero, or what is left could not be the counts of any tokens.
     ///
     /// # Errors
     /// When `part` is of another model or phase.

@@ -23,8 +23,8 @@ pub struct ProfileWriter {
 }
 
 impl ProfileWriter {
-    /// Starts a profile that will be written at `out`. `token_count` is \[V\]: occurrences of every token with a known route in at
-    /// least one layer.
+    /// Starts a profile that will be written at `out`. `token_count` is \[V\]: occurrences of every token with a known
+    /// route in at least one layer.
     ///
     /// # Errors
     /// When the model's numbers or the counts cannot be those of a profile, or the directory takes no files.
@@ -96,9 +96,7 @@ impl ProfileWriter {
         self.indptr.resize(rows, self.entries);
         let spooled = |error| FormatError::io("write", &self.out, error);
         let (expert, count) = (self.expert.finish().map_err(spooled)?, self.count.finish().map_err(spooled)?);
-        let mut metadata = Layout::metadata(FORMAT);
-        self.model.to_metadata(&mut metadata);
-        self.provenance.to_metadata(&mut metadata);
+        let mut metadata = Layout::metadata(FORMAT, &self.model, &self.provenance);
         metadata.insert("phase".into(), self.phase.to_string());
         let vocabulary = u64::from(self.model.vocab_size);
         let tensors = vec![

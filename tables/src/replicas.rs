@@ -5,11 +5,11 @@ use crate::placement::placement_digest;
 use crate::{ExpertId, FormatError, GroupId, LayerIdx, ModelInfo, Placement};
 
 const TENSOR: &str = "physical_to_logical";
-/// What a slot without an expert holds.
+/// The content of a slot without an expert.
 const PADDING: i32 = -1;
 
-/// `physical_to_logical`: [L, S] experts in slots, S / G slots per group, ascending inside a group, -1 = padding (anywhere
-/// in the group). Every expert lies in at least one slot, and in a group at most once.
+/// `physical_to_logical`: [L, S] experts in slots, S / G slots per group, ascending inside a group, -1 = padding
+/// (anywhere in the group). Every expert lies in at least one slot, and in a group at most once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replicas {
     groups: u16,
@@ -114,8 +114,8 @@ impl Replicas {
         placement_digest(self.tensor(), self.groups)
     }
 
-    /// One group for each expert, for readers that know no replicas: of the groups that hold it, the one with the fewest
-    /// experts so far, ties to the lowest. Groups may get unequal numbers.
+    /// One group for each expert, for readers that know no replicas: of the groups that hold it, the one with the
+    /// fewest experts so far, ties to the lowest. Groups may get unequal numbers.
     #[must_use]
     pub fn primary(&self) -> Placement {
         let mut group_of = Vec::with_capacity(self.layers() * usize::from(self.experts));

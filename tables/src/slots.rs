@@ -2,11 +2,11 @@
 
 use crate::{GroupId, LayerIdx, Tables};
 
-/// What a slot without an expert holds.
+/// The content of a slot without an expert.
 pub(crate) const PADDING: i32 = -1;
 
-/// The experts of a layer slot by slot: \[S\], S / G slots per group, ascending inside a group, -1 = padding. Without replicas
-/// S is N.
+/// The experts of a layer slot by slot: \[S\], S / G slots per group, ascending inside a group, -1 = padding. Without
+/// replicas S is N.
 pub(crate) fn slots(tables: &Tables, layer: LayerIdx) -> Vec<i32> {
     if let Some(replicas) = tables.physical_to_logical() {
         return replicas.layer(layer).to_vec();

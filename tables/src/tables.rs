@@ -1,7 +1,6 @@
 //! Tables: what the solver hands to gateways and workers (T, A, E and prices).
 
 use std::fs::File;
-use std::path::Path;
 
 use half::f16;
 
@@ -15,6 +14,8 @@ use crate::{
 
 /// `format` of tables.
 pub(crate) const FORMAT: &str = "semmoe.tables";
+/// Before the promise, in the text about the solver.
+const PROMISE: &str = "held_out_lar=";
 const TENSORS_DP: [&str; 3] = ["T", "price", "placement"];
 const TENSORS_TP: [&str; 6] = ["T_group", "T_prob", "A_group", "A_prob", "price", "placement"];
 
@@ -31,7 +32,6 @@ pub struct Tables {
     placement: Placement,
     replicas: Option<Replicas>,
     placement_digest: String,
-    digest: String,
     price: View<f32>,
     tokens: TokenViews,
 }
@@ -42,29 +42,15 @@ enum TokenViews {
     Tp { tokens: LabelViews, transitions: LabelViews },
 }
 
-impl Tables {
-    /// Maps a file and checks everything in it.
-    ///
-    /// # Errors
-    /// Names the file, the field or tensor, what was found and what was expected.
-    pub fn open(path: &Path) -> Result<Self, FormatError> {
-        Container::open(path, FORMAT).and_then(Self::from_container).map_err(|e| e.in_file(path))
-    }
+format_file!(Tables, FORMAT);
 
+impl Tables {
     /// The same for a file that is open already, which the caller keeps others from writing to.
     ///
     /// # Errors
     /// Names the field or tensor, what was found and what was expected.
     pub fn map(file: &File) -> Result<Self, FormatError> {
-        Self::from_container(Container::map(file, FORMAT)?)
-    }
-
-    /// The same for bytes in memory.
-    ///
-    /// # Errors
-    /// Names the field or tensor, what was found and what was expected.
-    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
-        Self::from_container(Container::from_bytes(bytes, FORMAT)?)
+        Self::checked(Container::map(file, FORMAT)?)
     }
 
     fn from_container(container: Container) -> Result<Self, FormatError> {
@@ -96,7 +82,6 @@ impl Tables {
         };
         let price = container.view("price", &[u64::from(prices)])?;
         check_prices(container.slice(&price))?;
-        let digest = container.digest();
         Ok(Tables {
             container,
             model,
@@ -108,22 +93,9 @@ impl Tables {
             placement,
             replicas,
             placement_digest,
-            digest,
             price,
             tokens,
         })
-    }
-
-    /// The model that was profiled.
-    #[must_use]
-    pub fn model(&self) -> &ModelInfo {
-        &self.model
-    }
-
-    /// Where the data came from.
-    #[must_use]
-    pub fn provenance(&self) -> &Provenance {
-        &self.provenance
     }
 
     /// Name and settings of the solver.
@@ -132,12 +104,31 @@ impl Tables {
         &self.solver
     }
 
-    /// The nodes that the tables were solved for, by what this project's solver says of itself: M nodes of G/M neighbouring
-    /// groups. `None` where they are not known.
+    /// The nodes that the tables were solved for, by what this project's solver says of itself: M nodes of G/M
+    /// neighbouring groups. `None` where they are not known.
     #[must_use]
     pub fn solved_nodes(&self) -> Option<u16> {
         let named = |word: &str| word.strip_prefix("nodes=").and_then(|nodes| nodes.parse().ok());
         self.solver.strip_prefix("semmoe-solver ").and_then(|settings| settings.split(' ').find_map(named))
+    }
+
+    /// The local activation rate that their solver measured on requests that it had not solved on, 0..1. `None` where
+    /// it does not say so.
+    #[must_use]
+    pub fn promised_lar(&self) -> Option<f64> {
+        let named = |word: &str| word.strip_prefix(PROMISE).and_then(|rate| rate.parse().ok());
+        let promised: Option<f64> = self.solver.split(' ').find_map(named);
+        promised.filter(|rate| (0.0..=1.0).contains(rate))
+    }
+
+    /// The same tables with this promise, to four digits.
+    ///
+    /// # Errors
+    /// When the text about the solver grows too long.
+    pub fn with_promised_lar(&self, rate: f64) -> Result<Self, FormatError> {
+        let mut layout = self.container.layout();
+        layout.metadata.insert("solver".into(), format!("{} {PROMISE}{rate:.4}", self.solver));
+        Self::from_bytes(layout.to_bytes()?)
     }
 
     /// How the attention of the unit is parallelised.
@@ -188,7 +179,7 @@ impl Tables {
     /// SHA-256 over all tensors, lower-case hex.
     #[must_use]
     pub fn digest(&self) -> &str {
-        &self.digest
+        self.container.digest()
     }
 
     /// Dual prices in units of share: `dp_ranks` of them with attention dp, \[G\] with tp.
@@ -197,8 +188,8 @@ impl Tables {
         self.container.slice(&self.price)
     }
 
-    /// T with attention dp: the expected share of the token's activations that are local on each rank, `dp_ranks` of them.
-    /// `None` for ids outside the vocabulary and with attention tp.
+    /// T with attention dp: the expected share of the token's activations that are local on each rank, `dp_ranks` of
+    /// them. `None` for ids outside the vocabulary and with attention tp.
     #[must_use]
     pub fn token_row(&self, token: TokenId) -> Option<&[f16]> {
         let TokenViews::Dp(view) = &self.tokens else { return None };
@@ -216,8 +207,8 @@ impl Tables {
         }
     }
 
-    /// T with attention tp: the likeliest groups of a token in a layer. `None` without evidence, for ids out of range and
-    /// with attention dp.
+    /// T with attention tp: the likeliest groups of a token in a layer. `None` without evidence, for ids out of range
+    /// and with attention dp.
     #[must_use]
     pub fn token_groups(&self, layer: LayerIdx, token: TokenId) -> Option<GroupLabels<'_>> {
         let TokenViews::Tp { tokens, .. } = &self.tokens else { return None };
@@ -242,14 +233,6 @@ impl Tables {
     /// The tables as they are written.
     pub(crate) fn layout(&self) -> Layout<'_> {
         self.container.layout()
-    }
-
-    /// Writes the tables to a file (temporary, flushed, renamed); gives the digest.
-    ///
-    /// # Errors
-    /// [`FormatError::Io`] names the path.
-    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
-        self.layout().write(path)
     }
 }
 

@@ -119,9 +119,7 @@ impl TablesBuilder {
 
     fn unchecked_bytes(&self) -> Result<Vec<u8>, FormatError> {
         self.model.validate()?;
-        let mut metadata = Layout::metadata(FORMAT);
-        self.model.to_metadata(&mut metadata);
-        self.provenance.to_metadata(&mut metadata);
+        let mut metadata = Layout::metadata(FORMAT, &self.model, &self.provenance);
         let mut put = |key: &str, value: String| metadata.insert(key.to_owned(), value);
         put("groups", self.groups().to_string());
         put("dp_ranks", self.dp_ranks.to_string());

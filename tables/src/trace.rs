@@ -1,13 +1,20 @@
 //! Traces: requests with the experts that each of their tokens activated, strongest first.
 
 use std::ops::Range;
-use std::path::Path;
 
 use half::f16;
 
 use crate::container::{Container, Dtype, View};
 use crate::trace_check::check_offsets;
 use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance};
+
+/// The finaliser of SplitMix64: every bit of the answer depends on every bit of the number.
+#[must_use]
+pub fn mix64(number: u64) -> u64 {
+    let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
 
 /// An unknown expert in memory and in builders, whatever the width of the file.
 pub const UNKNOWN_EXPERT: u16 = u16::MAX;
@@ -35,23 +42,9 @@ enum ExpertView {
     Wide(View<u16>),
 }
 
+format_file!(Trace, FORMAT);
+
 impl Trace {
-    /// Maps a file and checks everything in it.
-    ///
-    /// # Errors
-    /// Names the file, the field or tensor, what was found and what was expected.
-    pub fn open(path: &Path) -> Result<Self, FormatError> {
-        Container::open(path, FORMAT).and_then(Self::from_container).map_err(|e| e.in_file(path))
-    }
-
-    /// The same for bytes in memory.
-    ///
-    /// # Errors
-    /// Names the field or tensor, what was found and what was expected.
-    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
-        Self::from_container(Container::from_bytes(bytes, FORMAT)?)
-    }
-
     fn from_container(container: Container) -> Result<Self, FormatError> {
         let trace = Self::unchecked(container)?;
         trace.check_all()?;
@@ -81,18 +74,6 @@ impl Trace {
         };
         check_offsets(trace.all_offsets(), trace.tokens())?;
         Ok(trace)
-    }
-
-    /// The model that was traced.
-    #[must_use]
-    pub fn model(&self) -> &ModelInfo {
-        &self.model
-    }
-
-    /// Where the data came from.
-    #[must_use]
-    pub fn provenance(&self) -> &Provenance {
-        &self.provenance
     }
 
     /// R: the number of requests.
@@ -132,18 +113,10 @@ impl Trace {
         self.weights.is_some()
     }
 
-    /// SHA-256 over the tensors, lower-case hex. Reads the whole file.
+    /// SHA-256 over the tensors, lower-case hex.
     #[must_use]
     pub fn digest(&self) -> String {
-        self.container.digest()
-    }
-
-    /// Writes the trace to a file (temporary, flushed, renamed); gives the digest.
-    ///
-    /// # Errors
-    /// [`FormatError::Io`] names the path.
-    pub fn write(&self, path: &Path) -> Result<String, FormatError> {
-        self.container.layout().write(path)
+        self.container.digest().to_owned()
     }
 
     pub(crate) fn k(&self) -> usize {
@@ -227,16 +200,14 @@ impl<'a> TraceRequest<'a> {
         self.prompt_len
     }
 
-    /// A number that depends on every token of the prompt and on `seed`, and on nothing else (FNV-1a, then the finaliser of
-    /// SplitMix64): splits by it leave equal prompts on one side.
+    /// A number that depends on every token of the prompt and on `seed`, and on nothing else (FNV-1a, then the
+    /// finaliser of SplitMix64): splits by it leave equal prompts on one side.
     #[must_use]
     pub fn prompt_hash(&self, seed: u64) -> u64 {
         let bytes = self.token_ids[..self.prompt_len].iter().flat_map(|token| token.to_le_bytes());
         let start = 0xcbf2_9ce4_8422_2325_u64 ^ seed;
         let fnv = bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
-        let mixed = (fnv ^ (fnv >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        mix64(fnv)
     }
 
     /// The experts of the token at `position` in a layer; `None` = unknown.

@@ -49,9 +49,9 @@ impl TraceBuilder {
         })
     }
 
-    /// Adds a request of n tokens, of which the first `prompt_len` are the prompt. `experts` is [n, L, k], strongest first,
-    /// all k ids of a layer [`UNKNOWN_EXPERT`] where its route is unknown. `weights` is [n, L, k]: all requests have them or
-    /// none. On an error nothing was added.
+    /// Adds a request of n tokens, of which the first `prompt_len` are the prompt. `experts` is [n, L, k], strongest
+    /// first, all k ids of a layer [`UNKNOWN_EXPERT`] where its route is unknown. `weights` is [n, L, k]: all requests
+    /// have them or none. On an error nothing was added.
     ///
     /// # Errors
     /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite.
@@ -75,7 +75,7 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// What [`TraceBuilder::push`] would say to a request without weights; adds nothing.
+    /// Checks a request without weights as [`TraceBuilder::push`] does; adds nothing.
     ///
     /// # Errors
     /// As [`TraceBuilder::push`].
@@ -90,7 +90,7 @@ impl TraceBuilder {
             return Err(FormatError::value("prompt_lengths", "the request", prompt_len, expected));
         }
         self.check_len("experts", token_ids.len(), experts.len())?;
-        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        let [layers, k] = self.model.route_shape();
         let mut rows = RouteCheck::new(&self.model, UNKNOWN_EXPERT);
         for (row, route) in experts.chunks_exact(k).enumerate() {
             rows.check(route).map_err(|(slot, found, expected)| {
@@ -102,7 +102,7 @@ impl TraceBuilder {
     }
 
     fn check_len(&self, tensor: &'static str, tokens: usize, found: usize) -> Result<(), FormatError> {
-        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        let [layers, k] = self.model.route_shape();
         if tokens.checked_mul(layers * k) == Some(found) {
             return Ok(());
         }
@@ -191,7 +191,7 @@ impl TraceBuilder {
 
     /// Adds a request of another trace of the same model.
     fn push_request(&mut self, request: TraceRequest<'_>, has_weights: bool) -> Result<(), FormatError> {
-        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        let [layers, k] = self.model.route_shape();
         let mut experts = Vec::with_capacity(request.token_ids().len() * layers * k);
         let mut weights = has_weights.then(Vec::new);
         for position in 0..request.token_ids().len() {
@@ -216,9 +216,7 @@ impl TraceBuilder {
     }
 
     fn layout(&self) -> Layout<'_> {
-        let mut metadata = Layout::metadata(FORMAT);
-        self.model.to_metadata(&mut metadata);
-        self.provenance.to_metadata(&mut metadata);
+        let metadata = Layout::metadata(FORMAT, &self.model, &self.provenance);
         let (tokens, requests) = (self.tokens(), self.requests());
         let shape = [tokens, self.model.layers(), usize::from(self.model.top_k)];
         let mut tensors = vec![

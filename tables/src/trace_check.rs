@@ -1,5 +1,5 @@
-//! What a trace must be: checked request by request, so that pages can leave memory again and one bad request can be told from
-//! a bad file.
+//! The rules of a trace, checked request by request: pages can leave memory again, and one bad request is distinguished
+//! from a bad file.
 
 use half::f16;
 

@@ -8,12 +8,12 @@ use crate::trace::{ExpertRows, FORMAT};
 use crate::trace_check::RouteCheck;
 use crate::{FormatError, ModelInfo, Provenance, Trace, TraceRequest};
 
-/// A trace whose header, shapes and offsets were checked when it was opened, and whose requests were not: use a request only
-/// after [`TraceRows::check`] accepted it.
+/// A trace whose header, shapes and offsets were checked when it was opened, and whose requests were not: use a request
+/// only after [`TraceRows::check`] accepted it.
 #[derive(Debug)]
 pub struct TraceRows(Trace);
 
-/// What [`TraceRows::check`] needs; one for each thread.
+/// State of [`TraceRows::check`]; one for each thread.
 #[derive(Debug)]
 pub struct RequestCheck(RouteCheck);
 

@@ -44,8 +44,8 @@ impl TraceWriter {
         })
     }
 
-    /// Adds a request, as [`TraceBuilder::push`]. After an error of the disk the trace is of no use any more; after any other
-    /// nothing was added.
+    /// Adds a request, as [`TraceBuilder::push`]. After an error of the disk the trace is of no use any more; after any
+    /// other nothing was added.
     ///
     /// # Errors
     /// Names what is wrong: lengths, ids out of range, repeated experts, weights that are not finite; or the disk.
@@ -142,9 +142,7 @@ impl TraceWriter {
         let (token_ids, experts) = (spooled(self.token_ids)?, spooled(self.experts)?);
         let weights = self.weights.map(spooled).transpose()?;
         let model = self.rules.model();
-        let mut metadata = Layout::metadata(FORMAT);
-        model.to_metadata(&mut metadata);
-        self.provenance.to_metadata(&mut metadata);
+        let metadata = Layout::metadata(FORMAT, model, &self.provenance);
         let tokens = self.offsets.last().copied().unwrap_or_default();
         let requests = self.prompt_lengths.len() as u64;
         let shape = [tokens, model.layers() as u64, u64::from(model.top_k)];

@@ -8,7 +8,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use semmoe_tables::*;
 
-/// What is known of a row: a share for every group, adding up to one.
+/// A row: a share for every group, adding up to one.
 type Row = Option<Vec<f64>>;
 
 fn any_rows(groups: std::ops::RangeInclusive<u16>, rows: usize) -> impl Strategy<Value = (u16, Vec<Row>)> {
@@ -136,14 +136,16 @@ fn what_is_left_of_one_step_does_not_count_in_the_next() {
         assert_eq!(even.groups(), expected.groups());
         assert_eq!((even.fullest(), even.fullest_wanted()), (4, 8));
     }
-    // All alike: the first rows stay, the last ones go to the next best with room. Then those of which nothing is known.
+    // All alike: the first rows stay, the last ones go to the next best with room. Then those of which nothing is
+    // known.
     assert_eq!(even.groups(), [1, 0, 0, 0, 0, 1, 2, 2, 2, 2, 1]);
     even.clear();
     even.settle();
     assert!(even.groups().is_empty() && even.fullest_wanted() == 0);
 }
 
-/// Steps in sixty-fourths of a share, so that losses are exact and often alike, and their groups; the SGLang plug-in's test reads them.
+/// Steps in sixty-fourths of a share, so that losses are exact and often alike, and their groups; the SGLang plug-in's
+/// test reads them.
 fn golden() -> String {
     let mut random = 1u64;
     let mut below = |bound: u64| {

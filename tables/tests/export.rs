@@ -97,7 +97,7 @@ fn ascend_has_layers_by_their_number_among_those_with_experts() {
     );
 }
 
-/// What the readers of these files make of them: experts of all slots, layer by layer.
+/// The files as their readers interpret them: experts of all slots, layer by layer.
 fn slots_of_tensorrt_llm(text: &str) -> Vec<i32> {
     let rows = text.lines().filter_map(|line| line.strip_prefix("  ")?.split_once(": "));
     rows.flat_map(|(_, row)| serde_json::from_str::<Vec<i32>>(row).unwrap()).collect()

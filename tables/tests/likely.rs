@@ -24,7 +24,8 @@ fn any_labels(groups: u16) -> impl Strategy<Value = (Vec<u16>, Vec<f16>)> {
     })
 }
 
-/// All shares, from the rule in words: what has no label shares the rest evenly, up to the last label, nothing is impossible.
+/// All shares, from the rule in words: what has no label shares the rest evenly, up to the last label, nothing is
+/// impossible.
 fn written_out(labels: &GroupLabels<'_>, groups: u16) -> Vec<f64> {
     let least = f16::MIN_POSITIVE.to_f64();
     let labelled: f64 = labels.probs.iter().map(|prob| prob.to_f64()).sum();
@@ -135,7 +136,7 @@ fn a_tokens_group_holds_most_of_its_experts_and_of_equals_is_the_lowest() {
         let experts = experts.iter().map(|&expert| ExpertId::new(expert));
         placement.main_group(LayerIdx::new(layer), experts, &mut counts).get()
     };
-    // What is left of one call does not count in the next.
+    // Leftovers of one call do not count in the next.
     for (layer, experts, expected) in
         [(0, &[4, 5, 0][..], 2), (0, &[3, 0, 5], 0), (0, &[5, 3], 1), (1, &[0, 1, 3], 2), (1, &[1], 1), (1, &[], 0)]
     {

@@ -34,7 +34,7 @@ proptest! {
         let both = merged(&model, [&a, &b]);
         prop_assert_eq!(both.without(&b).unwrap().unwrap().digest(), a.digest());
         prop_assert_eq!(a.without(&a).unwrap().unwrap().total_tokens(), 0);
-        // What is no part is found out, or nothing is wrong with the rest.
+        // A profile that is no part is detected, or the rest is valid.
         match a.without(&b).unwrap() {
             Some(rest) => prop_assert_eq!(merged(&model, [&rest, &b]).digest(), a.digest()),
             None => prop_assert!(b.total_tokens() > 0),

@@ -26,7 +26,7 @@ fn families() -> Vec<Checkpoint> {
     ]
 }
 
-/// What the permuted checkpoint must hold: written apart from the crate's own code, by the words of the facts.
+/// The expected content of the permuted checkpoint, derived independently of the crate's own code.
 fn expected(checkpoint: &Checkpoint, tables: &Tables) -> BTreeMap<String, Tensor> {
     let mut expected = checkpoint.tensors.clone();
     for (index, layer) in [1u16, 2].into_iter().enumerate() {
@@ -153,7 +153,7 @@ fn files_of_another_permutation_are_not_taken_over() {
     let error = folder.permute(&tables(1)).unwrap_err();
     assert!(error.contains("model-00001-of-00002.safetensors is not a part of this permutation"), "{error}");
 
-    // Where no names change, the self-check tells.
+    // Where no names change, the self-check detects it.
     let folder = Folder::of(&Checkpoint::gpt_oss(true));
     folder.permute(&tables(2)).unwrap();
     std::fs::remove_file(folder.out().join("config.json")).unwrap();

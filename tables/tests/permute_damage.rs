@@ -1,4 +1,5 @@
-//! Checkpoints damaged at random: an error or a proven copy, never a panic, and never an output that looks whole after an error.
+//! Checkpoints damaged at random: an error or a proven copy, never a panic, and never an output that looks whole after
+//! an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod checkpoint;
@@ -11,7 +12,7 @@ use checkpoint::folder::{Folder, tables};
 use proptest::prelude::*;
 use semmoe_tables::permute::permute;
 
-/// What may happen to a file.
+/// Damage to a file.
 #[derive(Clone, Debug)]
 enum Damage {
     Cut(prop::sample::Index),

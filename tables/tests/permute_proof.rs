@@ -1,4 +1,4 @@
-//! What layers compute: the numeric self-check against permutations that are wrong in one place.
+//! The numeric self-check against permutations that are wrong in one place.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod checkpoint;

@@ -1,4 +1,5 @@
-//! Checkpoints, configurations and directories that are not permuted: each is told in one sentence, and nothing is written.
+//! Checkpoints, configurations and directories that are not permuted: each gets an error of one sentence, and nothing
+//! is written.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod checkpoint;

@@ -1,4 +1,4 @@
-//! What is written is what is read, equal content gives equal bytes, and a foreign reader agrees.
+//! Files read back as written, equal content gives equal bytes, and a foreign reader agrees.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -208,7 +208,7 @@ fn the_wide_form_is_read_for_few_experts() {
     let experts = parts.tensors.iter_mut().find(|(name, ..)| name == "experts").unwrap();
     let wide = experts.3.iter().flat_map(|&id| if id == 255 { [255, 255] } else { [id, 0] }).collect();
     (experts.1, experts.3) = (safetensors::Dtype::U16, wide);
-    let wide = Trace::from_bytes(parts.bytes()).unwrap();
+    let wide = Trace::from_bytes(parts.without_meta("digest").bytes()).unwrap();
     let again = TraceBuilder::select(&wide, |_, _| true).unwrap();
     assert_eq!(again.digest(), Trace::from_bytes(narrow).unwrap().digest());
 }
@@ -222,4 +222,31 @@ fn digests_are_those_of_the_specification() {
     assert_eq!(trace.digest(), "25ba49dc72dc9ba25b25751806ca0213f776d736d34b630122306fe5a781c34c");
     assert_eq!(tables.digest(), "59e17a3811d2ed876de7a652a9236ff87167096fa51b3764ff0b41842e8bed14");
     assert_eq!(tables.placement_digest(), "ead4b99d88c1773f581df2efa8e11e32e3fdbe768e6bca56a18e4e4a67ba9198");
+}
+
+#[test]
+fn a_stored_digest_is_checked_and_its_absence_is_reported() {
+    let model = model(4, 2, 7, &[0, 2]);
+    let trace = trace_builder(&model, &requests(&model, 4, 5, false)).to_bytes().unwrap();
+    let profile = {
+        let mut builder = profile_builder(&model, Phase::All);
+        builder.add_profile(&common::profile(&model, 3)).unwrap();
+        builder.to_bytes().unwrap()
+    };
+    let tables = dp_tables(&model, 2).to_bytes().unwrap();
+    let refused = |tensor: &str, file: &[u8], open: &dyn Fn(Vec<u8>) -> Result<bool, FormatError>| {
+        let parts = Parts::of(file);
+        assert!(open(file.to_vec()).unwrap(), "a new file states its digest");
+        assert!(!open(parts.clone().without_meta("digest").bytes()).unwrap(), "an old file does not, and opens");
+        for stated in [parts.clone().meta("digest", "00"), parts.damage(tensor, 0, &[1, 0])] {
+            let error = open(stated.bytes()).unwrap_err().to_string();
+            assert!(error.contains("`digest`") && error.contains("the digest of the tensors"), "{error}");
+        }
+    };
+    // Values that the format allows, so that only the digest shows the damage.
+    refused("prompt_lengths", &trace, &|bytes| Trace::from_bytes(bytes).map(|file| file.has_stored_digest()));
+    refused("price", &tables, &|bytes| Tables::from_bytes(bytes).map(|file| file.has_stored_digest()));
+    let stated = Parts::of(&profile).meta("digest", "00").bytes();
+    assert!(Profile::from_bytes(stated).unwrap_err().to_string().contains("`digest`"));
+    assert!(Profile::from_bytes(profile).unwrap().has_stored_digest());
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs curl and the official `openai` package unchanged against the gateway, and SGLang's and vLLM's routers in front of
-workers: run.py [--guidellm] [SEMMOE].
+"""Runs curl and the official `openai` package unchanged against the gateway, that, LangChain and LiteLLM against `up`, and SGLang's and
+vLLM's routers in front of workers: run.py [--guidellm] [SEMMOE].
 
 With --guidellm GuideLLM, too, which brings PyTorch along: 6 GB and some minutes. Without PyPI or curl its part is left out, and that is said;
 the rest must pass."""
@@ -112,6 +112,20 @@ def with_openai(base, folder):
         subprocess.run([python, HERE / "with_openai.py", base + "/v1", KEY], check=True, timeout=120)
 
 
+def with_frameworks(folder):
+    python = python_with("frameworks", folder, "LangChain and LiteLLM were")
+    if not python:
+        return
+    up = subprocess.Popen([SEMMOE, "up", "--port", "0", "--data", folder / "up"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        base = next((match[1] for line in up.stdout if (match := re.match(r"ready: (\S+)", line))), None)
+        assert base, f"`up` was not ready (exit code {up.wait()})"
+        subprocess.run([python, HERE / "with_frameworks.py", base + "/v1", "tiny-qwen3moe-15m"], check=True, timeout=180)
+    finally:
+        up.terminate()
+        up.wait(timeout=60)
+
+
 def with_workers(folder):
     if python := python_with("routers", folder, "sglang-router and vllm-router were"):
         routers.run(python, SEMMOE, folder)
@@ -131,4 +145,5 @@ with tempfile.TemporaryDirectory() as folder:
         process.terminate()
         code = process.wait(timeout=60)
     assert code == 0, f"the gateway left with exit code {code}"
+    with_frameworks(folder)
     with_workers(folder)

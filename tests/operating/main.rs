@@ -1,5 +1,6 @@
-//! docs/operating.md, done as it stands: every command and configuration of its two ways, from what runs today to affinity and
-//! back, against mock engines that are started as the document starts them, and SGLang's against rank processes.
+//! docs/operating.md, done as it stands: every command and configuration of its two ways, from what runs today to
+//! affinity and back, against mock engines that are started as the document starts them, and SGLang's against rank
+//! processes.
 
 mod document;
 mod engine;

@@ -1,4 +1,5 @@
-//! Who does what the document says: runs its commands, with this test's folder, addresses and model in place of the document's.
+//! Who does what the document says: runs its commands, with this test's folder, addresses and model in place of the
+//! document's.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

@@ -2,8 +2,8 @@
 """Uses the admin plane's page in a headless browser, as an operator would: run.py [SEMMOE] [KEEP].
 
 A gateway with two mock engines of four ranks, tables and requests; drain, rollback, reload and the token by mouse and keyboard; an engine
-that is killed under load, and a rank of a real unit, must turn red within two seconds, with the default settings (without requests a
-health interval or two pass). The console must stay silent, nothing may be loaded from elsewhere, every text must have
+that is killed under load, one that is killed while nothing runs, and a rank of a real unit, must turn red within two seconds, with the
+default settings. The console must stay silent, nothing may be loaded from elsewhere, every text must have
 the contrast of WCAG's AA in light and dark, and a phone must need no sideways scrolling. KEEP is a folder for screenshots. Without a
 Chromium or Chrome that works this says so and checks nothing."""
 import contextlib, hashlib, json, pathlib, random, re, shutil, subprocess, sys, tempfile, threading, time, urllib.error, urllib.request
@@ -31,7 +31,7 @@ def tables(folder):
     profile, trace = folder / "p.profile.safetensors", ROOT / "tests/data/reference.trace.safetensors"
     semmoe("profile", "build", trace, "--out", profile)
     made = [folder / f"{name}.tables.safetensors" for name in ("first", "second")]
-    for path, more in zip(made, ([], ["--trace", trace])):
+    for path, more in zip(made, ([], ["--trace", trace, "--hold-out", "0.3"])):
         semmoe("solve", "--profile", profile, "--groups", RANKS, "--placement", "linear", "--out", path, *more)
     return made
 
@@ -134,6 +134,7 @@ def figures(page):
     page.until("/Observed: \\d/.test(document.querySelector('#lar').textContent) && /1\\/n: 25.0 %/.test(document.querySelector('#lar').textContent)")
     page.until("/80 % by affinity, the rest by least_load/.test(document.querySelector('#routing').textContent)")
     page.until("document.querySelectorAll('#answers tbody tr').length >= 4")
+    page.until("document.querySelector('#tables').textContent.includes('Promised LAR') && document.querySelector('#tables').textContent.split('not held out').length === 3")
 
 
 def operate(page, admin, config, second):
@@ -152,6 +153,7 @@ def operate(page, admin, config, second):
     page.until(f"{tile('pod-a')}.classList.contains('good')", 10)
     post(admin + "/admin/tables", {"backend": "pod-a", "path": second.name})
     page.until(f"Boolean({button('Roll tables back', tile('pod-a'))}) && /second/.test(document.querySelector('#tables').textContent)", 10)
+    page.until("document.querySelector('#tables').textContent.split('not held out').length === 2")
     page.click(button("Roll tables back", tile("pod-a")))
     page.until("document.querySelector('#ask').open && document.querySelector('#ask select').options.length === 1")
     page.click("document.querySelector('#ask-yes')")
@@ -222,6 +224,24 @@ def red(page, name, ranks, process):
     took = time.monotonic() - killed
     assert took <= RED_WITHIN_SECONDS, f"{name} turned red after {took:.1f} s"
     return took
+
+
+def die_idle(folder, processes):
+    """No request, before or after: a closed idle connection is all that there is to see. At three phases of the health interval."""
+    took = []
+    for phase in range(3):
+        process, url = engine(processes)
+        config = folder / f"idle-{phase}.toml"
+        config.write_text('[server]\nlisten = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\n[[models]]\nname = "tiny"\npolicy = "least_load"\n'
+                          f'[[models.backends]]\nname = "pod-idle"\nengine = "sglang"\nurl = "{url}"\n')
+        _, admin = serve(config, processes)
+        page = browser.Page(admin + "/ui")
+        processes.callback(page.close)
+        page.until(f"{tile('pod-idle')}?.classList.contains('good')")
+        time.sleep(5 + 1.7 * phase)
+        took.append(red(page, "pod-idle", RANKS, process))
+        assert not (said := page.complaints()), said
+    return max(took)
 
 
 def unit(processes):
@@ -306,7 +326,8 @@ def main():
         processes.callback(page.close)
         engine_took = use(page, folder, admin, config, second, engines[0][0])
         rank_took = lose_a_rank(folder, processes)
-    print(f"ui: ok ({size} bytes; red after {engine_took:.1f} s for a dead engine, {rank_took:.1f} s for a dead rank)")
+        idle_took = die_idle(folder, processes)
+    print(f"ui: ok ({size} bytes; red after {engine_took:.1f} s for a dead engine, {idle_took:.1f} s for an idle one, {rank_took:.1f} s for a dead rank)")
 
 
 main()

@@ -1,9 +1,9 @@
 //! How fast a prompt is scored: ids and the sum of T's rows, on one thread.
 //!
-//! `wire TOKENIZER.json RANKS PROMPTS.jsonl...`: prompts are cut or joined to about 1,000 tokens, each seen for the first
-//! time, and timed one by one: the whole score, the sum in it, and the oracle's ids; in turns of 100 prompts, so that
-//! both see the same machine and neither the other's caches. Then texts of one word, by length: what a request can cost at
-//! most. Set `FASTOKENS_BPE_THREADS=1` for one thread on long texts too.
+//! `wire TOKENIZER.json RANKS PROMPTS.jsonl...`: prompts are cut or joined to about 1,000 tokens, each seen for the
+//! first time, and timed one by one: the whole score, the sum in it, and the oracle's ids; in turns of 100 prompts, so
+//! that both see the same machine and neither the other's caches. Then texts of one word, by length: what a request can
+//! cost at most. Set `FASTOKENS_BPE_THREADS=1` for one thread on long texts too.
 
 use std::error::Error;
 use std::io::Write;
@@ -14,8 +14,8 @@ use semmoe_text::{Scorer, Tokenizer};
 /// About 1,000 tokens of English.
 const PROMPT_BYTES: usize = 4400;
 /// Prompts timed at most.
-const MOST_PROMPTS: usize = 4000;
-/// Prompts that one library encodes before the other has its turn.
+const MAX_PROMPTS: usize = 4000;
+/// Prompts that one library encodes before the other follows.
 const TURN: usize = 100;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for path in files {
         prompts.extend(thousand_token_prompts(&std::fs::read_to_string(path)?)?);
     }
-    prompts.truncate(MOST_PROMPTS);
+    prompts.truncate(MAX_PROMPTS);
     let (mut whole, mut sums, mut oracle) = (Vec::new(), Vec::new(), Vec::new());
     let (mut bytes, mut tokens) = (0, 0);
     for turn in prompts.chunks(TURN) {

@@ -1,5 +1,5 @@
-//! The chat that most requests are, read where it stands in the body: messages that are a role and a text, and nothing beside them
-//! that a template looks at.
+//! The chat that most requests are, read where it stands in the body: messages that are a role and a text, and nothing
+//! beside them that a template looks at.
 
 mod quick;
 
@@ -16,8 +16,8 @@ use serde_json::value::RawValue;
 /// Fields of a body that change what a template writes.
 const LOOKED_AT: [&str; 3] = ["tools", "chat_template_kwargs", "add_generation_prompt"];
 
-/// A chat of messages with a role and a text each. Everything else about it is as a template finds it by default: no tools, no variables, and the
-/// assistant's turn to open.
+/// A chat of messages with a role and a text each. Everything else about it is as a template finds it by default: no
+/// tools, no variables, and the assistant's turn to open.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PlainChat<'a> {
     messages: Vec<PlainMessage<'a>>,
@@ -42,11 +42,12 @@ impl<'a> PlainChat<'a> {
         &self.messages
     }
 
-    /// Reads a body; `None` where it is JSON but another kind of chat, or none: [`Prompt::from_json`](crate::Prompt::from_json)
-    /// reads it then. What follows what makes it another kind is not looked at.
+    /// Reads a body; `None` where it is JSON but another kind of chat, or none:
+    /// [`Prompt::from_json`](crate::Prompt::from_json) reads it then. What follows what makes it another kind is not
+    /// looked at.
     ///
     /// # Errors
-    /// What is not JSON.
+    /// Text that is not JSON.
     pub fn read(body: &'a str) -> Result<Option<Self>, serde_json::Error> {
         match Self::quickly(body) {
             Some((chat, _)) => Ok(Some(chat)),
@@ -54,8 +55,8 @@ impl<'a> PlainChat<'a> {
         }
     }
 
-    /// Reads a body as clients usually write it, and tells where the list of messages stands; `None`: [`PlainChat::read`] may find
-    /// more. A body that is read here is JSON.
+    /// Reads a body as clients usually write it, and returns where the list of messages stands; `None`:
+    /// [`PlainChat::read`] may find more. A body that is read here is JSON.
     pub fn quickly(body: &'a str) -> Option<(Self, Range<usize>)> {
         quick::messages(body).map(|(messages, at)| (Self { messages }, at))
     }
@@ -108,7 +109,7 @@ impl Serialize for PlainChat<'_> {
     }
 }
 
-/// Tells an error of the grammar from the end that reading comes to where the chat turns out to be of another kind.
+/// Distinguishes an error of the grammar from an early end, where the chat turns out to be of another kind.
 #[derive(Default)]
 struct Other {
     found: Cell<bool>,
@@ -146,8 +147,8 @@ impl<'de> Deserialize<'de> for Key<'de> {
     }
 }
 
-/// The text that a JSON string stands for; `None` of what is no string. Texts are long and full of line ends, so what stands
-/// between two escapes is copied at once, and into room that is taken once.
+/// The text that a JSON string stands for; `None` of what is no string. Texts are long and full of line ends, so what
+/// stands between two escapes is copied at once, and into room that is taken once.
 fn text(json: &str) -> Option<Cow<'_, str>> {
     let raw = json.strip_prefix('"')?.strip_suffix('"')?;
     let Some(mut escape) = memchr::memchr(b'\\', raw.as_bytes()) else { return Some(Cow::Borrowed(raw)) };
@@ -187,7 +188,7 @@ fn unescape_unicode<'a>(digits: &'a str, text: &mut String) -> Option<&'a str> {
     let (first, rest) = code_unit(digits)?;
     let (character, rest) = match char::from_u32(first.into()) {
         Some(character) => (character, rest),
-        // Half of a pair; one without the other is an error, which the whole parser tells.
+        // Half of a pair; one without the other is an error, which the whole parser reports.
         None => {
             let (second, rest) = code_unit(rest.strip_prefix("\\u")?)?;
             (char::decode_utf16([first, second]).next()?.ok()?, rest)
@@ -378,7 +379,7 @@ mod tests {
             prop_assert_eq!(read, expected.filter(|_| serde_json::from_str::<String>(&json).is_ok()));
         }
 
-        /// What is read quickly is what is read slowly; and most of it is read quickly.
+        /// Both readers agree, and the quick one reads most bodies.
         #[test]
         fn quick_reading_is_slow_reading(body in quick::tests::body()) {
             let slowly = PlainChat::read_slowly(&body);

@@ -57,7 +57,7 @@ impl PromptEncoder {
         Ok(Self { oracle: Oracle::new(inner, path), fast, around, vocab_size, sha256 })
     }
 
-    /// Lets go of the oracle where the fast library serves and the oracle can be read again.
+    /// Releases the oracle where the fast library serves and the oracle can be read again.
     pub(crate) fn leave_oracle(&mut self) {
         if self.fast.is_ok() {
             self.oracle.leave();
@@ -77,19 +77,26 @@ impl PromptEncoder {
     }
 
     /// The ids of `text`. Special tokens written in the text are recognised; none are added around it.
+    ///
+    /// # Errors
+    /// `TextError`: a text that the tokenizer rejects, or one that needs the oracle while that is away.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.encode_with(text, false)
     }
 
-    /// The ids of a prompt that is a text: with the special tokens that the tokenizer's file puts around one (a model may
-    /// begin with BOS), as engines add them. A chat template writes its own.
+    /// The ids of a prompt that is a text: with the special tokens that the tokenizer's file puts around one (a model
+    /// may begin with BOS), as engines add them. A chat template writes its own.
+    ///
+    /// # Errors
+    /// As `PromptEncoder::encode`.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, TextError> {
         self.encode_with(text, true)
     }
 
-    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`]: the same ids, but a text of more than 64 KiB is encoded
-    /// in slices, and before each of them `keep_on` is asked whether anybody still wants it. A text without line ends, and every text
-    /// of a tokenizer whose ids would notice ([`Self::cuts_long_texts`]), is one slice.
+    /// As [`Self::encode_prompt`] with `special`, else as [`Self::encode`]: the same ids, but a text of more than 64
+    /// KiB is encoded in slices, and before each of them `keep_on` is asked whether anybody still wants it. A text
+    /// without line ends, and every text of a tokenizer whose ids would notice ([`Self::cuts_long_texts`]), is one
+    /// slice.
     ///
     /// # Errors
     /// [`TextError::GivenUp`] when `keep_on` says no, [`TextError::OracleAway`] when the text needs it.
@@ -133,6 +140,9 @@ impl PromptEncoder {
     }
 
     /// The ids by slices of at least so many bytes, whatever the text's length: to be compared with whole ones.
+    ///
+    /// # Errors
+    /// As `PromptEncoder::encode`; `TextError` where the work was stopped.
     pub fn encode_in_slices(&self, text: &str, special: bool, slice_bytes: usize) -> Result<Vec<u32>, TextError> {
         self.encode_slices(text, special, slice_bytes, &mut || true)
     }
@@ -156,7 +166,8 @@ impl PromptEncoder {
         self.around.as_ref().is_some_and(|around| *around == Around::default())
     }
 
-    /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines use.
+    /// The ids of [`Self::encode_prompt`] with `special`, else of [`Self::encode`], by the library that the engines
+    /// use.
     ///
     /// # Errors
     /// [`TextError::OracleAway`], and what that library says.
@@ -165,10 +176,7 @@ impl PromptEncoder {
     }
 
     fn by_oracle(&self, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
-        match self.inner()?.encode_fast(text, special) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(TextError::Tokenize { action: "encode", reason: one_line(&error.to_string()) }),
-        }
+        ids_by(self.inner()?, text, special)
     }
 
     /// Which library encodes, and why.
@@ -179,21 +187,22 @@ impl PromptEncoder {
         }
     }
 
-    /// Keeps ids for up to `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs what is new in it.
-    /// Text between two added tokens is encoded on its own; its ids are found again by the text itself, whatever stood around
-    /// it. Zero switches this off. The oracle has no such cache.
+    /// Keeps ids for up to `bytes` bytes (text, ids and overhead), so that the next turn of a chat costs what is new in
+    /// it. Text between two added tokens is encoded on its own; its ids are found again by the text itself, whatever
+    /// stood around it. Zero switches this off. The oracle has no such cache.
     pub fn cache_segments(&mut self, bytes: usize) {
         if let Ok(fast) = &mut self.fast {
             fast.cache_segments(bytes);
         }
     }
 
-    /// What that cache did so far; zeros without one.
+    /// Statistics of that cache; zeros without one.
     pub fn segment_cache(&self) -> SegmentCache {
         self.fast.as_ref().map_or_else(|_| SegmentCache::default(), Fast::segment_cache)
     }
 
-    /// Texts so far, or parts of texts, that the fast library gave up on or is known to encode differently: the oracle encoded them.
+    /// Texts so far, or parts of texts, that the fast library gave up on or is known to encode differently: the oracle
+    /// encoded them.
     pub fn left_to_oracle(&self) -> u64 {
         self.fast.as_ref().map_or(0, Fast::left_to_oracle)
     }
@@ -220,6 +229,14 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, TextError
     let mut contents = Vec::new();
     file.take(limit).read_to_end(&mut contents).map_err(read)?;
     Ok(contents)
+}
+
+/// The ids of a text by the engines' own library.
+pub(crate) fn ids_by(library: &tokenizers::Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, TextError> {
+    match library.encode_fast(text, special) {
+        Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+        Err(error) => Err(TextError::Tokenize { action: "encode", reason: one_line(&error.to_string()) }),
+    }
 }
 
 /// Library messages may span lines; ours are one sentence.

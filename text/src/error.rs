@@ -1,4 +1,4 @@
-//! What can go wrong between text and token ids, and whose fault it is.
+//! Errors between text and token ids, and whose fault they are.
 
 use std::path::PathBuf;
 
@@ -35,10 +35,10 @@ pub enum TextError {
     /// A tokenizer file is not one.
     #[error("not a usable tokenizer: {reason}")]
     Tokenizer {
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
-    /// The text needs the library that the engines use, and that was let go of.
+    /// The text needs the library that the engines use, which was released.
     #[error("the text needs the tokenizer's second library, which is not loaded")]
     OracleAway,
     /// The file of a tokenizer was changed since it was read.
@@ -46,9 +46,9 @@ pub enum TextError {
     TokenizerChanged {
         /// The file.
         path: PathBuf,
-        /// What it holds.
+        /// The value found.
         found: String,
-        /// What it held.
+        /// The value found.
         expected: String,
     },
     /// A tokenizer failed on a text or on ids.
@@ -56,25 +56,25 @@ pub enum TextError {
     Tokenize {
         /// "encode" or "decode".
         action: &'static str,
-        /// What the library said.
+        /// The library's message.
         reason: String,
     },
     /// A `tokenizer_config.json` is not JSON, or its template is of another type.
     #[error("not a usable tokenizer configuration: {reason}")]
     TemplateConfig {
-        /// What was found.
+        /// The value found.
         reason: String,
     },
     /// A chat template does not parse.
     #[error("the chat template does not parse: {reason}")]
     TemplateSyntax {
-        /// What minijinja said.
+        /// Minijinja's message.
         reason: String,
     },
     /// A chat template refused the messages (`raise_exception`) or failed on them.
     #[error("the chat template cannot render these messages: {reason}")]
     TemplateRender {
-        /// What the template or minijinja said.
+        /// The message of the template or of minijinja.
         reason: String,
     },
     /// A chat request came for a model that has no chat template.
@@ -85,9 +85,9 @@ pub enum TextError {
     Field {
         /// The field, as a path into the body.
         field: String,
-        /// What it must be.
+        /// The expected value.
         expected: &'static str,
-        /// What it was.
+        /// The value found.
         found: String,
     },
     /// The caller did not want the ids of a long text any more.
@@ -105,7 +105,7 @@ pub enum TextError {
         field: &'static str,
         /// Its size.
         found: usize,
-        /// What is counted.
+        /// The quantity counted.
         unit: &'static str,
         /// The limit.
         limit: usize,
@@ -113,7 +113,8 @@ pub enum TextError {
 }
 
 impl TextError {
-    /// Who has to act on this error. A template that refuses the messages is the client's fault: engines answer 400 as well.
+    /// Who has to act on this error. A template that refuses the messages is the client's fault: engines answer 400 as
+    /// well.
     pub fn fault(&self) -> Fault {
         match self {
             Self::Field { .. } | Self::TooLarge { .. } | Self::TemplateRender { .. } | Self::NoTemplate => {

@@ -1,9 +1,10 @@
-//! The fast encoder, and the proof that it may be used: `fastokens` reads the same `tokenizer.json` and must give the ids
-//! of `tokenizers`, the library that the engines use, on every text of a self-check.
+//! The fast encoder, and the proof that it may be used: `fastokens` reads the same `tokenizer.json` and must give the
+//! ids of `tokenizers`, the library that the engines use, on every text of a self-check.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::encoder::ids_by;
 use crate::segments::{SegmentCache, Segments};
 use crate::{TextError, self_check};
 
@@ -55,15 +56,12 @@ impl Fast {
     }
 
     fn differs_in_segments(&self, text: &str, expected: &[u32], oracle: &tokenizers::Tokenizer) -> bool {
-        let slow = |text: &str, special| match oracle.encode_fast(text, special) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(TextError::Tokenize { action: "encode", reason: error.to_string() }),
-        };
+        let slow = |text: &str, special| ids_by(oracle, text, special);
         self.segments.is_some() && !self.encode(text, false, &slow).is_ok_and(|ids| ids == expected)
     }
 
-    /// The ids of `text`; `slow` gives those of what the library gives up on or is known to differ on, which is counted.
-    /// With `special`, the tokens that the tokenizer puts around a prompt are added.
+    /// The ids of `text`; `slow` gives those of what the library gives up on or is known to differ on, which is
+    /// counted. With `special`, the tokens that the tokenizer puts around a prompt are added.
     pub(crate) fn encode(&self, text: &str, special: bool, slow: Slow<'_>) -> Result<Vec<u32>, TextError> {
         let whole = |text: &str| match self.try_whole(text, special) {
             Some(ids) => Ok(ids),

@@ -1,4 +1,5 @@
-//! T in half precision, summed by the vector unit: half the memory of fixed point, so that more rows stay in the caches.
+//! T in half precision, summed by the vector unit: half the memory of fixed point, so that more rows stay in the
+//! caches.
 
 use half::f16;
 use semmoe_tables::Score;

@@ -1,7 +1,7 @@
 //! The identity of a tokenizer: SHA-256 over what decides its ids, independent of how the file is laid out.
 //!
-//! Hashed, each part with its length first: every token with its id, sorted by token (added tokens included); the merges in
-//! order; the added tokens by id with the flags that decide how they match.
+//! Hashed, each part with its length first: every token with its id, sorted by token (added tokens included); the
+//! merges in order; the added tokens by id with the flags that decide how they match.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
 //! Tokenizers, chat templates, and the score of a prompt with T.
 //!
-//! Pure: no sockets, clock, environment or randomness. A request body goes through [`Prompt::from_json`] to token ids with
-//! [`prompt_ids`], and from there to a [`Scorer`]; an engine's answer goes back to text with [`IncrementalDecoder`].
+//! Pure: no sockets, clock, environment or randomness. A request body goes through [`Prompt::from_json`] to token ids
+//! with [`prompt_ids`], and from there to a [`Scorer`]; an engine's answer goes back to text with
+//! [`IncrementalDecoder`].
 
 mod chat;
 mod encoder;

@@ -12,7 +12,7 @@ pub(crate) const FILE_LIMIT_BYTES: u64 = 256 << 20;
 /// The oracle of a tokenizer. It takes tens of MB, and where the fast library serves, nearly no text needs it.
 pub(crate) struct Oracle {
     loaded: OnceLock<tokenizers::Tokenizer>,
-    /// Held by whoever loads it.
+    /// Held by the thread that loads it.
     loading: Mutex<()>,
     /// Where it can be read again.
     path: Option<PathBuf>,
@@ -23,7 +23,7 @@ impl Oracle {
         Self { loaded: OnceLock::from(inner), loading: Mutex::new(()), path }
     }
 
-    /// Lets go of it, if it can be read again.
+    /// Releases it, if it can be read again.
     pub(crate) fn leave(&mut self) {
         if self.path.is_some() {
             self.loaded.take();
@@ -49,7 +49,7 @@ impl Oracle {
         if found != sha256 {
             return Err(TextError::TokenizerChanged { path: path.clone(), found, expected: sha256.to_owned() });
         }
-        // Nobody else sets it: the lock is held.
+        // The lock is held, so no other thread sets it.
         let _ = self.loaded.set(inner);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use tokenizers::{AddedVocabulary, DecoderWrapper, PreTokenizerWrapper};
 
-/// What stands for the space that a token begins with, as in SentencePiece vocabularies.
+/// The mark for a token's leading space in SentencePiece vocabularies.
 pub const SPACE_MARK: char = '\u{2581}';
 
 /// Whether the vocabulary writes bytes as printable characters, as GPT-2 does.

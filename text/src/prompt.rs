@@ -16,7 +16,7 @@ pub enum Route {
     Generate,
 }
 
-/// What one request may hold at most.
+/// Limits of one request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
     /// Bytes of text over all prompts of the request, after the template.
@@ -55,6 +55,9 @@ pub enum Prompt {
 
 impl Prompt {
     /// Finds the prompt in a parsed body. Never copies more than the body holds; wrong types are the client's fault.
+    ///
+    /// # Errors
+    /// `TextError::Field` names the field that is missing or of another type.
     pub fn from_json(route: Route, body: &Value) -> Result<Self, TextError> {
         match route {
             Route::Chat => chat(body),
@@ -112,7 +115,8 @@ fn chat(body: &Value) -> Result<Prompt, TextError> {
     Ok(Prompt::Messages { messages: messages.clone(), tools, variables, add_generation_prompt })
 }
 
-/// A string, a list of strings, a list of ids or a list of lists of ids. `text` takes no ids and `input_ids` no strings.
+/// A string, a list of strings, a list of ids or a list of lists of ids. `text` takes no ids and `input_ids` no
+/// strings.
 fn texts_or_ids(name: &'static str, value: &Value) -> Result<Prompt, TextError> {
     let expected = match name {
         "text" => "a string or a list of strings",
@@ -157,6 +161,9 @@ fn ids(name: &str, items: &[Value]) -> Result<Vec<u32>, TextError> {
 }
 
 /// The token ids of each prompt, as the engine will see them.
+///
+/// # Errors
+/// `TextError`: what the template or the tokenizer rejects.
 pub fn prompt_ids(
     prompt: &Prompt,
     tokenizer: &PromptEncoder,

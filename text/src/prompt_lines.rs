@@ -9,7 +9,7 @@ use serde_json::Value;
 /// The longest line taken, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// What the lines of a file are.
+/// The format of the lines of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineForm {
     /// A JSON object each.
@@ -25,7 +25,7 @@ pub enum LinePrompt {
     Messages {
         /// The turns.
         messages: Value,
-        /// What the model may call.
+        /// The tools that the model may call.
         tools: Option<Value>,
     },
     /// Token ids.
@@ -52,13 +52,13 @@ pub enum PromptLineError {
         path: PathBuf,
         /// From 1.
         line: usize,
-        /// What is wrong with it.
+        /// The problem.
         cause: String,
     },
 }
 
-/// The prompts of a file with their line numbers, from 1; blank lines are passed over. A wrong line is an error and the lines after
-/// it follow, unless it is too long; an error of the file is the last item.
+/// The prompts of a file with their line numbers, from 1; blank lines are passed over. A wrong line is an error and the
+/// lines after it follow, unless it is too long; an error of the file is the last item.
 #[derive(Debug)]
 pub struct PromptLines {
     reader: BufReader<File>,
@@ -71,6 +71,9 @@ pub struct PromptLines {
 
 impl PromptLines {
     /// Opens `path`.
+    ///
+    /// # Errors
+    /// `PromptLineError` where the file cannot be read.
     pub fn open(path: &Path, form: LineForm) -> Result<Self, PromptLineError> {
         let file = File::open(path).map_err(|source| PromptLineError::Io { path: path.to_path_buf(), source })?;
         let reader = BufReader::new(file);
@@ -123,8 +126,8 @@ fn parse(line: &[u8], form: LineForm) -> Result<LinePrompt, String> {
     }
 }
 
-/// `messages` win over `input_ids`, and these over `prompt`: where a data set has messages, `prompt` is often the last turn
-/// alone.
+/// `messages` win over `input_ids`, and these over `prompt`: where a data set has messages, `prompt` is often the last
+/// turn alone.
 fn find_prompt(mut record: Value) -> Result<LinePrompt, String> {
     let Some(object) = record.as_object_mut() else { return Err("not a JSON object".into()) };
     let mut take = |name: &str| object.remove(name).filter(|value| !value.is_null());

@@ -10,11 +10,11 @@ const ONE: f64 = (1 << 24) as f64;
 /// Rows that are added up in 32 bits before they go into the sums: 255 * 2^24 < 2^32.
 const ROWS_PER_BLOCK: usize = 255;
 
-/// T, made ready to be summed: the rows of [`Tables::token_row`] as they are where the processor sums halves, 2 bytes a share, or
-/// else in fixed point, 4 bytes.
+/// T, made ready to be summed: the rows of [`Tables::token_row`] as they are where the processor sums halves, 2 bytes a
+/// share, or else in fixed point, 4 bytes.
 ///
-/// Gives what [`Score::of_rows`] gives, bit for bit, several times faster: sums of integers, exact and so independent of
-/// the order of tokens.
+/// Gives what [`Score::of_rows`] gives, bit for bit, several times faster: sums of integers, exact and so independent
+/// of the order of tokens.
 #[derive(Debug)]
 pub struct Scorer {
     ranks: usize,

@@ -1,9 +1,9 @@
 //! Texts cut at their added tokens, and the ids of what stands between, kept.
 //!
-//! The encoders take a text apart at its added tokens first, and encode every part on its own. Where that cut can be found in the
-//! text as it is, before any normalization, the ids of a part depend on nothing but its bytes: the earlier turns of a chat are
-//! found again without being normalized or looked at a second time. Whether a tokenizer keeps to that is tried when it is
-//! loaded, by the same texts that try the fast encoder.
+//! The encoders take a text apart at its added tokens first, and encode every part on its own. Where that cut can be
+//! found in the text as it is, before any normalization, the ids of a part depend on nothing but its bytes: the earlier
+//! turns of a chat are found again without being normalized or looked at a second time. Whether a tokenizer keeps to
+//! that is tried when it is loaded, by the same texts that try the fast encoder.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,15 +14,16 @@ use std::hash::BuildHasher;
 use crate::TextError;
 
 /// Most parts of the cache, with a lock each.
-const MOST_SETS: usize = 64;
-/// A part has room for so much at least: some 30 turns of 700 words. With fewer, chance gives some parts more than they hold.
+const MAX_SETS: usize = 64;
+/// A part has room for so much at least: some 30 turns of 700 words. With fewer, chance gives some parts more than they
+/// hold.
 const SET_BYTES: usize = 256 << 10;
 /// Entries of one set: they are looked through one by one.
-const MOST_ENTRIES: usize = 512;
-/// What an entry takes beside its text and its ids.
+const MAX_ENTRIES: usize = 512;
+/// Overhead of an entry beside its text and its ids.
 const ENTRY_BYTES: usize = 96;
 
-/// What the cache of [`PromptEncoder::cache_segments`](crate::PromptEncoder::cache_segments) did so far, and holds.
+/// Statistics and content of the cache of [`PromptEncoder::cache_segments`](crate::PromptEncoder::cache_segments).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentCache {
     /// Segments whose ids were reused.
@@ -69,8 +70,8 @@ impl Segments {
         self.cache.stats()
     }
 
-    /// The ids of `text`; `encode` gives those of a part without added tokens. A text that is one part is not kept: where there are
-    /// no turns, nothing comes again.
+    /// The ids of `text`; `encode` gives those of a part without added tokens. A text that is one part is not kept:
+    /// where there are no turns, nothing comes again.
     pub(crate) fn encode(
         &self,
         text: &str,
@@ -127,7 +128,7 @@ impl Entry {
 
 impl Cache {
     fn new(bytes: usize) -> Self {
-        let sets = (bytes / SET_BYTES).clamp(1, MOST_SETS);
+        let sets = (bytes / SET_BYTES).clamp(1, MAX_SETS);
         Self { sets: (0..sets).map(|_| Mutex::default()).collect(), most_bytes: bytes / sets }
     }
 
@@ -146,7 +147,7 @@ impl Cache {
             return Ok(());
         }
         let hash = FixedState::with_seed(0).hash_one(text);
-        // The upper bits: the lower ones tell entries of a set apart.
+        // The upper bits: the lower ones distinguish entries of a set.
         let set = &self.sets[(hash >> 56) as usize % self.sets.len()];
         let lock = || set.lock().unwrap_or_else(PoisonError::into_inner);
         if lock().find(hash, text, ids) {
@@ -204,7 +205,7 @@ impl Set {
         if bytes > most_bytes {
             return;
         }
-        while self.bytes + bytes > most_bytes || self.entries.len() >= MOST_ENTRIES {
+        while self.bytes + bytes > most_bytes || self.entries.len() >= MAX_ENTRIES {
             let Some((oldest, _)) = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.used) else { break };
             self.remove(oldest);
         }
@@ -263,11 +264,11 @@ mod tests {
 
     #[test]
     fn entries_of_a_set_are_bounded_and_long_texts_are_not_kept() {
-        let (cache, mut calls) = (Cache::new(MOST_SETS << 20), 0);
-        for number in 0..MOST_SETS * MOST_ENTRIES * 2 {
+        let (cache, mut calls) = (Cache::new(MAX_SETS << 20), 0);
+        for number in 0..MAX_SETS * MAX_ENTRIES * 2 {
             ids_of(&cache, &number.to_string(), &mut calls);
         }
-        assert!(cache.sets.iter().all(|set| set.lock().unwrap().entries.len() <= MOST_ENTRIES));
+        assert!(cache.sets.iter().all(|set| set.lock().unwrap().entries.len() <= MAX_ENTRIES));
         let before = cache.stats().bytes;
         ids_of(&cache, &"x".repeat(1 << 20), &mut calls);
         // The text would fit, its ids would not.

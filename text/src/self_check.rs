@@ -1,4 +1,5 @@
-//! The texts on which a fast encoder must equal the oracle before it is trusted: what tokenizers are known to differ on.
+//! The texts on which a fast encoder must equal the oracle before it is trusted: what tokenizers are known to differ
+//! on.
 //!
 //! A self-check of some milliseconds cannot prove equality; it finds a tokenizer whose rules the fast library does not
 //! follow. The proof by volume is `examples/differential.rs`.
@@ -7,7 +8,7 @@
 const RANDOM_TEXTS: usize = 300;
 
 /// Added tokens tried; some vocabularies have tens of thousands.
-const MOST_ADDED_TOKENS: usize = 400;
+const MAX_ADDED_TOKENS: usize = 400;
 
 /// Pieces at whose seams split rules, normalizers and merges differ.
 const PIECES: [&str; 64] = [
@@ -81,7 +82,7 @@ const PIECES: [&str; 64] = [
 pub(crate) fn texts(oracle: &tokenizers::Tokenizer) -> Vec<String> {
     let mut added: Vec<String> = oracle.get_added_vocabulary().get_vocab().keys().cloned().collect();
     added.sort_unstable();
-    let stride = added.len().div_ceil(MOST_ADDED_TOKENS).max(1);
+    let stride = added.len().div_ceil(MAX_ADDED_TOKENS).max(1);
     let added: Vec<String> = added.into_iter().step_by(stride).collect();
 
     let mut texts = vec![String::new(), "a".repeat(3000), " ".repeat(300), "中".repeat(700), "0".repeat(200)];

@@ -1,8 +1,8 @@
 //! Cutting a long text where its ids cannot notice, so that encoding it can be given up on the way.
 //!
-//! A text is cut behind a line end that stands between a character that is not white space and a letter or digit. The split
-//! rules of byte-level tokenizers end a piece there whatever follows, and no merge crosses a piece. Whether a tokenizer
-//! keeps to that is tried when it is loaded, on texts made for it; one that does not is never cut.
+//! A text is cut behind a line end that stands between a character that is not white space and a letter or digit. The
+//! split rules of byte-level tokenizers end a piece there whatever follows, and no merge crosses a piece. Whether a
+//! tokenizer keeps to that is tried when it is loaded, on texts made for it; one that does not is never cut.
 
 use tokenizers::AddedToken;
 
@@ -49,7 +49,8 @@ fn reaches_over_a_cut(token: &AddedToken) -> bool {
     token.content.contains('\n') || (token.lstrip && first.is_none_or(char::is_alphanumeric))
 }
 
-/// The slices of `text`, in order: each the shortest of at least `least_bytes` that ends at a cut, the last one what is left.
+/// The slices of `text`, in order: each the shortest of at least `least_bytes` that ends at a cut, the last one what is
+/// left.
 pub(crate) fn slices(text: &str, least_bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

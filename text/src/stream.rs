@@ -7,8 +7,9 @@ const HELD_BACK: usize = 4;
 /// From this many undecided ids on, the window is cut where a cut is provably harmless.
 const WINDOW_LIMIT: usize = 32;
 
-/// Turns ids into text piece by piece: the pieces put together are what decoding all the ids at once gives (for tokenizers
-/// whose decoder works on bytes; SentencePiece byte fallback shows whole characters where the library would give up a run).
+/// Turns ids into text piece by piece: the pieces put together are what decoding all the ids at once gives (for
+/// tokenizers whose decoder works on bytes; SentencePiece byte fallback shows whole characters where the library would
+/// give up a run).
 ///
 /// Bytes of an unfinished character are held back until they are decided.
 #[derive(Debug, Clone)]
@@ -29,6 +30,9 @@ impl IncrementalDecoder {
     }
 
     /// Takes one id and gives the text that it decides, often none.
+    ///
+    /// # Errors
+    /// `TextError` for an id that the tokenizer does not have.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TextError> {
         let unknown = tokenizer.id_to_token(id).is_none();
         if unknown || (self.skip_special && tokenizer.is_special(id)) {
@@ -51,6 +55,9 @@ impl IncrementalDecoder {
     }
 
     /// The text still held back: what an unfinished character decodes to. The decoder is then at its start again.
+    ///
+    /// # Errors
+    /// As `Self::push`.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, TextError> {
         let text = self.text(tokenizer, &self.window)?;
         let piece = text.get(self.emitted..).unwrap_or_default().to_owned();
@@ -70,8 +77,8 @@ impl IncrementalDecoder {
         Ok(())
     }
 
-    /// A stream of broken bytes never comes to rest: cut where both sides decode to the same as the whole, far enough from
-    /// the end that the right side has decided bytes of its own.
+    /// A stream of broken bytes never comes to rest: cut where both sides decode to the same as the whole, far enough
+    /// from the end that the right side has decided bytes of its own.
     fn cut(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<(), TextError> {
         let unemitted = text.len() - self.emitted;
         let from = self.window.len().saturating_sub(2 * HELD_BACK);

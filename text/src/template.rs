@@ -28,7 +28,7 @@ pub struct ChatTemplate {
     left_to_library: AtomicU64,
 }
 
-/// What renders plain chats.
+/// The renderer of plain chats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renderer<'a> {
     /// This crate: it equalled the template library on the probes when the template was loaded.
@@ -43,6 +43,9 @@ pub enum Renderer<'a> {
 impl ChatTemplate {
     /// Reads `chat_template` and the special tokens from a `tokenizer_config.json`; without the field, a
     /// `chat_template.jinja` beside it is taken. [`TextError::NoTemplate`] if there is neither.
+    ///
+    /// # Errors
+    /// `TextError`: no file, no template, or one that does not parse.
     pub fn from_config_file(path: &Path) -> Result<Self, TextError> {
         let bytes = read_limited(path, FILE_LIMIT_BYTES)?;
         let config: Value = serde_json::from_slice(&bytes)
@@ -62,6 +65,9 @@ impl ChatTemplate {
     }
 
     /// A template from its source, without special tokens.
+    ///
+    /// # Errors
+    /// `TextError::TemplateSyntax` where the template does not parse.
     pub fn from_source(source: &str) -> Result<Self, TextError> {
         Self::from_parts(&Value::String(source.to_owned()), &Value::Null)
     }
@@ -115,7 +121,7 @@ impl ChatTemplate {
         if equal == 0 { Err("no probe could be rendered without the library".to_owned()) } else { Ok(own) }
     }
 
-    /// What renders plain chats.
+    /// The renderer of plain chats.
     pub fn renderer(&self) -> Renderer<'_> {
         match &self.own {
             Ok(_) => Renderer::Own,
@@ -134,8 +140,11 @@ impl ChatTemplate {
             .map_err(|error| TextError::TemplateSyntax { reason: one_line(&error.to_string()) })
     }
 
-    /// Renders OpenAI-style `messages` (a list), ready to be encoded. Content that is a list of parts is reduced to its text
-    /// parts, joined by a space as SGLang does for templates that take strings.
+    /// Renders OpenAI-style `messages` (a list), ready to be encoded. Content that is a list of parts is reduced to its
+    /// text parts, joined by a space as SGLang does for templates that take strings.
+    ///
+    /// # Errors
+    /// `TextError`: messages of another form, or that the template rejects.
     pub fn render(
         &self,
         messages: &Value,
@@ -146,6 +155,9 @@ impl ChatTemplate {
     }
 
     /// As [`Self::render`], with further variables for the template (`chat_template_kwargs` of a request).
+    ///
+    /// # Errors
+    /// As `Self::render`.
     pub fn render_with(
         &self,
         messages: &Value,
@@ -164,7 +176,7 @@ impl ChatTemplate {
         self.render_from(name, Jinja::from_serialize(&context))
     }
 
-    /// What [`Self::render`] writes for the same messages, without tools, and with the assistant's turn opened.
+    /// The output of [`Self::render`] for the same messages, without tools, and with the assistant's turn opened.
     ///
     /// # Errors
     /// When the template refuses the messages.
@@ -195,7 +207,7 @@ impl ChatTemplate {
 #[cfg(test)]
 mod tests;
 
-/// What a template gets of a [`PlainChat`].
+/// A [`PlainChat`] as a template's context.
 #[derive(serde::Serialize)]
 struct PlainContext<'a> {
     #[serde(flatten)]
@@ -236,8 +248,8 @@ fn special_tokens(config: &Value) -> Map<String, Value> {
     SPECIAL_TOKENS.iter().filter_map(|name| Some(((*name).to_owned(), Value::String(content(name)?)))).collect()
 }
 
-/// What the engines do before a template sees the messages: parts become text, no content becomes an empty one, and tool
-/// call arguments become objects where they are JSON.
+/// Prepares messages as the engines do before a template sees them: parts become text, no content becomes an empty one,
+/// and tool call arguments become objects where they are JSON.
 fn normalise(messages: &Value) -> Result<Value, TextError> {
     let list = messages.as_array().ok_or_else(|| field("messages", "a list of messages", messages))?;
     list.iter()
@@ -310,13 +322,17 @@ fn to_json(value: &Jinja, options: Kwargs) -> Result<String, Error> {
     Ok(out)
 }
 
+fn separate(index: usize, out: &mut String) {
+    out.push_str(if index == 0 { "" } else { ", " });
+}
+
 /// Recursion is bounded by the depth that `serde_json` accepts when it parses a request.
 fn python_json(value: &Value, out: &mut String) {
     match value {
         Value::Array(items) => {
             out.push('[');
             for (index, item) in items.iter().enumerate() {
-                out.push_str(if index == 0 { "" } else { ", " });
+                separate(index, out);
                 python_json(item, out);
             }
             out.push(']');
@@ -324,7 +340,7 @@ fn python_json(value: &Value, out: &mut String) {
         Value::Object(items) => {
             out.push('{');
             for (index, (key, item)) in items.iter().enumerate() {
-                out.push_str(if index == 0 { "" } else { ", " });
+                separate(index, out);
                 out.push_str(&Value::String(key.clone()).to_string());
                 out.push_str(": ");
                 python_json(item, out);

@@ -29,18 +29,24 @@ impl DerefMut for Tokenizer {
 
 impl Tokenizer {
     /// Loads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// `TextError` where the file cannot be read or is no tokenizer.
     pub fn from_file(path: &Path) -> Result<Self, TextError> {
         let json = read_limited(path, FILE_LIMIT_BYTES)?;
         Ok(Self { encoder: PromptEncoder::new(&json, Some(path.to_owned()))? })
     }
 
     /// Loads the contents of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// `TextError` where the bytes are no tokenizer.
     pub fn from_bytes(json: &[u8]) -> Result<Self, TextError> {
         Ok(Self { encoder: PromptEncoder::new(json, None)? })
     }
 
-    /// Only what encodes, with less memory: where the fast library serves, the one that the engines use is let go of, until
-    /// [`PromptEncoder::load_oracle`] reads it again.
+    /// Only what encodes, with less memory: where the fast library serves, the one that the engines use is released,
+    /// until [`PromptEncoder::load_oracle`] reads it again.
     pub fn into_encoder(mut self) -> PromptEncoder {
         self.encoder.leave_oracle();
         self.encoder
@@ -50,13 +56,19 @@ impl Tokenizer {
         self.encoder.inner().expect("only into_encoder lets go of the oracle")
     }
 
-    /// The text of `ids`, special tokens included. Ids that are not in the vocabulary count as nothing; bytes that are not
-    /// UTF-8 become U+FFFD.
+    /// The text of `ids`, special tokens included. Ids that are not in the vocabulary count as nothing; bytes that are
+    /// not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// `TextError` for ids that the tokenizer does not have.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         self.decode_with(ids, false)
     }
 
     /// As [`Self::decode`], leaving out special tokens if `skip_special`.
+    ///
+    /// # Errors
+    /// As `Self::decode`.
     pub fn decode_with(&self, ids: &[u32], skip_special: bool) -> Result<String, TextError> {
         self.inner()
             .decode(ids, skip_special)
@@ -78,8 +90,9 @@ impl Tokenizer {
         pieces::token_bytes(self.inner(), id)
     }
 
-    /// The vocabulary as text: one string per id below [`PromptEncoder::vocab_size`], with [`SPACE_MARK`](crate::SPACE_MARK) for a
-    /// leading space and `<0xE4>` for a byte that is not text by itself; empty for an id without a token, and for special tokens.
+    /// The vocabulary as text: one string per id below [`PromptEncoder::vocab_size`], with
+    /// [`SPACE_MARK`](crate::SPACE_MARK) for a leading space and `<0xE4>` for a byte that is not text by itself; empty
+    /// for an id without a token, and for special tokens.
     pub fn pieces(&self) -> Vec<String> {
         pieces::pieces(self.inner(), self.vocab_size())
     }

@@ -1,4 +1,4 @@
-//! What a gateway encodes with: plain chats read where they stand, and the slow library let go of until a text needs it.
+//! The gateway's encoder: plain chats read in place, and the slow library released until a text needs it.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn model(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/tiny-qwen3moe-15m").join(file)
 }
 
-/// What the fast library is known to encode differently.
+/// Texts that the fast library is known to encode differently.
 const LEFT_TO_THE_ORACLE: &str = "ab'\u{17f}'se";
 
 #[test]
@@ -46,7 +46,7 @@ fn a_file_that_was_changed_is_not_taken_for_the_one_that_was_read() {
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(encoder.load_oracle().unwrap_err(), TextError::Read { .. }));
     assert!(matches!(encoder.encode(LEFT_TO_THE_ORACLE), Err(TextError::OracleAway)));
-    // The contents of a file cannot be read again: nothing is let go of.
+    // The contents of a file cannot be read again: nothing is released.
     let json = std::fs::read(model("tokenizer.json")).unwrap();
     assert!(Tokenizer::from_bytes(&json).unwrap().into_encoder().encode(LEFT_TO_THE_ORACLE).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Long texts in slices: the same ids, and an end to the work when nobody wants it any more.
+//! Long texts in slices: the same ids, and an end to the work when its client is gone.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;

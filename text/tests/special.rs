@@ -1,4 +1,5 @@
-//! Added tokens: put around prompts as the tokenizer's file says, and the borders at which ids are kept and found again.
+//! Added tokens: put around prompts as the tokenizer's file says, and the borders at which ids are kept and found
+//! again.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;

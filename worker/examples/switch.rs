@@ -1,6 +1,6 @@
-//! How long experts take to move, beside a copy of the same bytes in memory, in turns within one run: from one E to another, from whole
-//! experts to slices, and back; of a made-up checkpoint with 403 MB of experts on two ranks, which are threads here.
-//! `cargo run --release -p semmoe-worker --example switch`.
+//! How long experts take to move, beside a copy (memcpy) of the same bytes between buffers of the same kind, in turns
+//! within one run: from one E to another, from whole experts to slices, and back; of a made-up checkpoint with 402 MB
+//! of experts on two ranks, which are threads here. `cargo run --release -p semmoe-worker --example switch`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,6 +9,8 @@ use std::time::Instant;
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_kernels::reshard::ExpertMemory as _;
+use semmoe_ranks::SharedExperts;
 use semmoe_tables::{ExpertCopies, Placement, RankId};
 use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, ExpertSpread, LocalTransport, WireRows};
 use semmoe_worker::model::{Model, SwitchOutcome};
@@ -82,9 +84,10 @@ struct Move {
     name: &'static str,
     from: ExpertSpread,
     to: ExpertSpread,
-    /// Experts' worth of bytes that a rank gets from the other.
-    experts: usize,
 }
+
+/// What a rank writes in a switch: all experts that it has after it.
+const RANK_BYTES: usize = LAYERS * EXPERTS / RANKS * EXPERT_BYTES;
 
 fn moves() -> Outcome<Vec<Move>> {
     let placement = |group: fn(usize) -> usize| {
@@ -97,30 +100,37 @@ fn moves() -> Outcome<Vec<Move>> {
     let whole = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Ep, copies: copies.clone() };
     let slices = |copies: &ExpertCopies| ExpertSpread { layout: ExpertLayout::Tp, copies: copies.clone() };
     let (halves, odd) = (placement(|expert| expert / (EXPERTS / RANKS))?, placement(|expert| expert % RANKS)?);
-    let half = LAYERS * EXPERTS / RANKS / RANKS;
     Ok(vec![
-        Move { name: "E to another E", from: whole(&halves), to: whole(&odd), experts: half },
-        Move { name: "whole to slices", from: whole(&halves), to: slices(&halves), experts: half },
-        Move { name: "slices to whole", from: slices(&halves), to: whole(&halves), experts: half },
+        Move { name: "E to another E", from: whole(&halves), to: whole(&odd) },
+        Move { name: "whole to slices", from: whole(&halves), to: slices(&halves) },
+        Move { name: "slices to whole", from: slices(&halves), to: whole(&halves) },
     ])
 }
 
 fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barrier) -> Outcome<Vec<Round>> {
     let rank = semmoe_worker::ep::Lockstep::rank(&link);
     let mut model = Model::load_experts(dir, RankId::new(rank as u16), &change.from.copies, change.from.layout)?;
+    model.share_experts(&(0..RANKS).collect::<Vec<_>>());
     let unit = WireRows::f32(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
     let counters = Arc::new(Counters::new(LAYERS));
     let mut ep = ExpertParallel::over(unit, &change.from.copies, change.from.layout, counters)?;
-    let source = vec![7_u8; change.experts * EXPERT_BYTES];
-    let mut target = vec![1_u8; source.len()];
+    let buffer = |byte: u8| {
+        let mut buffer = SharedExperts::create(rank, RANKS, RANK_BYTES)?;
+        buffer.write(0, &vec![byte; RANK_BYTES])?;
+        buffer.settle(0..RANK_BYTES);
+        Outcome::Ok(buffer)
+    };
+    let (source, mut target) = (buffer(7)?, buffer(1)?);
     let mut rounds = Vec::new();
-    for _ in 0..ROUNDS {
+    // One to warm up.
+    for _ in 0..=ROUNDS {
         together.wait();
         let began = Instant::now();
-        target.copy_from_slice(std::hint::black_box(&source));
-        std::hint::black_box(&target);
+        target.write(0, std::hint::black_box(source.own()))?;
+        std::hint::black_box(target.own());
         together.wait();
         let copy_seconds = began.elapsed().as_secs_f64();
+        together.wait();
         let began = Instant::now();
         let outcome = model.switch_experts(&change.to, &mut ep, &mut |_| None)?;
         let switch_seconds = began.elapsed().as_secs_f64();
@@ -130,6 +140,7 @@ fn rank_rounds(dir: &Path, link: LocalTransport, change: &Move, together: &Barri
         }
         rounds.push(Round { switch_seconds, copy_seconds });
     }
+    rounds.remove(0);
     Ok(rounds)
 }
 
@@ -161,7 +172,7 @@ fn main() -> Outcome<()> {
         let rounds = rounds.into_iter().next().unwrap_or_default();
         let switch = median(rounds.iter().map(|round| round.switch_seconds).collect());
         let copy = median(rounds.iter().map(|round| round.copy_seconds).collect());
-        let megabytes = change.experts * EXPERT_BYTES / 1_000_000;
+        let megabytes = RANK_BYTES / 1_000_000;
         println!(
             "{:<18} {megabytes:>8} {:>10.1} {:>10.1} {:>6.2}",
             change.name,

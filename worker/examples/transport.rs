@@ -1,5 +1,5 @@
-//! The carriers of a unit, in turns within one run: one exchange of equal messages, and steps of the bundled model. Ranks are
-//! threads here; what they exchange through is the same.
+//! The carriers of a unit, in turns within one run: one exchange of equal messages, and steps of the bundled model.
+//! Ranks are threads here; what they exchange through is the same.
 //! `cargo run --release -p semmoe-worker --example transport`.
 
 use std::io;

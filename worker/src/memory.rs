@@ -13,6 +13,12 @@ pub(crate) fn available_bytes() -> Option<u64> {
     }
 }
 
+/// Why a rank will not begin what needs so many bytes more; none if it has them, or nothing says how many it has.
+pub(crate) fn shortage(needed: u64, available: Option<u64>) -> Option<String> {
+    let available = available.filter(|available| *available < needed)?;
+    Some(format!("it needs {needed} bytes more while the experts move, and {available} are available"))
+}
+
 fn machine_bytes(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -27,6 +33,14 @@ fn group_bytes(folder: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_both_numbers() {
+        assert_eq!(shortage(5, Some(5)), None);
+        assert_eq!(shortage(5, None), None);
+        let expected = "it needs 6 bytes more while the experts move, and 5 are available";
+        assert_eq!(shortage(6, Some(5)).as_deref(), Some(expected));
+    }
 
     #[test]
     fn the_least_limit_counts_and_nonsense_is_none() {

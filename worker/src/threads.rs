@@ -1,5 +1,5 @@
-//! Large work on several threads. Each thread has results of its own (columns of a product, rows of attention or of experts),
-//! so that every sum has the order it has on one.
+//! Large work on several threads. Each thread has results of its own (columns of a product, rows of attention or of
+//! experts), so that every sum has the order it has on one.
 
 use std::cell::Cell;
 
@@ -11,8 +11,8 @@ thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(1) };
 }
 
-/// Runs `work` on a pool of so many threads, which share its large work; on this thread if it is one. Threads begin with
-/// this one's processor affinity.
+/// Runs `work` on a pool of so many threads, which share its large work; on this thread if it is one. Threads begin
+/// with this one's processor affinity.
 ///
 /// # Errors
 /// The operating system gives no more threads.

@@ -1,4 +1,5 @@
-//! Attention tp: heads split over ranks, with rows in their order and shuffled by tables, for every family that the fixtures have.
+//! Attention tp: heads split over ranks, with rows in their order and shuffled by tables, for every family that the
+//! fixtures have.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! The carriers between processes are the reference, bit for bit: messages over TCP and over shared rings, and rows in shared memory.
+//! The carriers between processes are the reference, bit for bit: messages over TCP and over shared rings, and rows in
+//! shared memory.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../../kernels/ranks/tests/law/mod.rs"]

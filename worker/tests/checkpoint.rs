@@ -1,5 +1,5 @@
-//! Checkpoints on disk: sharded or not, bf16 or f32, tied or not, dense layers between; and every way to be wrong, told in one
-//! sentence before anything is served.
+//! Checkpoints on disk: sharded or not, bf16 or f32, tied or not, dense layers between; and every way to be wrong, told
+//! in one sentence before anything is served.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

@@ -1,20 +1,23 @@
-//! Hybrid TP-EP: experts belong to nodes, and each rank of a node has a slice of them. The same tokens as on one rank, and exact counts.
+//! Hybrid TP-EP: experts belong to nodes, and each rank of a node has a slice of them. The same tokens as on one rank,
+//! and exact counts.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 mod support;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use common::{
     FIXTURES, Laid, Rank, config, contiguous, contiguous_of, fixture, fixture_prompts, golden, model_dir, on_layout,
-    relative_error,
+    relative_error, shuffled,
 };
+use half::f16;
 use semmoe_kernels::collectives::PrivateMemory;
-use semmoe_tables::{Attention, LayerIdx, RankId};
-use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, WireRows};
+use semmoe_tables::{Attention, LayerIdx, Placement, Provenance, RankId, TablesBuilder};
+use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LevelBytes, WireRows};
 use semmoe_worker::model::{Model, ModelConfig, ModelError};
-use semmoe_worker::{TransportChoice, run};
+use semmoe_worker::{TransportChoice, WorkerConfig, run};
 use support::Unit;
 
 /// One level after the other, and both at once in pieces.
@@ -82,10 +85,19 @@ fn fused_is_unfused_bit_for_bit_and_near_one_rank() {
     }
 }
 
-/// Bytes between nodes of one prompt on a rank, by the routing that Transformers recorded, and pairs that cross.
-fn recorded(experts: &[Vec<Vec<u16>>], nodes: u16, node: u16, chunks: usize) -> (u64, u64) {
+/// What the routing that Transformers recorded means for one prompt on a rank.
+#[derive(Default)]
+struct Recorded {
+    /// Pairs that cross.
+    pairs: u64,
+    /// Bytes by level.
+    levels: LevelBytes,
+}
+
+/// On nodes of `width` ranks whose messages between nodes are cut into `chunks`.
+fn recorded(experts: &[Vec<Vec<u16>>], [nodes, width]: [u16; 2], node: u16, chunks: usize) -> Recorded {
     let (hidden, placement) = (config().hidden, contiguous(nodes));
-    let (mut bytes, mut pairs) = (0, 0);
+    let (mut levels, mut pairs) = (LevelBytes::default(), 0);
     for (layer, tokens) in experts.iter().enumerate() {
         let groups = placement.layer(LayerIdx::new(layer as u16));
         let mut rows = BTreeMap::<u16, usize>::new();
@@ -94,16 +106,25 @@ fn recorded(experts: &[Vec<Vec<u16>>], nodes: u16, node: u16, chunks: usize) -> 
             for expert in experts {
                 *of_nodes.entry(groups[usize::from(*expert)]).or_default() += 1;
             }
-            for (to, count) in of_nodes.into_iter().filter(|(to, _)| *to != node) {
+            for (to, count) in of_nodes {
                 *rows.entry(to).or_default() += 1;
-                pairs += count;
                 // There: the row, how many pairs, the pairs; back: the row.
-                bytes += 2 * 4 * hidden + 2 + 6 * count;
+                let bytes = (2 * 4 * hidden + 2 + 6 * count) as u64;
+                levels.node += bytes * u64::from(width - 1);
+                if to == node {
+                    levels.rank += bytes;
+                } else {
+                    pairs += count as u64;
+                    levels.other += bytes;
+                }
             }
         }
-        bytes += rows.values().map(|&rows| 8 * rows.min(chunks)).sum::<usize>();
+        for (to, rows) in rows {
+            let headers = 8 * rows.min(chunks) as u64;
+            *(if to == node { &mut levels.rank } else { &mut levels.other }) += headers;
+        }
     }
-    (bytes as u64, pairs as u64)
+    Recorded { pairs, levels }
 }
 
 #[test]
@@ -118,20 +139,28 @@ fn what_crosses_nodes_is_what_the_recorded_routing_says() {
         let of_rank = |rank: usize| &golden[rank % golden.len()];
         let work = |rank: &mut Rank| drop(rank.prefill(&of_rank(rank.rank).ids));
         let (counted, sent) = on_layout(&model_dir(), laid, work);
-        let mut remote = 0;
+        let mut travelled = 0;
         for (rank, (_, counted)) in counted.iter().enumerate() {
             let node = rank as u16 / width;
-            let (bytes, pairs) = recorded(&of_rank(rank).experts, nodes, node, chunks.unwrap_or(1).into());
-            let total = counted.total();
-            assert_eq!((total.bytes.remote, total.activations.remote), (bytes, pairs), "rank {rank}, {experts}");
+            let recorded = recorded(&of_rank(rank).experts, [nodes, width], node, chunks.unwrap_or(1).into());
+            let (total, levels) = (counted.total(), recorded.levels);
+            assert_eq!(
+                (total.bytes.remote, total.activations.remote),
+                (levels.other, recorded.pairs),
+                "rank {rank}, {experts}"
+            );
+            assert_eq!(counted.levels, levels, "rank {rank}, {experts}");
             let all = of_rank(rank).ids.len() * 7 * 4;
             assert_eq!(total.activations.local + total.activations.remote, all as u64);
-            remote += bytes;
+            travelled += levels.node + levels.other;
         }
-        // On nodes of one rank all that is sent crosses; 8 bytes to each peer join the unit.
-        if width == 1 {
-            let joined = u64::from(world) * u64::from(world - 1) * 8;
-            assert_eq!(sent - joined, remote, "what the transport carried is what was counted, {experts}");
+        // 8 bytes to each peer join the unit; unfused, 8 bytes begin each message inside a node, of which none is empty
+        // here.
+        let joined = u64::from(world) * u64::from(world - 1) * 8;
+        let headers = u64::from(world) * u64::from(width - 1) * 7 * 8;
+        if width == 1 || chunks.is_none() {
+            let expected = travelled + joined + headers;
+            assert_eq!(sent, expected, "what the transport carried is what was counted, {experts}");
         }
     }
 }
@@ -155,22 +184,68 @@ async fn a_unit_of_two_nodes_serves_over_both_carriers() {
     }
 }
 
+fn tables(placement: &Placement, path: &Path) {
+    let (config, groups) = (config(), usize::from(placement.groups()));
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let shares = vec![f16::from_f64(1.0 / groups as f64); config.vocab_size * groups];
+    let info = config.model_info("tiny-qwen3moe-15m", None);
+    TablesBuilder::dp(info, provenance, placement.clone(), shares, vec![0.0; groups]).write(path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_for_as_many_groups_as_nodes_place_experts_on_nodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("two.tables");
+    let placement = shuffled(2, 1);
+    tables(&placement, &path);
+    let unit = Unit::start_with(4, |config| {
+        (config.experts, config.tables) = (hybrid(2, 2, Some(2)), Some(path.clone()));
+    });
+    for golden in support::golden() {
+        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
+        assert_eq!(answer["output_ids"], golden["greedy_16"]);
+    }
+    assert_eq!(unit.get("/server_info").await["placement_digest"], placement.digest());
+    let metrics = unit.metrics().await;
+    let level = |level: &str| metrics.sum("semmoe_level_bytes_total", &[("level", level)]);
+    assert_eq!(level("other"), metrics.sum("semmoe_dispatch_bytes_total", &[("where", "remote")]));
+    assert!(level("node") > 0 && level("rank") > 0);
+    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+}
+
 #[test]
 fn what_does_not_fit_the_nodes_is_refused_by_name() {
-    let refused = |world: u16, layout: ExpertLayout, tables: Option<&str>| {
+    let refused = |world: u16, adjust: &dyn Fn(&mut WorkerConfig)| {
         let mut config = support::config(0, world, support::loopback());
-        (config.experts, config.tables) = (layout, tables.map(Into::into));
+        adjust(&mut config);
         run(config).unwrap_err().to_string()
     };
+    let layout = hybrid(2, 2, None);
     assert_eq!(
-        refused(6, hybrid(2, 2, None), None),
+        refused(6, &|config| config.experts = layout),
         "experts hybrid:2x2 are laid out for another number of ranks than the world of 6"
     );
+    let with_tp = |config: &mut WorkerConfig| {
+        (config.attention, config.experts) = (Attention::Tp, hybrid(2, 1, None));
+        config.tables = Some("some.tables".into());
+    };
     assert_eq!(
-        refused(4, hybrid(2, 2, None), Some("some.tables")),
-        "the tables in some.tables place experts on ranks, and with experts hybrid they belong to nodes: serve without them, or \
-         with experts ep"
+        refused(2, &with_tp),
+        "the tables in some.tables send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: serve \
+         without them, with experts ep, or with attention dp"
     );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("four.tables");
+    tables(&shuffled(4, 1), &path);
+    assert_eq!(
+        refused(4, &|config| (config.experts, config.tables) = (layout, Some(path.clone()))),
+        format!("the tables in {} are for 4 groups, this unit has 2 nodes", path.display())
+    );
+    assert_eq!(
+        refused(4, &|config| (config.experts, config.nodes) = (layout, Some(4))),
+        "4 nodes and experts hybrid:2x2 contradict each other"
+    );
+    assert_eq!(refused(4, &|config| config.nodes = Some(3)), "--nodes: 3 nodes cannot share 4 ranks evenly");
     let dir = fixture("qwen3-moe");
     let config = ModelConfig::load(&dir).unwrap();
     let width = u16::try_from(config.expert_width).unwrap() * 2;

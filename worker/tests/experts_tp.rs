@@ -1,4 +1,5 @@
-//! Experts tp: every rank a slice of every expert. The same tokens as with whole experts and as on one rank, and exact counts.
+//! Experts tp: every rank a slice of every expert. The same tokens as with whole experts and as on one rank, and exact
+//! counts.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

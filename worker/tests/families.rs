@@ -1,5 +1,5 @@
-//! Tiny random models of every family against what Transformers computes with them (`fixtures/make.py`), on one rank and on
-//! several, with experts in their order and out of it.
+//! Tiny random models of every family against what Transformers computes with them (`fixtures/make.py`), on one rank
+//! and on several, with experts in their order and out of it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

@@ -1,5 +1,6 @@
-//! A storm of requests of all kinds, many of whose clients leave at any time, by counts and not by the clock: afterwards
-//! nothing is left, and the counters add up. bench/worker/soak is the same for minutes, with processes and a gateway.
+//! A storm of requests of all kinds, many of whose clients leave at any time, by counts and not by the clock:
+//! afterwards nothing is left, and the counters add up. bench/worker/soak is the same for minutes, with processes and a
+//! gateway.
 #![allow(clippy::unwrap_used)]
 
 mod support;

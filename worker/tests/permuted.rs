@@ -1,4 +1,5 @@
-//! `tables permute` on a model of every family: the new checkpoint, placed contiguously, is the old one placed by the tables.
+//! `tables permute` on a model of every family: the new checkpoint, placed contiguously, is the old one placed by the
+//! tables.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;

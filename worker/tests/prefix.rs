@@ -44,7 +44,8 @@ async fn a_prefix_is_computed_once_and_changes_no_result() {
         assert_eq!(expected["meta_info"]["cached_tokens"], 0);
         cached += found["meta_info"]["cached_tokens"].as_u64().unwrap();
     }
-    // Of the second 3 pages, of the third 2, of the fourth the 3 of its whole prompt; the others are shorter than a page.
+    // Of the second 3 pages, of the third 2, of the fourth the 3 of its whole prompt; the others are shorter than a
+    // page.
     assert_eq!(cached, 8 * PAGE as u64);
     let (with, without) = (reusing.metrics().await, fresh.metrics().await);
     assert_eq!(with.sum("semmoe_cached_prompt_tokens_total", &[]), cached);

@@ -1,4 +1,5 @@
-//! A unit with attention tp as clients see it: one rank to them, the same answers as any other unit, and nothing left behind.
+//! A unit with attention tp as clients see it: one rank to them, the same answers as any other unit, and nothing left
+//! behind.
 #![allow(clippy::unwrap_used)]
 
 mod common;

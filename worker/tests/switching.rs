@@ -1,4 +1,5 @@
-//! A unit that switches while it serves: no request is lost or changed, and what cannot be done is refused with the reason.
+//! A unit that switches while it serves: no request is lost or changed, and what cannot be done is refused with the
+//! reason.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -84,7 +85,10 @@ async fn keep_asking(unit: &Unit, client: usize, stop: &AtomicBool, answered: &A
 }
 
 async fn switches_under_load(attention: Attention, targets: &[(Value, &str)], rounds: usize) {
-    let unit = Unit::start_with(4, |config| config.attention = attention);
+    let unit = Unit::start_with(4, |config| {
+        config.attention = attention;
+        config.expert_slots = Some(EXPERTS / 4 + 3);
+    });
     let (stop, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
     let clients = join_all((0..24).map(|client| keep_asking(&unit, client, &stop, &answered)));
     let operator = async {
@@ -178,6 +182,7 @@ async fn a_switch_in_parts_waits_for_its_commit_and_can_be_aborted() {
 async fn what_cannot_be_is_refused_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (four, _) = tables(folder.path(), 4, 0, 0);
+    let (replicated, _) = tables(folder.path(), 2, 0, 2);
     let text = folder.path().join("text");
     std::fs::write(&text, "no tables").unwrap();
     let unit = Unit::start(2);
@@ -191,6 +196,11 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         (json!({"to": "ep", "when": "now"}), 400, "unknown field `when`"),
         (json!({"action": "perhaps"}), 400, "perhaps"),
         (json!({"to": {"tables": four}}), 422, "groups 4, the unit has 2"),
+        (
+            json!({"to": {"tables": replicated}}),
+            422,
+            "18 experts on a rank, the ranks were started with 16 expert slots",
+        ),
         (json!({"to": {"tables": text}}), 400, "text"),
         (json!({"to": {"tables": folder.path().join("absent")}}), 400, "absent"),
     ] {
@@ -199,5 +209,67 @@ async fn what_cannot_be_is_refused_and_changes_nothing() {
         assert!(found == status && message.contains(reason), "{body}: {found} {message}");
     }
     assert_eq!(unit.get("/switch").await, before);
+    unit.stop(0);
+}
+
+/// The unit forgets a switch that was prepared and never committed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prepared_switch_does_not_wait_for_its_commit_for_ever() {
+    let unit = Unit::start_with(2, |config| config.prepared_timeout = std::time::Duration::from_millis(200));
+    let status = unit.ok("/switch", &json!({"to": "dp-tp", "action": "prepare"})).await;
+    assert_eq!(status["state"], "prepared");
+    while unit.get("/switch").await["state"] != "stable" {
+        tokio::task::yield_now().await;
+    }
+    let (code, _, answer) = unit.ask("/switch", &json!({"action": "commit"})).await;
+    assert!(code == 409 && answer["error"]["message"].as_str().unwrap().contains("no switch is prepared"), "{answer}");
+    assert_eq!(unit.metrics().await.sum("semmoe_switch_total", &[("outcome", "aborted")]), 1);
+    // The next one is not in its way.
+    assert_eq!(unit.ok("/switch", &json!({"to": "dp-tp"})).await["epoch"], 1);
+    unit.stop(0);
+}
+
+/// An abort that comes while experts move takes them back; one that comes too late changes nothing. Either way requests
+/// go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abort_while_experts_move_takes_them_back() {
+    let unit = Unit::start(2);
+    let prompt = &golden()[0];
+    let (mut epoch, mut rolled_back) = (0, 0);
+    for attempt in 0.. {
+        let other = unit.get("/switch").await["layout"] == "ep";
+        let body = json!({"to": if other { "dp-tp" } else { "ep" }});
+        let over = AtomicBool::new(false);
+        let switch = async {
+            let answer = unit.ask("/switch", &body).await;
+            over.store(true, Ordering::Relaxed);
+            answer
+        };
+        let abort = async {
+            while !over.load(Ordering::Relaxed) {
+                if unit.get("/switch").await["state"] == "moving" {
+                    unit.ask("/switch", &json!({"action": "abort"})).await;
+                    break;
+                }
+            }
+        };
+        let ((code, _, answer), ()) = tokio::join!(switch, abort);
+        match code {
+            200 => epoch += 1,
+            422 => {
+                let message = answer["error"]["message"].as_str().unwrap();
+                assert!(message.contains("refused layer") && message.contains("asked to stop"), "{message}");
+                rolled_back += 1;
+            }
+            _ => panic!("attempt {attempt}: {code} {answer}"),
+        }
+        assert_eq!(unit.get("/switch").await["epoch"], epoch);
+        assert_eq!(unit.ok("/generate", &greedy(&prompt["input_ids"], 16)).await["output_ids"], prompt["greedy_16"]);
+        if rolled_back == 3 {
+            break;
+        }
+        assert!(attempt < 500, "no abort came while experts moved");
+    }
+    assert_eq!(unit.metrics().await.sum("semmoe_switch_total", &[("outcome", "rolled_back")]), rolled_back);
     unit.stop(0);
 }

@@ -36,7 +36,8 @@ fn refused(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> Vec<(String, u8)> 
     ranks.into_iter().map(|rank| failure(rank.join().unwrap().unwrap_err())).collect()
 }
 
-/// The outcome of a meeting with as much time as rank 1 needs to come at all: a machine may be busy, and rank 0 waits until its time is up.
+/// The outcome of a meeting with as much time as rank 1 needs to come at all: a machine may be busy, and rank 0 waits
+/// until its time is up.
 fn within(meeting: impl Fn(Duration) -> Vec<(String, u8)>) -> Vec<(String, u8)> {
     let quick = meeting(Duration::from_secs(2));
     match quick[1].0.contains("could not be reached") {

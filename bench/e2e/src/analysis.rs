@@ -69,7 +69,8 @@ pub(crate) struct GainRound {
     pub(crate) throughput: (f64, f64),
     /// Bytes between ranks per token, before and after.
     pub(crate) bytes: (f64, f64),
-    /// Share of communication in the first configuration's steps: what its collectives took longer than over unlimited links.
+    /// Share of communication in the first configuration's steps: what its collectives took longer than over unlimited
+    /// links.
     pub(crate) share: f64,
     /// The same by throughput: what whole steps took longer, the processor's work for limited links included.
     pub(crate) share_by_throughput: f64,
@@ -115,19 +116,20 @@ pub(crate) fn gain_verdict(rounds: &[GainRound]) -> Option<GainVerdict> {
     })
 }
 
-/// The share of a step that links cost: what its collectives take longer than over unlimited links, over the step. Seconds of
-/// a rank per token.
+/// The share of a step that links cost: what its collectives take longer than over unlimited links, over the step.
+/// Seconds of a rank per token.
 pub(crate) fn communication_share(collectives: f64, unlimited: f64, step: f64) -> f64 {
     if step > 0.0 { ((collectives - unlimited) / step).clamp(0.0, 1.0) } else { 0.0 }
 }
 
-/// Bits per second at which `bytes` of a rank per token take the wanted share of a step that takes `step` seconds without
-/// them: a first guess, as if all ranks sent equally much at all times.
+/// Bits per second at which `bytes` of a rank per token take the wanted share of a step that takes `step` seconds
+/// without them: a first guess, as if all ranks sent equally much at all times.
 pub(crate) fn first_limit(bytes: f64, step: f64, wanted: f64) -> u64 {
     (8.0 * bytes * (1.0 - wanted) / (wanted * step)) as u64
 }
 
-/// The next guess, from the share that was found: what is exposed goes with the reciprocal of the rate. At most a factor of 4.
+/// The next guess, from the share that was found: what is exposed goes with the reciprocal of the rate. At most a
+/// factor of 4.
 pub(crate) fn next_limit(bits: u64, found: f64, wanted: f64) -> u64 {
     let exposed = |share: f64| share / (1.0 - share);
     let factor = exposed(found.clamp(0.01, 0.95)) / exposed(wanted);
@@ -156,8 +158,8 @@ impl Line {
     }
 }
 
-/// gamma of the gateway's cost: what a token costs more when all its activations are remote, over the work of computing it.
-/// `all_to_all` is a layer's time per token over the local share, `computing` the rest of a step per token.
+/// gamma of the gateway's cost: what a token costs more when all its activations are remote, over the work of computing
+/// it. `all_to_all` is a layer's time per token over the local share, `computing` the rest of a step per token.
 pub(crate) fn gamma(all_to_all: &Line, layers: usize, computing: f64) -> f64 {
     (all_to_all.at(0.0) - all_to_all.at(1.0)) * layers as f64 / computing
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// The proof, end to end: a model's ranks in network namespaces with limited links, real prompts, arrivals of a trace, and two
-/// configurations in turn for each kind of attention.
+/// The proof, end to end: a model's ranks in network namespaces with limited links, real prompts, arrivals of a trace,
+/// and two configurations in turn for each kind of attention.
 #[derive(Debug, Parser)]
 #[command(name = "bench/e2e/run", version, max_term_width = 100)]
 pub(crate) struct Args {
@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// Shares of communication in a step to find links for.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.2,0.4,0.6", value_parser = share)]
     pub(crate) shares: Vec<f64>,
+    /// Rates of the links in Mbit/s, in place of those that --shares looks for.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = rate, conflicts_with_all = ["shares", "quick", "loopback"])]
+    pub(crate) rates: Vec<f64>,
     /// Rounds at saturation.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) rounds: u16,
@@ -54,7 +57,8 @@ pub(crate) struct Args {
     /// Loads of the open loop, as shares of what the baseline keeps up with.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0.3,0.6,0.9,1.2", value_parser = load)]
     pub(crate) loads: Vec<f64>,
-    /// Length of a block at saturation in seconds, after a quarter of that as a ramp. Blocks of the open loop are half as long again.
+    /// Length of a block at saturation in seconds, after a quarter of that as a ramp. Blocks of the open loop are half
+    /// as long again.
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     pub(crate) seconds: f64,
     /// Clients at saturation for each rank.
@@ -103,6 +107,10 @@ fn within(text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, Strin
 
 fn share(text: &str) -> Result<f64, String> {
     within(text, 0.05..=0.9)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    within(text, 1.0..=1e6)
 }
 
 fn load(text: &str) -> Result<f64, String> {

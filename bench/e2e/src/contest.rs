@@ -1,5 +1,5 @@
-//! One contest: both configurations started side by side, links found at which communication is as much of a step as wanted,
-//! then rounds in which every link and both configurations have their turns.
+//! One contest: both configurations started side by side, links found at which communication is as much of a step as
+//! wanted, then rounds in which every link and both configurations have their turns.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,8 @@ const SLO_FACTOR: f64 = 5.0;
 pub(crate) struct Schedule {
     /// Shares of communication to find links for.
     pub(crate) shares: Vec<f64>,
+    /// Rates of the links, bits per second, in place of those; empty: links are found for the shares.
+    pub(crate) rates: Vec<u64>,
     /// Rounds at saturation, and of the open loop.
     pub(crate) rounds: usize,
     pub(crate) open_rounds: usize,
@@ -125,8 +127,8 @@ impl Stage<'_> {
         Ok(Contestant { config, unit, gateway, url })
     }
 
-    /// The baselines have experts in order; with attention dp requests come in turn, with attention tp rows lie where they happen
-    /// to, which is chance to their experts.
+    /// The baselines have experts in order; with attention dp requests come in turn, with attention tp rows lie where
+    /// they happen to, which is chance to their experts.
     async fn predict(
         &self,
         contest: Contest,
@@ -144,13 +146,20 @@ impl Stage<'_> {
 
     /// Unlimited links, and a rate for each wanted share of communication in the baseline's steps.
     async fn links(&self, baseline: &Contestant, say: Say<'_>) -> Result<Vec<Link>, BenchError> {
-        let unlimited = Link { name: "not limited".to_owned(), bits_per_second: None, wanted: None };
-        let mut links = vec![unlimited];
+        let limited = |bits: u64, wanted| {
+            let name = format!("{:.0} Mbit/s", bits as f64 / 1e6);
+            Link { name, bits_per_second: Some(bits), wanted }
+        };
+        let mut links = vec![Link { name: "not limited".to_owned(), bits_per_second: None, wanted: None }];
         if matches!(self.network, Network::Loopback) {
             return Ok(links);
         }
         // The first requests find caches cold.
         baseline.saturate(&self.traffic).await?;
+        if !self.schedule.rates.is_empty() {
+            links.extend(self.schedule.rates.iter().map(|&bits| limited(bits, None)));
+            return Ok(links);
+        }
         for &wanted in &self.schedule.shares {
             self.network.limit(None)?;
             let free = baseline.saturate(&self.traffic).await?.counters;
@@ -171,9 +180,7 @@ impl Stage<'_> {
                 }
                 guess = Some(next_limit(bits, found, wanted));
             }
-            let bits = guess.unwrap_or(1_000_000);
-            let name = format!("{:.0} Mbit/s", bits as f64 / 1e6);
-            links.push(Link { name, bits_per_second: Some(bits), wanted: Some(wanted) });
+            links.push(limited(guess.unwrap_or(1_000_000), Some(wanted)));
         }
         Ok(links)
     }
@@ -201,8 +208,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The lightest load for the service level, then rounds of all links, loads and both configurations. Where some links are
-    /// limited, only these: the time is better spent on them.
+    /// The lightest load for the service level, then rounds of all links, loads and both configurations. Where some
+    /// links are limited, only these: the time is better spent on them.
     async fn arrive(&self, sides: &[Contestant], outcome: &mut Outcome, say: Say<'_>) -> Result<(), BenchError> {
         if self.schedule.open_rounds == 0 {
             return Ok(());

@@ -5,46 +5,59 @@ use std::collections::BTreeMap;
 use semmoe_engines::metrics::Sample;
 use serde::Serialize;
 
-/// Sums over ranks and phases since the start of a unit. Times are those of ranks: R ranks that wait a second wait R seconds.
+/// Sums over ranks and phases since the start of a unit. Times are those of ranks: R ranks that wait a second wait R
+/// seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Counters {
+pub struct Counters {
     /// By layer number.
-    pub(crate) layers: BTreeMap<u16, LayerCounters>,
+    pub layers: BTreeMap<u16, LayerCounters>,
     /// Tokens that went through the model on their rank.
-    pub(crate) tokens: f64,
+    pub tokens: f64,
     /// The same by rank; with attention tp rank 0 counts them all.
-    pub(crate) tokens_by_rank: BTreeMap<u16, f64>,
+    pub tokens_by_rank: BTreeMap<u16, f64>,
     /// With attention tp: rows (a token in a layer) of all ranks.
-    pub(crate) rows: f64,
-    /// Rows of the fullest rank of each layer and step, counted by every rank; and if all were where tables want them.
-    pub(crate) fullest_rows: f64,
-    pub(crate) fullest_rows_wanted: f64,
+    pub rows: f64,
+    /// Rows of the fullest rank of each layer and step, counted by every rank.
+    pub fullest_rows: f64,
+    /// As they would be if all rows were where tables want them.
+    pub fullest_rows_wanted: f64,
     /// Bytes between ranks that attention causes (attention tp).
-    pub(crate) attention_bytes: f64,
+    pub attention_bytes: f64,
+    /// Bytes of dispatch and combine between ranks of a node.
+    pub node_bytes: f64,
+    /// Bytes of dispatch and combine between nodes.
+    pub other_bytes: f64,
     /// Steps of each rank, added up.
-    pub(crate) steps: f64,
-    pub(crate) step_seconds: f64,
+    pub steps: f64,
+    /// Time of the steps.
+    pub step_seconds: f64,
     /// Of the rank processes; not from `/metrics`.
-    pub(crate) cpu_seconds: f64,
+    pub cpu_seconds: f64,
 }
 
 /// One MoE layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct LayerCounters {
-    pub(crate) local: f64,
-    pub(crate) remote: f64,
+pub struct LayerCounters {
+    /// Pairs of token and expert on the token's rank.
+    pub local: f64,
+    /// Pairs elsewhere.
+    pub remote: f64,
     /// Bytes of dispatch and combine between ranks.
-    pub(crate) bytes: f64,
-    pub(crate) moe_seconds: f64,
+    pub bytes: f64,
+    /// From the chosen experts to their sums.
+    pub moe_seconds: f64,
     /// Dispatch and combine.
-    pub(crate) all_to_all_seconds: f64,
+    pub all_to_all_seconds: f64,
     /// All collectives, attention's included.
-    pub(crate) collective_seconds: f64,
+    pub collective_seconds: f64,
 }
 
 impl Counters {
     /// Reads a page; the first line that is no sample is the error. Families that are not known are passed over.
-    pub(crate) fn parse(page: &str) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// That line.
+    pub fn parse(page: &str) -> Result<Self, String> {
         let mut counters = Self::default();
         for line in page.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
             let sample =
@@ -61,6 +74,11 @@ impl Counters {
             "semmoe_activations_total" if sample.label("where")? == "local" => self.layer(sample)?.local += value,
             "semmoe_activations_total" => self.layer(sample)?.remote += value,
             "semmoe_dispatch_bytes_total" if sample.label("where")? == "remote" => self.layer(sample)?.bytes += value,
+            "semmoe_level_bytes_total" => match sample.label("level")? {
+                "node" => self.node_bytes += value,
+                "other" => self.other_bytes += value,
+                _ => {}
+            },
             "semmoe_attention_bytes_total" => self.attention_bytes += value,
             "semmoe_moe_seconds_total" => self.layer(sample)?.moe_seconds += value,
             "semmoe_collective_seconds_total" => {
@@ -90,7 +108,8 @@ impl Counters {
     }
 
     /// What was counted since `before`.
-    pub(crate) fn since(&self, before: &Self) -> Self {
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
         let layer = |(number, now): (&u16, &LayerCounters)| {
             let then = before.layers.get(number).copied().unwrap_or_default();
             let since = LayerCounters {
@@ -114,6 +133,8 @@ impl Counters {
             fullest_rows_wanted: self.fullest_rows_wanted - before.fullest_rows_wanted,
             tokens: self.tokens - before.tokens,
             attention_bytes: self.attention_bytes - before.attention_bytes,
+            node_bytes: self.node_bytes - before.node_bytes,
+            other_bytes: self.other_bytes - before.other_bytes,
             steps: self.steps - before.steps,
             step_seconds: self.step_seconds - before.step_seconds,
             cpu_seconds: self.cpu_seconds - before.cpu_seconds,
@@ -125,13 +146,15 @@ impl Counters {
     }
 
     /// Local activation rate.
-    pub(crate) fn lar(&self) -> f64 {
+    #[must_use]
+    pub fn lar(&self) -> f64 {
         ratio(self.sum(|layer| layer.local), self.sum(|layer| layer.local + layer.remote))
     }
 
-    /// What collectives wait for: the fullest rank over the mean. With attention tp its rows, of each layer and step by itself; else
-    /// its tokens in the whole time.
-    pub(crate) fn fullest(&self) -> f64 {
+    /// What collectives wait for: the fullest rank over the mean. With attention tp its rows, of each layer and step by
+    /// itself; else its tokens in the whole time.
+    #[must_use]
+    pub fn fullest(&self) -> f64 {
         if self.rows > 0.0 {
             return ratio(self.fullest_rows, self.rows);
         }
@@ -141,50 +164,59 @@ impl Counters {
     }
 
     /// The same with attention tp if all rows were where tables want them.
-    pub(crate) fn fullest_wanted(&self) -> Option<f64> {
+    #[must_use]
+    pub fn fullest_wanted(&self) -> Option<f64> {
         (self.rows > 0.0).then(|| ratio(self.fullest_rows_wanted, self.rows))
     }
 
     /// Dispatch and combine between ranks, bytes per token.
-    pub(crate) fn dispatch_bytes(&self) -> f64 {
+    #[must_use]
+    pub fn dispatch_bytes(&self) -> f64 {
         ratio(self.sum(|layer| layer.bytes), self.tokens)
     }
 
     /// Everything between ranks, bytes per token.
-    pub(crate) fn all_bytes(&self) -> f64 {
+    #[must_use]
+    pub fn all_bytes(&self) -> f64 {
         self.dispatch_bytes() + ratio(self.attention_bytes, self.tokens)
     }
 
     /// Seconds of a rank in collectives, per token.
-    pub(crate) fn collective_time(&self) -> f64 {
+    #[must_use]
+    pub fn collective_time(&self) -> f64 {
         ratio(self.sum(|layer| layer.collective_seconds), self.tokens)
     }
 
     /// Seconds of a rank in steps, per token.
-    pub(crate) fn step_time(&self) -> f64 {
+    #[must_use]
+    pub fn step_time(&self) -> f64 {
         ratio(self.step_seconds, self.tokens)
     }
 
     /// Seconds of a rank in MoE layers, per layer and step.
-    pub(crate) fn moe_time(&self) -> f64 {
+    #[must_use]
+    pub fn moe_time(&self) -> f64 {
         ratio(self.sum(|layer| layer.moe_seconds), self.steps * self.layers.len() as f64)
     }
 
     /// Processor seconds per token.
-    pub(crate) fn cpu_time(&self) -> f64 {
+    #[must_use]
+    pub fn cpu_time(&self) -> f64 {
         ratio(self.cpu_seconds, self.tokens)
     }
 }
 
 impl LayerCounters {
     /// Local activation rate.
-    pub(crate) fn lar(&self) -> f64 {
+    #[must_use]
+    pub fn lar(&self) -> f64 {
         ratio(self.local, self.local + self.remote)
     }
 }
 
 /// 0 of nothing is 0.
-pub(crate) fn ratio(part: f64, whole: f64) -> f64 {
+#[must_use]
+pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }
 
@@ -204,6 +236,8 @@ mod tests {
         semmoe_activations_total{rank=\"1\",layer=\"4\",phase=\"decode\",where=\"local\"} 4\n\
         semmoe_dispatch_bytes_total{rank=\"0\",layer=\"3\",where=\"local\"} 7\n\
         semmoe_dispatch_bytes_total{rank=\"0\",layer=\"3\",where=\"remote\"} 80\n\
+        semmoe_level_bytes_total{rank=\"0\",level=\"node\"} 30\n\
+        semmoe_level_bytes_total{rank=\"0\",level=\"other\"} 50\n\
         semmoe_attention_bytes_total{rank=\"0\",collective=\"srs\"} 20\n\
         semmoe_tokens_total{rank=\"0\",phase=\"prefill\"} 3\n\
         semmoe_tokens_total{rank=\"1\",phase=\"decode\"} 1\n\
@@ -223,6 +257,7 @@ mod tests {
         assert_eq!((counters.tokens, counters.steps), (4.0, 2.0));
         assert_eq!(counters.lar(), 7.0 / 16.0);
         assert_eq!(counters.layers[&3].lar(), 0.25);
+        assert_eq!((counters.node_bytes, counters.other_bytes), (30.0, 50.0));
         assert_eq!((counters.dispatch_bytes(), counters.all_bytes()), (20.0, 25.0));
         assert_eq!((counters.step_time(), counters.moe_time()), (2.0, 1.5));
         assert_eq!((counters.collective_time(), counters.layers[&3].all_to_all_seconds), (0.5, 0.75));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// One sentence each.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BenchError {
+pub enum BenchError {
     /// Wrong arguments, or files that do not fit.
     #[error("{detail}")]
     Input {
@@ -48,21 +48,25 @@ pub(crate) enum BenchError {
 }
 
 impl BenchError {
-    pub(crate) fn input(detail: impl ToString) -> Self {
+    /// Wrong arguments or files.
+    pub fn input(detail: impl ToString) -> Self {
         Self::Input { detail: detail.to_string() }
     }
 
-    pub(crate) fn failed(detail: impl ToString) -> Self {
+    /// A measurement that went wrong.
+    pub fn failed(detail: impl ToString) -> Self {
         Self::Failed { detail: detail.to_string() }
     }
 
-    pub(crate) fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
+    /// About a file.
+    pub fn file(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::File { path, source }
     }
 
     /// 2 for wrong input, 130 for Ctrl-C, 1 otherwise.
-    pub(crate) fn exit_code(&self) -> u8 {
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
         match self {
             Self::Input { .. } | Self::NoNamespaces { .. } => 2,
             Self::Interrupted => 130,

@@ -1,15 +1,13 @@
-//! The proof, end to end: ranks over limited links, real prompts, arrivals of a trace; round robin with contiguous experts
-//! against affinity with E, and attention-TP without and with SRS and SAG. See README.md.
+//! The proof, end to end: ranks over limited links, real prompts, arrivals of a trace; round robin with contiguous
+//! experts against affinity with E, and attention-TP without and with SRS and SAG. See README.md.
 //!
 //! | module | what |
 //! |---|---|
-//! | `args`, `error` | the command line; what can go wrong |
+//! | `args` | the command line |
 //! | `configs` | what is compared |
-//! | `network` | namespaces and links, removed on every way out |
-//! | `unit`, `gateway` | rank processes; the gateway before them |
+//! | `gateway` | the gateway before the ranks |
 //! | `prepare` | tables, by the commands that users have |
 //! | `contest`, `measure` | links for shares of communication, rounds, blocks of load |
-//! | `counters` | what the worker counts |
 //! | `analysis`, `results` | Amdahl's law, prediction of bytes, verdicts |
 //! | `report`, `pictures`, `svg` | tables and pictures |
 
@@ -17,65 +15,36 @@ mod analysis;
 mod args;
 mod configs;
 mod contest;
-mod counters;
-mod error;
 mod gateway;
 mod measure;
-mod network;
 mod pictures;
 mod prepare;
 mod report;
 mod results;
 mod svg;
-mod unit;
 
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser as _;
+use semmoe_bench_e2e::program::{self, say};
+use semmoe_bench_e2e::{counters, error, network, unit};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 
 use args::{Args, AttentionArg};
 use configs::{Contest, DP, TP};
 use contest::{Schedule, Stage};
 use error::BenchError;
 use measure::Traffic;
-use network::{Namespaces, Network};
+use network::{Namespaces, Network, Shape};
 use prepare::{Workshop, chats};
 use results::Outcome;
 
 fn main() -> ExitCode {
     let args = Args::parse().settled();
-    let done = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| BenchError::failed(format!("cannot start the runtime: {error}")))
-        .and_then(|runtime| runtime.block_on(guarded(&args)));
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("bench/e2e: {error}"));
-            ExitCode::from(error.exit_code())
-        }
-    }
-}
-
-/// Runs until it is done or asked to stop; whatever was started or made goes with it.
-async fn guarded(args: &Args) -> Result<(), BenchError> {
-    let listen = |kind| signal(kind).map_err(|error| BenchError::failed(format!("signals cannot be heard: {error}")));
-    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-    let mut hangup = listen(SignalKind::hangup())?;
-    tokio::select! {
-        done = run(args) => done,
-        _ = interrupt.recv() => Err(BenchError::Interrupted),
-        _ = terminate.recv() => Err(BenchError::Interrupted),
-        _ = hangup.recv() => Err(BenchError::Interrupted),
-    }
+    program::main("bench/e2e", run(&args))
 }
 
 async fn run(args: &Args) -> Result<(), BenchError> {
@@ -88,7 +57,11 @@ async fn run(args: &Args) -> Result<(), BenchError> {
     let help = worker_help(args).await?;
     let contests = contests(args, &help)?;
     // Made before anything that lives in it, and dropped after it.
-    let network = if args.loopback { Network::Loopback } else { Network::Namespaces(Namespaces::create(args.ranks)?) };
+    let network = if args.loopback {
+        Network::Loopback
+    } else {
+        Network::Namespaces(Namespaces::create(Shape::flat(args.ranks))?)
+    };
     let folder = tempfile::tempdir().map_err(BenchError::file(Path::new("the temporary folder")))?;
     let (profile, served) = (folder.path().join("profile.jsonl"), folder.path().join("served.jsonl"));
     chats(&args.profile_prompts, &profile, args.limit)?;
@@ -137,7 +110,7 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str)
     let model_name = fs::canonicalize(&args.model).map_err(BenchError::file(&args.model))?;
     let model_name = model_name.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let secret = folder.join("rank.secret");
-    write_secret(&secret)?;
+    unit::write_secret(&secret)?;
     // Every prompt is computed whole: prompts come again, and what is measured is not the cache.
     let mut arguments = vec!["--no-prefix-reuse".to_owned()];
     // Ranks of one machine may find a shorter way than the links that are measured.
@@ -165,6 +138,7 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str)
         },
         schedule: Schedule {
             shares: args.shares.clone(),
+            rates: args.rates.iter().map(|megabits| (megabits * 1e6) as u64).collect(),
             rounds: args.rounds.into(),
             open_rounds: args.open_rounds.into(),
             loads: args.loads.clone(),
@@ -177,21 +151,8 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str)
     })
 }
 
-/// What the ranks of this run, and nobody else, know.
-fn write_secret(path: &Path) -> Result<(), BenchError> {
-    const SOURCE: &str = "/dev/urandom";
-    let mut bytes = [0u8; 24];
-    fs::File::open(SOURCE)
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .map_err(BenchError::file(Path::new(SOURCE)))?;
-    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut options = fs::OpenOptions::new();
-    options.write(true).create_new(true).mode(0o600);
-    options.open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(BenchError::file(path))
-}
-
-/// Tables on standard output; tables, pictures and JSON in the folder; and the tables in the page beside the folder that has a
-/// place for them.
+/// Tables on standard output; tables, pictures and JSON in the folder; and the tables in the page beside the folder
+/// that has a place for them.
 fn write(args: &Args, outcomes: &[Outcome], seconds: f64) -> Result<(), BenchError> {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let summaries: Vec<_> = outcomes.iter().map(Outcome::summary).collect();
@@ -234,9 +195,4 @@ fn headline(args: &Args, cores: usize, seconds: f64) -> String {
         args.open_rounds,
         measure::OPEN * args.seconds
     )
-}
-
-fn say(line: &str) {
-    // There is nobody else to tell.
-    let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -34,7 +34,8 @@ pub(crate) struct Traffic {
     pub(crate) streamed: bool,
     /// Clients of a closed loop that keep every rank busy.
     pub(crate) concurrency: usize,
-    /// Length of a block at saturation, and what comes before it is measured. One of the open loop is [`OPEN`] times as long.
+    /// Length of a block at saturation, and what comes before it is measured. One of the open loop is [`OPEN`] times as
+    /// long.
     pub(crate) seconds: f64,
     pub(crate) ramp: f64,
 }
@@ -69,8 +70,9 @@ pub(crate) struct Block {
 }
 
 impl Contestant {
-    /// As many requests as keep all ranks busy. Counters and throughput are of the time after the ramp. Answers need not be
-    /// streamed: of streamed ones the gateway knows which prompts still wait, and weighs these beside what is local.
+    /// As many requests as keep all ranks busy. Counters and throughput are of the time after the ramp. Answers need
+    /// not be streamed: of streamed ones the gateway knows which prompts still wait, and weighs these beside what is
+    /// local.
     pub(crate) async fn saturate(&self, traffic: &Traffic) -> Result<Block, BenchError> {
         let length = Duration::from_secs_f64(traffic.ramp + traffic.seconds);
         let pace = Pace::Closed { concurrency: traffic.concurrency };

@@ -1,13 +1,17 @@
-//! Where the ranks live: this machine's loopback, or a network namespace each, with a mesh of limited links of its own.
+//! Where the ranks live: this machine's loopback, or network namespaces with a mesh of limited links of their own.
 //!
 //! ```text
 //!  rank 0 .. W-1 (a namespace each)          switch (a namespace)            this side
 //!    mesh  --- veth, limited both ways ---  bridge mesh                      (data between ranks)
+//!    near  --- veth, limited both ways ---  bridge near                      (within a node, where nodes have links)
 //!    ctl   --- veth ----------------------  bridge ctl  --- veth ---  host   (HTTP, rendezvous, control)
 //! ```
 //!
-//! Everything made here bears the process id in its name, and is removed when the value is dropped; [`clean`] removes what a
-//! killed run left behind.
+//! A rank has one address for data. To ranks of its node a route leads over `near`; or a node is a namespace, and its
+//! ranks are on one host.
+//!
+//! Everything made here bears the process id in its name, and is removed when the value is dropped; [`clean`] removes
+//! what a killed run left behind.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -28,27 +32,63 @@ const QUEUE: u64 = 256 << 20;
 
 /// A place for ranks.
 #[derive(Debug)]
-pub(crate) enum Network {
+pub enum Network {
     /// All on 127.0.0.1, without limits.
     Loopback,
     /// A namespace for each rank.
     Namespaces(Namespaces),
 }
 
+/// Ranks on nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Ranks of the unit.
+    pub ranks: u16,
+    /// Ranks of a node, neighbours.
+    pub width: u16,
+    /// What they have between them.
+    pub inside: Inside,
+}
+
+/// What the ranks of a node have between them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Inside {
+    /// The links that all ranks have.
+    Mesh,
+    /// Links of their own.
+    Links,
+    /// One host: memory, and links that are not limited.
+    Host,
+}
+
+impl Shape {
+    /// Ranks without nodes.
+    #[must_use]
+    pub fn flat(ranks: u16) -> Self {
+        Self { ranks, width: 1, inside: Inside::Mesh }
+    }
+
+    /// Ranks of a namespace.
+    fn together(self) -> u16 {
+        if self.inside == Inside::Host { self.width } else { 1 }
+    }
+}
+
 /// Namespaces of this process. Dropping removes them.
 #[derive(Debug)]
-pub(crate) struct Namespaces {
+pub struct Namespaces {
     id: u32,
     /// Third byte of both networks: 198.18.n.0/24 for control, 198.19.n.0/24 for data (set aside for benchmarks by RFC 2544).
     subnet: u8,
-    ranks: u16,
+    shape: Shape,
     /// What has been made and must go.
     made: Vec<String>,
 }
 
 impl Network {
     /// The address on which a rank serves HTTP and meets others.
-    pub(crate) fn control(&self, rank: u16) -> IpAddr {
+    #[must_use]
+    pub fn control(&self, rank: u16) -> IpAddr {
         match self {
             Self::Loopback => Ipv4Addr::LOCALHOST.into(),
             Self::Namespaces(namespaces) => namespaces.address(18, rank).into(),
@@ -56,7 +96,8 @@ impl Network {
     }
 
     /// The rank's address for data, where it is another one.
-    pub(crate) fn data(&self, rank: u16) -> Option<IpAddr> {
+    #[must_use]
+    pub fn data(&self, rank: u16) -> Option<IpAddr> {
         match self {
             Self::Loopback => None,
             Self::Namespaces(namespaces) => Some(namespaces.address(19, rank).into()),
@@ -64,37 +105,66 @@ impl Network {
     }
 
     /// A command that runs `program` where `rank` lives.
-    pub(crate) fn command(&self, rank: u16, program: &Path) -> tokio::process::Command {
+    #[must_use]
+    pub fn command(&self, rank: u16, program: &Path) -> tokio::process::Command {
         match self {
             Self::Loopback => tokio::process::Command::new(program),
             Self::Namespaces(namespaces) => {
                 let mut command = tokio::process::Command::new("ip");
                 // ip becomes the program: its process id is the rank's.
-                command.args(["netns", "exec", &namespaces.rank(rank)]).arg(program);
+                command.args(["netns", "exec", &namespaces.place_of(rank)]).arg(program);
                 command
             }
         }
     }
 
-    /// Limits every rank's link to so many bits per second in each direction, or not at all.
-    pub(crate) fn limit(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
+    /// Limits every rank's link to so many bits per second in each direction, or not at all; the ranks of a host share
+    /// one link of as many times that.
+    ///
+    /// # Errors
+    /// No links, or a failure of `tc`.
+    pub fn limit(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
+        let of_all =
+            |namespaces: &Namespaces| bits_per_second.map(|bits| bits * u64::from(namespaces.shape.together()));
         match (self, bits_per_second) {
-            (Self::Namespaces(namespaces), limit) => namespaces.limit(limit),
+            (Self::Namespaces(namespaces), _) => namespaces.limit("mesh", of_all(namespaces)),
             (Self::Loopback, None) => Ok(()),
             (Self::Loopback, Some(_)) => Err(BenchError::failed("there are no links to limit on loopback")),
+        }
+    }
+
+    /// The same of the links inside nodes.
+    ///
+    /// # Errors
+    /// As [`Network::limit`]; nodes without links of their own.
+    pub fn limit_inside(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
+        match self {
+            Self::Namespaces(namespaces) if namespaces.shape.inside == Inside::Links => {
+                namespaces.limit("near", bits_per_second)
+            }
+            _ => Err(BenchError::failed("there are no links inside nodes to limit")),
         }
     }
 }
 
 impl Namespaces {
     /// Makes them, with unlimited links.
-    pub(crate) fn create(ranks: u16) -> Result<Self, BenchError> {
+    ///
+    /// # Errors
+    /// Nodes that do not divide the ranks; no root, or no `ip`.
+    pub fn create(shape: Shape) -> Result<Self, BenchError> {
+        if shape.width == 0 || !shape.ranks.is_multiple_of(shape.width) {
+            return Err(BenchError::input(format!(
+                "nodes of {} ranks do not divide {} ranks",
+                shape.width, shape.ranks
+            )));
+        }
         let addresses = output("ip", &["-4", "-o", "address", "show"])
             .map_err(|error| BenchError::NoNamespaces { cause: error.to_string() })?;
         let id = std::process::id();
         let subnet = free_subnet(&addresses, (id % 256) as u8)
             .ok_or_else(|| BenchError::failed("every network of 198.18.0.0/16 is in use"))?;
-        let mut namespaces = Self { id, subnet, ranks, made: Vec::new() };
+        let mut namespaces = Self { id, subnet, shape, made: Vec::new() };
         let switch = namespaces.switch();
         namespaces.add(&switch).map_err(|error| BenchError::NoNamespaces { cause: error.to_string() })?;
         namespaces.build(&switch)?;
@@ -102,8 +172,7 @@ impl Namespaces {
     }
 
     fn build(&mut self, switch: &str) -> Result<(), BenchError> {
-        let mtu = MTU.to_string();
-        for bridge in ["mesh", "ctl"] {
+        for bridge in ["mesh", "near", "ctl"] {
             ip(&["-n", switch, "link", "add", bridge, "type", "bridge"])?;
             ip(&["-n", switch, "link", "set", bridge, "up"])?;
         }
@@ -112,30 +181,52 @@ impl Namespaces {
         ip(&["-n", switch, "link", "set", "host", "master", "ctl", "up"])?;
         ip(&["address", "add", &format!("198.18.{}.254/24", self.subnet), "dev", &host])?;
         ip(&["link", "set", &host, "up"])?;
-        for rank in 0..self.ranks {
-            let name = self.rank(rank);
+        for place in 0..self.shape.ranks / self.shape.together() {
+            let name = self.place(place);
             self.add(&name)?;
             ip(&["-n", &name, "link", "set", "lo", "up"])?;
-            for (link, second) in [("mesh", 19), ("ctl", 18)] {
-                let port = format!("{link}{rank}");
-                let frames: &[&str] = if link == "mesh" { &["mtu", &mtu] } else { &[] };
-                let address = format!("{}/24", self.address(second, rank));
-                let ends =
-                    [&["-n", &name, "link", "add", link][..], frames, &["type", "veth", "peer", "name", &port], frames];
-                ip(&[&ends.concat()[..], &["netns", switch]].concat())?;
-                ip(&["-n", switch, "link", "set", &port, "master", link, "up"])?;
-                ip(&["-n", &name, "address", "add", &address, "dev", link])?;
-                ip(&["-n", &name, "link", "set", link, "up"])?;
+            self.link(place, "mesh", Some(19))?;
+            self.link(place, "ctl", Some(18))?;
+            if self.shape.inside == Inside::Links {
+                self.link(place, "near", None)?;
+                self.route_inside(place)?;
             }
         }
         Ok(())
     }
 
-    fn limit(&self, bits_per_second: Option<u64>) -> Result<(), BenchError> {
+    /// A link of a namespace to the bridge of the same name, and its ranks' addresses there.
+    fn link(&self, place: u16, link: &str, second: Option<u8>) -> Result<(), BenchError> {
+        let (name, switch, port) = (self.place(place), self.switch(), format!("{link}{place}"));
+        let mtu = MTU.to_string();
+        let frames: &[&str] = if link == "ctl" { &[] } else { &["mtu", &mtu] };
+        let ends = [&["-n", &name, "link", "add", link][..], frames, &["type", "veth", "peer", "name", &port], frames];
+        ip(&[&ends.concat()[..], &["netns", &switch]].concat())?;
+        ip(&["-n", &switch, "link", "set", &port, "master", link, "up"])?;
+        let ranks = place * self.shape.together()..(place + 1) * self.shape.together();
+        for (second, rank) in second.into_iter().flat_map(|second| ranks.clone().map(move |rank| (second, rank))) {
+            let address = format!("{}/24", self.address(second, rank));
+            ip(&["-n", &name, "address", "add", &address, "dev", link])?;
+        }
+        ip(&["-n", &name, "link", "set", link, "up"])
+    }
+
+    /// To the other ranks of a rank's node.
+    fn route_inside(&self, rank: u16) -> Result<(), BenchError> {
+        let (name, own) = (self.place(rank), self.address(19, rank).to_string());
+        let first = rank / self.shape.width * self.shape.width;
+        for peer in (first..first + self.shape.width).filter(|peer| *peer != rank) {
+            let to = format!("{}/32", self.address(19, peer));
+            ip(&["-n", &name, "route", "add", &to, "dev", "near", "src", &own])?;
+        }
+        Ok(())
+    }
+
+    fn limit(&self, link: &str, bits_per_second: Option<u64>) -> Result<(), BenchError> {
         let switch = self.switch();
-        for rank in 0..self.ranks {
-            let (name, port) = (self.rank(rank), format!("mesh{rank}"));
-            for (namespace, device) in [(&name, "mesh"), (&switch, &port[..])] {
+        for place in 0..self.shape.ranks / self.shape.together() {
+            let (name, port) = (self.place(place), format!("{link}{place}"));
+            for (namespace, device) in [(&name, link), (&switch, &port[..])] {
                 match bits_per_second {
                     Some(bits) => {
                         let (rate, burst, queue) = (format!("{bits}bit"), burst(bits).to_string(), QUEUE.to_string());
@@ -144,7 +235,8 @@ impl Namespaces {
                         output("tc", &[&at[..], &limit].concat())?;
                     }
                     None => {
-                        // The device's own discipline, which has no limit, comes back; there may be nothing to take away.
+                        // The device's own discipline, which has no limit, comes back; there may be nothing to take
+                        // away.
                         let shown = output("tc", &["-n", namespace, "qdisc", "show", "dev", device, "root"])?;
                         if shown.contains("tbf") {
                             output("tc", &["-n", namespace, "qdisc", "del", "dev", device, "root"])?;
@@ -162,8 +254,13 @@ impl Namespaces {
         Ok(())
     }
 
-    fn rank(&self, rank: u16) -> String {
-        format!("{PREFIX}{}-r{rank}", self.id)
+    /// The namespace of a rank.
+    fn place_of(&self, rank: u16) -> String {
+        self.place(rank / self.shape.together())
+    }
+
+    fn place(&self, place: u16) -> String {
+        format!("{PREFIX}{}-r{place}", self.id)
     }
 
     fn switch(&self) -> String {
@@ -190,7 +287,10 @@ impl Drop for Namespaces {
 }
 
 /// Removes namespaces of processes that are gone; their names.
-pub(crate) fn clean() -> Result<Vec<String>, BenchError> {
+///
+/// # Errors
+/// No `ip`, or a namespace that stays.
+pub fn clean() -> Result<Vec<String>, BenchError> {
     let listed = output("ip", &["netns", "list"])?;
     let dead = |id: &u32| !Path::new(&format!("/proc/{id}")).exists();
     let mut removed = Vec::new();

@@ -1,5 +1,6 @@
-//! Tables for the configurations, made as a user makes them: by `semmoe profile record`, `profile build`, `solve`, and judged by
-//! `semmoe evaluate`. Tables are solved on the profile's prompts and judged on the served ones, which they have not seen.
+//! Tables for the configurations, made as a user makes them: by `semmoe profile record`, `profile build`, `solve`, and
+//! judged by `semmoe evaluate`. Tables are solved on the profile's prompts and judged on the served ones, which they
+//! have not seen.
 
 use std::path::{Path, PathBuf};
 
@@ -182,7 +183,8 @@ async fn finish(mut command: Command) -> Result<String, BenchError> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
-/// Writes the prompts of `path` as chats, so that what is profiled, judged and served is rendered in one way. At most `most`.
+/// Writes the prompts of `path` as chats, so that what is profiled, judged and served is rendered in one way. At most
+/// `most`.
 pub(crate) fn chats(path: &Path, out: &Path, most: Option<usize>) -> Result<usize, BenchError> {
     let text = std::fs::read_to_string(path).map_err(BenchError::file(path))?;
     let mut lines = String::new();

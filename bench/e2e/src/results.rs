@@ -147,7 +147,8 @@ impl Outcome {
         rounds.collect()
     }
 
-    /// Every layer of every block at saturation: its local activation rate and its time in dispatch and combine per token.
+    /// Every layer of every block at saturation: its local activation rate and its time in dispatch and combine per
+    /// token.
     pub(crate) fn layer_points(&self, link: usize) -> Vec<(f64, f64)> {
         let layers = |at: &Placed| {
             let tokens = at.block.counters.tokens;

@@ -1,5 +1,8 @@
 //! The rank processes of one configuration: started in their places, and ended with the value.
 
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -20,25 +23,26 @@ const STOP: Duration = Duration::from_secs(15);
 
 /// What to start.
 #[derive(Debug)]
-pub(crate) struct UnitSpec<'a> {
+pub struct UnitSpec<'a> {
     /// The program.
-    pub(crate) semmoe: &'a Path,
+    pub semmoe: &'a Path,
     /// Checkpoint directory.
-    pub(crate) model: &'a Path,
-    pub(crate) ranks: u16,
+    pub model: &'a Path,
+    /// Ranks of the unit.
+    pub ranks: u16,
     /// Placement to run; contiguous without.
-    pub(crate) tables: Option<&'a Path>,
-    /// Further arguments of every rank.
-    pub(crate) arguments: &'a [String],
+    pub tables: Option<&'a Path>,
+    /// Further arguments of every rank; `{rank}` in them stands for its number.
+    pub arguments: &'a [String],
     /// File with the secret that ranks prove to each other.
-    pub(crate) secret: &'a Path,
+    pub secret: &'a Path,
 }
 
 /// Running ranks. Dropping kills them; [`Unit::stop`] lets them leave.
 #[derive(Debug)]
-pub(crate) struct Unit {
+pub struct Unit {
     /// Of rank 0's HTTP server.
-    pub(crate) url: BaseUrl,
+    pub url: BaseUrl,
     ranks: Vec<Child>,
     stdins: Vec<ChildStdin>,
     client: HttpClient,
@@ -54,7 +58,10 @@ enum Event {
 
 impl Unit {
     /// Starts rank 0, then the others, and waits until all are ready.
-    pub(crate) async fn start(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
+    ///
+    /// # Errors
+    /// A rank that does not start, or not in time.
+    pub async fn start(spec: &UnitSpec<'_>, network: &Network) -> Result<Self, BenchError> {
         let started = timeout(START, Self::start_all(spec, network)).await;
         started.map_err(|_| BenchError::failed(format!("the ranks were not ready within {} s", START.as_secs())))?
     }
@@ -96,7 +103,10 @@ impl Unit {
     }
 
     /// The counters of all ranks now, and the processor time of their processes.
-    pub(crate) async fn counters(&self) -> Result<Counters, BenchError> {
+    ///
+    /// # Errors
+    /// A page that does not come, or is none.
+    pub async fn counters(&self) -> Result<Counters, BenchError> {
         let limits = AnswerLimits::default();
         let page = self.client.get_text(&self.url, "/metrics", &limits).await.map_err(BenchError::failed)?;
         let mut counters = Counters::parse(&page).map_err(|line| {
@@ -109,7 +119,10 @@ impl Unit {
     }
 
     /// Asks the ranks to leave and waits for them.
-    pub(crate) async fn stop(mut self) -> Result<(), BenchError> {
+    ///
+    /// # Errors
+    /// Ranks that stay.
+    pub async fn stop(mut self) -> Result<(), BenchError> {
         self.stdins.clear();
         let all_gone = async {
             for rank in &mut self.ranks {
@@ -118,6 +131,22 @@ impl Unit {
         };
         timeout(STOP, all_gone).await.map_err(|_| BenchError::failed("ranks did not leave in time"))
     }
+}
+
+/// Writes a secret for the ranks of this run.
+///
+/// # Errors
+/// A file that is there, or cannot be written.
+pub fn write_secret(path: &Path) -> Result<(), BenchError> {
+    const SOURCE: &str = "/dev/urandom";
+    let mut bytes = [0u8; 24];
+    fs::File::open(SOURCE)
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .map_err(BenchError::file(Path::new(SOURCE)))?;
+    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600);
+    options.open(path).and_then(|mut file| file.write_all(text.as_bytes())).map_err(BenchError::file(path))
 }
 
 fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16, rendezvous: &str) -> tokio::process::Command {
@@ -135,7 +164,7 @@ fn command(spec: &UnitSpec<'_>, network: &Network, rank: u16, rendezvous: &str) 
     if let Some(tables) = spec.tables {
         command.arg("--tables").arg(tables);
     }
-    command.args(spec.arguments);
+    command.args(spec.arguments.iter().map(|argument| argument.replace("{rank}", &rank.to_string())));
     // A group of its own: Ctrl-C reaches this process alone, which then ends the ranks.
     command.process_group(0).kill_on_drop(true).stdin(Stdio::piped()).stdout(Stdio::piped());
     command

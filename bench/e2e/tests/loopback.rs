@@ -100,6 +100,8 @@ fn wrong_arguments_are_told_in_one_sentence() {
     for (arguments, cause) in [
         (&["--loopback", "--semmoe", "/no/such/program"][..], "/no/such/program: "),
         (&["--loopback", "--shares", "2"], "expected a number from 0.05 to 0.9"),
+        (&["--rates", "0"], "expected a number from 1 to 1000000"),
+        (&["--loopback", "--rates", "500"], "cannot be used with"),
         (&["--loopback", "--ranks", "1"], "1 is not in 2..=64"),
         (&["--loopback", "--attention", "pp"], "invalid value 'pp'"),
     ] {

@@ -89,7 +89,8 @@ impl Reader {
         self.state == State::Head && self.line.is_empty()
     }
 
-    /// Takes the next bytes. `Some` when the answer is complete: nothing may follow it, as one request goes out at a time.
+    /// Takes the next bytes. `Some` when the answer is complete: nothing may follow it, as one request goes out at a
+    /// time.
     pub(crate) fn push(&mut self, mut bytes: &[u8], expected: &[u8]) -> Result<Option<Told>, AnswerError> {
         loop {
             let done = match self.state {

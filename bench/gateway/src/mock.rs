@@ -1,4 +1,5 @@
-//! The mock engine: SGLang's face with canned answers, on one thread, cheap enough that the gateways are what is measured.
+//! The mock engine: SGLang's face with canned answers, on one thread, cheap enough that the gateways are what is
+//! measured.
 
 mod request;
 

@@ -1,4 +1,5 @@
-//! `semmoe-bench-gpu COMMAND [OPTIONS]`: JSON on standard output, one sentence on standard error otherwise. `bench/gpu/run` drives it.
+//! `semmoe-bench-gpu COMMAND [OPTIONS]`: JSON on standard output, one sentence on standard error otherwise.
+//! `bench/gpu/run` drives it.
 //!
 //! All ranks share one GPU: one launch, `gridDim.y` = ranks; `processes` is the exception.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]

@@ -1,5 +1,5 @@
-//! The kernels that use the switch. On one GPU a multicast object has one member, so that what comes back is what was written: this
-//! shows that the instructions run and where they read and write, not how a switch adds.
+//! The kernels that use the switch. On one GPU a multicast object has one member, so that what comes back is what was
+//! written: this shows that the instructions run and where they read and write, not how a switch adds.
 
 use fastrand::Rng;
 use semmoe_kernels::Element;

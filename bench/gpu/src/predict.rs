@@ -1,4 +1,5 @@
-//! What a model says of GPUs that are joined by links: bytes over the slower of link and memory. No measurement is in it.
+//! What a model says of GPUs that are joined by links: bytes over the slower of link and memory. No measurement is in
+//! it.
 
 use semmoe_kernels_cuda::model::{Call, Moved, fan_out};
 use serde_json::{Value, json};
@@ -16,7 +17,8 @@ const MACHINES: [(&str, f64, f64); 4] = [
     ("PCIe 5.0 x16", 64.0, 2000.0),
 ];
 
-/// Times are the least that any run could take; the unfused pair has a shuffle of its own before or behind the collective.
+/// Times are the least that any run could take; the unfused pair has a shuffle of its own before or behind the
+/// collective.
 pub(crate) fn document() -> Value {
     let mut rows = Vec::new();
     for (machine, link, memory) in MACHINES {

@@ -1,7 +1,7 @@
 //! Two processes, each with its own memory, mapped into the other: reduce-scatter and allgather, checked.
 //!
-//! On a GPU memory is shared by cuIpc, or by file descriptors; the GPU runs one process at a time here, so this is for correctness only. On the CPU it is a
-//! file that both map, at addresses of their own.
+//! On a GPU memory is shared by cuIpc, or by file descriptors; the GPU runs one process at a time here, so this is for
+//! correctness only. On the CPU it is a file that both map, at addresses of their own.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -1,8 +1,8 @@
 //! Times on one GPU that all ranks share: medians of many replays, every kernel beside its baselines in turns.
 //!
-//! Calls are captured in a graph and timed together by two events, so that no launch is waited for; the memory that they go through in
-//! turns is larger than the caches. Bytes are those of `semmoe_kernels_cuda::model`; the bound is what a device-to-device copy needs
-//! for as many bytes on the same GPU.
+//! Calls are captured in a graph and timed together by two events, so that no launch is waited for; the memory that
+//! they go through in turns is larger than the caches. Bytes are those of `semmoe_kernels_cuda::model`; the bound is
+//! what a device-to-device copy needs for as many bytes on the same GPU.
 
 use fastrand::Rng;
 use half::bf16;
@@ -162,7 +162,8 @@ impl Set {
             .map_err(text)
     }
 
-    /// Shuffled, plain, and unfused: the shuffle of all rows and the plain collective behind or before it; then the others.
+    /// Shuffled, plain, and unfused: the shuffle of all rows and the plain collective behind or before it; then the
+    /// others.
     fn sequences(&self, machine: &Machine, world: &World, grid: Grid) -> Result<Vec<Vec<Launch>>, String> {
         let Self { parts, shuffled, gathered, .. } = self;
         let (parts_at, gathered_at) = (buffers(parts), buffers(gathered));

@@ -68,8 +68,8 @@ pub(crate) fn coactivation_by_load(counts: &LayerCounts, groups: usize) -> Group
     group_of
 }
 
-/// Spectral clusters: the leading eigenvectors of the normalised co-activations, balanced k-means from many starts (every
-/// assignment exact), the one with most co-activations within groups; then swaps that raise those.
+/// Spectral clusters: the leading eigenvectors of the normalised co-activations, balanced k-means from many starts
+/// (every assignment exact), the one with most co-activations within groups; then swaps that raise those.
 pub(crate) fn spectral(counts: &LayerCounts, groups: usize, random: &mut fastrand::Rng) -> Groups {
     let n = counts.experts;
     let scale: Vec<f64> = counts.load.iter().map(|load| load.max(1.0).sqrt()).collect();

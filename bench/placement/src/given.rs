@@ -1,7 +1,8 @@
 //! Placements that other programs have made, as further rows: `python/programs.py` writes such files.
 //!
-//! A file is a JSON list of `{"held_out": PROFILE, "groups": G, "name": TEXT, "layers": [[group of each expert], ...]}`: made without
-//! the profile of that file name, for the comparison that is judged on it. Other keys are notes.
+//! A file is a JSON list of
+//! `{"held_out": PROFILE, "groups": G, "name": TEXT, "layers": [[group of each expert], ...]}`: made without the
+//! profile of that file name, for the comparison that is judged on it. Other keys are notes.
 
 use std::path::Path;
 

@@ -1,6 +1,7 @@
 //! Placements of experts compared on the same data: the solver, the paper's algorithm and every published baseline.
 //!
-//! README.md has the tables and their commands. The baselines live here, so that the `semmoe` binary holds none of them.
+//! README.md has the tables and their commands. The baselines live here, so that the `semmoe` binary holds none of
+//! them.
 
 mod assignment;
 mod baselines;

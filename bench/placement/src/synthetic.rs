@@ -1,5 +1,5 @@
-//! Synthetic routing calibrated to Table 1 of the Sem-MoE paper: a linear top-6-of-64 router over token embedding, request
-//! context and noise, six layers deep; vocabulary 20,000 with Zipf's law, requests of 150 tokens on 40 topics.
+//! Synthetic routing calibrated to Table 1 of the Sem-MoE paper: a linear top-6-of-64 router over token embedding,
+//! request context and noise, six layers deep; vocabulary 20,000 with Zipf's law, requests of 150 tokens on 40 topics.
 //!
 //! On held-out requests the median share of a token's likeliest six experts among those that it activates is 1.0 in
 //! the first layer and 0.833 deeper, as in the paper; a test checks it.

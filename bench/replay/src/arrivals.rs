@@ -21,8 +21,8 @@ pub(crate) struct Arrival {
     pub(crate) prompt_tokens: u32,
     /// At least 1.
     pub(crate) output_tokens: u32,
-    /// Names of the prompt's blocks of [`BLOCK_TOKENS`], the last one perhaps in part. Equal names stand for equal text, after
-    /// equal text. Empty where the trace has none: then no two prompts share anything.
+    /// Names of the prompt's blocks of [`BLOCK_TOKENS`], the last one perhaps in part. Equal names stand for equal
+    /// text, after equal text. Empty where the trace has none: then no two prompts share anything.
     pub(crate) blocks: Vec<u64>,
 }
 

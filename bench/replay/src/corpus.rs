@@ -1,8 +1,8 @@
 //! What stands in the prompts: recorded tokens with their recorded experts, and the tables that were solved on others.
 //!
-//! The trace's requests are laid end to end, those of one kind together if their kinds are known, so that a long prompt is
-//! of one kind. A piece of a prompt is a stretch of that text; what T says of it and what its experts did is looked up in
-//! running sums.
+//! The trace's requests are laid end to end, those of one kind together if their kinds are known, so that a long prompt
+//! is of one kind. A piece of a prompt is a stretch of that text; what T says of it and what its experts did is looked
+//! up in running sums.
 
 use std::collections::BTreeMap;
 use std::path::Path;

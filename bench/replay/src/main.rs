@@ -1,5 +1,6 @@
-//! Routing policies replayed on recorded arrivals: the routing code of the gateway, real prompts with recorded routing, and
-//! simulated ranks. Every figure is one of a simulation; README.md has the tables, their commands and what is assumed.
+//! Routing policies replayed on recorded arrivals: the routing code of the gateway, real prompts with recorded routing,
+//! and simulated ranks. Every figure is one of a simulation; README.md has the tables, their commands and what is
+//! assumed.
 
 mod arrivals;
 mod corpus;
@@ -46,8 +47,8 @@ struct Cli {
     /// Communication's shares of a prefill step when tokens are placed at random.
     #[arg(long, value_delimiter = ',', default_value = "0.2,0.4,0.6")]
     communication: Vec<f64>,
-    /// How fast requests arrive: their work, nothing cached and placed at random, over what the ranks could do if steps had
-    /// no fixed part and ranks did not wait for each other.
+    /// How fast requests arrive: their work, nothing cached and placed at random, over what the ranks could do if steps
+    /// had no fixed part and ranks did not wait for each other.
     #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.15,0.2,0.25,0.3,0.4,0.5")]
     load: Vec<f64>,
     /// Only the first so many requests.

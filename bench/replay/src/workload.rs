@@ -18,8 +18,8 @@ pub(crate) struct Job {
     pub(crate) local: Vec<f64>,
 }
 
-/// Gives every arrival a text. A block that follows another one for the first time goes on where that one ends, so that a
-/// conversation keeps its kind; the first block after what all prompts share begins anywhere. A prompt without block
+/// Gives every arrival a text. A block that follows another one for the first time goes on where that one ends, so that
+/// a conversation keeps its kind; the first block after what all prompts share begins anywhere. A prompt without block
 /// names is one stretch.
 pub(crate) fn jobs(arrivals: &[Arrival], corpus: &Corpus, seed: u64) -> Vec<Job> {
     let mut random = fastrand::Rng::with_seed(seed);

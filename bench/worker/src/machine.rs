@@ -19,8 +19,8 @@ pub(crate) struct Machine {
     pub(crate) ops_per_second: f64,
 }
 
-/// Over a working set as large as what a step reads: a smaller one lies in nearer caches, for the step too. In huge pages
-/// where the system gives them, as the worker's weights and caches are.
+/// Over a working set as large as what a step reads: a smaller one lies in nearer caches, for the step too. In huge
+/// pages where the system gives them, as the worker's weights and caches are.
 pub(crate) fn measure(bytes: usize) -> Outcome<Machine> {
     let mut map = MmapMut::map_anon(bytes.max(4096))?;
     // Advice: where it is not taken, the worker has small pages too.
@@ -46,8 +46,8 @@ fn best(mut run: impl FnMut()) -> f64 {
     (0..TRIES).map(time).fold(f64::INFINITY, f64::min)
 }
 
-/// Reads everything once, by the widest vectors that there are: with those that a compiler assumes, instructions are the
-/// limit and not memory.
+/// Reads everything once, by the widest vectors that there are: with those that a compiler assumes, instructions are
+/// the limit and not memory.
 fn read(bytes: &[u8]) {
     #[cfg(target_arch = "x86_64")]
     {

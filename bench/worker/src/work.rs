@@ -29,8 +29,8 @@ impl Work {
     }
 }
 
-/// One token of each of `batch` sequences after `context` others; `experts` are the different ones of all layers that the
-/// tokens chose. Weights are bf16, caches f32.
+/// One token of each of `batch` sequences after `context` others; `experts` are the different ones of all layers that
+/// the tokens chose. Weights are bf16, caches f32.
 pub(crate) fn decode_step(config: &ModelConfig, batch: usize, context: usize, experts: f64) -> Work {
     let AttentionKind::Grouped(attention) = &config.attention else { unreachable!("the bundled model is Qwen3-MoE") };
     let (query, kv) = (config.heads * attention.head_dim, attention.kv_heads * attention.head_dim);

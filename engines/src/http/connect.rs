@@ -57,7 +57,7 @@ pub(super) async fn connect(
     Connection::handshake(stream).await.map(Box::new).map_err(|error| NoConnection::Theirs(error.to_string()))
 }
 
-/// What HTTP runs over. `limit` is for TCP and for TLS, each.
+/// The transport below HTTP. `limit` is for TCP and for TLS, each.
 pub(super) async fn open(
     origin: &Origin,
     tls: Option<&ClientTls>,

@@ -1,9 +1,9 @@
-//! A connection to an engine, driven by whoever uses it.
+//! A connection to an engine, driven by its user.
 //!
 //! hyper wants each connection polled, and is usually given a task for that; then every request and every piece of an
-//! answer crosses from one task to another and back. Here the future that sends a request polls the connection itself, and
-//! after it the body of the answer does. Nobody polls an idle connection: [`Connection::is_usable`] looks at it before it
-//! is used again.
+//! answer crosses from one task to another and back. Here the future that sends a request polls the connection itself,
+//! and after it the body of the answer does. An idle connection is not polled: [`Connection::is_usable`] looks at it
+//! before it is used again.
 
 use std::error::Error as _;
 use std::future::poll_fn;
@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::RequestBody;
 
-/// What a connection runs over.
+/// The transport of a connection.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
@@ -29,7 +29,7 @@ pub(super) struct Connection {
     sender: SendRequest<RequestBody>,
     /// `None` once the connection is over.
     driver: Option<Driver>,
-    /// It ended as the engine sent what nobody asked for.
+    /// It ended as the engine sent bytes that were not requested.
     stray: bool,
 }
 
@@ -53,7 +53,7 @@ impl Connection {
             Poll::Pending => false,
             Poll::Ready(ended) => {
                 self.stray = ended.is_err_and(|error| is_stray(&error));
-                // What went wrong is told to the request or to the body, when this is dropped at the latest.
+                // The request or the body gets the error, at the latest when this is dropped.
                 self.driver = None;
                 true
             }
@@ -65,7 +65,8 @@ impl Connection {
         !self.drive(cx) && self.sender.is_ready()
     }
 
-    /// Whether it is unusable as bytes came that belong to no answer. To be asked of a connection on which nothing goes on.
+    /// Whether it is unusable as bytes came that belong to no answer. To be asked of a connection on which nothing goes
+    /// on.
     pub(super) fn is_stray(&self) -> bool {
         self.stray
     }

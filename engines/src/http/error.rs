@@ -1,4 +1,4 @@
-//! What can go wrong between this process and an engine, and whether trying elsewhere is safe.
+//! Errors between this process and an engine, and whether a retry elsewhere is safe.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub enum HttpError {
     /// The address itself cannot be used.
     #[error("{cause}")]
     Url {
-        /// What is wrong with it.
+        /// The problem.
         cause: UrlError,
     },
     /// The document to send cannot be written as JSON.
@@ -31,7 +31,8 @@ pub enum HttpError {
         /// The operating system's reason.
         cause: String,
     },
-    /// No connection, as this machine has no file, port or memory left for it. Nothing was sent, and no engine is to blame.
+    /// No connection, as this machine has no file, port or memory left for it. Nothing was sent, and no engine is to
+    /// blame.
     #[error("no room for another connection to an engine: {cause}")]
     Exhausted {
         /// The operating system's reason.
@@ -42,7 +43,7 @@ pub enum HttpError {
     Exchange {
         /// Where to.
         url: String,
-        /// What hyper saw.
+        /// Hyper's error.
         cause: String,
     },
     /// The head of the answer says two things about where the answer ends, or nothing that can be relied on.
@@ -50,7 +51,7 @@ pub enum HttpError {
     Framing {
         /// Where from.
         url: String,
-        /// What is wrong with it.
+        /// The problem.
         cause: &'static str,
     },
     /// Nothing, or not everything, came in time.
@@ -58,7 +59,7 @@ pub enum HttpError {
     Timeout {
         /// Where from.
         url: String,
-        /// What was awaited.
+        /// The event awaited.
         waiting_for: &'static str,
         /// How long.
         limit: Duration,
@@ -68,7 +69,7 @@ pub enum HttpError {
     Body {
         /// Where from.
         url: String,
-        /// What hyper saw.
+        /// Hyper's error.
         cause: String,
     },
     /// The answer's body is longer than the caller accepts.
@@ -150,7 +151,7 @@ pub(super) fn without_query(uri: &Uri) -> String {
     format!("{scheme}{}{}", uri.authority().map_or("", |authority| authority.as_str()), uri.path())
 }
 
-/// What follows the address in a URL.
+/// The part of a URL after the address.
 fn path(url: &str) -> &str {
     let after_scheme = url.split_once("://").map_or(url, |(_, rest)| rest);
     after_scheme.find('/').map_or("/", |at| &after_scheme[at..])

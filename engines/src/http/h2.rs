@@ -21,8 +21,8 @@ use super::pool::Origin;
 use super::{AnswerBody, ClientSettings, HttpError, RequestBody, check_framing};
 use crate::tls::ClientTls;
 
-/// What an engine may send ahead of one client that does not read. The connection's window is a thousand of them, so that
-/// slow clients do not hold the others' answers up.
+/// Bytes that an engine may send ahead of one client that does not read. The connection's window is a thousand of them,
+/// so that slow clients do not hold the others' answers up.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 /// An engine that does not answer a ping within this time is gone.
@@ -70,7 +70,7 @@ impl Http2 {
     }
 }
 
-/// What the connector said, inside the client's error.
+/// The connector's error, inside the client's.
 fn no_connection(error: &(dyn std::error::Error + 'static)) -> Option<NoConnection> {
     std::iter::successors(Some(error), |error| (*error).source()).find_map(|error| error.downcast_ref().cloned())
 }

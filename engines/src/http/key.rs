@@ -7,15 +7,16 @@ use std::path::Path;
 use http::HeaderValue;
 
 /// Longest key file; a key is a line.
-const LONGEST_BYTES: u64 = 4096;
+const MAX_BYTES: u64 = 4096;
 
 /// A key as its file has it.
 #[derive(Clone, Debug)]
 pub struct EngineKey {
-    /// `Bearer` and the key; debug output hides it. For [`HttpClient::set_authorization`](super::HttpClient::set_authorization).
+    /// `Bearer` and the key; debug output hides it. For
+    /// [`HttpClient::set_authorization`](super::HttpClient::set_authorization).
     pub authorization: HeaderValue,
-    /// The permissions of the file, where others than its owner have any. Secrets that a cluster mounts often are so inside the
-    /// container, so this is no error.
+    /// The permissions of the file, where others than its owner have any. Secrets that a cluster mounts often are so
+    /// inside the container, so this is no error.
     pub open_mode: Option<u32>,
 }
 
@@ -26,7 +27,7 @@ pub enum KeyError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// It is no file, or too long.
-    #[error("expected a file of at most {LONGEST_BYTES} bytes")]
+    #[error("expected a file of at most {MAX_BYTES} bytes")]
     Size,
     /// It is not one line that a header can hold.
     #[error("expected one line of printable characters without blanks")]
@@ -40,7 +41,7 @@ impl EngineKey {
     /// Never with anything of the key.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let metadata = std::fs::metadata(path)?;
-        if !metadata.is_file() || metadata.len() > LONGEST_BYTES {
+        if !metadata.is_file() || metadata.len() > MAX_BYTES {
             return Err(KeyError::Size);
         }
         let mode = metadata.permissions().mode() & 0o777;

@@ -1,9 +1,9 @@
 //! The one HTTP client: the gateway, the profiler, the command line and tests all speak through it.
 //!
-//! TCP or TLS, HTTP/1.1 or HTTP/2, pooled, `TCP_NODELAY`, no redirects, no environment proxies. [`HttpClient::send`] hands
-//! back a streaming response; the `get_*`/`post_*` helpers read a whole answer under a time-out and a size limit.
-//! Dropping a response (or the future that waits for one) closes its connection, so that the engine sees at once
-//! that nobody listens any more.
+//! TCP or TLS, HTTP/1.1 or HTTP/2, pooled, `TCP_NODELAY`, no redirects, no environment proxies. [`HttpClient::send`]
+//! hands back a streaming response; the `get_*`/`post_*` helpers read a whole answer under a time-out and a size limit.
+//! Dropping a response (or the future that waits for one) closes its connection, so that the engine sees at once that
+//! the listener is gone.
 
 mod body;
 mod connect;
@@ -108,8 +108,8 @@ impl Default for HttpClient {
 }
 
 impl HttpClient {
-    /// A client for one address with default settings, which believes the system's authorities where it begins with https.
-    /// Blocking: they are files.
+    /// A client for one address with default settings, which believes the system's authorities where it begins with
+    /// https. Blocking: they are files.
     ///
     /// # Errors
     /// When the system has none.
@@ -131,28 +131,38 @@ impl HttpClient {
         }
     }
 
-    /// From now on every request of this client and of its clones carries this `authorization`, in place of its own if it
-    /// has one; `None`: requests go as they are.
+    /// From now on every request of this client and of its clones carries this `authorization`, in place of its own if
+    /// it has one; `None`: requests go as they are.
     pub fn set_authorization(&self, value: Option<HeaderValue>) {
         self.authorization.store(value.map(Arc::new));
     }
 
-    /// Idle connections that were closed since this was asked last, as the engine had sent more than its answers: the next
-    /// request would have been given that.
+    /// Idle connections that were closed since this was asked last, as the engine had sent more than its answers: the
+    /// next request would have been given that.
     pub fn take_strays(&self) -> u64 {
         self.pool.take_strays()
     }
 
-    /// Whether the engine closed connections since the last call, as one does that is restarted. This client closes idle
-    /// connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Connections over HTTP/2 are not counted.
+    /// Whether the engine closed connections since the last call, as one does that is restarted. This client closes
+    /// idle connections before an engine would ([`ClientSettings::pool_idle_timeout`]). Connections over HTTP/2 are not
+    /// counted.
     pub fn take_broken(&self) -> bool {
         self.pool.take_broken() > 0
+    }
+
+    /// Returns when the engine has closed a connection that was kept idle, as one does that ends: noticed within half a
+    /// second. Connections over HTTP/2 are not watched.
+    pub async fn connection_lost(&self) {
+        self.pool.lost().await;
     }
 
     /// Sends one request and returns as soon as the head of the answer is there; the body streams.
     ///
     /// No time-out but the one for connecting: wrap the call, or use [`HttpClient::send_within`]. A request that
     /// met a pooled connection already closed by the engine goes out on another one, if nothing of it was sent.
+    ///
+    /// # Errors
+    /// `HttpError`: no connection, none in time, or the engine broke the protocol.
     pub async fn send(&self, mut request: Request<RequestBody>) -> Result<Response<AnswerBody>, HttpError> {
         if let Some(value) = self.authorization.load().as_deref() {
             request.headers_mut().insert(header::AUTHORIZATION, value.clone());
@@ -213,6 +223,9 @@ impl HttpClient {
     }
 
     /// [`HttpClient::send`] with a limit on the time to the head of the answer.
+    ///
+    /// # Errors
+    /// As `HttpClient::send`.
     pub async fn send_within(
         &self,
         request: Request<RequestBody>,
@@ -226,6 +239,9 @@ impl HttpClient {
     }
 
     /// GET, answer 2xx and JSON.
+    ///
+    /// # Errors
+    /// As `HttpClient::send`; another status than 200; an answer that is too long or not the expected JSON.
     pub async fn get_json<T: DeserializeOwned>(
         &self,
         base: &BaseUrl,
@@ -237,12 +253,18 @@ impl HttpClient {
     }
 
     /// GET, answer 2xx and text (invalid UTF-8 is replaced).
+    ///
+    /// # Errors
+    /// As `HttpClient::get_json`, for text.
     pub async fn get_text(&self, base: &BaseUrl, path: &str, limits: &AnswerLimits) -> Result<String, HttpError> {
         let (_, body) = self.whole(request(Method::GET, base, path, None)?, limits).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// POST of a JSON document, answer 2xx and JSON.
+    ///
+    /// # Errors
+    /// As `HttpClient::get_json`.
     pub async fn post_json<B: Serialize + ?Sized, T: DeserializeOwned>(
         &self,
         base: &BaseUrl,
@@ -255,6 +277,9 @@ impl HttpClient {
     }
 
     /// POST of a JSON document, answer 2xx: the URL and the answer as it is.
+    ///
+    /// # Errors
+    /// As `HttpClient::send`; another status than 200; an answer that is too long.
     pub async fn post<B: Serialize + ?Sized>(
         &self,
         base: &BaseUrl,
@@ -268,6 +293,9 @@ impl HttpClient {
     }
 
     /// Sends, reads the whole answer under `limits`, and refuses anything but 2xx.
+    ///
+    /// # Errors
+    /// As `HttpClient::post`.
     pub async fn whole(
         &self,
         request: Request<RequestBody>,
@@ -338,6 +366,9 @@ impl Address {
 }
 
 /// A request for `path` (which starts with `/`) below `base`; a body is sent as JSON.
+///
+/// # Errors
+/// `HttpError` for a URL or header that cannot be sent.
 pub fn request(
     method: Method,
     base: &BaseUrl,
@@ -354,6 +385,9 @@ pub fn request(
 }
 
 /// Reads a body to its end, at most `max_bytes`.
+///
+/// # Errors
+/// `HttpError` for a body that is too long or ends early.
 pub async fn read_body(url: &str, mut body: AnswerBody, max_bytes: usize) -> Result<Bytes, HttpError> {
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {

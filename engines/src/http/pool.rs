@@ -6,14 +6,18 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use ::http::uri::{Authority, Scheme};
+use tokio::sync::Notify;
 
 use super::connection::Connection;
 
+/// Time between two looks at idle connections: an engine that ends closes them.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// More lists than this are of no use to one engine.
-const MOST_LISTS: usize = 64;
+const MAX_LISTS: usize = 64;
 
 /// Where a connection leads. A plain connection is never taken for a secure one.
 #[derive(Clone, PartialEq, Eq)]
@@ -44,12 +48,14 @@ pub(super) struct Pool {
     count: AtomicUsize,
     most: usize,
     keep: Duration,
-    /// Whether a task closes those that nobody asks for.
+    /// Whether a task closes unused ones.
     sweeping: AtomicBool,
     /// Connections closed for what the engine sent unasked.
     strays: AtomicU64,
     /// Connections that the engine closed while they were kept or used.
     broken: AtomicU64,
+    /// Rings when an idle connection turns out to be closed.
+    lost: Notify,
 }
 
 thread_local! {
@@ -73,17 +79,18 @@ impl Pool {
     pub(super) fn new(most: usize, keep: Duration) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
-            lists: (0..cores.min(MOST_LISTS)).map(|_| Mutex::default()).collect(),
+            lists: (0..cores.min(MAX_LISTS)).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             most,
             keep,
             sweeping: AtomicBool::new(false),
             strays: AtomicU64::new(0),
             broken: AtomicU64::new(0),
+            lost: Notify::new(),
         }
     }
 
-    /// A connection is closed as the engine sent something on it that nobody asked for.
+    /// A connection is closed as the engine sent something on it that was not requested.
     pub(super) fn note_stray(&self) {
         self.strays.fetch_add(1, Ordering::Relaxed);
     }
@@ -134,17 +141,38 @@ impl Pool {
         }
     }
 
-    /// Closes what has been idle for too long; returns how many are left.
-    fn close_old(&self) -> usize {
-        let mut left = 0;
+    /// Returns when the engine has closed an idle connection since the last call.
+    pub(super) async fn lost(&self) {
+        self.lost.notified().await;
+    }
+
+    /// Closes what has been idle for too long, and forgets what the engine closed; returns how many are left.
+    fn sort_out(&self) -> usize {
+        // Nothing is woken: the next look comes anyway, and a connection is polled again when it is taken.
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut left, mut is_lost) = (0, false);
         for list in &self.lists {
             let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
-            // They stand in the order in which they came.
-            let old = list.partition_point(|idle| idle.since.elapsed() >= self.keep);
-            let closed: Vec<Idle> = list.drain(..old).collect();
+            let before = list.len();
+            list.retain_mut(|Idle { connection, since, .. }| {
+                if since.elapsed() >= self.keep {
+                    return false;
+                }
+                let is_usable = connection.is_usable(&mut cx);
+                if !is_usable {
+                    is_lost = true;
+                    self.note_broken();
+                    if connection.is_stray() {
+                        self.note_stray();
+                    }
+                }
+                is_usable
+            });
             left += list.len();
-            drop(list);
-            self.count.fetch_sub(closed.len(), Ordering::Relaxed);
+            self.count.fetch_sub(before - list.len(), Ordering::Relaxed);
+        }
+        if is_lost {
+            self.lost.notify_one();
         }
         left
     }
@@ -153,9 +181,9 @@ impl Pool {
 /// Runs while there are idle connections.
 async fn sweep(pool: Weak<Pool>, keep: Duration) {
     loop {
-        tokio::time::sleep(keep / 2).await;
+        tokio::time::sleep(LOOK_INTERVAL.min(keep / 2)).await;
         let Some(pool) = pool.upgrade() else { return };
-        if pool.close_old() == 0 {
+        if pool.sort_out() == 0 {
             pool.sweeping.store(false, Ordering::Release);
             // One that came in between has seen the flag as it was.
             if pool.count.load(Ordering::Acquire) == 0 || pool.sweeping.swap(true, Ordering::AcqRel) {

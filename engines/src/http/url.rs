@@ -45,6 +45,9 @@ pub enum UrlError {
 
 impl BaseUrl {
     /// The full URI of `path` (with an optional query), which must start with `/`.
+    ///
+    /// # Errors
+    /// `UrlError` for a path that makes no URL.
     pub fn join(&self, path: &str) -> Result<Uri, UrlError> {
         let syntax = |cause: String| UrlError::Syntax { url: format!("{self}{path}"), cause };
         if !path.starts_with('/') {

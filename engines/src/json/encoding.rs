@@ -1,5 +1,5 @@
-//! Text in other encodings than UTF-8, as Python's `json.loads` takes it: the engines' servers hand it the bytes of a body, and it
-//! finds out by byte order marks and zero bytes how they are encoded.
+//! Text in other encodings than UTF-8, as Python's `json.loads` takes it: the engines' servers hand it the bytes of a
+//! body, and it finds out by byte order marks and zero bytes how they are encoded.
 
 /// One character of a text, as far as its beginning has to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

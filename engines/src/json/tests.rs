@@ -84,7 +84,7 @@ fn keys_compare_with_escapes_resolved() {
 }
 
 proptest! {
-    /// What serde_json takes as an object, the scanner takes too and cuts into the same members.
+    /// The scanner accepts every object that serde_json accepts, and cuts it into the same members.
     #[test]
     fn agrees_with_serde_json(body in any_json_object(), indent in any::<bool>()) {
         let text = if indent { serde_json::to_string_pretty(&body) } else { serde_json::to_string(&body) }.unwrap();

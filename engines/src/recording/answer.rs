@@ -1,4 +1,4 @@
-//! What an answer tells: token ids, counts and encoded routes, from wherever this engine and version puts them.
+//! Token ids, counts and encoded routes of an answer, from wherever this engine and version puts them.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::Route;
 use crate::sglang::{FinishReason, GenerateResponse};
 
-/// What an answer tells, as far as it does.
+/// The fields of an answer, where it has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Told {
     /// The prompt's ids.

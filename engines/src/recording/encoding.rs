@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
-/// What the bytes under the base64 are.
+/// The encoding of the bytes under the base64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     /// Little-endian i32 without a header (SGLang).

@@ -15,7 +15,7 @@ pub enum Asked<'a> {
     Messages {
         /// The turns.
         messages: &'a Value,
-        /// What the model may call.
+        /// The tools that the model may call.
         tools: Option<&'a Value>,
     },
 }
@@ -40,8 +40,8 @@ pub struct Question {
     pub body: Value,
 }
 
-/// The request for the routed experts of a prompt. Texts and ids go to `/generate` where the engine has it and not `openai` is
-/// wanted, else to completions; conversations go to chat.
+/// The request for the routed experts of a prompt. Texts and ids go to `/generate` where the engine has it and not
+/// `openai` is wanted, else to completions; conversations go to chat.
 pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, sampling: Sampling) -> Question {
     match prompt {
         Asked::Text(_) | Asked::Ids(_) if engine.speaks_sglang() && !openai => generate(prompt, sampling),
@@ -61,8 +61,8 @@ pub fn ask(engine: Engine, openai: bool, model: &str, prompt: Asked<'_>, samplin
 /// The name under which prefixes of [`uncached`] requests are kept.
 const OWN_PREFIXES: &str = "semmoe-self-check";
 
-/// The same request with a prefix cache of its own, so that its routes are computed and not remembered. semmoe's worker has no
-/// such switch, nor a need of it: it computes the same in every batch.
+/// The same request with a prefix cache of its own, so that its routes are computed and not remembered. semmoe's worker
+/// has no such switch, nor a need of it: it computes the same in every batch.
 #[must_use]
 pub fn uncached(engine: Engine, mut question: Question) -> Question {
     let field = match (engine, question.route) {

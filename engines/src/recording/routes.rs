@@ -63,7 +63,8 @@ impl ToldRoutes {
         Ok(experts)
     }
 
-    /// Layers, of those that were sent, in which no token has experts as a router gives them: all ids -1, or all of a token equal.
+    /// Layers, of those that were sent, in which no token has experts as a router gives them: all ids -1, or all of a
+    /// token equal.
     pub fn dense_layers(&self) -> Vec<usize> {
         let is_dense = |layer: &usize| {
             self.rows > 0

@@ -46,7 +46,10 @@ pub fn encode_routed_experts(ids: &[i32]) -> String {
 }
 
 /// How many rows `data` holds for this many layers and experts per token; some builds ignore
-/// `routed_experts_start_len`, so that the count tells what was sent.
+/// `routed_experts_start_len`, so that the count shows what was sent.
+///
+/// # Errors
+/// `RoutedExpertsError` for base64 or a length that is no whole number of rows.
 pub fn routed_rows(data: &str, layers: usize, top_k: usize) -> Result<usize, RoutedExpertsError> {
     let found = decoded_bytes(data) / 4;
     let row = layers.checked_mul(top_k).filter(|row| *row > 0);
@@ -59,6 +62,9 @@ pub fn routed_rows(data: &str, layers: usize, top_k: usize) -> Result<usize, Rou
 /// Decodes and checks `rows` x `layers` x `top_k` ids; -1 marks "no expert" (dense layers occupy rows too).
 ///
 /// Allocates no more than the input is long, whatever shape the caller expects.
+///
+/// # Errors
+/// As `routed_rows`.
 pub fn decode_routed_experts(
     data: &str,
     rows: usize,

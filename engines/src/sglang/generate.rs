@@ -157,7 +157,7 @@ pub struct MetaInfo {
     /// Seconds from arrival to this answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub e2e_latency: Option<f64>,
-    /// The attention-DP rank that ran it, where the engine tells.
+    /// The attention-DP rank that ran it, where the engine reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp_rank: Option<u32>,
     /// Base64 of raw little-endian i32; see [`super::decode_routed_experts`].
@@ -174,7 +174,7 @@ pub struct MetaInfo {
 pub enum FinishReason {
     /// End of sequence, a stop token (a number) or a stop text.
     Stop {
-        /// What was matched.
+        /// The tokens matched.
         #[serde(default)]
         matched: serde_json::Value,
     },

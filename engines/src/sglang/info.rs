@@ -69,6 +69,9 @@ pub struct LoadCoverageError {
 
 impl Loads {
     /// The entries in rank order, when they name each of `ranks` ranks exactly once.
+    ///
+    /// # Errors
+    /// `LoadCoverageError` where a rank is missing, unknown or there twice.
     pub fn by_rank(&self, ranks: u16) -> Result<Vec<&RankLoads>, LoadCoverageError> {
         let mut sorted: Vec<&RankLoads> = self.loads.iter().collect();
         sorted.sort_by_key(|load| load.dp_rank);
@@ -82,7 +85,10 @@ impl Loads {
     }
 }
 
-/// What `/server_info` tells. SGLang answers with its server arguments and more; the second group of fields is
+/// Attention dp, experts whole where a placement says.
+const WHOLE: &str = "ep";
+
+/// The content of `/server_info`. SGLang answers with its server arguments and more; the second group of fields is
 /// semmoe's worker's own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -134,7 +140,13 @@ pub struct ServerInfo {
     /// `hybrid:NxP` (each on one of N nodes, a slice on each of its P ranks).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<String>,
-    /// What carries data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
+    /// The layout in force: `ep`, `tp`, `dp-tp`, `tp-ep`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
+    /// Those that it can be switched to, its own among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layouts: Option<Vec<String>>,
+    /// The carrier of data between ranks: `shm` (memory of one host), `tcp`, or `local` for a single rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
     /// Digest of the tokenizer (canonical vocabulary, merges, added tokens).
@@ -158,8 +170,22 @@ pub struct ServerInfo {
 }
 
 impl ServerInfo {
-    /// Ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags report `dp_size: 1` and the
-    /// ranks as `attn_dp_size`, and pins count `dp_size * attn_dp_size` ranks. `None` where it reports neither.
+    /// Whether it can change its layout, and with it its number of ranks, while it serves.
+    #[must_use]
+    pub fn switches(&self) -> bool {
+        self.layouts.as_ref().is_some_and(|layouts| layouts.len() > 1)
+    }
+
+    /// The layout in force, where it is not the one with whole experts at attention dp, to which the engine can be
+    /// switched: tables for that one are of no use until it is.
+    #[must_use]
+    pub fn layout_without_tables(&self) -> Option<&str> {
+        let layout = self.layout.as_deref().filter(|layout| *layout != WHOLE)?;
+        self.layouts.as_ref()?.iter().any(|layout| layout == WHOLE).then_some(layout)
+    }
+
+    /// Ranks that a request can be pinned to. From SGLang 0.5.22 on, both spellings of its flags report `dp_size: 1`
+    /// and the ranks as `attn_dp_size`, and pins count `dp_size * attn_dp_size` ranks. `None` where it reports neither.
     pub fn ranks(&self) -> Option<u16> {
         match (self.attn_dp_size, self.dp_size) {
             (Some(attention), Some(engines)) => Some(attention.saturating_mul(engines)),
@@ -178,7 +204,7 @@ impl ServerInfo {
         self.served_model_name.as_deref().or_else(|| path().map(|path| path.rsplit('/').next().unwrap_or(path)))
     }
 
-    /// The model's shape, when the engine tells all of it (semmoe's worker does). Not validated.
+    /// The model's shape, when the engine reports all of it (semmoe's worker does). Not validated.
     pub fn model_info(&self) -> Option<ModelInfo> {
         Some(ModelInfo {
             model: self.model_name()?.to_owned(),

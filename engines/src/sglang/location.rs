@@ -48,7 +48,8 @@ struct ExpertLocation {
 }
 
 impl ServerInfo {
-    /// The placement, where it shows. A path shows nothing, nor do counts from which the engine makes a placement itself.
+    /// The placement, where it shows. A path shows nothing, nor do counts from which the engine makes a placement
+    /// itself.
     pub fn shown_placement(&self) -> Option<ShownPlacement> {
         match self.init_expert_location.as_deref()?.trim() {
             "trivial" => Some(ShownPlacement::Trivial),
@@ -63,6 +64,9 @@ impl ServerInfo {
 impl ShownPlacement {
     /// Compares the groups' experts in every MoE layer; the order of slots inside a group does not matter. Tables that
     /// SGLang cannot be given (padding, unknown layers) are not compared.
+    ///
+    /// # Errors
+    /// `PlacementDifference`: the first slot that differs.
     pub fn check(&self, tables: &Tables) -> Result<(), PlacementDifference> {
         let expected = export::sglang(tables).ok().and_then(|text| serde_json::from_str::<ExpertLocation>(&text).ok());
         let Some(ExpertLocation { physical_to_logical_map: expected }) = expected else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! TLS by rustls with ring: certificates from PEM files, and the client's side of it. The gateway's listeners use the same
-//! files and the same cipher suites.
+//! TLS by rustls with ring: certificates from PEM files, and the client's side of it. The gateway's listeners use the
+//! same files and the same cipher suites.
 
 mod client;
 mod pem;
@@ -12,7 +12,7 @@ use rustls::crypto::CryptoProvider;
 pub use client::{ClientFiles, ClientTls};
 pub use pem::{certificates, private_key, roots};
 
-/// What is wrong with certificates, keys or names.
+/// The problem with certificates, keys or names.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read as what it should be.
@@ -20,7 +20,7 @@ pub enum TlsError {
     File {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The value found.
         cause: String,
     },
     /// A certificate and a key that do not go together, or that cannot be served.
@@ -30,7 +30,7 @@ pub enum TlsError {
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What does not fit.
+        /// The mismatch.
         cause: String,
     },
     /// The system has no trusted certificates.
@@ -48,7 +48,7 @@ pub enum TlsError {
     /// Settings that do not go together.
     #[error("{cause}")]
     Settings {
-        /// What does not.
+        /// The mismatch.
         cause: String,
     },
 }

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::TlsError;
 
 /// A bundle of all public authorities is 200 to 300 kB.
-const LONGEST_FILE_BYTES: u64 = 4 << 20;
+const MAX_FILE_BYTES: u64 = 4 << 20;
 
 fn fail(path: &Path, cause: impl ToString) -> TlsError {
     TlsError::File { path: path.to_owned(), cause: cause.to_string() }
@@ -20,9 +20,9 @@ fn fail(path: &Path, cause: impl ToString) -> TlsError {
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(|error| fail(path, error))?;
-    file.take(LONGEST_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| fail(path, error))?;
-    if bytes.len() as u64 > LONGEST_FILE_BYTES {
-        return Err(fail(path, format!("longer than {LONGEST_FILE_BYTES} bytes")));
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|error| fail(path, error))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(fail(path, format!("longer than {MAX_FILE_BYTES} bytes")));
     }
     Ok(bytes)
 }

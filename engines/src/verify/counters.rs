@@ -1,4 +1,4 @@
-//! What counters per rank say about probes that were sent in between.
+//! Evidence from counters per rank about the probes sent in between.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub struct Counters {
     doubted: bool,
 }
 
-/// What to do after a look at the counters.
+/// The next step after a look at the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// Look again after this time.
@@ -32,7 +32,7 @@ pub enum Look {
     Done(Comparison),
 }
 
-/// What later counts say.
+/// The later counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// Not all probes are counted yet.
@@ -57,8 +57,8 @@ impl Counters {
         (before.len() == sent.len()).then_some(Self { before, sent, waited: Duration::ZERO, doubted: false })
     }
 
-    /// Takes the counts `now`, by rank, after all probes were answered. [`Comparison::Waiting`] as the last word means that the
-    /// probes were not counted in time.
+    /// Takes the counts `now`, by rank, after all probes were answered. [`Comparison::Waiting`] as the last word means
+    /// that the probes were not counted in time.
     pub fn look(&mut self, now: &[u64]) -> Look {
         let found = self.compare(now);
         let pause = match found {
@@ -129,7 +129,8 @@ mod tests {
     }
 
     proptest! {
-        /// An honest engine is never contradicted, whatever part of the probes its counters show, and whichever other clients count.
+        /// An honest engine is never contradicted, whatever part of the probes its counters show, and whichever other
+        /// clients count.
         #[test]
         fn honest_counts_never_contradict(
             ranks in proptest::collection::vec((0_u64..100, 0_u32..4, 0_u64..=3, 0_u64..3), 1..9), others in any::<bool>()

@@ -1,7 +1,7 @@
 //! Whether pins take effect.
 //!
-//! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header, a
-//! typo that vLLM ignores without an error. Only exact evidence counts:
+//! An engine may accept a pin and ignore it: an older version that knows another field, a proxy that drops the header,
+//! a typo that vLLM ignores without an error. Only exact evidence counts:
 //!
 //! | evidence | where it comes from |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | [`Evidence::Counter`] | vLLM's counters per engine, which must rise by the probes that were sent, and by nothing else ([`Counters`]) |
 //!
 //! Gauges of running requests are no evidence: they are as old as the engine's last step (SGLang publishes every 15th
-//! decode step), so that short requests come and go between two of them. [`PinWatch`] turns observations into a verdict,
-//! [`Schedule`] says when to probe again.
+//! decode step), so that short requests come and go between two of them. [`PinWatch`] turns observations into a
+//! verdict, [`Schedule`] says when to probe again.
 
 mod counters;
 mod plan;
@@ -36,7 +36,7 @@ const HONOURED_AFTER: u64 = 4;
 /// Agreements in a row that end the verdict "ignored". Two ranks agree by chance half of the time.
 const RECOVERED_AFTER: u64 = 32;
 
-/// What is known about a backend's pins.
+/// Knowledge about a backend's pins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pins {
     /// Not enough evidence.
@@ -175,8 +175,8 @@ impl PinWatch {
         self.agreed + self.contradicted
     }
 
-    /// Whether the next rounds of probes may change the verdict: something contradicted a pin lately, or pins that count as
-    /// ignored were seen to take effect.
+    /// Whether the next rounds of probes may change the verdict: something contradicted a pin lately, or pins that
+    /// count as ignored were seen to take effect.
     pub fn is_in_doubt(&self) -> bool {
         match self.pins {
             Pins::Ignored => self.agreed_in_a_row > 0,

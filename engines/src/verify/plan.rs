@@ -14,8 +14,8 @@ fn pages(ranks: u16) -> u64 {
 
 /// One round: how many probes each rank gets.
 ///
-/// A round probes ranks whose number has one bit set, or not set, and no others: a probe that strays to the other half shows
-/// in totals per rank, whatever the rest of the round does. Over the bits, any two ranks are told apart.
+/// A round probes ranks whose number has one bit set, or not set, and no others: a probe that strays to the other half
+/// shows in totals per rank, whatever the rest of the round does. Over the bits, any two ranks are distinguished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbePlan {
     /// Probes for each rank.
@@ -23,8 +23,8 @@ pub struct ProbePlan {
 }
 
 impl ProbePlan {
-    /// The round with this number, for an engine of `ranks` ranks: 4 to 8 probes. Following rounds go through all ranks, then
-    /// through other halves.
+    /// The round with this number, for an engine of `ranks` ranks: 4 to 8 probes. Following rounds go through all
+    /// ranks, then through other halves.
     pub fn round(number: u64, ranks: u16) -> Self {
         let mut per_rank = vec![0; usize::from(ranks)];
         let bits = u64::from(u16::BITS - ranks.saturating_sub(1).leading_zeros()).max(1);

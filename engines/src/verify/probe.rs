@@ -43,7 +43,7 @@ pub enum Inconclusive {
     Failed(#[from] HttpError),
 }
 
-/// What a round showed.
+/// The outcome of a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
     /// For [`PinWatch::observe`](super::PinWatch::observe).
@@ -52,7 +52,8 @@ pub struct Round {
     pub detail: String,
 }
 
-/// Sends the probes of `plan`, and finds out where they ran. Each generates one token. `limits.timeout` bounds each request.
+/// Sends the probes of `plan`, and finds out where they ran. Each generates one token. `limits.timeout` bounds each
+/// request.
 ///
 /// # Errors
 /// When the round proves nothing; see [`Inconclusive`].
@@ -80,7 +81,8 @@ struct Prober<'a> {
 }
 
 impl Prober<'_> {
-    /// Chats first, as they are pinned as most clients' requests are; `/generate` for versions whose chats name no rank.
+    /// Chats first, as they are pinned as most clients' requests are; `/generate` for versions whose chats name no
+    /// rank.
     async fn by_answers(&self, plan: &ProbePlan) -> Result<Round, Inconclusive> {
         for route in [Route::Chat, Route::Generate] {
             match self.answers_of(route, plan).await {
@@ -167,7 +169,8 @@ impl Prober<'_> {
     }
 }
 
-/// A request for one token after a prompt of one token, or the shortest chat; answers name the rank where an engine can.
+/// A request for one token after a prompt of one token, or the shortest chat; answers name the rank where an engine
+/// can.
 fn probe_body(route: Route, model: &str) -> Value {
     match route {
         Route::Generate => {

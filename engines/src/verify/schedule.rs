@@ -16,7 +16,7 @@ const RELAXED_PAUSE: Duration = Duration::from_secs(10);
 /// must not be taken for the next round's.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// Longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// When the next round of probes is due: at once at start and after a contradiction; after 40 pinned requests while the
 /// backend is new or ignores pins; after 2,000 later.
@@ -58,7 +58,7 @@ impl Schedule {
     /// Time to wait for until the next round, beside the requests.
     pub fn pause(&self, watch: &PinWatch) -> Duration {
         if self.inconclusive > 0 {
-            return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(LONGEST_PAUSE);
+            return (FIRST_PAUSE * (1 << (self.inconclusive - 1).min(4))).min(MAX_PAUSE);
         }
         let settled = watch.pins == Pins::Ignored || watch.total() >= TRUSTED_AFTER;
         if settled && !watch.is_in_doubt() { RELAXED_PAUSE } else { Duration::ZERO }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::backend::Health;
 use crate::compat::placement_source;
 use crate::error::RequestError;
+use crate::gate::Aside;
 use crate::health::SILENT;
 use crate::pins::PinState;
 use crate::snapshot::{Member, Model};
@@ -43,7 +44,7 @@ struct Backend {
     url: String,
     /// All of them, where each rank has its own.
     urls: Vec<String>,
-    /// As the engine tells it.
+    /// As the engine reports it.
     version: Option<String>,
     /// Who says which placement runs: `engine`, `configuration` or `tables`, which are believed.
     placement_by: &'static str,
@@ -71,7 +72,7 @@ struct Breaker {
     open_seconds: Option<f64>,
 }
 
-/// What `drain` and `undrain` answer.
+/// The answer of `drain` and `undrain`.
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Drained {
     name: String,
@@ -87,9 +88,9 @@ struct Pins {
     agreed: u64,
     /// Those that were seen on another rank.
     contradicted: u64,
-    /// What was seen: `answers`, `probes` or `counters`.
+    /// The evidence: `answers`, `probes` or `counters`.
     evidence: Option<&'static str>,
-    /// What the last contradiction, or else the last round of probes, showed; or why nothing is known.
+    /// The outcome of the last contradiction, or else of the last round of probes; or why nothing is known.
     detail: Option<String>,
 }
 
@@ -203,9 +204,9 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
                 placement_source(probe, backend.configured_placement.as_deref(), tables)
             }),
             pins: pins(member),
-            healthy: health.is_healthy() && !backend.gate.is_silent(),
+            healthy: health.is_healthy() && !backend.gate.is_aside(Aside::Silent),
             cause: match health {
-                Health::Healthy => backend.gate.is_silent().then(|| SILENT.to_owned()),
+                Health::Healthy => backend.gate.is_aside(Aside::Silent).then(|| SILENT.to_owned()),
                 Health::Unknown => Some("not probed yet".to_owned()),
                 Health::Unhealthy { cause } => Some(cause),
             },

@@ -22,7 +22,7 @@ pub(super) struct Running {
     started_unix_seconds: u64,
     /// Null before the first one.
     last_reload: Option<Last>,
-    /// What the file said when it was last read with success, without defaults; secrets stand as `(set)`.
+    /// The file's content when it was last read with success, without defaults; secrets stand as `(set)`.
     settings: Value,
 }
 

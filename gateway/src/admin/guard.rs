@@ -1,8 +1,9 @@
 //! Who may use the admin plane.
 //!
 //! On loopback anyone on the machine may, and that includes every web page open in a browser there: so the `Host` must
-//! be a loopback name (a page that rebinds its own name to 127.0.0.1 sends its own), and an `Origin`, which pages cannot
-//! leave out of a cross-site POST, must be one, too. Elsewhere, and where one is configured, a bearer token is needed.
+//! be a loopback name (a page that rebinds its own name to 127.0.0.1 sends its own), and an `Origin`, which pages
+//! cannot leave out of a cross-site POST, must be one, too. Elsewhere, and where one is configured, a bearer token is
+//! needed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -57,8 +58,8 @@ impl Rules {
                 return Err(RequestError::ForeignOrigin { origin: origin.to_owned() });
             }
         }
-        // A load balancer's or kubelet's probe has no token, and learns nothing from the first two. The page has no data: it asks
-        // for the token that its requests need.
+        // A load balancer's or kubelet's probe has no token, and learns nothing from the first two. The page has no
+        // data: it asks for the token that its requests need.
         let is_open = match uri.path() {
             "/healthz" | "/readyz" | "/ui" => true,
             "/" => page::is_wanted(headers),
@@ -95,7 +96,7 @@ fn is_loopback(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Compares digests, so that timing tells nothing about the token.
+/// Compares digests, so that timing reveals nothing about the token.
 fn has_token(headers: &HeaderMap, expected: &[u8; 32]) -> bool {
     let token = text(headers, &header::AUTHORIZATION).strip_prefix("Bearer ");
     token.is_some_and(|token| Sha256::digest(token.trim().as_bytes()).as_slice() == expected)

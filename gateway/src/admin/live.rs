@@ -24,9 +24,11 @@ pub(super) struct Live {
 #[derive(Serialize, JsonSchema)]
 struct Backend {
     name: String,
-    /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused`, `none fit` (see `unfit`) or `on`.
+    /// `off`, `no tables`, `cannot be asked` (engine, version or its flag), `refused`, `none fit` (see `unfit`) or
+    /// `on`.
     sampling: &'static str,
-    /// Requests that were due and could not be asked: vLLM streams no routed experts, and some ask or decline themselves.
+    /// Requests that were due and could not be asked: vLLM streams no routed experts, and some ask or decline
+    /// themselves.
     unfit: u64,
     /// Of the activations of all samples since the tables were loaded, the local share.
     observed_lar: Option<f64>,

@@ -47,7 +47,7 @@ pub(crate) fn router(core: Arc<Core>, guard: Guard) -> Router {
 struct Index {
     /// Version of the gateway.
     semmoe: &'static str,
-    /// What each route does.
+    /// The routes, described.
     routes: Map<String, Value>,
 }
 

@@ -1,7 +1,8 @@
 //! `GET /ui`, and `/` for browsers: the admin plane as a page.
 //!
-//! The page is one file without data. It loads nothing from elsewhere, and what it shows and does goes through the routes of the
-//! admin plane, so that the guard judges it like every other client; therefore the page itself needs no token.
+//! The page is one file without data. It loads nothing from elsewhere, and what it shows and does goes through the
+//! routes of the admin plane, so that the guard judges it like every other client; therefore the page itself needs no
+//! token.
 
 use std::sync::LazyLock;
 

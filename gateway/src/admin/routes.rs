@@ -16,7 +16,7 @@ pub(super) struct Route {
     /// `GET` or `POST`.
     pub(super) method: &'static str,
     pub(super) path: &'static str,
-    /// What it answers or does, in one line.
+    /// Its answer or effect, in one line.
     pub(super) what: &'static str,
     /// The body that it takes.
     pub(super) takes: Takes,

@@ -1,4 +1,5 @@
-//! `GET` and `POST /admin/switch`: where backends with a switch hook are, and another layout or placement while they serve.
+//! `GET` and `POST /admin/switch`: where backends with a switch hook are, and another layout or placement while they
+//! serve.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,14 +12,21 @@ use schemars::JsonSchema;
 use semmoe_engines::Engine;
 use serde::{Deserialize, Serialize};
 
+use crate::config::SwitchMode;
 use crate::error::RequestError;
 use crate::state::Core;
+use crate::switching::Report;
 use crate::tables::{self, Switched, Target};
 
 use super::tables::command;
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct Switches {
+    /// `switch.mode`: `off`, `advise` or `drive`.
+    mode: SwitchMode,
+    /// What the switch policy watches: backends, and pools of them.
+    units: Vec<Report>,
+    /// Backends with a switch hook.
     backends: Vec<Entry>,
 }
 
@@ -69,7 +77,8 @@ pub(super) async fn list(State(core): State<Arc<Core>>) -> Json<Switches> {
             error,
         }
     });
-    Json(Switches { backends: join_all(entries).await })
+    let backends = join_all(entries).await;
+    Json(Switches { mode: snapshot.config.switch.mode, units: core.switches.all(), backends })
 }
 
 pub(super) async fn switch(State(core): State<Arc<Core>>, body: Body) -> Result<Json<Switched>, RequestError> {

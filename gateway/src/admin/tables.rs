@@ -1,6 +1,6 @@
 //! `GET` and `POST /admin/tables`, `POST /admin/tables/rollback`: what is in use, the hot reload, and the way back.
 //!
-//! What is loaded here stays until something else is loaded: after a restart the configured file counts again, and where
+//! Tables loaded here stay until others are loaded: after a restart the configured file counts again, and where
 //! files are watched, a change of that file brings it back.
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::state::Core;
 use crate::tables::{EarlierTables, Source, change, read, receive};
 
 /// Longest JSON body: a backend's name and a path.
-const LONGEST_COMMAND_BYTES: usize = 64 << 10;
+const MAX_COMMAND_BYTES: usize = 64 << 10;
 
 #[derive(Serialize, JsonSchema)]
 pub(super) struct InUse {
@@ -43,10 +43,12 @@ struct Entry {
     /// Generation of the swap that brought them.
     generation: u64,
     dp_ranks: u16,
+    /// The local activation rate that the solver measured on requests held out; null where the file does not say it.
+    promised_lar: Option<f64>,
     solver: String,
     source: String,
     created: String,
-    /// What a rollback can go back to, latest first.
+    /// The tables that a rollback can restore, latest first.
     earlier: Vec<Earlier>,
 }
 
@@ -131,6 +133,7 @@ fn entry(model: &Model, member: &Member) -> Option<Entry> {
         placement_digest: tables.placement_digest().to_owned(),
         generation: loaded.generation,
         dp_ranks: tables.dp_ranks(),
+        promised_lar: tables.promised_lar(),
         solver: tables.solver().to_owned(),
         source: tables.provenance().source.clone(),
         created: tables.provenance().created.clone(),
@@ -148,7 +151,7 @@ pub(super) async fn load(State(core): State<Arc<Core>>, request: Request) -> Res
             (backend, Source::Asked(path))
         }
         Some(backend) => {
-            // An upload for nobody need not be read.
+            // An upload for an unknown model need not be read.
             core.snapshot().find(&backend).ok_or_else(|| RequestError::UnknownBackend { name: backend.clone() })?;
             let copy = receive(&core, &backend, body).await?;
             (backend, Source::Upload(copy))
@@ -172,7 +175,7 @@ async fn loaded(core: &Arc<Core>, backend: String, source: Source) -> Result<Jso
 }
 
 pub(super) async fn command<T: DeserializeOwned>(core: &Core, body: Body, expected: &str) -> Result<T, RequestError> {
-    let bytes = read(body, LONGEST_COMMAND_BYTES, core.config().timeouts.body).await?;
+    let bytes = read(body, MAX_COMMAND_BYTES, core.config().timeouts.body).await?;
     let wrong = |error| RequestError::Field { cause: format!("{error}: expected JSON {expected}") };
     serde_json::from_slice(&bytes).map_err(wrong)
 }

@@ -31,7 +31,7 @@ pub struct RawKey {
     pub models: Option<Vec<String>>,
 }
 
-/// What becomes of the headers `authorization` and `x-api-key` of clients.
+/// The handling of the clients' headers `authorization` and `x-api-key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Forward {

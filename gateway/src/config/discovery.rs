@@ -15,7 +15,7 @@ use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKube
 use crate::discovery::is_name;
 
 /// A name of the DNS is no longer.
-const LONGEST_HOST_BYTES: usize = 253;
+const MAX_HOST_BYTES: usize = 253;
 
 /// `[[models.discovery]]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -24,7 +24,8 @@ pub struct RawDiscovery {
     /// `host:port`: every address (A and AAAA) of the host is a backend on that port. This, `srv` or `kubernetes`.
     #[serde(default)]
     pub dns: Option<String>,
-    /// A name with SRV records: every address of each target is a backend on the record's port. This, `dns` or `kubernetes`.
+    /// A name with SRV records: every address of each target is a backend on the record's port. This, `dns` or
+    /// `kubernetes`.
     #[serde(default)]
     pub srv: Option<String>,
     /// A service: every endpoint of it that is ready is a backend. This, `dns` or `srv`.
@@ -36,8 +37,8 @@ pub struct RawDiscovery {
     /// Looks in a row that an address must be missing from before its backend leaves.
     #[serde(default = "default_leave_after")]
     pub leave_after: u32,
-    /// What all of its backends have in common, with the keys of `[[models.backends]]`. They are named `NAME-ADDRESS:PORT`, and
-    /// have no `url` here. With `tls` they are spoken to over TLS.
+    /// The settings that all of its backends share, with the keys of `[[models.backends]]`. They are named
+    /// `NAME-ADDRESS:PORT`, and have no `url` here. With `tls` they are spoken to over TLS.
     #[serde(flatten)]
     pub backend: RawBackend,
 }
@@ -51,7 +52,7 @@ fn default_leave_after() -> u32 {
 }
 
 impl RawDiscovery {
-    /// What any of its backends would be, at an address that is made up.
+    /// Any of its backends, at an address that is made up.
     fn template(&self, key: &str, host: String) -> Result<RawBackend, ConfigError> {
         let mut template = self.backend.clone();
         for (field, set) in [("url", !template.url.is_empty()), ("urls", !template.urls.is_empty())] {
@@ -102,7 +103,7 @@ impl Place {
     fn dns(key: &str, dns: &str) -> Result<Self, ConfigError> {
         let wrong = || ConfigError::value(key, format!("'{dns}' is not host:port"));
         let (host, port) = dns.rsplit_once(':').ok_or_else(wrong)?;
-        let is_host = !host.is_empty() && host.len() <= LONGEST_HOST_BYTES && !host.contains(['/', ' ', ':', '@']);
+        let is_host = !host.is_empty() && host.len() <= MAX_HOST_BYTES && !host.contains(['/', ' ', ':', '@']);
         if !is_host || !port.parse::<u16>().is_ok_and(|port| port > 0) {
             return Err(wrong());
         }
@@ -158,7 +159,7 @@ pub(crate) struct DiscoveryConfig {
     pub(crate) place: Place,
     pub(crate) interval: Duration,
     pub(crate) leave_after: u32,
-    template: BackendConfig,
+    pub(super) template: BackendConfig,
 }
 
 /// By what a backend was found, and where.
@@ -216,8 +217,8 @@ impl ModelConfig {
         found.filter(move |found| found.source == source).map(|found| found.address)
     }
 
-    /// Makes the backends of a source those at these addresses. Found backends stand behind the configured ones, source after
-    /// source, by address: in the same order in every gateway.
+    /// Makes the backends of a source those at these addresses. Found backends stand behind the configured ones, source
+    /// after source, by address: in the same order in every gateway.
     pub(crate) fn set_found(&mut self, source: &str, addresses: impl IntoIterator<Item = SocketAddr>) {
         let mut new: Option<BTreeSet<SocketAddr>> = Some(addresses.into_iter().collect());
         let mut found = Vec::new();

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// What stands in the place of a secret.
+/// The text in place of a secret.
 const HIDDEN: &str = "(set)";
 
 /// The document as JSON, secrets hidden. `Null` for what JSON cannot hold.

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, with the key it is about.
+//! The problem with a configuration, with the key it is about.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub enum ConfigError {
     Value {
         /// The key as a path, for example `models[0].backends[1].url`.
         key: String,
-        /// What was found and what is expected.
+        /// The value found and the expected one.
         cause: String,
     },
     /// A value from outside of the file that does not fit.
@@ -36,7 +36,7 @@ pub enum ConfigError {
         origin: String,
         /// The key that it was to replace.
         key: String,
-        /// What is expected.
+        /// The expected value.
         cause: String,
     },
     /// Any of the above, in a file.
@@ -44,7 +44,7 @@ pub enum ConfigError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The problem in it.
         cause: Box<ConfigError>,
     },
 }

@@ -9,11 +9,11 @@ use super::validate::seconds;
 use crate::breaker::BreakerRules;
 
 /// More attempts than any budget allows for long.
-const MOST_ATTEMPTS: u32 = 16;
+const MAX_ATTEMPTS: u32 = 16;
 /// Longer than clients wait for a head.
-const MOST_HOLD_SECONDS: f64 = 3600.0;
+const MAX_HOLD_SECONDS: f64 = 3600.0;
 /// More than any gateway serves.
-const MOST_PER_SECOND: f64 = 1e6;
+const MAX_PER_SECOND: f64 = 1e6;
 
 /// `[retry]`: a request is sent to another backend while nothing of an answer went to the client.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -25,14 +25,14 @@ pub struct RawRetry {
     pub budget_ratio: f64,
     /// ...and so many each second in addition, so that a quiet model can retry, too.
     pub budget_per_second: f64,
-    /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend fell ill while
-    /// its answer was awaited. A generation may then run twice; the client gets one.
+    /// Also where the engine may have begun: the connection broke before the head of an answer, or the backend fell ill
+    /// while its answer was awaited. A generation may then run twice; the client gets one.
     pub after_send: bool,
-    /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429 and
-    /// 501 to 599.
+    /// Statuses of an engine's answer on which another backend is asked. Where there is none the answer is relayed. 429
+    /// and 501 to 599.
     pub statuses: Vec<u16>,
-    /// How long the head of an answer waits for the answer's first piece, so that the request can still be sent elsewhere
-    /// where that piece is an error. 0: not at all.
+    /// How long the head of an answer waits for the answer's first piece, so that the request can still be sent
+    /// elsewhere where that piece is an error. 0: not at all.
     pub hold_seconds: f64,
 }
 
@@ -68,8 +68,8 @@ pub(crate) struct BudgetRules {
 }
 
 pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
-    if !(1..=MOST_ATTEMPTS).contains(&raw.attempts) {
-        let cause = format!("{}, expected 1 to {MOST_ATTEMPTS}", raw.attempts);
+    if !(1..=MAX_ATTEMPTS).contains(&raw.attempts) {
+        let cause = format!("{}, expected 1 to {MAX_ATTEMPTS}", raw.attempts);
         return Err(ConfigError::value("retry.attempts", cause));
     }
     let within = |key: &str, value: f64, most: f64| {
@@ -87,21 +87,21 @@ pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
         attempts: raw.attempts,
         budget: BudgetRules {
             ratio: within("budget_ratio", raw.budget_ratio, 1.0)?,
-            per_second: within("budget_per_second", raw.budget_per_second, MOST_PER_SECOND)?,
+            per_second: within("budget_per_second", raw.budget_per_second, MAX_PER_SECOND)?,
         },
         after_send: raw.after_send,
         statuses: raw.statuses,
-        hold: Duration::from_secs_f64(within("hold_seconds", raw.hold_seconds, MOST_HOLD_SECONDS)?),
+        hold: Duration::from_secs_f64(within("hold_seconds", raw.hold_seconds, MAX_HOLD_SECONDS)?),
     })
 }
 
-/// `[breaker]`: a backend whose requests fail in a row gets none for a while, though its probes succeed. The last backend of
-/// a model always gets them.
+/// `[breaker]`: a backend whose requests fail in a row gets none for a while, though its probes succeed. The last
+/// backend of a model always gets them.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawBreaker {
-    /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an engine's
-    /// JSON. 0: never.
+    /// Failures in a row that open it: connections refused or broken, time-outs, and 502, 503 or 504 that are not an
+    /// engine's JSON. 0: never.
     pub failures: u32,
     /// How long it is open the first time; then twice as long each time that its trials fail...
     pub open_seconds: f64,

@@ -1,4 +1,4 @@
-//! What cannot change while the gateway runs.
+//! The settings that cannot change while the gateway runs.
 
 use super::Config;
 

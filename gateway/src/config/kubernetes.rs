@@ -18,8 +18,8 @@ pub struct RawKubernetes {
     /// URL of the API server.
     #[serde(default = "default_api_server")]
     pub api_server: String,
-    /// File with the bearer token, read again for every request; absent: that of the pod's service account, or none where the API
-    /// server is spoken to without TLS.
+    /// File with the bearer token, read again for every request; absent: that of the pod's service account, or none
+    /// where the API server is spoken to without TLS.
     #[serde(default)]
     pub token_file: Option<PathBuf>,
     /// Authorities that may have signed the API server's certificate (PEM); absent: those that the pod was given.
@@ -54,7 +54,7 @@ mod checked {
     /// Where a pod finds what it was given.
     const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
     /// Names of namespaces, services and their ports are labels of the DNS.
-    const LONGEST_LABEL: usize = 63;
+    const MAX_LABEL: usize = 63;
 
     /// Checked.
     #[derive(Clone, Debug, PartialEq)]
@@ -104,6 +104,6 @@ mod checked {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let outer = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
         let bytes = name.as_bytes();
-        bytes.len() <= LONGEST_LABEL && bytes.iter().copied().all(inner) && outer(bytes.first()) && outer(bytes.last())
+        bytes.len() <= MAX_LABEL && bytes.iter().copied().all(inner) && outer(bytes.first()) && outer(bytes.last())
     }
 }

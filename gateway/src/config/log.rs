@@ -55,11 +55,11 @@ pub enum LogFormat {
 pub enum LogLevel {
     /// Nothing.
     Off,
-    /// What failed.
+    /// The failure.
     Error,
-    /// What somebody should look at.
+    /// A problem for the operator.
     Warn,
-    /// What changed: starts, probes, swaps.
+    /// The changes: starts, probes, swaps.
     #[default]
     Info,
     /// Every request.

@@ -12,6 +12,7 @@ mod overrides;
 mod policy;
 mod raw;
 mod sampling;
+mod switching;
 mod tables;
 mod tls;
 mod tracing;
@@ -25,6 +26,7 @@ use std::time::Duration;
 use semmoe_engines::http::BaseUrl;
 use semmoe_engines::tls::ClientFiles;
 use semmoe_engines::{Engine, RankBase};
+use semmoe_planner::policy::Layout;
 
 use crate::breaker::BreakerRules;
 
@@ -43,6 +45,8 @@ pub use overrides::Override;
 pub use raw::{RawBackend, RawConfig, RawHealth, RawLimits, RawModel, RawRouting, RawServer, RawTimeouts};
 pub use sampling::RawSampling;
 pub(crate) use sampling::{DriftRules, ProfileConfig, RollingLimits, SamplingConfig, TraceConfig};
+pub use switching::{Meanwhile, RawSwitch, SwitchMode};
+pub(crate) use switching::{SwitchConfig, Webhook};
 pub use tables::RawTables;
 pub(crate) use tables::TablesConfig;
 pub(crate) use tls::ServerTlsConfig;
@@ -71,17 +75,24 @@ pub struct Config {
     pub(crate) routing: RoutingConfig,
     pub(crate) sampling: SamplingConfig,
     pub(crate) tables: TablesConfig,
+    pub(crate) switch: SwitchConfig,
     pub(crate) tracing: TracingConfig,
     pub(crate) log: RawLog,
 }
 
 impl Config {
     /// Reads and checks a TOML file; relative paths in it are below its folder.
+    ///
+    /// # Errors
+    /// `ConfigError` names the file, and the key that is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         Self::load_with(path, Vec::new())
     }
 
     /// The same with values that replace those of the file, also when the file is read again.
+    ///
+    /// # Errors
+    /// As `Self::load`.
     pub fn load_with(path: &Path, overrides: Vec<Override>) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), cause: source.to_string() })?;
@@ -92,11 +103,17 @@ impl Config {
     }
 
     /// Checks TOML text; relative paths in it are below `base`.
+    ///
+    /// # Errors
+    /// `ConfigError` names the key that is wrong.
     pub fn from_toml(text: &str, base: &Path) -> Result<Self, ConfigError> {
         Self::from_toml_with(text, base, Vec::new())
     }
 
     /// The same with values that replace those of the text.
+    ///
+    /// # Errors
+    /// As `Self::from_toml`.
     pub fn from_toml_with(text: &str, base: &Path, overrides: Vec<Override>) -> Result<Self, ConfigError> {
         let syntax = |error| ConfigError::syntax(text, &error);
         // Read as it stands first: only then do errors know their line.
@@ -112,11 +129,14 @@ impl Config {
     }
 
     /// Checks a configuration made in memory; relative paths in it are below `base`.
+    ///
+    /// # Errors
+    /// As `Self::from_toml`.
     pub fn from_raw(raw: RawConfig, base: &Path) -> Result<Self, ConfigError> {
         validate::validate(raw, base)
     }
 
-    /// What is to be logged, and how: by whoever starts the gateway.
+    /// Log settings, for the program that starts the gateway.
     pub fn log(&self) -> RawLog {
         self.log
     }
@@ -206,6 +226,8 @@ pub(crate) struct BackendConfig {
     /// For URLs that begin with https.
     pub(crate) tls: Option<ClientFiles>,
     pub(crate) http2: bool,
+    /// The layout that an engine without a switch hook runs, or starts in.
+    pub(crate) layout: Option<Layout>,
     /// `None` for one that is configured.
     pub(crate) found: Option<Found>,
 }

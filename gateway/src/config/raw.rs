@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use semmoe_engines::RankBase;
+use semmoe_planner::policy::Layout;
 use serde::Deserialize;
 
 use super::RawDiscovery;
-use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawTables, RawTracing};
+use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawSwitch, RawTables, RawTracing};
 use super::{RawClientTls, RawServerTls};
 
 /// The whole file.
@@ -52,6 +53,9 @@ pub struct RawConfig {
     /// Loading of tables while the gateway runs.
     #[serde(default)]
     pub tables: RawTables,
+    /// Changes between TP and EP layouts.
+    #[serde(default)]
+    pub switch: RawSwitch,
     /// Traces for a collector.
     #[serde(default)]
     pub tracing: RawTracing,
@@ -74,10 +78,11 @@ pub struct RawServer {
     pub admin_token_sha256: Option<String>,
     /// Folder below which `POST /admin/tables` may name files; absent: uploads only.
     pub tables_root: Option<PathBuf>,
-    /// Further paths of the engines that clients may use, exactly as they stand here, with any method; the backend is chosen by
-    /// load. Engines have paths that replace weights: list no more than is needed.
+    /// Further paths of the engines that clients may use, exactly as they stand here, with any method; the backend is
+    /// chosen by load. Engines have paths that replace weights: list no more than is needed.
     pub extra_routes: Vec<String>,
-    /// Origins of web pages that may use the data plane (CORS), as `https://app.example`; `*`: all. Empty: no answer says so.
+    /// Origins of web pages that may use the data plane (CORS), as `https://app.example`; `*`: all. Empty: no answer
+    /// says so.
     pub cors_origins: Vec<String>,
     /// TLS on the data plane; absent: plain.
     pub tls: Option<RawServerTls>,
@@ -114,8 +119,8 @@ pub struct RawModel {
     /// (`--served-model-name A B`), SGLang does not mind.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine knows
-    /// which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
+    /// LoRA adapters that requests may name as `model:adapter`, and that `/v1/models` lists; absent: any, as the engine
+    /// knows which ones it has; empty: none. Adapters that the engine knows by a name of their own are `aliases`.
     #[serde(default)]
     pub adapters: Option<Vec<String>>,
     /// `tokenizer.json` of the model; needed by policies that score prompts.
@@ -176,9 +181,9 @@ pub struct RawBackend {
     /// their ranks. The backend is healthy when all of them are.
     #[serde(default)]
     pub urls: Vec<String>,
-    /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as their
-    /// `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names go as clients wrote
-    /// them. Answers keep the engine's name.
+    /// The model's name at this engine, where that is another one: requests that name the model or an alias get it as
+    /// their `model`, those for an adapter `served_name:adapter`, or just `adapter` for vLLM. Absent: names go as
+    /// clients wrote them. Answers keep the engine's name.
     #[serde(default)]
     pub served_name: Option<String>,
     /// Tables of the placement that this backend runs.
@@ -187,14 +192,15 @@ pub struct RawBackend {
     /// Attention-DP ranks; absent: probed.
     #[serde(default)]
     pub ranks: Option<u16>,
-    /// Digest of the placement that the engine runs, where it does not tell; tables of another are refused. Absent: what
-    /// the engine does not tell is believed to be the tables' placement.
+    /// Digest of the placement that the engine runs, where it does not report one; tables of another are refused.
+    /// Absent: what the engine does not report is assumed to be the tables' placement.
     #[serde(default)]
     pub placement_digest: Option<String>,
     /// `global` or `local`: how a vLLM in front of some of the ranks counts them in pins; absent: probed.
     #[serde(default)]
     pub rank_base: Option<RankBase>,
-    /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a client's.
+    /// File with the key that this engine asks for (`--api-key`); sent with every request and probe, in place of a
+    /// client's.
     #[serde(default)]
     pub api_key_file: Option<PathBuf>,
     /// Certificates and names, for URLs that begin with https.
@@ -203,6 +209,10 @@ pub struct RawBackend {
     /// HTTP/2 to this engine; without TLS it must expect that from the first byte.
     #[serde(default)]
     pub http2: bool,
+    /// For `[switch]`, of an engine without a switch hook: `tp` or `ep`, the layout that it runs, or with
+    /// `switch.webhook` starts in.
+    #[serde(default)]
+    pub layout: Option<Layout>,
 }
 
 /// `[limits]`
@@ -211,8 +221,8 @@ pub struct RawBackend {
 pub struct RawLimits {
     /// Longest request body, in bytes.
     pub body_bytes: usize,
-    /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes; beyond
-    /// it requests get 503.
+    /// Memory of all request bodies together, with copies of them that are sent and what is parsed from them, in bytes;
+    /// beyond it requests get 503.
     pub body_memory_bytes: usize,
     /// Longest request head, in bytes.
     pub header_bytes: usize,
@@ -222,8 +232,8 @@ pub struct RawLimits {
     pub table_bytes: usize,
     /// Connections of clients at a time; further ones wait to be accepted.
     pub connections: usize,
-    /// Connections of one client address at a time, of which further ones are closed; absent: as many as `connections`. Behind
-    /// a load balancer all clients have its address.
+    /// Connections of one client address at a time, of which further ones are closed; absent: as many as `connections`.
+    /// Behind a load balancer all clients have its address.
     pub connections_per_address: Option<usize>,
     /// TLS handshakes at a time; further ones wait, within their time.
     pub handshakes: usize,
@@ -297,16 +307,16 @@ pub struct RawHealth {
     pub timeout_seconds: f64,
     /// Failed probes in a row after which a backend gets no more requests. A refused connection counts as all of them.
     pub unhealthy_after: u32,
-    /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is silent,
-    /// too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be silent before
-    /// its health route, which runs the model, is asked.
+    /// How long a backend may take connections and answer no probe before it gets no more requests: a busy engine is
+    /// silent, too. Every byte of an answer from it starts this time again. For SGLang also how long its answers may be
+    /// silent before its health route, which runs the model, is asked.
     pub busy_seconds: f64,
-    /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there should take,
-    /// while its scheduler answers no probe. Then new requests go to other backends, where there are some, until a piece or an
-    /// answer comes. Each false alarm doubles it, up to `busy_seconds`.
+    /// For SGLang: how long all streams of a backend may be silent, beyond the time that the prompts waiting there
+    /// should take, while its scheduler answers no probe. Then new requests go to other backends, where there are some,
+    /// until a piece or an answer comes. Each false alarm doubles it, up to `busy_seconds`.
     pub stall_seconds: f64,
-    /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its place. It is
-    /// also asked after it closed a connection that was in use or kept for reuse.
+    /// How often a healthy backend is asked for its version, ranks and placement, in case another engine took its
+    /// place. It is also asked after it closed a connection that was in use or kept for reuse.
     pub identity_seconds: f64,
 }
 

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use super::ConfigError;
 
 /// A month and a year: longer ones are mistakes.
-const LONGEST_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
-const LONGEST_RETENTION_HOURS: f64 = 366.0 * 24.0;
+const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
+const MAX_RETENTION_HOURS: f64 = 366.0 * 24.0;
 
 /// `[sampling]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -20,7 +20,8 @@ pub struct RawSampling {
     /// Longest answer, and longest event of a stream, that is held back to cut the routed experts out; a longer one is
     /// relayed with them. They take about 1.4 x 4 bytes per token, layer and expert chosen.
     pub max_answer_bytes: usize,
-    /// The drift alarm is raised when the prediction is, in the moving mean, above what is observed by more than this...
+    /// The drift alarm is raised when the prediction is, in the moving mean, above what is observed by more than
+    /// this...
     pub drift_raise: f64,
     /// ...and cleared when it is above it by less than this.
     pub drift_clear: f64,
@@ -128,9 +129,9 @@ pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, 
     };
     let raise = within("drift_raise", raw.drift_raise, 0.0, 1.0)?;
     at_least("drift_samples", raw.drift_samples as usize, 1)?;
-    let interval = within("profile_interval_seconds", raw.profile_interval_seconds, 1.0, LONGEST_INTERVAL_SECONDS)?;
+    let interval = within("profile_interval_seconds", raw.profile_interval_seconds, 1.0, MAX_INTERVAL_SECONDS)?;
     let hours = |key: &str, value: f64| {
-        within(key, value, 0.1, LONGEST_RETENTION_HOURS).map(|hours| Duration::from_secs_f64(hours * 3600.0))
+        within(key, value, 0.1, MAX_RETENTION_HOURS).map(|hours| Duration::from_secs_f64(hours * 3600.0))
     };
     let limits = RollingLimits {
         entries: at_least("profile_entries", raw.profile_entries, 1000)?,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::ConfigError;
 
 /// Every one of them keeps a copy of its file.
-const MOST_EARLIER: usize = 16;
+const MAX_EARLIER: usize = 16;
 
 /// `[tables]`
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -41,8 +41,8 @@ pub(crate) struct TablesConfig {
 
 pub(super) fn tables(raw: RawTables, base: &Path) -> Result<TablesConfig, ConfigError> {
     let interval = super::validate::seconds("tables.watch_interval_seconds", raw.watch_interval_seconds)?;
-    if raw.history > MOST_EARLIER {
-        let cause = format!("{}, expected at most {MOST_EARLIER}", raw.history);
+    if raw.history > MAX_EARLIER {
+        let cause = format!("{}, expected at most {MAX_EARLIER}", raw.history);
         return Err(ConfigError::value("tables.history", cause));
     }
     let spool_dir = base.join(raw.spool_dir);

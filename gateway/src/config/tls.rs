@@ -68,7 +68,7 @@ pub(super) fn server(raw: RawServerTls, base: &Path) -> ServerTlsConfig {
     }
 }
 
-/// What a connection to these URLs needs; `None` where all of them are plain.
+/// The TLS settings of a connection to these URLs; `None` where all of them are plain.
 pub(super) fn client(
     key: &str,
     raw: Option<RawClientTls>,

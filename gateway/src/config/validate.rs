@@ -14,7 +14,7 @@ use super::{
 };
 
 /// A day: longer waits are mistakes, and far longer ones overflow timers.
-pub(super) const LONGEST_SECONDS: f64 = 86_400.0;
+pub(super) const MAX_SECONDS: f64 = 86_400.0;
 
 type Result<T> = std::result::Result<T, ConfigError>;
 
@@ -33,6 +33,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
     Ok(Config {
         source: super::Source::default(),
         server: server(raw.server, base)?,
+        switch: super::switching::switch(raw.switch, &models)?,
         auth: super::auth::auth(raw.auth, &models, &routing.sticky_header)?,
         models,
         limits,
@@ -271,6 +272,7 @@ fn backend(
         placement_digest: raw.placement_digest,
         rank_base: raw.rank_base,
         api_key_file: raw.api_key_file.map(|path| base.join(path)),
+        layout: raw.layout,
         found: None,
     })
 }
@@ -389,8 +391,8 @@ fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
 
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
     // NaN is in no range.
-    if !(0.001..=LONGEST_SECONDS).contains(&value) {
-        return Err(ConfigError::value(key, format!("{value}, expected 0.001 to {LONGEST_SECONDS}")));
+    if !(0.001..=MAX_SECONDS).contains(&value) {
+        return Err(ConfigError::value(key, format!("{value}, expected 0.001 to {MAX_SECONDS}")));
     }
     Ok(Duration::from_secs_f64(value))
 }

@@ -5,19 +5,20 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::validate::{LONGEST_SECONDS, seconds};
+use super::validate::{MAX_SECONDS, seconds};
 
 /// More than any engine runs at a time.
-const MOST_IN_FLIGHT: u32 = 1 << 20;
+const MAX_IN_FLIGHT: u32 = 1 << 20;
 /// More than any listener has connections.
-const MOST_QUEUED: usize = 1 << 20;
+const MAX_QUEUED: usize = 1 << 20;
 
 /// `[queue]`: requests that wait for a rank, a line for each model.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RawQueue {
-    /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and know
-    /// their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is free then.
+    /// Requests in flight on each rank beyond which others wait here. Absent: no limit, engines queue by themselves and
+    /// know their memory. A limit slightly above what a rank runs at a time lets late requests go to the rank that is
+    /// free then.
     pub max_in_flight: Option<u32>,
     /// Requests that may wait; further ones get 429.
     pub max_queued: usize,
@@ -44,19 +45,19 @@ pub(crate) struct QueueRules {
 /// A time that may be nothing.
 fn seconds_or_none(key: &str, value: f64) -> Result<Duration, ConfigError> {
     // NaN is in no range.
-    if !(0.0..=LONGEST_SECONDS).contains(&value) {
-        return Err(ConfigError::value(key, format!("{value}, expected 0 to {LONGEST_SECONDS}")));
+    if !(0.0..=MAX_SECONDS).contains(&value) {
+        return Err(ConfigError::value(key, format!("{value}, expected 0 to {MAX_SECONDS}")));
     }
     Ok(Duration::from_secs_f64(value))
 }
 
 pub(super) fn queue(raw: &RawQueue) -> Result<QueueRules, ConfigError> {
-    if let Some(limit) = raw.max_in_flight.filter(|limit| !(1..=MOST_IN_FLIGHT).contains(limit)) {
-        let cause = format!("{limit}, expected 1 to {MOST_IN_FLIGHT}, or none for no limit");
+    if let Some(limit) = raw.max_in_flight.filter(|limit| !(1..=MAX_IN_FLIGHT).contains(limit)) {
+        let cause = format!("{limit}, expected 1 to {MAX_IN_FLIGHT}, or none for no limit");
         return Err(ConfigError::value("queue.max_in_flight", cause));
     }
-    if raw.max_queued > MOST_QUEUED {
-        let cause = format!("{}, expected at most {MOST_QUEUED}", raw.max_queued);
+    if raw.max_queued > MAX_QUEUED {
+        let cause = format!("{}, expected at most {MAX_QUEUED}", raw.max_queued);
         return Err(ConfigError::value("queue.max_queued", cause));
     }
     Ok(QueueRules {

@@ -1,7 +1,7 @@
 //! The access log: one event for a request at its end, at target `semmoe::access`.
 //!
-//! It names the request, the key (never the key itself), the model, where the request went and what became of it. There is no
-//! prompt, no header and no query in it.
+//! It names the request, the key (never the key itself), the model, where the request went and what became of it. There
+//! is no prompt, no header and no query in it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use crate::metrics::{Done, NONE, OutputTokens};
 use crate::snapshot::Model;
 use crate::trust::{Caller, RequestId};
 
-/// Paths of SGLang, vLLM and OpenAI that reach no engine: asked for by probes and by tools that are set up for an engine.
+/// Paths of SGLang, vLLM and OpenAI that reach no engine: asked for by probes and by tools that are set up for an
+/// engine.
 const ENGINE_PATHS: [&str; 24] = [
     "/",
     "/health",
@@ -40,7 +41,7 @@ const ENGINE_PATHS: [&str; 24] = [
     "/v1/batches",
 ];
 
-/// What is known of a request besides the labels of its metrics.
+/// Facts about a request besides the labels of its metrics.
 pub(crate) struct Record {
     pub(crate) id: RequestId,
     pub(crate) caller: Caller,
@@ -74,7 +75,8 @@ impl Record {
         Self { refused_path, ..Self::new(id, None) }
     }
 
-    /// The request was read; tokens are estimated where the prompt was not tokenized. `streams`: its answer comes piece by piece.
+    /// The request was read; tokens are estimated where the prompt was not tokenized. `streams`: its answer comes piece
+    /// by piece.
     pub(super) fn read(&mut self, model: &Arc<Model>, prompt_tokens: u64, streams: bool) {
         self.model = Some(Arc::clone(model));
         self.prompt_tokens = prompt_tokens;

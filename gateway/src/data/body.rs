@@ -14,11 +14,11 @@ use crate::state::Core;
 
 use super::ticket::Ticket;
 
-/// What is taken of a refused request at most.
+/// Limit on the bytes read from a rejected request.
 const DISCARDED_BYTES: usize = 64 << 10;
 const DISCARD_TIME: Duration = Duration::from_millis(500);
 
-/// What [`Core::body_limits`] returns.
+/// The result of [`Core::body_limits`].
 pub(crate) struct BodyLimits {
     pub(crate) bytes: usize,
     pub(crate) time: Duration,
@@ -75,8 +75,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Bytes that the tree of a JSON text takes at most. Every value follows one of four signs, and lists grow by doubling; signs
-/// inside strings count too, of which prompts have few.
+/// Bytes that the tree of a JSON text takes at most. Every value follows one of four signs, and lists grow by doubling;
+/// signs inside strings count too, of which prompts have few.
 pub(super) fn tree_bytes(text: &[u8]) -> usize {
     // A list of one element has room for four, and an object's member has a key of its own.
     const VALUE_BYTES: usize = 4 * size_of::<serde_json::Value>() + 64;
@@ -100,8 +100,8 @@ pub(crate) async fn read(
     read.unwrap_or_else(|_| Err(RequestError::BodyTimeout { seconds: limit.as_secs_f64() }))
 }
 
-/// Takes the rest of a request that is refused, if it is short and comes soon: its connection can be used again then, and a client
-/// of HTTP/2 that is still sending sees the answer and not a reset stream.
+/// Takes the rest of a request that is refused, if it is short and comes soon: its connection can be used again then,
+/// and a client of HTTP/2 that is still sending sees the answer and not a reset stream.
 pub(crate) async fn discard(mut body: Incoming) {
     let rest = async {
         let mut taken = 0_usize;
@@ -134,7 +134,8 @@ async fn collect(
             ticket.hold(data.len())?;
             return Ok(data);
         }
-        // Copied even if it is the first one: a piece keeps the whole buffer of its connection alive, however short it is.
+        // Copied even if it is the first one: a piece keeps the whole buffer of its connection alive, however short it
+        // is.
         if length > whole.capacity() {
             // Never more than twice what is there: a length that is only announced takes no memory.
             let twice = length.saturating_mul(2).min(limit_bytes);

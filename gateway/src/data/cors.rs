@@ -1,12 +1,13 @@
-//! Pages of other origins that may use the data plane (CORS, the Fetch standard's 3.2): `server.cors_origins`, none by default.
+//! Pages of other origins that may use the data plane (CORS, the Fetch standard's 3.2): `server.cors_origins`, none by
+//! default.
 //!
-//! Keys travel in `Authorization`, never in cookies, so that no answer allows credentials. What engines say about origins is taken out
-//! of their answers: SGLang allows every one by itself.
+//! Keys travel in `Authorization`, never in cookies, so that no answer allows credentials. What engines say about
+//! origins is taken out of their answers: SGLang allows every one by itself.
 
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-/// What scripts may read besides the headers that every answer shows.
+/// Headers that scripts may read besides those that every answer shows.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id,retry-after,x-semmoe-backend,x-semmoe-rank,x-semmoe-policy,x-semmoe-generation,x-semmoe-attempts",
 );
@@ -22,7 +23,7 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// What the configured origins say to one request.
+/// The decision of the configured origins about one request.
 pub(crate) struct Cors {
     /// Of the page, where it is allowed.
     origin: Option<HeaderValue>,

@@ -13,16 +13,16 @@ use crate::state::Core;
 use super::place::{Placed, place};
 use super::read::Job;
 
-/// What a request may wait for.
+/// The conditions that a request may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// Room on a rank, and a backend where there is none.
     ForAll,
-    /// Room: it was tried before, and there is an error to tell, or an engine's own answer.
+    /// Room: it was tried before, and there is an error to return, or an engine's own answer.
     ForRoom,
 }
 
-/// What came of it.
+/// The outcome.
 pub(crate) enum Found {
     Placed(Placed),
     /// No place, but the model has other backends by now. Only for [`Patience::ForAll`].

@@ -1,7 +1,7 @@
 //! Token ids that clients send in place of text, checked against the model's vocabulary.
 //!
-//! An engine that does not check them looks up a row of its embedding that is not there. SGLang 0.5.23 dies of that, and a
-//! retry would kill the next engine. Lists are scanned where they stand in the body, without parsing it.
+//! An engine that does not check them looks up a row of its embedding that is not there. SGLang 0.5.23 dies of that,
+//! and a retry would kill the next engine. Lists are scanned where they stand in the body, without parsing it.
 
 use std::ops::Range;
 
@@ -69,8 +69,8 @@ fn vocabulary(model: &Model) -> Option<u32> {
     tables.chain(model.text.as_deref().map(|text| text.tokenizer.vocab_size())).max()
 }
 
-/// The first number in a list, or a list of lists, that is no id below `size`. A list that holds text or objects has no ids;
-/// with `quoted` numbers in quotes are ids, too, as the parsers of engines take them for that.
+/// The first number in a list, or a list of lists, that is no id below `size`. A list that holds text or objects has no
+/// ids; with `quoted` numbers in quotes are ids, too, as the parsers of engines take them for that.
 fn outside(list: &[u8], size: u32, quoted: bool) -> Option<&[u8]> {
     let mut rest = list;
     while let Some(first) = rest.first() {

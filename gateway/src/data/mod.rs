@@ -1,8 +1,9 @@
 //! The data plane: one way for every route.
 //!
-//! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`find`], [`place`]) -> engine and back
-//! ([`relay`], [`opening`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked at ([`watch`]). A
-//! [`ticket::Ticket`] goes with the request from its first byte to its last and counts it, however it ends.
+//! body ([`body`]) -> model, evidence, pins stripped ([`read`], [`score`]) -> backend and rank ([`find`], [`place`]) ->
+//! engine and back ([`relay`], [`opening`], [`stream`]), or to another backend ([`retry`]), where its pieces are looked
+//! at ([`watch`]). A [`ticket::Ticket`] goes with the request from its first byte to its last and counts it, however it
+//! ends.
 
 mod access;
 mod body;
@@ -74,8 +75,8 @@ pub(crate) fn service(core: &Arc<Core>) -> impl Serves + use<> {
     })
 }
 
-/// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and each has its streams; this
-/// bounds the streams of all of them.
+/// A request over HTTP/2, from its head to the end of its answer. Connections are bounded, and each has its streams;
+/// this bounds the streams of all of them.
 struct OpenStream(Arc<Core>);
 
 impl OpenStream {
@@ -95,8 +96,8 @@ impl Drop for OpenStream {
     }
 }
 
-/// Answers one request; every route that is not here is 404, as engines have routes that replace weights. There is no router
-/// in between: it would allocate for each request and again for each body.
+/// Answers one request; every route that is not here is 404, as engines have routes that replace weights. There is no
+/// router in between: it would allocate for each request and again for each body.
 async fn serve(
     core: Arc<Core>,
     mut request: Request<Incoming>,
@@ -142,7 +143,8 @@ fn preflight(core: &Core, request: &Request<Incoming>) -> Option<OwnResponse> {
     (request.method() == Method::OPTIONS).then(|| core.cors(request.headers())?.preflight(request.headers())).flatten()
 }
 
-/// What hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never come.
+/// Checks that hyper leaves to its users: readers behind this one might see another host, or wait for bytes that never
+/// come.
 fn check_head(core: &Core, version: Version, headers: &HeaderMap) -> Result<(), RequestError> {
     if version == Version::HTTP_2 && headers.len() > core.most_headers() {
         return Err(RequestError::TooManyHeaders { found: headers.len(), limit: core.most_headers() });
@@ -182,8 +184,8 @@ async fn engine_route(
     }
 }
 
-/// Work that ends with an error where it still waits when the gateway closes. Every connection is polled once more then, so
-/// that no request has to be registered for it.
+/// Work that ends with an error where it still waits when the gateway closes. Every connection is polled once more
+/// then, so that no request has to be registered for it.
 async fn unless_closing<T>(
     core: &Core,
     mut work: Pin<&mut impl Future<Output = Result<T, RequestError>>>,
@@ -258,8 +260,8 @@ fn tell_models(core: &Core, mut request: Request<Incoming>, id: &RequestId) -> O
     told.map_or_else(|error| refuse(core, id, models::LIST, &error), IntoResponse::into_response)
 }
 
-/// Whether requests can be served, for load balancers and clients that are made for an engine. Needs no key, says no more
-/// than engines do, and is logged only where it fails.
+/// Whether requests can be served, for load balancers and clients that are made for an engine. Needs no key, says no
+/// more than engines do, and is logged only where it fails.
 fn health(core: &Core, request: &Request<Incoming>, id: &RequestId) -> OwnResponse {
     if ![Method::GET, Method::HEAD].contains(request.method()) {
         return wrong_method(request, models::METHODS, id);

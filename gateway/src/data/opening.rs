@@ -1,9 +1,10 @@
-//! The first piece of an answer, awaited before its head goes to the client: until then the request can be sent elsewhere.
+//! The first piece of an answer, awaited before its head goes to the client: until then the request can be sent
+//! elsewhere.
 //!
-//! An engine whose core died under a living server says so in a 500, in a 200 whose generation was aborted before its first
-//! token, or in the first event of a stream. Servers that send the head of a stream at once do so long before the first
-//! token, which is what clients wait for: holding the head back costs them nothing. Only what comes at once with the first
-//! piece is waited for, and never longer than the limit.
+//! An engine whose core died under a living server says so in a 500, in a 200 whose generation was aborted before its
+//! first token, or in the first event of a stream. Servers that send the head of a stream at once do so long before the
+//! first token, which is what clients wait for: holding the head back costs them nothing. Only what comes at once with
+//! the first piece is waited for, and never longer than the limit.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -27,7 +28,7 @@ type Polled = Result<Frame<Bytes>, hyper::Error>;
 /// The body of an engine's answer, of which some may have been read already.
 pub(crate) struct Upstream {
     body: AnswerBody,
-    /// What comes before the rest of the body, in order.
+    /// The first bytes of the body, in order.
     ahead: [Option<Polled>; 2],
 }
 
@@ -127,8 +128,8 @@ fn is_held(headers: &HeaderMap, streams: bool) -> bool {
     plain && (kind.starts_with(b"application/json") || (streams && kind.starts_with(b"text/event-stream")))
 }
 
-/// What a 500 says: a dead engine is one for every request, another error is about this request. It may still be the first
-/// sign of a dead one, so the prober looks at once.
+/// The meaning of a 500: a dead engine is dead for every request, another error is about this request. It may still be
+/// the first sign of a dead one, so the prober looks at once.
 fn dead_or_suspect(wait: &Wait<'_>, document: &[u8]) -> Option<Failure> {
     let failure = failures::in_error(document)?;
     if failure != Failure::Dead {

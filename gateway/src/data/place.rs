@@ -92,7 +92,7 @@ fn place_among(core: &Core, job: &Job, route: Route, except: &[usize]) -> Result
         share: share.as_deref(),
         blocks: &job.blocks,
         key: job.key,
-        // The first piece of a stream tells that the prompt has been computed; nothing does where all comes at once.
+        // The first piece of a stream shows that the prompt has been computed; nothing does where all comes at once.
         reports: job.streams,
     };
     let lease = if by_rank {
@@ -137,8 +137,8 @@ impl Limit {
 }
 
 /// The policy, and the shares that it may believe. Where a backend ignores pins, any of its ranks may run a request, so
-/// each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to choose by, and the
-/// fallback takes its place by name.
+/// each has the mean of its ranks' shares; where all do, a policy that looks at prompts has nothing to choose by, and
+/// the fallback takes its place by name.
 fn believed(job: &Job) -> (&dyn Policy, Option<Cow<'_, [f64]>>) {
     let (model, policy, share) = (&job.model, job.policy.as_ref(), job.share.as_deref());
     if !model.members.iter().any(Member::runs_anywhere) {

@@ -10,7 +10,7 @@ use semmoe_engines::pieces::output_tokens;
 
 use crate::metrics::{Generated, OutputTokens};
 
-/// What was seen of one answer. Small, as every open stream has one: times end after 71 minutes, counts at 4 billion.
+/// Observations of one answer. Small, as every open stream has one: times end after 71 minutes, counts at 4 billion.
 #[derive(Default)]
 pub(super) struct Progress {
     /// Microseconds from the request's beginning to its first piece.
@@ -46,7 +46,7 @@ impl Progress {
         self.data_lines = and_one(u64::from(lines));
     }
 
-    /// What came of the request.
+    /// The outcome of the request.
     pub(super) fn generated(&self, route: Route, prompt_tokens: u64) -> Generated {
         let Some(first) = less_one(self.first).filter(|_| route.generates()) else { return Generated::default() };
         let lines = less_one(self.data_lines);

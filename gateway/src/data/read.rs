@@ -1,7 +1,7 @@
-//! What a request says: which model, how many tokens, and how local they would be on each rank.
+//! The facts about a request: which model, how many tokens, and how local they would be on each rank.
 //!
-//! The body is parsed here and in [`super::score`] and nowhere else, and it is never written again. Long bodies are read off the
-//! network threads, and wait for their score only so long.
+//! The body is parsed here and in [`super::score`] and nowhere else, and it is never written again. Long bodies are
+//! read off the network threads, and wait for their score only so long.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -31,7 +31,7 @@ const MODEL_HEADER: &str = "x-semmoe-model";
 const HUGE_BYTES: usize = 256 << 10;
 
 /// So often a request that waits goes to another state: its wait has an end.
-const MOST_MOVES: u32 = 8;
+const MAX_MOVES: u32 = 8;
 
 /// A request, read.
 pub(crate) struct Job {
@@ -53,7 +53,7 @@ pub(crate) struct Job {
     pub(crate) key: Option<u64>,
     /// Whether the answer comes piece by piece.
     pub(crate) streams: bool,
-    /// What this request is placed by, now and when it is tried again.
+    /// The inputs that place this request, now and at a retry.
     pub(crate) policy: Arc<dyn Policy>,
     /// A pin of the client, where clients are trusted.
     pub(crate) client_pin: Option<RankId>,
@@ -69,7 +69,7 @@ impl Job {
         let now = core.snapshot();
         let model = || now.models.iter().find(|model| model.name == self.model.name);
         now.generation != self.generation
-            && self.moves < MOST_MOVES
+            && self.moves < MAX_MOVES
             && model().is_some_and(|model| !Arc::ptr_eq(&model.pool, &self.model.pool))
     }
 }
@@ -100,8 +100,8 @@ pub(crate) async fn read(
     Ok(job)
 }
 
-/// Off the network threads, and with an end to the wait for the score. When the request has it, waits no longer, or its client
-/// goes away, what still works for it stops at the next slice.
+/// Off the network threads, and with an end to the wait for the score. When the request has it, waits no longer, or its
+/// client goes away, what still works for it stops at the next slice.
 async fn read_long(
     core: &Arc<Core>,
     snapshot: Arc<Snapshot>,
@@ -160,7 +160,8 @@ impl<E: Into<RequestError>> From<E> for Unread {
     }
 }
 
-/// Where the members of a body are that the gateway looks at; of several with one name the last one counts, as in the engines' parsers.
+/// Where the members of a body are that the gateway looks at; of several with one name the last one counts, as in the
+/// engines' parsers.
 #[derive(Default)]
 struct Members {
     model: Option<Range<usize>>,
@@ -240,8 +241,8 @@ fn read_now(
     })
 }
 
-/// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked for, and
-/// client pins are removed as everywhere.
+/// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked
+/// for, and client pins are removed as everywhere.
 fn read_extra(
     core: &Core,
     snapshot: Arc<Snapshot>,
@@ -290,8 +291,8 @@ fn is_form(headers: &HeaderMap) -> bool {
     kinds.map(<[u8]>::trim_ascii).any(|kind| is(kind, b"multipart/") || is(kind, b"application/x-www-form-urlencoded"))
 }
 
-/// The model, if there is one of that name and the caller may use it. To a caller that may not use all models, those that it
-/// may not use are as if they were not there.
+/// The model, if there is one of that name and the caller may use it. To a caller that may not use all models, those
+/// that it may not use are as if they were not there.
 fn permitted<'a>(
     core: &Core,
     snapshot: &'a Snapshot,

@@ -1,4 +1,5 @@
-//! To the engine and back: one request out, or several one after the other ([`super::retry`]), the answer relayed as it comes.
+//! To the engine and back: one request out, or several one after the other ([`super::retry`]), the answer relayed as it
+//! comes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,7 +56,7 @@ const HOP_BY_HOP: [HeaderName; 9] = [
 /// The head of an engine's answer, and where it came from.
 pub(crate) struct Answer {
     response: Response<Upstream>,
-    /// What is to be seen in its body, and who sends it.
+    /// The expected content of its body, and its sender.
     watch: Watch,
     /// `None` where the engine chose it, or is known to have ignored the pin.
     rank: Option<RankId>,
@@ -80,7 +81,7 @@ impl Answer {
     }
 }
 
-/// What is asked of an engine.
+/// A request to an engine.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     route: Route,
@@ -112,7 +113,7 @@ pub(crate) async fn relay(
             }
             (Ok(Found::Moved), None) => return Ok(None),
             (Err(error), None) => return Err(error),
-            // Nobody else is there: the last failure says more.
+            // No other backend is left: the last failure says more.
             (Ok(Found::Moved) | Err(_), Some(pending)) => return tries.nowhere(pending).map(Some),
         };
         let member = placed.lease.backend;
@@ -131,7 +132,7 @@ pub(crate) async fn relay(
         }
         match tries.failed(member, cause, failed) {
             Ok(next) => {
-                // It may wait, and is nobody's work meanwhile.
+                // It may wait, and nothing works on it meanwhile.
                 ticket.unplace();
                 pending = Some(next);
             }
@@ -222,7 +223,7 @@ fn copied_bytes(request: &Request<RequestBody>, body: &Stripped) -> usize {
     if sent == body.bytes().len() { 0 } else { sent }
 }
 
-/// What the head of an answer says about the request's load, and about the backend.
+/// The evidence in an answer's head about the request's load and the backend.
 fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &Response<Upstream>) {
     if response.status().is_client_error() {
         ticket.refused(&job.blocks);
@@ -235,8 +236,8 @@ fn note_head(ticket: &mut Ticket, backend: &Arc<Backend>, job: &Job, response: &
     }
 }
 
-/// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started with
-/// its flag, in every answer that is no stream; one answer shows that for the backend.
+/// Whether an answer may have routed experts that nothing asked for. vLLM sends them to every client when it is started
+/// with its flag, in every answer that is no stream; one answer shows that for the backend.
 fn unasked_experts(core: &Core, backend: &Backend, job: &Job, response: &Response<Upstream>, route: Route) -> bool {
     if backend.engine != Engine::Vllm || !matches!(route, Route::Chat | Route::Completions) {
         return false;

@@ -1,12 +1,13 @@
 //! Whether a request that a backend failed goes to another one: a typed decision, while nothing went to the client.
 //!
-//! A connection that was not made is always safe to replace. Where the connection broke before the head of an answer the
-//! engine may have begun; a client who has got nothing cannot tell, so that is allowed by default (`retry.after_send`). An
-//! engine that says that it cannot serve is believed, and its own answer is relayed where there is nobody else. Who waited
-//! for the whole time limit would wait as long again: that is not retried. No backend is asked twice.
+//! A connection that was not made is always safe to replace. Where the connection broke before the head of an answer
+//! the engine may have begun; a client without a byte cannot notice, so that is allowed by default
+//! (`retry.after_send`). An engine that says that it cannot serve is believed, and its own answer is relayed where
+//! there is no other backend. Who waited for the whole time limit would wait as long again: that is not retried. No
+//! backend is asked twice.
 //!
-//! A request can be what kills engines. One whose engine died while it ran is retried once, as engines die of other things
-//! and take many requests with them; one with which a second engine died goes nowhere else.
+//! A request can be what kills engines. One whose engine died while it ran is retried once, as engines die of other
+//! things and take many requests with them; one with which a second engine died goes nowhere else.
 
 use std::time::{Duration, Instant};
 
@@ -27,11 +28,11 @@ use super::read::Job;
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Engines that may die while they run one request.
-const MOST_DEATHS: usize = 2;
+const MAX_DEATHS: usize = 2;
 /// A server that lives accepts a connection in this time.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// What went wrong with one attempt, as far as the next one is concerned.
+/// The failure of one attempt, as far as it concerns the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// No connection: the engine saw nothing.
@@ -103,7 +104,7 @@ pub(crate) fn plea<B>(response: &Response<B>) -> Option<Duration> {
     Some(Duration::from_secs(seconds.into()))
 }
 
-/// Engines tell their own errors as JSON; these answers are of something before an engine that is gone.
+/// Engines return their own errors as JSON; these answers are of something before an engine that is gone.
 pub(crate) fn is_not_the_engines<B>(response: &Response<B>) -> bool {
     let kind = || response.headers().get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     matches!(response.status().as_u16(), 502..=504) && !kind().starts_with(b"application/json")
@@ -120,7 +121,7 @@ pub(crate) enum SendError {
 }
 
 impl SendError {
-    /// What it means to the next attempt and to the client; the prober is told to look.
+    /// Its consequence for the next attempt and the client; the prober is notified.
     pub(crate) fn judge(self, backend: &Backend) -> (Cause, RequestError) {
         if let Self::Http(HttpError::Exhausted { cause }) = self {
             return (Cause::Exhausted, RequestError::Exhausted { cause });
@@ -160,8 +161,8 @@ pub(crate) struct Wait<'a> {
 }
 
 impl Wait<'_> {
-    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found ill and there is
-    /// another one to ask.
+    /// Sends a request and waits for the head of its answer: until the limit, or until the backend is found ill and
+    /// there is another one to ask.
     pub(crate) async fn send(&self, request: Request<RequestBody>) -> Result<Response<AnswerBody>, SendError> {
         let uri = request.uri().clone();
         let mut sent = std::pin::pin!(self.backend.client.send(request));
@@ -189,7 +190,7 @@ impl Wait<'_> {
     }
 }
 
-/// What is left for the client after a failed attempt.
+/// The client's answer after a failed attempt.
 pub(crate) enum Failed<A> {
     Error(RequestError),
     /// The engine's own answer.
@@ -251,20 +252,20 @@ impl<'a> Tries<'a> {
         Ok(Pending { cause, failed, paid })
     }
 
-    /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them. Those
-    /// that broke off are asked whether they still listen; after a first one nothing is asked.
+    /// Whether so many engines died with this request, the one on `member` among them, that it may be what kills them.
+    /// Those that broke off are asked whether they still listen; after a first one nothing is asked.
     pub(crate) async fn is_suspect(&mut self, member: usize, cause: Cause) -> bool {
         match cause {
             Cause::Broke => self.broke.push(member),
             Cause::Engine(Failure::Dead) => self.dead += 1,
             _ => return false,
         }
-        if self.dead + self.broke.len() < MOST_DEATHS {
+        if self.dead + self.broke.len() < MAX_DEATHS {
             return false;
         }
         let gone = self.broke.iter().map(|member| self.is_gone(&self.job.model.members[*member].backend));
         let gone = futures_util::future::join_all(gone).await.into_iter().filter(|gone| *gone).count();
-        self.dead + gone >= MOST_DEATHS
+        self.dead + gone >= MAX_DEATHS
     }
 
     async fn is_gone(&self, backend: &Backend) -> bool {

@@ -1,7 +1,7 @@
 //! How local a prompt would be on each rank, its tokens and its blocks.
 //!
-//! What is plainly the client's fault is told (400); a prompt that merely cannot be scored is routed by load, counted by reason
-//! and left to the engine to judge.
+//! The client's plain faults are reported (400); a prompt that merely cannot be scored is routed by load, counted by
+//! reason and left to the engine to judge.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,18 +29,18 @@ const OTHER_PROMPTS: [&str; 4] = ["input_embeds", "prompt_embeds", "input_ids", 
 pub(super) enum Unscored {
     /// The client's fault.
     Client(RequestError),
-    /// Nobody waits for it any more: what is answered is thrown away.
+    /// Its client is gone: the answer is discarded.
     GivenUp,
     /// Something has to be loaded first, which no network thread does.
     OracleAway,
-    /// Nobody's, or ours: routed by load.
+    /// No fault, or ours: routed by load.
     Open { reason: &'static str, cause: String },
 }
 
 /// A body, as far as it is read before its model is known.
 pub(super) struct Whole<'a> {
     bytes: &'a [u8],
-    /// What is not text is no JSON; this is why.
+    /// Bytes that are not text are not JSON; this is the reason.
     text: Result<&'a str, Utf8Error>,
     /// The chat that it is, where that is plain to see, and where its messages stand.
     chat: Option<(PlainChat<'a>, Range<usize>)>,
@@ -64,7 +64,7 @@ impl<'a> Whole<'a> {
     }
 }
 
-/// What a prompt says.
+/// The content of a prompt.
 pub(super) struct Scored {
     pub(super) tokens: u64,
     pub(super) counted: Option<u64>,
@@ -147,7 +147,7 @@ pub(super) fn wants_reading(model: &Model) -> bool {
     read_by(model).is_some()
 }
 
-/// What reads a model's prompts, where a policy wants them read.
+/// The reader of a model's prompts, where a policy needs one.
 fn read_by(model: &Model) -> Option<&Text> {
     let Needs { share, cached, .. } = model.plan.needs();
     model.text.as_deref().filter(|_| share || cached)
@@ -171,8 +171,8 @@ fn chat_ids(text: &Text, chat: &PlainChat<'_>, keep_on: &mut dyn FnMut() -> bool
     ids.map_err(|error| unscored(error, &Value::Null))
 }
 
-/// The ids of all prompts of a request, and whether the engine counts them by the same rule: not several prompts at once, and not
-/// images.
+/// The ids of all prompts of a request, and whether the engine counts them by the same rule: not several prompts at
+/// once, and not images.
 fn prompt_ids(
     text: &Text,
     route: semmoe_text::Route,

@@ -16,7 +16,8 @@ use super::opening::Upstream;
 use super::ticket::Ticket;
 use super::watch::Watch;
 
-/// Events are gathered into one frame until it has so many bytes: what engines write at once, and little enough to copy.
+/// Events are gathered into one frame until it has so many bytes: what engines write at once, and little enough to
+/// copy.
 const GATHERED_BYTES: usize = 16 << 10;
 
 /// An answer ends in the middle. Where it has no place for an error the connection to the client is closed.
@@ -131,7 +132,7 @@ impl RelayBody {
         }
     }
 
-    /// The engine died or fell silent: an error event where one fits, or else an end that nobody takes for a good one.
+    /// The engine died or fell silent: an error event where one fits, or else an end that is visibly bad.
     fn fail(&mut self, cause: String) -> Result<Frame<Bytes>, BrokenOff> {
         self.ticket.failed(&self.watch.backend);
         self.watch.backend.suspect();
@@ -233,8 +234,8 @@ impl Body for RelayBody {
     }
 }
 
-/// The clock of an engine that sends nothing. It starts with the first look that finds nothing, so that a slow client, for
-/// whom nobody looks while he reads, never makes the engine look silent.
+/// The clock of an engine that sends nothing. It starts with the first look that finds nothing, so that a slow client,
+/// for which is not watched while it reads, never makes the engine look silent.
 struct Silence {
     limit: Duration,
     /// When it is too long; `None` while something comes.

@@ -1,4 +1,4 @@
-//! What goes with one request: its lease of a rank, and the labels and clock for its metrics.
+//! The state of one request: its lease of a rank, and the labels and clock for its metrics.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -72,7 +72,7 @@ impl Ticket {
         }
     }
 
-    /// What says how long which part took, where the request is traced.
+    /// The timings of each part, where the request is traced.
     pub(crate) fn trace(&mut self) -> Option<&mut RequestTrace> {
         self.trace.as_deref_mut()
     }
@@ -86,7 +86,7 @@ impl Ticket {
         self.policy = name;
     }
 
-    /// The request was placed, on `rank` as far as anybody can tell; a lease that it held before is given back.
+    /// The request was placed, on `rank` as far as is known; a lease that it held before is given back.
     /// `flow` is its part in what the backend computes, if it has one.
     pub(crate) fn place(&mut self, backend: &Arc<Backend>, rank: Option<RankId>, lease: Lease, flow: Option<FlowPart>) {
         self.backend = Some(Arc::clone(backend));
@@ -145,7 +145,7 @@ impl Ticket {
 
     /// The last byte of the backend's answer is out.
     pub(crate) fn complete(&mut self, backend: &Arc<Backend>, code: u16) {
-        // What an engine says to one request with a 5xx is not about the engine.
+        // A 5xx for one request says nothing about the engine.
         if code < 500 && !self.finished {
             self.judge(backend, true);
         }

@@ -1,4 +1,4 @@
-//! What a traced request tells about itself: numbers and configured names, nothing of what the client wrote.
+//! The attributes of a traced request: numbers and configured names, nothing of what the client wrote.
 
 use std::borrow::Cow;
 use std::sync::Arc;

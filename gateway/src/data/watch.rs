@@ -1,4 +1,4 @@
-//! What an answer's pieces are looked at for: the rank that a pin should have led to, the prompt's length as the engine
+//! The facts sought in an answer's pieces: the rank that a pin should have led to, the prompt's length as the engine
 //! counts it, and failures that the engine reports in it.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const LOOKED_AT: u8 = 8;
 pub(crate) struct Expected {
     /// As the engine counts.
     pub(crate) wire_rank: u32,
-    /// Whether the answer's meta data tell the rank, in the dialects that do.
+    /// Whether the answer's meta data name the rank, in the dialects that do.
     pub(crate) in_meta: bool,
     looks_left: u8,
 }
@@ -38,7 +38,7 @@ impl Expected {
     }
 }
 
-/// What is still to be found in one answer.
+/// The facts still to be found in one answer.
 pub(crate) struct Watch {
     pub(crate) backend: Arc<Backend>,
     pub(crate) rank: Option<Expected>,

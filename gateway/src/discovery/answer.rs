@@ -1,4 +1,4 @@
-//! What a source answers: addresses now, and engines that are about to end.
+//! A source's answer: addresses now, and engines that are about to end.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,7 +23,7 @@ pub trait Resolve: Send + Sync {
     /// Who is asked for SRV records.
     ///
     /// # Errors
-    /// The operating system's, where it cannot be told.
+    /// The operating system's, where it is unknown.
     fn nameservers(&self) -> io::Result<Vec<SocketAddr>> {
         srv::configured_nameservers()
     }
@@ -48,9 +48,9 @@ pub(super) struct Answer {
     pub(super) addresses: BTreeSet<SocketAddr>,
     /// Those that are not to be used any more, as it is known that they end.
     pub(super) leaving: BTreeSet<SocketAddr>,
-    /// Why addresses may be missing from this answer, so that nobody leaves for it.
+    /// Why addresses may be missing from this answer, so that no backend leaves for it.
     pub(super) gaps: Option<String>,
-    /// What was left out on purpose.
+    /// The entries left out on purpose.
     pub(super) note: Option<String>,
 }
 
@@ -64,7 +64,7 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    /// `wake`: to be told when the answer changed by itself.
+    /// `wake`: called when the answer changed by itself.
     #[cfg_attr(not(feature = "kube"), allow(unused_variables, reason = "nothing changes by itself then"))]
     pub(super) fn new(place: &Place, wake: &Arc<Notify>) -> Self {
         match place {

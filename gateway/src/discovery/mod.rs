@@ -1,9 +1,10 @@
 //! Backends that are found by name, while the gateway runs: `[[models.discovery]]`.
 //!
-//! A source is asked again and again. An address that is new in an answer becomes a backend once it answered a probe that
-//! fits; one that is missing leaves after it was missing from several answers in a row, so that answers which leave some out
-//! in turn do no harm, or at once where the answer says that its engine ends. A failed or empty answer changes nothing and is
-//! counted. What joins and leaves goes the way of a reload: everything else stays as it is, running requests end where they are.
+//! A source is asked again and again. An address that is new in an answer becomes a backend once it answered a probe
+//! that fits; one that is missing leaves after it was missing from several answers in a row, so that answers which
+//! leave some out in turn do no harm, or at once where the answer says that its engine ends. A failed or empty answer
+//! changes nothing and is counted. What joins and leaves goes the way of a reload: everything else stays as it is,
+//! running requests end where they are.
 
 mod answer;
 #[cfg(feature = "kube")]
@@ -29,14 +30,14 @@ pub use answer::{Resolve, Resolved, SystemResolver};
 pub(crate) use srv::is_name;
 
 /// The configuration is looked at so often at least, as it may name other sources.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// Most backends of one source: what a resolver answers comes from outside.
-const MOST_FOUND: usize = 1024;
+const MAX_FOUND: usize = 1024;
 
 /// A model's name and a source's.
 pub(crate) type Key = (String, String);
 
-/// What is remembered of one source.
+/// The state kept for one source.
 struct Source {
     place: Place,
     asked: Asked,
@@ -45,7 +46,7 @@ struct Source {
     missing: HashMap<SocketAddr, u32>,
     /// Addresses that were left out, and told.
     left_out: BTreeMap<String, String>,
-    /// What the last answer had that is not used.
+    /// The unused part of the last answer.
     note: Option<String>,
     failing: bool,
 }
@@ -85,7 +86,7 @@ pub(crate) async fn watch(core: Arc<Core>, resolver: Arc<dyn Resolve>, stop: Can
             () = look(&core, resolver.as_ref(), &due, &mut sources) => {}
         }
         let next = sources.values().map(|source| source.next).min();
-        let longest = Instant::now() + LONGEST_SLEEP;
+        let longest = Instant::now() + MAX_SLEEP;
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep_until(next.map_or(longest, |next| next.min(longest))) => {}
@@ -188,14 +189,14 @@ fn note(core: &Core, config: &DiscoveryConfig, source: &mut Source, answer: Resu
         Err(cause) => ("failed", Some(cause), None),
         Ok(answer) if answer.addresses.is_empty() => ("empty", Some("no addresses".to_owned()), None),
         Ok(mut answer) => {
-            let too_many = answer.addresses.len().saturating_sub(MOST_FOUND);
-            let cause = (too_many > 0).then(|| format!("{too_many} more addresses than {MOST_FOUND} are left out"));
+            let too_many = answer.addresses.len().saturating_sub(MAX_FOUND);
+            let cause = (too_many > 0).then(|| format!("{too_many} more addresses than {MAX_FOUND} are left out"));
             let outcome = match (&cause, &answer.gaps) {
                 (Some(_), _) => "too_many",
                 (None, Some(_)) => "incomplete",
                 (None, None) => "ok",
             };
-            answer.addresses = answer.addresses.into_iter().take(MOST_FOUND).collect();
+            answer.addresses = answer.addresses.into_iter().take(MAX_FOUND).collect();
             source.tell(config, answer.note.as_deref());
             (outcome, cause.or_else(|| answer.gaps.clone()), Some(answer))
         }
@@ -214,7 +215,7 @@ fn note(core: &Core, config: &DiscoveryConfig, source: &mut Source, answer: Resu
 }
 
 impl Source {
-    /// What an answer has that is not used, once.
+    /// The unused part of an answer, logged once.
     fn tell(&mut self, config: &DiscoveryConfig, note: Option<&str>) {
         if let Some(note) = note.filter(|note| self.note.as_deref() != Some(note)) {
             tracing::info!(source = config.name, place = %config.place, note, "discovery");

@@ -1,4 +1,4 @@
-//! What sampling knows of one backend.
+//! Sampling state of one backend.
 
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,18 +16,18 @@ pub(crate) struct BackendLive {
     sequence: AtomicU64,
     /// Of those that were due: some that could not be asked, as streamed ones of vLLM.
     unfit: AtomicU64,
-    /// As far as the last probe tells, routed experts can be asked for: on each of [`Route::ALL`].
+    /// According to the last probe, routed experts can be asked for: on each of [`Route::ALL`].
     can_ask: [AtomicBool; Route::ALL.len()],
     /// The engine refused requests that ask and took them when they did not, or answered without routed experts.
     refused: AtomicBool,
     /// All of its answers have routed experts, as vLLM's do with its flag.
     tells_unasked: AtomicBool,
-    /// Layers of the model, dense ones too, as the engine tells them; 0: it does not.
+    /// Layers of the model, dense ones too, as the engine reports them; 0: it does not.
     hidden_layers: AtomicU16,
     figures: Mutex<Figures>,
 }
 
-/// What was seen in samples since the tables were loaded.
+/// Figures of the samples since the tables were loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
     /// Local and all activations of the samples' tokens.

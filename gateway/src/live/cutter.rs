@@ -17,7 +17,7 @@ pub(super) type Outcome = &'static str;
 pub(super) struct Cutter {
     place: Place,
     limit_bytes: usize,
-    /// What came so far, for an answer in one piece.
+    /// The bytes so far, for an answer in one piece.
     held: Option<BytesMut>,
     /// The newest event that told the routed experts; each holds all that came before.
     told: Option<Bytes>,
@@ -41,8 +41,8 @@ impl Cutter {
         self.over
     }
 
-    /// Takes the next piece and returns what can be relayed now. Of a stream the pieces must be whole events; `whole` is
-    /// false once one was too long for that.
+    /// Takes the next piece and returns what can be relayed now. Of a stream the pieces must be whole events; `whole`
+    /// is false once one was too long for that.
     pub(super) fn push(&mut self, piece: Bytes, whole: bool) -> Bytes {
         if self.over.is_some() {
             return piece;
@@ -63,7 +63,7 @@ impl Cutter {
     }
 
     /// The answer is complete; `rest` is what of its bytes was not pushed. Returns what is still to be relayed, and the
-    /// JSON document that tells the routed experts.
+    /// JSON document with the routed experts.
     pub(super) fn end(&mut self, rest: Bytes) -> (Bytes, Result<Bytes, Outcome>) {
         let Some(mut held) = self.held.take().filter(|_| self.over.is_none()) else {
             let rest = if self.over.is_none() { self.events(rest) } else { rest };

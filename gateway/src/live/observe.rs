@@ -11,11 +11,11 @@ use super::local::Hosted;
 use super::sample::MISSING;
 use crate::data::text_route;
 
-/// What a sample shows.
+/// The content of a sample.
 pub(super) struct Observed {
     /// As counted in the tables, with the number of layers.
     pub(super) model: ModelInfo,
-    /// The prompt, then what was generated as far as its routes are told.
+    /// The prompt, then what was generated as far as its routes are known.
     pub(super) ids: Vec<u32>,
     /// How many of `ids` are the prompt's.
     pub(super) prompt: usize,
@@ -79,7 +79,7 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
     })
 }
 
-/// The rank that ran it: as the answer tells, or else the one it was pinned to.
+/// The rank that ran it: as the answer says, or else the one it was pinned to.
 fn rank(seen: &Seen, told: Option<u32>) -> Result<RankId, &'static str> {
     let ranks = seen.tables.tables.dp_ranks();
     let rank = match told {

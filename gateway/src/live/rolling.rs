@@ -1,9 +1,9 @@
 //! A rolling profile: counts alone, in bounded memory and for a bounded time.
 //!
-//! Two generations of counts: the newer one is counted into; when it holds half of the entries allowed or has counted for half
-//! of the retention, it becomes the older one, and what was the older one is dropped. Counts are dropped by whole
-//! generations because the rows of a profile must stay whole tokens: halved or thinned counts would be no profile. What is
-//! written is the sum of both.
+//! Two generations of counts: the newer one is counted into; when it holds half of the entries allowed or has counted
+//! for half of the retention, it becomes the older one, and what was the older one is dropped. Counts are dropped by
+//! whole generations because the rows of a profile must stay whole tokens: halved or thinned counts would be no
+//! profile. What is written is the sum of both.
 
 use semmoe_tables::{FormatError, ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
@@ -46,8 +46,8 @@ impl Rolling {
         Ok(Self { model, limits, older: None, newer, dropped: 0 })
     }
 
-    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. On an error nothing was added, but for a count
-    /// that overflows, which costs the newer generation.
+    /// Adds the tokens of one request: `routes` is [n, L, k], checked here. On an error nothing was added, but for a
+    /// count that overflows, which costs the newer generation.
     pub(crate) fn add(&mut self, ids: &[u32], prompt: u32, routes: &[u16], now: u64) -> Result<(), FormatError> {
         self.expire(now)?;
         let mut trace = TraceBuilder::new(self.model.clone(), provenance("one request"))?;

@@ -68,7 +68,7 @@ impl Sample {
         Some(Self { core: Arc::clone(core), seen: Some(seen), asking, limit_bytes: config.max_answer_bytes })
     }
 
-    /// What is sent in place of the client's body.
+    /// The body sent in place of the client's.
     pub(crate) fn body(&self) -> &Stripped {
         &self.asking.body
     }
@@ -85,7 +85,8 @@ impl Sample {
 
     /// The answer is not looked at, and this is why.
     pub(super) fn give_up(mut self, outcome: &'static str) {
-        // vLLM does not refuse the question when it is started without its flag: its answers just lack what was asked for.
+        // vLLM does not refuse the question when it is started without its flag: its answers just lack what was asked
+        // for.
         if outcome == MISSING
             && matches!(self.asking.place, Place::Choices { .. })
             && let Some(seen) = self.seen.as_ref().filter(|seen| !seen.backend.live.tells_unasked())
@@ -120,8 +121,9 @@ impl Drop for Sample {
     }
 }
 
-/// Sends a request and waits for the head of its answer; one that asks and is refused is sent again without the question,
-/// as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed anew.
+/// Sends a request and waits for the head of its answer; one that asks and is refused is sent again without the
+/// question, as nothing has gone to the client. An engine that takes it then is not asked any more until it is probed
+/// anew.
 pub(crate) async fn send(
     wait: &Wait<'_>,
     mut request: Request<RequestBody>,
@@ -129,7 +131,7 @@ pub(crate) async fn send(
     plain: impl FnOnce() -> Result<Request<RequestBody>, RequestError>,
 ) -> Result<(Result<Response<AnswerBody>, SendError>, Option<Sample>), RequestError> {
     let Some(sample) = sample else { return Ok((wait.send(request).await, None)) };
-    // What is compressed cannot be cut.
+    // Compressed answers cannot be cut.
     request.headers_mut().remove(header::ACCEPT_ENCODING);
     let answer = wait.send(request).await;
     if !answer.as_ref().is_ok_and(|answer| may_be_refusal(answer.status())) {
@@ -145,7 +147,7 @@ pub(crate) async fn send(
     Ok((answer, None))
 }
 
-/// What engines say to a body that they do not like. Other codes are not about a field.
+/// Status codes of engines for a body they reject. Other codes are not about a field.
 fn may_be_refusal(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY)
 }

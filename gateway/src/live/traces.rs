@@ -1,7 +1,7 @@
 //! Whole sampled requests as traces, for those who ask for them: token ids and routes in the order in which they came.
 //!
-//! One open trace for each model, in memory; it is written when it is full, when profiles are, and at shutdown. Files are
-//! readable by their owner alone and removed by age and number.
+//! One open trace for each model, in memory; it is written when it is full, when profiles are, and at shutdown. Files
+//! are readable by their owner alone and removed by age and number.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

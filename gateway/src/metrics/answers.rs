@@ -1,6 +1,7 @@
-//! What clients wait for, and what they get: seconds to the first token, between tokens and to the end, and tokens.
+//! Latency and output as clients see them: seconds to the first token, between tokens and to the end, and tokens.
 //!
-//! Everything here is observed once for a request, at its end: a histogram takes a lock, and a stream has thousands of tokens.
+//! Everything here is observed once for a request, at its end: a histogram takes a lock, and a stream has thousands of
+//! tokens.
 
 use std::time::Duration;
 
@@ -65,7 +66,7 @@ impl OutputTokens {
     }
 }
 
-/// What the model computed for a request.
+/// The tokens that the model computed for a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Generated {
     /// Of a prompt that was computed.

@@ -17,7 +17,7 @@ const QUEUE_SECONDS: [f64; 12] = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5,
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct BreakerLabels {
     backend: String,
-    /// The new state, or `spared` where it stayed closed, or closed, as nobody else could serve.
+    /// The new state, or `spared` where it stayed closed, or closed, as no other backend could serve.
     to: &'static str,
 }
 
@@ -41,7 +41,7 @@ struct SilenceLabels {
     to: &'static str,
 }
 
-/// What is counted of faults.
+/// Counters of faults.
 pub(crate) struct FaultMetrics {
     breaker_state: Family<BackendLabels, Gauge>,
     breaker_changes: Family<BreakerLabels, Counter>,

@@ -1,4 +1,4 @@
-//! What is counted of sampled requests.
+//! Counters of sampled requests.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 
 use super::OutcomeLabels;
 
-/// What an operator changes while the gateway runs.
+/// Counters of changes by an operator.
 #[derive(Default)]
 pub(crate) struct OperationMetrics {
     config_reloads: Family<OutcomeLabels, Counter>,

@@ -1,7 +1,7 @@
 //! The process: what it was built from, and what it takes of the machine.
 //!
-//! The figures have the names that Prometheus' own libraries give them, and are read when they are asked for. Where the system does
-//! not have them they are left out.
+//! The figures have the names that Prometheus' own libraries give them, and are read when they are asked for. Where the
+//! system does not have them they are left out.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};

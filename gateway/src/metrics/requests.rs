@@ -1,7 +1,7 @@
 //! Requests by backend, rank, policy and status, and their answers.
 //!
-//! A family makes strings of its labels and takes a lock for each look. Here every counter that was ever used is found again by what a
-//! request knows anyway.
+//! A family makes strings of its labels and takes a lock for each look. Here every counter that was ever used is found
+//! again by what a request knows anyway.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ struct RequestLabels {
     code: String,
 }
 
-/// The status as it is counted: an engine may answer with any of 900, of which each would be a line for each rank. Those that
-/// have a name are themselves; of others the first digit counts.
+/// The status as it is counted: an engine may answer with any of 900, of which each would be a line for each rank.
+/// Those that have a name are themselves; of others the first digit counts.
 fn counted(code: u16) -> u16 {
     let named = StatusCode::from_u16(code).is_ok_and(|status| status.canonical_reason().is_some());
     if named || code == CLIENT_CLOSED { code } else { code / 100 }
@@ -46,7 +46,7 @@ fn code_label(counted: u16) -> String {
     if counted < 100 { format!("{counted}xx") } else { counted.to_string() }
 }
 
-/// Where a request ran, as far as anybody can tell.
+/// Where a request ran, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// It was not sent.
@@ -90,7 +90,7 @@ pub(crate) struct RequestMetrics {
     known: ArcSwap<HashMap<String, OfBackend>>,
 }
 
-/// What was counted for one backend.
+/// The counts of one backend.
 #[derive(Clone, Default)]
 struct OfBackend {
     answers: Vec<KnownAnswers>,
@@ -251,7 +251,8 @@ mod tests {
                 for code in [200, 502] {
                     let labels = format!(r#"{{backend="{backend}",rank="{rank}",policy="affinity",code="{code}"}}"#);
                     let line = text.lines().find(|line| line.contains(&labels)).unwrap();
-                    // 1,600 requests: two backends, four places, and two codes of the same number each, as near as it goes.
+                    // 1,600 requests: two backends, four places, and two codes of the same number each, as near as it
+                    // goes.
                     let count: u64 = line.rsplit(' ').next().unwrap().parse().unwrap();
                     assert!([96, 104].contains(&count), "{line}");
                 }

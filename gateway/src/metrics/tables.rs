@@ -28,7 +28,7 @@ struct ClockLabels {
 pub(crate) struct Waits {
     /// As time went by: also while the thread was not running as others were.
     pub(crate) wall: Histogram,
-    /// What it took of the processor. Readers take no lock and so never sleep for the state: that is all that it costs them.
+    /// CPU time taken. Readers take no lock and never sleep for the state, so this is their whole cost.
     pub(crate) cpu: Histogram,
 }
 

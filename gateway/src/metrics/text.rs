@@ -36,7 +36,8 @@ impl TextFormat {
     }
 }
 
-/// OpenMetrics as the older format: there counters and infos are declared by the names of their samples, and nothing marks the end.
+/// OpenMetrics as the older format: there counters and infos are declared by the names of their samples, and nothing
+/// marks the end.
 pub(super) fn older(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
     let mut help = None;

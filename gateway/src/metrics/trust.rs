@@ -1,4 +1,4 @@
-//! What is counted of keys and certificates.
+//! Counters of keys and certificates.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;

@@ -41,7 +41,7 @@ impl Context {
         (trace != 0).then_some(Self { trace, span, sampled: flags & u128::from(SAMPLED) != 0 })
     }
 
-    /// As the next one is told.
+    /// As the next hop gets it.
     pub(crate) fn header(&self) -> HeaderValue {
         let text = format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled) * SAMPLED);
         HeaderValue::from_str(&text).expect("hexadecimal digits and hyphens are a header value")

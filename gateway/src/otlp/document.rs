@@ -61,7 +61,7 @@ impl Span {
     }
 }
 
-/// What is posted.
+/// The body posted.
 pub(super) fn encode(service: &str, spans: &[Span]) -> Result<Vec<u8>, serde_json::Error> {
     let resource = [
         ("service.name", Value::Text(service.to_owned().into())),

@@ -1,7 +1,7 @@
 //! The queue of finished traces, and the task that sends them.
 //!
-//! Requests never wait: where the queue is full their spans are dropped and counted. A collector that is away is asked again
-//! a few times, while the queue fills.
+//! Requests never wait: where the queue is full their spans are dropped and counted. A collector that is away is asked
+//! again a few times, while the queue fills.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ const WAITING: usize = 2048;
 /// Traces in one document.
 const BATCH: usize = 256;
 /// A document that is not full is sent after this time.
-const LONGEST_WAIT: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 /// Waits before a collector is asked again.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(1)];
 const LIMITS: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(5), max_bytes: 64 << 10 };
-/// What is left at the end may take this long.
+/// Time limit for the remaining work at the end.
 const GRACE: Duration = Duration::from_secs(3);
 const PATH: &str = "/v1/traces";
 
@@ -113,7 +113,7 @@ impl Work {
                 () = stop.cancelled() => ending = true,
             }
             if !ending {
-                let more = tokio::time::timeout(LONGEST_WAIT, fill(&mut waiting, &mut batch));
+                let more = tokio::time::timeout(MAX_WAIT, fill(&mut waiting, &mut batch));
                 tokio::select! {
                     _ = more => {}
                     () = stop.cancelled() => ending = true,

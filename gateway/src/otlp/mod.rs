@@ -7,9 +7,9 @@
 //! | `document` | spans as OTLP's JSON |
 //! | `export` | the queue, and the task that empties it |
 //!
-//! OTLP over HTTP is one POST of one document, through the HTTP client that is here anyway; OpenTelemetry's own crates would
-//! be ten more, with threads and batches of their own. A request that is not traced costs one look at an `Option`. Spans tell
-//! where a request went and how long what took; nothing of what it says.
+//! OTLP over HTTP is one POST of one document, through the HTTP client that is here anyway; OpenTelemetry's own crates
+//! would be ten more, with threads and batches of their own. A request that is not traced costs one look at an
+//! `Option`. Spans carry where a request went and how long what took; nothing of what it says.
 
 mod context;
 mod document;

@@ -139,14 +139,14 @@ impl RequestTrace {
     }
 }
 
-/// A place in a trace, for whoever is asked next.
+/// A place in a trace, for the next hop.
 #[derive(Clone, Copy)]
 pub(crate) struct Here(Context);
 
 impl Here {
-    /// Tells it.
+    /// Sends it.
     pub(crate) fn pass_on(self, headers: &mut HeaderMap) {
-        // What was no trace is left behind, with what it says of itself.
+        // An invalid traceparent is dropped, with its tracestate.
         if Context::of(headers).is_none() {
             headers.remove(TRACESTATE);
         }

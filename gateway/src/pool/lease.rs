@@ -1,4 +1,4 @@
-//! What a request holds while it runs.
+//! The resources that a request holds while it runs.
 
 use std::sync::Arc;
 

@@ -121,7 +121,7 @@ async fn a_backend_that_comes_is_offered_to_all() {
     assert!(is_at_rest(&queue));
 }
 
-/// Who waits for another rank than the one that is free keeps nobody behind him.
+/// A request that waits for another rank than the one that is free blocks no request behind it.
 #[tokio::test]
 async fn nobody_waits_behind_one_who_cannot_go() {
     let (queue, ranks) = (queue(), Ranks::new(&[1, 1]));
@@ -151,8 +151,8 @@ async fn nobody_waits_behind_one_who_cannot_go() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Requests for any rank or for one, on several threads, some of which leave in the line or with a place: nobody waits
-    /// while there is room for him, no limit is exceeded, and nothing is left over.
+    /// Requests for any rank or for one, on several threads, some of which leave in the line or with a place: none
+    /// waits while there is room for him, no limit is exceeded, and nothing is left over.
     #[test]
     fn no_room_is_lost(
         room in proptest::collection::vec(1i64..3, 1..4),

@@ -9,8 +9,8 @@ use crate::state::Core;
 use super::Reloaded;
 use super::prepare::{Prepared, same};
 
-/// Swaps in what was prepared. `None` if what it was made beside has changed in a way that matters. Blocking, but for others
-/// it is short.
+/// Swaps in what was prepared. `None` if what it was made beside has changed in a way that matters. Blocking, but for
+/// others it is short.
 pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloaded> {
     prepared.renew_pools(core);
     let Prepared { base, config, mut models, keys, probes, .. } = prepared;
@@ -22,7 +22,7 @@ pub(super) fn commit(core: &Arc<Core>, mut prepared: Prepared) -> Option<Reloade
     let generation = current.generation + 1;
     let mut reloaded = compare(&current, &models);
     for member in models.iter_mut().flat_map(|model| &mut model.members) {
-        // Only tables that were loaded for this swap are nobody else's.
+        // Only tables that were loaded for this swap belong to no other state.
         if let Some(tables) = member.tables.as_mut().and_then(Arc::get_mut) {
             tables.generation = generation;
         }
@@ -119,7 +119,7 @@ fn settle(core: &Core, model: &Model, tables_loaded: &[String]) {
     core.refresh_model(model);
 }
 
-/// What is in one state and not in the other.
+/// The difference of two states.
 fn compare(current: &Snapshot, models: &[Model]) -> Reloaded {
     let was = |name: &str| current.models.iter().find(|model| model.name == name);
     let mut reloaded = Reloaded::default();

@@ -1,9 +1,10 @@
 //! The configuration read again while the gateway runs, on SIGHUP or by `POST /admin/reload`.
 //!
-//! The file is read and judged, and what it names is loaded and probed, beside the running state (`prepare`); then one swap
-//! brings all of it (`commit`), or the old state stays and the reason is told. What did not change is taken over as it is:
-//! tokenizers, tables (also those that came by the admin plane), policies with their counts, and backends with their health,
-//! pins, believed caches and requests in flight. Requests that are under way end where they began.
+//! The file is read and judged, and what it names is loaded and probed, beside the running state (`prepare`); then one
+//! swap brings all of it (`commit`), or the old state stays and the reason is reported. What did not change is taken
+//! over as it is: tokenizers, tables (also those that came by the admin plane), policies with their counts, and
+//! backends with their health, pins, believed caches and requests in flight. Requests that are under way end where they
+//! began.
 
 mod commit;
 mod prepare;
@@ -25,7 +26,7 @@ use crate::load;
 use crate::state::Core;
 
 /// When the state changes that often while a reload is prepared, it is given up.
-const MOST_ATTEMPTS: usize = 10;
+const MAX_ATTEMPTS: usize = 10;
 
 /// Why the old configuration stays.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +41,7 @@ pub enum ReloadError {
     /// The file is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// What it names cannot be used.
+    /// The files it names cannot be used.
     #[error(transparent)]
     Refused(#[from] StartError),
     /// Tables or backends changed again and again meanwhile.
@@ -62,7 +63,7 @@ impl ReloadError {
     }
 }
 
-/// What a reload changed.
+/// The changes of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[non_exhaustive]
 pub struct Reloaded {
@@ -91,7 +92,7 @@ pub(crate) struct Reloads {
     last: Mutex<Option<Last>>,
 }
 
-/// What came of a reload.
+/// The outcome of a reload.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Last {
     unix_seconds: u64,
@@ -169,8 +170,8 @@ async fn ask_again(core: &Arc<Core>, config: &Arc<Config>) -> Result<(), ReloadE
     Ok(())
 }
 
-/// Makes the backends of sources those at these addresses, as far as they answer and fit. Returns also which were left out, and
-/// why.
+/// Makes the backends of sources those at these addresses, as far as they answer and fit. Returns also which were left
+/// out, and why.
 pub(crate) async fn rediscover(
     core: &Arc<Core>,
     found: HashMap<Key, Vec<SocketAddr>>,
@@ -203,7 +204,7 @@ enum Manner {
 /// Brings a configuration into force. Called by one at a time.
 async fn apply(core: &Arc<Core>, config: Arc<Config>, manner: Manner) -> Result<(Reloaded, LeftOut), ReloadError> {
     let _timed = core.current.change();
-    for _ in 0..MOST_ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let base = core.snapshot();
         let prepared = {
             let (core, base, config) = (Arc::clone(core), Arc::clone(&base), Arc::clone(&config));
@@ -219,7 +220,7 @@ async fn apply(core: &Arc<Core>, config: Arc<Config>, manner: Manner) -> Result<
             return Ok((reloaded, left_out));
         }
     }
-    Err(ReloadError::Moving { attempts: MOST_ATTEMPTS })
+    Err(ReloadError::Moving { attempts: MAX_ATTEMPTS })
 }
 
 /// Off the threads that do network I/O.

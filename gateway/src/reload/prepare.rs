@@ -20,15 +20,15 @@ use crate::state::Core;
 
 use super::Manner;
 
-/// What a new configuration comes to.
+/// The state that a new configuration leads to.
 pub(super) struct Prepared {
-    /// What it was made beside.
+    /// The state it was prepared against.
     pub(super) base: Arc<Snapshot>,
     pub(super) config: Arc<Config>,
     pub(super) models: Vec<Model>,
     /// The keys of the backends that stay.
     pub(super) keys: Vec<(Arc<Backend>, Option<HeaderValue>)>,
-    /// What the new backends told.
+    /// The probes of the new backends.
     pub(super) probes: Vec<(Arc<Backend>, Result<Probe, HttpError>)>,
     /// Backends that were found and do not take part, with the reason.
     pub(super) left_out: Vec<(String, String)>,
@@ -63,8 +63,8 @@ impl Prepared {
         Ok(Self { base, config, models, keys, probes: Vec::new(), left_out: Vec::new() })
     }
 
-    /// Asks the new backends, all at a time. One that does not answer is waited for later, and one whose answer does not fit
-    /// refuses all; of those that were only found both are left out.
+    /// Asks the new backends, all at a time. One that does not answer is waited for later, and one whose answer does
+    /// not fit refuses all; of those that were only found both are left out.
     pub(super) async fn probe(mut self, core: &Core, manner: Manner) -> Result<Self, StartError> {
         let limits = core.probe_limits();
         let fresh: Vec<At> = self.fresh().collect();
@@ -149,7 +149,7 @@ pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Bac
     base.members().filter(|(_, member)| changes(member)).map(|(_, member)| Arc::clone(&member.backend)).collect()
 }
 
-/// What changed about a model that goes on, against what stays.
+/// The changes of a model that goes on.
 fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
     let Some(old) = old else { return Ok(()) };
     let tokenizer = next.text.as_deref().map(|text: &Text| &text.tokenizer);
@@ -157,7 +157,7 @@ fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
     for member in &next.members {
         let before = old.members.iter().find(|old| Arc::ptr_eq(&old.backend, &member.backend));
         let other_tables = !before.is_some_and(|before| same(before.tables.as_ref(), member.tables.as_ref()));
-        // What runs as it ran is not judged again: it may be waiting for other tables.
+        // An unchanged backend is not checked again: it may be waiting for other tables.
         if other_text || other_tables {
             check_member(next, member, tokenizer)
                 .map_err(|source| StartError::Incompatible { backend: member.backend.name.clone(), source })?;

@@ -1,7 +1,7 @@
 //! One accepted connection: TLS where the listener has it, then HTTP/1.1 or HTTP/2, to its end.
 //!
-//! Every wait has an end: for a handshake `timeouts.handshake_seconds`; for the first byte, for the head of a request and
-//! between two requests `timeouts.header_seconds`; an HTTP/2 connection without a stream ends after that, too.
+//! Every wait has an end: for a handshake `timeouts.handshake_seconds`; for the first byte, for the head of a request
+//! and between two requests `timeouts.header_seconds`; an HTTP/2 connection without a stream ends after that, too.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::state::Core;
 /// For an error to be sent on a connection that is closed in the middle of a request.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// What all connections of a listener share.
+/// The state that all connections of a listener share.
 pub(super) struct Shared<S> {
     pub(super) service: S,
     pub(super) core: Arc<Core>,
@@ -41,7 +41,7 @@ pub(super) struct Shared<S> {
 }
 
 impl<S: Serves> Shared<S> {
-    /// To the connection's end. The watcher tells when a stop was asked for, and holds it up until then.
+    /// To the connection's end. The watcher reports when a stop was asked for, and holds it up until then.
     pub(super) async fn serve(&self, stream: TcpStream, watcher: Watcher) {
         // Events are small and urgent. A socket that refuses is closing anyway.
         let _ = stream.set_nodelay(true);
@@ -111,8 +111,8 @@ impl<S: Serves> Shared<S> {
     }
 }
 
-/// Work that goes on for a moment after it was to be ended, so that an error can be sent. It is pinned by the caller: a future that
-/// takes another one by value holds it twice.
+/// Work that goes on for a moment after it was to be ended, so that an error can be sent. It is pinned by the caller: a
+/// future that takes another one by value holds it twice.
 async fn with_last_words<F: Future + ?Sized>(mut work: Pin<&mut F>, aborting: &CancellationToken) {
     tokio::select! {
         _ = &mut work => {}

@@ -6,8 +6,8 @@ use crate::error::StartError;
 
 /// Connections at a time to the admin plane, and to the metrics listener.
 pub(crate) const STATUS_CONNECTIONS: usize = 64;
-/// Files that clients of the data plane never get: connections of the other two listeners, and as many for tables, certificates,
-/// probes and logs.
+/// Files that clients of the data plane never get: connections of the other two listeners, and as many for tables,
+/// certificates, probes and logs.
 const RESERVED: u64 = 3 * STATUS_CONNECTIONS as u64;
 
 /// Raises the soft limit of open files to the hard one, as far as the system lets it.

@@ -15,15 +15,15 @@ const HEADERS_ON_STACK: usize = 100;
 /// With these bytes HTTP/2 begins on a plain connection ("prior knowledge"); no HTTP/1.1 method does.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
-/// What a client may send ahead of what was read: of one request, and of all on its connection.
+/// Bytes that a client may send ahead of the reader: of one request, and of all on its connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// What waits to be sent on one stream, besides what the engine's connection holds.
+/// Bytes that wait to be sent on one stream, besides those in the engine's connection.
 const SEND_BUFFER_BYTES: usize = 64 << 10;
 /// Streams that a client opened and reset before they were looked at; more close the connection (CVE-2023-44487).
 const PENDING_RESETS: usize = 20;
-/// Streams reset for a client's errors; more close the connection (CVE-2025-8671). Those over `limits.streams` count, and an honest
-/// client may open some before it knows the limit.
+/// Streams reset for a client's errors; more close the connection (CVE-2025-8671). Those over `limits.streams` count,
+/// and an honest client may open some before it knows the limit.
 const ERROR_RESETS: usize = 1024;
 /// A client that does not answer a ping within this time is gone.
 const PING: Duration = Duration::from_secs(20);
@@ -39,7 +39,7 @@ impl Protocol {
     pub(super) async fn of_plain(stream: &TcpStream) -> io::Result<Self> {
         let mut first = [0; PREFACE.len()];
         let length = stream.peek(&mut first).await?;
-        // Three bytes tell them apart; a client whose first packet is shorter speaks HTTP/1.1, or will be told that it does not.
+        // Three bytes distinguish them; a client whose first packet is shorter speaks HTTP/1.1, or gets an error.
         let is_http2 = length >= 3 && PREFACE.starts_with(&first[..length]);
         Ok(if is_http2 { Self::Http2 } else { Self::Http1 })
     }

@@ -87,6 +87,7 @@ impl Engine {
             running_streams: self.running.len() as u64,
             computed_tokens: self.computed_tokens,
             moved,
+            ..FlowReading::default()
         }
     }
 }
@@ -131,7 +132,8 @@ impl Scene {
         true
     }
 
-    /// Kills the engine while some prompts wait. How many seconds later it is suspected, and how many these prompts explain.
+    /// Kills the engine while some prompts wait. How many seconds later it is suspected, and how many these prompts
+    /// explain.
     fn kill(&mut self, tokens: u64, late: usize) -> (f64, f64) {
         self.engine.dead = true;
         self.engine.waiting.extend((0..late).map(|_| (tokens, tokens)));
@@ -176,7 +178,8 @@ proptest! {
         }
     }
 
-    /// Killed while streams run and a few short prompts wait, which explain so much; long ones that come later explain nothing.
+    /// Killed while streams run and a few short prompts wait, which explain so much; long ones that come later explain
+    /// nothing.
     #[test]
     fn killed_engines_are_suspected_when_what_waited_explains_no_more(
         rate in 3_000.0f64..30_000.0, decode in 0.01f64..0.2, warm in 40u32..400, tokens in 50u64..300, late in 0usize..4,

@@ -1,4 +1,4 @@
-//! One change of a backend's tables: loaded, checked, swapped in at once; or the old ones stay, and it is told why.
+//! One change of a backend's tables: loaded, checked, swapped in at once; or the old ones stay, and it is reported why.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use super::file::{self, Copy};
 use super::{FreshTables, Origin, TablesFileError, Trouble, spool};
 
 /// Longest wait for other loads to end.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// What is to be loaded.
+/// The tables to load.
 pub(crate) enum Source {
     /// A file below `server.tables_root`.
     Asked(PathBuf),
@@ -42,7 +42,7 @@ impl Source {
     }
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Clone, Debug)]
 pub(crate) struct Swapped {
     pub(crate) generation: u64,
@@ -104,7 +104,7 @@ fn swap(core: &Core, backend: &str, source: Source) -> Result<Swapped, RequestEr
             (Arc::new(tables), Origin { path: Some(path), stamp: Some(stamp) })
         }
     };
-    // What follows is short: requests wait for none of it.
+    // The rest is short, and requests wait for none of it.
     let generation = core.swap_tables(backend, FreshTables::new(Arc::clone(&tables), origin))?;
     Ok(Swapped::to(&tables, generation, true))
 }
@@ -157,7 +157,7 @@ pub(crate) fn check_fit(snapshot: &Snapshot, at: (usize, usize), fresh: &FreshTa
     let configured = member.backend.configured_ranks;
     let known = Some(member.ranks).filter(|ranks| *ranks > 0);
     match member.backend.last_probe() {
-        // An engine that does not tell its ranks keeps those that it is known by.
+        // An engine that does not report its ranks keeps those that it is known by.
         Some(probe) => {
             let known = known.filter(|_| probe.dp_size.is_none());
             compat::with_backend(&probe, Some(tables), None, &member.backend, known).map(|_| ())
@@ -206,9 +206,9 @@ pub(super) fn refusal(error: &TablesFileError) -> RequestError {
 /// Waits for others to end, but not for ever.
 pub(super) async fn permit(lane: &Semaphore) -> Result<SemaphorePermit<'_>, RequestError> {
     // The semaphores are never closed.
-    match tokio::time::timeout(LONGEST_WAIT, lane.acquire()).await {
+    match tokio::time::timeout(MAX_WAIT, lane.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
-        _ => Err(RequestError::TablesBusy { seconds: LONGEST_WAIT.as_secs() }),
+        _ => Err(RequestError::TablesBusy { seconds: MAX_WAIT.as_secs() }),
     }
 }
 

@@ -1,8 +1,8 @@
 //! A file of tables from the outside: opened once, copied, and the copy mapped.
 //!
-//! What is mapped is a copy without a name, in `tables.spool_dir`: the kernel ends a process that reads a map of a file that
-//! somebody cut short in place, and no check can exclude that for a file that others may write to. A copy in the heap would
-//! do as well, but stay there for good; pages of a file can be dropped by the kernel and read again.
+//! The map is of a copy without a name, in `tables.spool_dir`: the kernel ends a process that reads a map of a file
+//! that somebody cut short in place, and no check can exclude that for a file that others may write to. A copy in the
+//! heap would do as well, but stay there for good; pages of a file can be dropped by the kernel and read again.
 
 use std::fs::{File, Metadata};
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ pub enum TablesFileError {
     /// The operating system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Read {
-        /// What was attempted.
+        /// The attempted action.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -102,7 +102,7 @@ pub(crate) struct Spool {
     pub(crate) limit_bytes: u64,
 }
 
-/// A copy that nobody else can reach.
+/// A private copy.
 pub(crate) struct Copy {
     file: File,
     spool: Spool,
@@ -147,7 +147,7 @@ pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Ta
         Ok(relative) => relative,
         Err(_) => asked,
     };
-    // Nothing outside is looked at, so that an answer does not tell what is there.
+    // Nothing outside is looked at, so that an answer does not reveal what is there.
     if !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
         return Err(outside());
     }
@@ -162,7 +162,8 @@ pub(crate) fn open_below(root: &Path, asked: &Path, spool: &Spool) -> Result<(Ta
     Ok((copy(&held, &path, spool)?.0, path))
 }
 
-/// Holds whatever is there without opening it for reading yet: that would wait on a pipe and might do things to a device.
+/// Holds whatever is there without opening it for reading yet: that would wait on a pipe and might do things to a
+/// device.
 fn hold(path: &Path) -> Result<File, TablesFileError> {
     let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     held.map(File::from).map_err(|error| read_error("open", path)(error.into()))

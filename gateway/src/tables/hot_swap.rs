@@ -1,7 +1,8 @@
 //! A worker's experts move to where new tables say, and the tables are swapped in: no restart, no request lost.
 //!
-//! The tables are read and checked first, so that nothing moves for tables that could not be used. While the experts move the worker
-//! holds its requests and the gateway goes on sending them by the old tables; those pins stay valid, as ranks stay as they are.
+//! The tables are read and checked first, so that nothing moves for tables that could not be used. While the experts
+//! move the worker holds its requests and the gateway goes on sending them by the old tables; those pins stay valid, as
+//! ranks stay as they are.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -64,7 +64,7 @@ pub(crate) struct LoadedTables {
 pub(crate) struct Origin {
     /// The file, or `None` for an upload.
     pub(crate) path: Option<PathBuf>,
-    /// What the file looked like when it was copied.
+    /// The file's state when it was copied.
     pub(crate) stamp: Option<Stamp>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) async fn receive(core: &Arc<Core>, backend: &str, body: Body) -> Resu
 async fn spooled(core: &Arc<Core>, body: Body) -> Result<Copy, RequestError> {
     let config = core.config();
     let limit_bytes = config.limits.table_bytes;
-    // What is announced as too long need not be read.
+    // A body announced as too long need not be read.
     if body.size_hint().lower() > limit_bytes as u64 {
         return Err(RequestError::BodyTooLong { limit_bytes });
     }

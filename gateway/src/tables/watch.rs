@@ -46,7 +46,7 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
 async fn free_replaced(core: &Arc<Core>) {
     if core.current.holds_replaced() {
         let core = Arc::clone(core);
-        // A panic in it would be told by the runtime.
+        // The runtime would report a panic in it.
         let _ = tokio::task::spawn_blocking(move || core.current.sweep()).await;
     }
 }
@@ -82,7 +82,7 @@ fn probe_of(snapshot: &Snapshot, backend: &str) -> Option<Arc<Probe>> {
     snapshot.members().find(|(_, member)| member.backend.name == backend)?.1.backend.last_probe()
 }
 
-/// What is known of one file.
+/// The state of one file.
 #[derive(Debug, Default)]
 struct Watched {
     path: PathBuf,
@@ -90,7 +90,7 @@ struct Watched {
     judged: Option<Stamp>,
     /// As it was at the last look.
     seen: Option<Stamp>,
-    /// What the backend had told when the file was refused for it: another engine may want it.
+    /// The backend's report when the file was rejected for it: another engine may fit.
     refused: Option<Option<Arc<Probe>>>,
 }
 
@@ -110,7 +110,7 @@ impl Watched {
         match now {
             None => false,
             Some(_) if now == self.judged => self.refused.as_ref().is_some_and(|then| then.as_deref() != probe),
-            // Whoever writes it may not be done.
+            // Its writer may not be done.
             Some(_) => now == before,
         }
     }

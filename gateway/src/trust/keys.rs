@@ -11,7 +11,7 @@ use crate::config::KeyConfig;
 use crate::error::RequestError;
 
 /// Longer ones are wrong without a look: hashing them would be work that a stranger asks for.
-const LONGEST_KEY_BYTES: usize = 512;
+const MAX_KEY_BYTES: usize = 512;
 
 /// Who sent a request: a key, or anybody where none are configured.
 #[derive(Clone, Default)]
@@ -40,7 +40,7 @@ pub(super) fn check(keys: &[Arc<KeyConfig>], headers: &HeaderMap) -> Result<Call
         return Ok(Caller::default());
     }
     let presented = presented(headers)?;
-    if presented.len() > LONGEST_KEY_BYTES {
+    if presented.len() > MAX_KEY_BYTES {
         return Err(RequestError::KeyWrong);
     }
     let digest: [u8; 32] = Sha256::digest(presented).into();

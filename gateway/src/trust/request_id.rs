@@ -1,8 +1,9 @@
 //! The name of one request: the client's `x-request-id` where it is sane, or one that is made here.
 //!
-//! It goes to the engine, back to the client, into error bodies and into the access log, so that one search finds a request
-//! everywhere. Nothing here is decided by it, but vLLM makes it the key of a running request: two requests of one id would get in each
-//! other's way. So no client can guess an id that is made here, and one that a client chose goes to the engine with a random end.
+//! It goes to the engine, back to the client, into error bodies and into the access log, so that one search finds a
+//! request everywhere. Nothing here is decided by it, but vLLM makes it the key of a running request: two requests of
+//! one id would get in each other's way. So no client can guess an id that is made here, and one that a client chose
+//! goes to the engine with a random end.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -16,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Longer ones are replaced: they are in every log line.
-const LONGEST_BYTES: usize = 128;
+const MAX_BYTES: usize = 128;
 /// Numbers that a thread takes at a time, so that threads seldom meet.
 const BLOCK: u64 = 4096;
 
@@ -82,7 +83,7 @@ impl RequestId {
 /// Graphic ASCII but quotes and backslashes, so that it needs no escape anywhere.
 fn is_sane(id: &[u8]) -> bool {
     !id.is_empty()
-        && id.len() <= LONGEST_BYTES
+        && id.len() <= MAX_BYTES
         && id.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\'' | b'\\' | b'<' | b'>' | b'`'))
 }
 
@@ -119,8 +120,8 @@ mod tests {
             ("a b", false),
             ("a\"b", false),
             ("<script>", false),
-            (&"x".repeat(LONGEST_BYTES), true),
-            (&"x".repeat(LONGEST_BYTES + 1), false),
+            (&"x".repeat(MAX_BYTES), true),
+            (&"x".repeat(MAX_BYTES + 1), false),
             ("\u{e9}", false),
         ] {
             let mut headers = HeaderMap::new();

@@ -255,7 +255,7 @@ async fn ids_outside_the_vocabulary_never_arrive() {
     }
 }
 
-/// What the engine refused it neither computed nor holds.
+/// The engine neither computed nor caches a rejected prompt.
 #[tokio::test]
 async fn refused_prompts_leave_no_load() {
     let mock = Mock::start(2);

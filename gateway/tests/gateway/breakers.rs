@@ -1,4 +1,5 @@
-//! Circuit breakers and pleas for rest: who fails in a row is spared for a while, and nobody for one request's error.
+//! Circuit breakers and `retry-after`: a backend that fails in a row is spared for a while, none for one request's
+//! error.
 
 use http::Method;
 
@@ -96,7 +97,7 @@ async fn a_failed_trial_opens_again_and_an_abandoned_one_does_not() {
     settled(&gateway).await;
 }
 
-/// What an engine says to a request is not about the engine, however often it says it.
+/// An answer to a request says nothing about the engine, however often it is repeated.
 #[tokio::test]
 async fn errors_of_requests_open_nothing() {
     let (a, b) = (Mock::start(2), Mock::start(2));

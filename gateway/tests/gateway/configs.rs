@@ -1,4 +1,5 @@
-//! The configuration is reloaded: what changed counts, what stayed goes on as it was, and what is wrong changes nothing.
+//! The configuration is reloaded: what changed counts, what stayed goes on as it was, and what is wrong changes
+//! nothing.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -65,8 +65,8 @@ async fn earlier_turns_are_not_encoded_again() {
     settled(&gateway).await;
 }
 
-/// What the fast library leaves to the slow one, which is not in memory: it is read off the network threads, and the request
-/// waits for that and is scored.
+/// Texts that the fast library leaves to the slow one, which is not in memory: it is read off the network threads, and
+/// the request waits for that and is scored.
 #[tokio::test]
 async fn a_prompt_that_needs_the_slow_library_is_scored_all_the_same() {
     let mut mock = Mock::start(2);

@@ -1,4 +1,4 @@
-//! Backends that are drained, and gateways that end: no new requests, running ones finish or are told.
+//! Backends that are drained, and gateways that end: no new requests, running ones finish or get an error.
 
 use std::time::Duration;
 
@@ -93,7 +93,8 @@ async fn a_gateway_that_is_asked_to_end_is_unready_first() {
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
 
-/// What does not finish in time is told: before the answer, in the line, in a stream; a half answer is cut off.
+/// Requests that do not finish in time get an error: before the answer, in the queue, in a stream; a half answer is cut
+/// off.
 #[tokio::test]
 async fn what_does_not_finish_in_time_is_told() {
     let mut mock = Mock::start(1);

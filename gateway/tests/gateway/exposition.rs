@@ -40,7 +40,7 @@ async fn the_format_is_the_one_that_is_accepted() {
     );
 }
 
-/// What `promtool check metrics` asks for, of a gateway on which much was counted.
+/// The rules of `promtool check metrics`, on a gateway with many metrics.
 #[tokio::test]
 async fn a_linter_finds_nothing() {
     let mut mock = Mock::start(2);

@@ -1,4 +1,4 @@
-//! An engine, or what stands before it, that sends more than it was asked for: nobody else is given that.
+//! An engine, or what stands before it, that sends more than it was asked for: no other client gets that.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::support::{Client, PATIENCE, metric, settled, start};
 enum When {
     /// In one piece with the answer.
     Together,
-    /// While the connection waits for the next request; then it is told.
+    /// While the connection waits for the next request; then it is signalled.
     Later,
 }
 
@@ -47,7 +47,7 @@ fn answer(body: &str, chunked: bool) -> String {
 }
 
 async fn serve(socket: TcpStream, when: When, chunked: bool, told: mpsc::UnboundedSender<()>) -> Option<()> {
-    // What is written is on its way at once.
+    // Written bytes are sent at once.
     socket.set_nodelay(true).ok()?;
     let mut socket = BufReader::new(socket);
     loop {

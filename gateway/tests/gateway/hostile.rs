@@ -1,5 +1,5 @@
-//! Hostile clients: what is malformed is told and closed, what is slow is ended, and none of it reaches an engine or holds
-//! memory without a bound.
+//! Hostile clients: malformed requests get an error and are closed, slow ones are ended, and none of it reaches an
+//! engine or holds memory without a bound.
 
 use std::time::Duration;
 
@@ -78,8 +78,8 @@ async fn malformed_requests_are_told_and_closed() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// Length and chunks at once: whichever the gateway believes, the engine sees exactly one request, framed anew, and what
-/// was hidden in it is no request.
+/// Length and chunks at once: whichever the gateway believes, the engine sees exactly one request, framed anew, and
+/// what was hidden in it is no request.
 #[tokio::test]
 async fn smuggled_requests_do_not_reach_the_engine() {
     let mut mock = Mock::start(1);
@@ -121,7 +121,7 @@ async fn garbage_in_chunks_is_told() {
         // Extensions and trailers without end.
         (format!("2;{}\r\n{{}}\r\n0\r\n\r\n", "x".repeat(100_000)), "400"),
         (format!("2\r\n{{}}\r\n0\r\n{}\r\n", "x-t: 1\r\n".repeat(20_000)), "400"),
-        // A size that is told and does not come, and one that is too much when it comes.
+        // A size that is announced and does not come, and one that is too much when it comes.
         ("ffffffffffffffff\r\n{}".to_owned(), "4"),
         (format!("{:x}\r\n{}\r\n0\r\n\r\n", 10_001, "x".repeat(10_001)), "413"),
         ("1\r\nx\r\n".repeat(10_001), "413"),
@@ -190,7 +190,8 @@ async fn slow_senders_are_ended() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// Bodies that are sent half and then held hold memory up to a limit; the next one is refused, and the memory comes back.
+/// Bodies that are sent half and then held hold memory up to a limit; the next one is refused, and the memory comes
+/// back.
 #[tokio::test]
 async fn half_bodies_hold_memory_up_to_a_limit() {
     let mut mock = Mock::start(1);
@@ -240,7 +241,7 @@ async fn idle_connections_make_room() {
     still_serves(&gateway, &mut mock).await;
 }
 
-/// A client that closes its half while it waits is taken for gone, as by nginx: its engine is told at once.
+/// A client that closes its half while it waits is taken for gone, as by nginx: its engine's connection ends at once.
 #[tokio::test]
 async fn half_closed_connections_are_gone() {
     let mut mock = Mock::start(1);
@@ -270,7 +271,7 @@ async fn a_client_that_does_not_read_is_not_buffered_for() {
     let mut socket = connect(&gateway).await;
     socket.write_all(format!("{HEAD}x-mock: flood\r\ncontent-length: 2\r\n\r\n{{}}").as_bytes()).await.unwrap();
     mock.next().await;
-    // What it can send before nobody takes any more.
+    // The bytes it can send before the reader stops.
     let sent = mock.flooded().await;
     assert!(sent < 64 << 20, "{sent} bytes went somewhere");
     drop(socket);

@@ -185,13 +185,14 @@ async fn pings_and_settings_without_end_are_bounded() {
         let payload: &[u8] = if kind == PING { &[0; 8] } else { &[] };
         let frames = frame(kind, 0, 0, payload).repeat(1000);
         let flood = attack(&gateway, frames, 1000);
-        // Nobody takes frames whose answers nobody reads: either the writing stops or the connection ends.
+        // Frames whose answers are not read are not taken without end: either the writing stops or the connection ends.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), flood).await;
     }
     unharmed(&gateway).await;
 }
 
-/// Whoever begins and does not go on is not waited for: before the preface, after it, and in the middle of a head.
+/// A client that begins and does not go on is not waited for: before the preface, after it, and in the middle of a
+/// head.
 #[tokio::test]
 async fn slow_beginnings_have_their_time() {
     let mock = Mock::start(1);

@@ -308,7 +308,7 @@ async fn counts_are_kept_as_a_profile() {
     assert_eq!((row.experts.len(), row.counts), (4, &[4, 4, 4, 4][..]));
     drop(profile);
 
-    // What runs when it stops is counted too, and the next run goes on from there.
+    // Requests running when it stops are counted too, and the next run goes on from there.
     first.ids("local 1", &[6]).await;
     let Setup { gateway, fixture, engine, .. } = first;
     gateway.shutdown(PATIENCE).await;

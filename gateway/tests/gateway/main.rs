@@ -42,6 +42,7 @@ mod start;
 mod streams;
 mod support;
 mod swaps;
+mod switching;
 mod tls;
 mod token;
 mod traces;

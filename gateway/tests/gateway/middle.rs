@@ -1,4 +1,5 @@
-//! HTTP/2 all the way: a client, a gateway, and an engine that expects HTTP/2 from the first byte (another gateway, in front of a mock).
+//! HTTP/2 all the way: a client, a gateway, and an engine that expects HTTP/2 from the first byte (another gateway, in
+//! front of a mock).
 
 use http::{Method, Version};
 use semmoe_engines::http::ClientSettings;

@@ -1,4 +1,5 @@
-//! docs/operating.md says what is so: its configurations are accepted, its metrics, codes, routes and messages are there.
+//! docs/operating.md says what is so: its configurations are accepted, its metrics, codes, routes and messages are
+//! there.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -67,7 +68,7 @@ async fn metrics_and_routes_are_there() {
     }
 }
 
-/// What stands in the table of messages is what the sources say.
+/// The table of messages equals the messages in the sources.
 #[test]
 fn codes_and_messages_are_those_of_the_sources() {
     let text = text();

@@ -1,4 +1,5 @@
-//! The admin plane's page: its headers, its content security policy, and who may load it. `tests/ui` uses it in a browser.
+//! The admin plane's page: its headers, its content security policy, and who may load it. `tests/ui` uses it in a
+//! browser.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

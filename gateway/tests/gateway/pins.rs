@@ -1,4 +1,4 @@
-//! What arrives at an engine: the pin where it belongs, every other byte as the client sent it.
+//! The request as an engine gets it: the pin where it belongs, every other byte as the client sent it.
 
 use http::Method;
 

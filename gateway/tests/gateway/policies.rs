@@ -1,4 +1,4 @@
-//! Policies beyond `affinity`: what they look at, what they tell, and how a policy is tried before it is trusted.
+//! Policies beyond `affinity`: their inputs, their reports, and how a policy is tried before it is trusted.
 
 use http::Method;
 use serde_json::json;
@@ -200,7 +200,7 @@ async fn a_prompt_is_backlog_until_the_answer_begins() {
     mock.release(1);
     next_frame(&mut answer).await.unwrap();
     assert_eq!(pending().await, 0);
-    // Nobody would tell when this one is computed.
+    // Nothing would show when this one is computed.
     let whole = client.open(Method::POST, "/v1/completions", &[("x-mock", "stream")], body(false)).await;
     assert_eq!(pending().await, 0);
     drop((answer, whole));

@@ -1,4 +1,4 @@
-//! Requests that wait for a rank or a backend: bounds, order, leaving, and what the client is told.
+//! Requests that wait for a rank or a backend: bounds, order, leaving, and the client's errors.
 
 use crate::support::files::{File, reload};
 use crate::support::{Answer, Client, Mock, PATIENCE, metric, plain_model, settled, several, start};
@@ -177,7 +177,7 @@ async fn nobody_waits_in_a_line_of_no_length() {
     settled(&gateway).await;
 }
 
-/// What waits for room sees the backends that a reload brings, and what waits for a backend the first that is found.
+/// Requests that wait for room see the backends of a reload, and those that wait for a backend see the first one found.
 #[tokio::test]
 async fn requests_that_wait_see_new_backends() {
     let (mut a, mut b) = (Mock::start(1), Mock::start(1));

@@ -1,4 +1,5 @@
-//! docs/configuration.md has every key of the configuration and no other, with its default; and what the other documents name is there.
+//! docs/configuration.md has every key of the configuration and no other, with its default; and what the other
+//! documents name is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -36,7 +37,7 @@ fn within(header: &str, line: &str) -> String {
         Some(("models.discovery", _)) => "[[models]]\n[[models.discovery]]\n",
         _ => "",
     };
-    // Of these two structs in one the strange key is told last.
+    // Of these two structs in one the unknown key is named last.
     let needed = if header == "[[models.discovery]]" { "name = \"n\"\nengine = \"sglang\"\n" } else { "" };
     format!("{above}{header}\n{needed}{line}\n")
 }
@@ -51,7 +52,7 @@ fn the_reference_has_every_key_and_no_other() {
         let (_, expected) = error.split_once(STRANGE).unwrap_or_else(|| panic!("{header}: {error}"));
         let expected: BTreeSet<&str> = expected.split('`').skip(2).step_by(2).collect();
         let documented: BTreeSet<&str> = keys.keys().map(String::as_str).collect();
-        // What a source shares with backends is not told.
+        // The keys that a source shares with backends are not documented.
         if header == "[[models.discovery]]" {
             assert!(expected.is_empty(), "{error}");
             for key in documented {
@@ -114,7 +115,16 @@ fn documents_name_keys_that_exist() {
     let sections = reference();
     let all: BTreeSet<&String> = sections.values().flat_map(BTreeMap::keys).collect();
     let mut checked = 0;
-    for name in ["discovery.md", "faults.md", "live.md", "operating.md", "reload.md", "routing.md", "security.md"] {
+    for name in [
+        "discovery.md",
+        "faults.md",
+        "live.md",
+        "operating.md",
+        "reload.md",
+        "routing.md",
+        "security.md",
+        "switching.md",
+    ] {
         let text = document(name);
         for block in text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
             let mut section: Option<&BTreeMap<String, String>> = None;

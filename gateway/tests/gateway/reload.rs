@@ -125,11 +125,11 @@ async fn paths_stay_below_the_root() {
     std::os::unix::fs::symlink(outside.path(), fixture.folder.path().join("link")).unwrap();
     std::fs::create_dir(fixture.folder.path().join("folder")).unwrap();
     std::os::unix::fs::symlink("first", fixture.folder.path().join("inside")).unwrap();
-    // Good tables outside, in a folder that a link leads to: neither they nor what they are is told.
+    // Good tables outside, in a folder that a link leads to: neither they nor their kind is revealed.
     let elsewhere = tempfile::tempdir().unwrap();
     std::fs::copy(fixture.folder.path().join("first"), elsewhere.path().join("tables")).unwrap();
     std::os::unix::fs::symlink(elsewhere.path(), fixture.folder.path().join("out")).unwrap();
-    // Nobody ever writes to it: whoever opens it for reading waits.
+    // It has no writer: a reader that opens it waits.
     let pipe = fixture.folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     for (path, status) in [
@@ -208,8 +208,8 @@ async fn a_quick_restart_with_a_new_placement_is_seen() {
     gateway.wait_health("pod-a", told).await.unwrap();
 }
 
-/// Drained, restarted with another E before a probe fails, the configuration changed: the reload compares the tables with
-/// what runs now, and the backend serves again when it is undrained.
+/// Drained, restarted with another E before a probe fails, the configuration changed: the reload compares the tables
+/// with what runs now, and the backend serves again when it is undrained.
 #[tokio::test]
 async fn a_reload_asks_a_restarted_backend_what_it_runs() {
     let mock = Mock::start(2);
@@ -230,7 +230,7 @@ async fn a_reload_asks_a_restarted_backend_what_it_runs() {
     assert_eq!(Client::data(&gateway).post("/generate", r#"{"text":"a"}"#).await.status, 200);
 }
 
-/// What a backend says about itself that runs the placement of these tables.
+/// The report of a backend that runs the placement of these tables.
 fn info_of(fixture: &Fixture, tables: &[u8]) -> serde_json::Value {
     let tables = semmoe_tables::Tables::from_bytes(tables.to_vec()).unwrap();
     let mut info = fixture.info();

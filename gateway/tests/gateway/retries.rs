@@ -15,7 +15,7 @@ fn told(answer: &Answer) -> (u16, &str, &str) {
     (answer.status, answer.header("x-semmoe-backend"), answer.header("x-semmoe-attempts"))
 }
 
-/// Whoever is asked first.
+/// The backend asked first.
 async fn first<'a>(a: &'a mut Mock, b: &'a mut Mock) -> (&'a mut Mock, &'a mut Mock) {
     let is_a = tokio::select! {
         _ = a.next() => true,
@@ -40,7 +40,7 @@ async fn an_engine_that_cannot_serve_is_believed_and_another_one_asked() {
     }
 }
 
-/// What an engine says to one request it would say to it again.
+/// An engine would give the same request the same answer again.
 #[tokio::test]
 async fn other_errors_are_relayed_and_evict_nobody() {
     let (a, b) = (Mock::start(2), Mock::start(2));
@@ -76,7 +76,7 @@ async fn the_engines_own_answer_is_relayed_where_nobody_can_do_better() {
     settled(&gateway).await;
 }
 
-/// The client has got nothing, so it cannot tell that a generation was begun twice.
+/// The client has got nothing, so it cannot notice that a generation was begun twice.
 #[tokio::test]
 async fn a_connection_that_broke_before_the_answer_is_retried_elsewhere() {
     let (mut a, mut b) = (Mock::start(2), Mock::start(2));
@@ -134,7 +134,7 @@ async fn a_request_leaves_a_backend_that_falls_ill() {
     settled(&gateway).await;
 }
 
-/// With nobody else to ask, an ill backend is waited for: probes of a busy engine fail, too.
+/// Without another backend, an unhealthy one is waited for: probes of a busy engine fail, too.
 #[tokio::test]
 async fn a_request_stays_with_an_ill_backend_that_is_alone() {
     let mut mock = Mock::start(2);
@@ -255,8 +255,8 @@ async fn a_client_that_leaves_in_a_retry_is_counted() {
     tokio::time::timeout(PATIENCE, counted).await.unwrap();
 }
 
-/// However all backends fail, retries stay within their budget: good requests pay for some, failing ones and retries do not
-/// pay twice.
+/// However all backends fail, retries stay within their budget: good requests pay for some, failing ones and retries do
+/// not pay twice.
 #[tokio::test]
 async fn a_failing_fleet_gets_no_more_retries_than_its_budget() {
     const FAILING: usize = 1000;

@@ -1,4 +1,5 @@
-//! Drained backends that go and come back, or become others by their settings: they stay drained until somebody says otherwise.
+//! Drained backends that go and come back, or become others by their settings: they stay drained until somebody says
+//! otherwise.
 
 use std::sync::Arc;
 
@@ -105,7 +106,7 @@ async fn a_drained_backend_with_other_settings_is_still_drained() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// What was never drained is not.
+/// A backend that was never drained is not drained.
 #[tokio::test]
 async fn an_address_that_goes_and_returns_is_not_drained_for_that() {
     let (a, b) = (Mock::start(1), Mock::start(1));

@@ -43,7 +43,7 @@ async fn earlier_tables_can_be_gone_back_to() {
     let answer = back(&admin, json!({ "backend": "pod-a" })).await;
     assert_eq!((answer.status, &answer.json()["generation"]), (200, &json!(5)), "{answer:?}");
     assert_eq!((rank_of(&data, TEXTS[0]).await.as_str(), earlier(&admin).await), ("2", vec![4, 2]));
-    // What was left can be had again, and any of them by name.
+    // The replaced tables can be restored, and any of them by name.
     assert_eq!(back(&admin, json!({ "backend": "pod-a" })).await.status, 200);
     assert_eq!((rank_of(&data, TEXTS[0]).await.as_str(), earlier(&admin).await), ("3", vec![5, 2]));
     assert_eq!(back(&admin, json!({ "backend": "pod-a", "generation": 2 })).await.status, 200);

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::{Client, Mock, metric, plain_model, settled, several, start};
 
-/// What engines have and clients must not reach.
+/// Routes of engines that clients must not reach.
 const DANGEROUS: [&str; 7] = [
     "/flush_cache",
     "/update_weights_from_disk",

@@ -16,7 +16,7 @@ const NAME: &str = "_http._tcp.engines.example";
 const TOML: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
                     srv = \"_http._tcp.engines.example.\"\nengine = \"sglang\"\nranks = 1\ninterval_seconds = 0.01\n";
 
-/// What a nameserver does with a question.
+/// A nameserver's answer to a question.
 #[derive(Clone)]
 enum Told {
     /// Priority, target and port.

@@ -1,4 +1,4 @@
-//! What keeps a gateway from starting: told in one sentence that names the key, the file or the backend.
+//! Errors that keep a gateway from starting: one sentence that names the key, the file or the backend.
 
 use std::path::Path;
 
@@ -259,7 +259,7 @@ async fn a_backend_that_does_not_fit_its_tables_is_refused_before_serving() {
         let error = start_error(&toml).await;
         assert!(error.starts_with("backend 'pod-a': ") && error.contains(says), "expected '{says}' in '{error}'");
     }
-    // An engine that tells no more than SGLang does is believed.
+    // An engine that reports no more than SGLang does is trusted.
     mock.set_info(json!({ "model_path": "/models/whatever", "dp_size": 2 }));
     let gateway = Gateway::start(config(&toml)).await.unwrap();
     assert!(gateway.health("pod-a").unwrap().is_healthy());

@@ -96,8 +96,8 @@ async fn an_engine_that_dies_in_a_stream_ends_it_with_an_error_event() {
     }
 }
 
-/// An answer with no place for an error is cut off, so that nobody takes it for complete: the connection is closed, or its HTTP/2
-/// stream reset. It is counted as the engine's failure.
+/// An answer with no place for an error is cut off, so that it cannot be taken for complete: the connection is closed,
+/// or its HTTP/2 stream reset. It is counted as the engine's failure.
 #[tokio::test]
 async fn an_engine_that_dies_in_a_json_answer_cuts_it_off() {
     let mock = Mock::start(1);

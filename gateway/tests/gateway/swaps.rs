@@ -1,4 +1,5 @@
-//! A thousand swaps of tables under load: no request is lost, and each goes where the generation that its answer names sends it.
+//! A thousand swaps of tables under load: no request is lost, and each goes where the generation that its answer names
+//! sends it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::support::{Client, Fixture, Mock, TEXTS, metric, reloadable, settled};
 const SWAPS: u64 = 1000;
 const CLIENTS: u64 = 8;
 
-/// What one answer says.
+/// The content of one answer.
 struct Placed {
     request: u64,
     text: usize,

@@ -1,4 +1,4 @@
-//! TLS to clients and to engines, and what is told when certificates do not fit.
+//! TLS to clients and to engines, and the errors when certificates do not fit.
 
 use std::path::Path;
 
@@ -180,7 +180,7 @@ async fn engines_over_tls_and_http2() {
         mock.next_gone().await;
         settled(&front).await;
     }
-    // Whoever is not believed gets no request, and the cause is told.
+    // An engine that is not trusted gets no request, and the cause is logged.
     let ca = other.file("ca.pem");
     for (more, says) in [
         (format!("{shown}ca = {ca:?}\n"), "UnknownIssuer"),

@@ -38,7 +38,7 @@ async fn every_admin_route_asks_for_the_token() {
         }
     }
     assert!(asked > 30, "{asked}");
-    // What is not there does not tell so to strangers.
+    // A missing route looks like any other to strangers.
     assert_eq!(admin.get("/nothing").await.status, 401);
     // A foreign page's request is refused even with the token.
     let foreign = [GOOD[0], ("origin", "https://evil.example")];

@@ -1,4 +1,4 @@
-//! Traces of requests: what a collector gets, what engines are told, and that neither slows a request.
+//! Traces of requests: what a collector gets, what engines get, and that neither slows a request.
 
 use std::sync::{Arc, Mutex};
 
@@ -74,7 +74,7 @@ async fn a_request_is_four_spans_and_the_engine_is_told() {
     let mut mock = Mock::start(2);
     let (fixture, collector) = (Fixture::new(2), Collector::start(StatusCode::OK).await);
     let gateway = gateway(&mock, &fixture, &collector.url, 0.0).await;
-    // Nobody asks, and the share is 0.
+    // No client asks, and the share is 0.
     assert_eq!(ask(&gateway, &[]).await, 200);
     assert!(!mock.next().await.headers.contains_key("traceparent"));
     assert_eq!(ask(&gateway, &[("traceparent", PARENT), ("tracestate", "a=b")]).await, 200);
@@ -111,7 +111,7 @@ async fn a_request_is_four_spans_and_the_engine_is_told() {
     }
 }
 
-/// Whoever decided that a trace is not kept decided it for all who are asked on its behalf.
+/// A decision not to keep a trace holds for every later hop.
 #[tokio::test]
 async fn what_the_client_does_not_trace_is_passed_on_and_not_traced() {
     let mut mock = Mock::start(2);
@@ -120,7 +120,7 @@ async fn what_the_client_does_not_trace_is_passed_on_and_not_traced() {
     let unsampled = PARENT.replace("-01", "-00");
     assert_eq!(ask(&gateway, &[("traceparent", unsampled.as_str())]).await, 200);
     assert_eq!(mock.next().await.headers["traceparent"], unsampled.as_str());
-    // What is no trace begins a new one, and what it says of itself does not go along.
+    // An invalid traceparent begins a new trace, and its tracestate is dropped.
     assert_eq!(ask(&gateway, &[("traceparent", "00-nonsense"), ("tracestate", "a=b")]).await, 200);
     let told = mock.next().await.headers;
     assert!(!told.contains_key("tracestate") && told["traceparent"].to_str().unwrap().ends_with("-01"));
@@ -156,7 +156,7 @@ async fn spans_that_nobody_takes_are_counted() {
         let fixture = Fixture::new(2);
         let collector = match status {
             Some(status) => Collector::start(status).await.url,
-            // Nobody listens there: the port was free a moment ago.
+            // No process listens there: the port was free a moment ago.
             None => {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
                 format!("http://{}", listener.local_addr().unwrap())

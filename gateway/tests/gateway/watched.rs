@@ -75,7 +75,7 @@ async fn equal_tables_are_not_swapped() {
     assert_eq!(metric(&gateway, "semmoe_tables_generation").await, 1.0);
 }
 
-/// What was loaded or gone back to by hand stays until the file changes.
+/// Tables loaded or restored by hand stay until the file changes.
 #[tokio::test]
 async fn the_watcher_does_not_undo_what_was_done_by_hand() {
     let mock = Mock::start(2);

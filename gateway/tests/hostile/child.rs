@@ -81,7 +81,7 @@ impl Drop for Process {
     }
 }
 
-/// What the child process runs.
+/// The work of the child process.
 #[test]
 fn gateway_of_a_child_process() {
     let Ok(toml) = std::env::var(TOML) else { return };

@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::wire;
 
 const FILES: u64 = 256;
-/// What `FILES` leave for clients: half of what is not reserved for the other listeners and for tables and logs.
+/// The share of `FILES` for clients: half of what is not reserved for the other listeners and for tables and logs.
 const ACCEPTED: f64 = 32.0;
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Frames of HTTP/2 that cost the sender little: bounded in number, in memory and in time, and others are served meanwhile.
+//! Frames of HTTP/2 that cost the sender little: bounded in number, in memory and in time, and others are served
+//! meanwhile.
 
 use tokio::io::AsyncWriteExt;
 

@@ -1,6 +1,6 @@
 //! The gateway under attack: framing, floods, memory, descriptors, and engines whose framing lies.
 //!
-//! What is measured by the size of a process runs in a child process, so that tests beside it do not count.
+//! Process sizes are measured in a child process, so that other tests do not count.
 #![allow(clippy::unwrap_used, reason = "a failed step of a test may panic")]
 
 mod child;

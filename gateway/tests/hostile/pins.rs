@@ -12,7 +12,8 @@ async fn post(process: &Process, path: &str, lines: &str, body: &[u8]) -> String
     wire::exchange(process.data, &[head.as_bytes(), body].concat()).await
 }
 
-/// What Python's parser would read as an object is read here, too, or refused: on the engine's own routes as on fixed ones.
+/// Bodies that Python's parser reads as an object are read here, too, or rejected: on the engine's own routes as on
+/// fixed ones.
 #[tokio::test]
 async fn no_pin_passes_in_another_encoding() {
     let engine = Engine::honest();
@@ -50,7 +51,7 @@ async fn no_pin_passes_in_another_encoding() {
             assert_eq!(engine.seen().last().unwrap().body, b"{}", "{path}: {body}");
         }
     }
-    // What is no JSON object goes on as it is, where a route is the engine's.
+    // Bodies that are no JSON object are passed on unchanged where the route is the engine's.
     for body in [&b"\x1f\x8b\x08\0"[..], b"\0\0\0\x20ftypisom", b"[1,2]", b""] {
         assert_eq!(wire::status(&post(&process, "/v1/score", "", body).await), "200", "{body:?}");
         assert_eq!(engine.seen().last().unwrap().body, body);

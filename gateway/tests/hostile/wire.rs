@@ -96,7 +96,7 @@ pub(crate) fn status(answer: &str) -> &str {
     answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).unwrap_or("none")
 }
 
-/// What `GET path` says, on a connection of its own.
+/// The answer of `GET path`, on a connection of its own.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n");
     exchange(address, request.as_bytes()).await

@@ -20,11 +20,12 @@ pub(crate) fn shim() -> Result<&'static Shim, String> {
     SHIM.get_or_init(build).as_ref().map_err(Clone::clone)
 }
 
-/// Runs one stream per rank to the end. A kernel that traps is no error: its report tells why.
+/// Runs one stream per rank to the end. A kernel that traps is no error: its report has the reason.
 pub(crate) fn run(streams: &[Vec<Launch>], seed: u64) -> Result<(), String> {
     let steps: Vec<Vec<Step<'_>>> =
         streams.iter().map(|launches| launches.iter().map(Step::Launch).collect()).collect();
-    // SAFETY: all ranks are inside their calls, or gone: the memory that their arguments name is theirs to give until they return.
+    // SAFETY: all ranks are inside their calls, or gone: the memory that their arguments name is theirs to give until
+    // they return.
     unsafe { shim()?.run(&steps, seed, Mutant::None) }.map(|_| ()).map_err(|error| error.to_string())
 }
 

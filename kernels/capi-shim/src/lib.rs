@@ -1,10 +1,12 @@
-//! `libsemmoe_kernels_capi_shim.so`: the C interface of `semmoe-kernels-capi`, whose calls for CUDA run the CUDA sources on the CPU, through
-//! `semmoe-kernels-shim`. For tests: whoever loads it sees `semmoe_has_cuda() == 1`, and device pointers are pointers of this process.
+//! `libsemmoe_kernels_capi_shim.so`: the C interface of `semmoe-kernels-capi`, whose calls for CUDA run the CUDA
+//! sources on the CPU, through `semmoe-kernels-shim`. For tests: a program that loads it sees `semmoe_has_cuda() == 1`,
+//! and device pointers are pointers of this process.
 //!
-//! Ranks are threads of one process. A collective runs when all ranks of its group have launched it, and every call returns when its
-//! kernels have ended, as on a GPU with blocking launches. A rank that was freed is missing from then on: the kernels of the others
-//! wait for it, and stop at their time-out. Time is the shim's: a microsecond is a round in which nothing moves, so that no test waits
-//! for a clock. What a kernel reports is told by the next call, as on a GPU.
+//! Ranks are threads of one process. A collective runs when all ranks of its group have launched it, and every call
+//! returns when its kernels have ended, as on a GPU with blocking launches. A rank that was freed is missing from then
+//! on: the kernels of the others wait for it, and stop at their time-out. Time is the shim's: a microsecond is a round
+//! in which nothing moves, so that no test waits for a clock. What a kernel reports is returned by the next call, as on
+//! a GPU.
 
 mod group;
 
@@ -54,7 +56,7 @@ struct Rank {
 
 impl Launcher for Rank {
     fn launch(&mut self, launches: &[Launch], _: *mut c_void) -> Result<(), String> {
-        // A sort is one rank's own affair: nobody else may call it.
+        // A sort is one rank's own affair: no other thread may call it.
         match launches.iter().all(|launch| launch.kernel().starts_with("semmoe_argsort")) {
             true => group::run(&[launches.to_vec()], 1),
             false => self.group.meet(self.rank, launches.to_vec()),

@@ -1,4 +1,5 @@
-//! The C program of `kernels/capi/tests`, with its communicators on CUDA: the library is loaded as a C program loads it.
+//! The C program of `kernels/capi/tests`, with its communicators on CUDA: the library is loaded as a C program loads
+//! it.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The structures and numbers of `kernels/include/semmoe_kernels.h`, field by field. `tests/header.rs` has a C compiler prove that
-//! sizes and offsets are the same.
+//! The structures and numbers of `kernels/include/semmoe_kernels.h`, field by field. `tests/header.rs` has a C compiler
+//! prove that sizes and offsets are the same.
 
 use std::ffi::c_void;
 

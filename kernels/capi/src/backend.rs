@@ -1,4 +1,4 @@
-//! What a device does with arguments that have been checked.
+//! The operations of a device, on arguments that have been checked.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::abi::{
 use crate::cpu::Cpu;
 use crate::failure::{Code, Failure};
 
-/// What a communicator knows of itself.
+/// The facts of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) rank: usize,
@@ -21,8 +21,8 @@ pub(crate) struct Facts {
     pub(crate) timeout: Duration,
 }
 
-/// A device's collectives. Arguments have passed [`crate::check`]: sizes, alignment, nulls, places in the symmetric buffer. Pointers are
-/// the caller's promise. Nothing allocates but for messages of failures.
+/// A device's collectives. Arguments have passed [`crate::check`]: sizes, alignment, nulls, places in the symmetric
+/// buffer. Pointers are the caller's promise. Nothing allocates but for messages of failures.
 pub(crate) trait Backend: Send {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure>;
     fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure>;
@@ -38,7 +38,7 @@ pub(crate) trait Backend: Send {
     fn multicast(&mut self, _args: &Multicast) -> Result<(), Failure> {
         Err(Failure::new(Code::Device, "this device has no multicast support"))
     }
-    /// What went wrong behind the host's back.
+    /// Asynchronous errors of the device.
     fn check(&mut self) -> Result<(), Failure>;
 }
 

@@ -67,7 +67,7 @@ pub(crate) fn world(found: u32) -> Result<(), Failure> {
     }
 }
 
-/// What `semmoe_init` was given.
+/// The arguments of `semmoe_init`.
 pub(crate) fn init(args: &InitArgs) -> Result<Facts, Failure> {
     world(args.world)?;
     if args.rank >= args.world {
@@ -286,7 +286,8 @@ fn ids<T>(what: &str, array: *const T, count: u64) -> Result<(), Failure> {
     pointer(what, array, count, 4)
 }
 
-/// The caller's own rows: aligned, and apart from those places of this rank's symmetric buffer that are written or read meanwhile.
+/// The caller's own rows: aligned, and apart from those places of this rank's symmetric buffer that are written or read
+/// meanwhile.
 fn elements<T>(facts: &Facts, what: &str, rows: *const T, bytes: u64, places: &[Range]) -> Result<(), Failure> {
     pointer(what, rows, bytes, ALIGNMENT)?;
     let from = rows.addr() as u64;

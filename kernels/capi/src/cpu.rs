@@ -51,7 +51,8 @@ impl Cpu {
 impl Backend for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
         let n = args.n;
-        // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large u32.
+        // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large
+        // u32.
         let (destinations, permutation, inverse, offsets) = unsafe {
             let offsets = slice_mut::<u32>(args.offsets.cast(), facts.world as u64 + 1);
             (
@@ -159,7 +160,8 @@ fn dispatch<T: Element>(member: &mut Member, args: &DispatchArgs) -> Result<(), 
 fn combine<T: Element>(member: &mut Member, args: &Combine) -> Result<(), Failure> {
     let hidden = args.hidden as usize;
     let sums = Span::<T>::new(args.sums_offset as usize, args.capacity as usize * hidden)?;
-    // SAFETY: the caller's promise of lengths; nulls and alignment have been checked, and that `out` is apart from the sums.
+    // SAFETY: the caller's promise of lengths; nulls and alignment have been checked, and that `out` is apart from the
+    // sums.
     let (sent_rows, out) = unsafe {
         let sent_rows = slice(args.sent_rows, args.tokens * member.world() as u64);
         (sent_rows, slice_mut::<T>(args.out.cast(), args.tokens * args.hidden))

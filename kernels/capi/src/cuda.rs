@@ -1,7 +1,8 @@
-//! CUDA: each call becomes checked launches of `semmoe-kernels-cuda` on the caller's stream. Nothing here waits for the GPU.
+//! CUDA: each call becomes checked launches of `semmoe-kernels-cuda` on the caller's stream. Nothing here waits for the
+//! GPU.
 //!
-//! One communicator is one rank, so lists of the ranks of a launch have one element. What runs the launches is a [`Launcher`]: a GPU
-//! (`gpu`), or a recorder in tests.
+//! One communicator is one rank, so lists of the ranks of a launch have one element. What runs the launches is a
+//! [`Launcher`]: a GPU (`gpu`), or a recorder in tests.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -29,8 +30,8 @@ const MAX_BLOCKS: u32 = 64;
 #[cfg(any(test, feature = "cuda"))]
 const MIN_BLOCKS: u32 = 8;
 
-/// Blocks of each rank: the same on all ranks, as GPUs of one group are alike; few enough that all ranks may share a GPU, as their
-/// blocks wait for one another.
+/// Blocks of each rank: the same on all ranks, as GPUs of one group are alike; few enough that all ranks may share a
+/// GPU, as their blocks wait for one another.
 #[cfg(any(test, feature = "cuda"))]
 fn blocks_for(processors: u32, world: usize) -> u32 {
     (processors / world as u32).clamp(MIN_BLOCKS, MAX_BLOCKS)
@@ -38,7 +39,7 @@ fn blocks_for(processors: u32, world: usize) -> u32 {
 
 /// Runs the checked launches of one rank.
 pub trait Launcher: Send {
-    /// Puts all of them on the stream in order, or none where that can be told before.
+    /// Puts all of them on the stream in order, or none where that is known before.
     ///
     /// # Errors
     /// A sentence.

@@ -50,7 +50,8 @@ fn guarded(run: impl FnOnce() -> Result<(), Failure>) -> i32 {
 /// A call on a communicator: one thread at a time, arguments checked, then the device.
 ///
 /// # Safety
-/// `comm` is null or from `semmoe_init` and not freed; `args` is null or points to a structure that begins with its size.
+/// `comm` is null or from `semmoe_init` and not freed; `args` is null or points to a structure that begins with its
+/// size.
 unsafe fn call<A: check::Checked>(
     comm: *mut Comm,
     args: *const A,
@@ -111,8 +112,8 @@ pub unsafe extern "C" fn semmoe_signal_bytes(device: u32, world: u32, bytes: *mu
 /// See the header.
 ///
 /// # Safety
-/// `args` points to a structure that begins with its size, its arrays have `world` elements, buffers and signals are what the header
-/// asks for; `comm` can be written.
+/// `args` points to a structure that begins with its size, its arrays have `world` elements, buffers and signals are
+/// what the header asks for; `comm` can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn semmoe_init(args: *const InitArgs, comm: *mut *mut Comm) -> i32 {
     guarded(|| {

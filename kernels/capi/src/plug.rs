@@ -11,7 +11,7 @@ use crate::cuda::Cuda;
 pub use crate::cuda::{Launcher, Opened};
 use crate::failure::{Code, Failure};
 
-/// What an [`Opener`] is told of the rank.
+/// The rank, as an [`Opener`] gets it.
 #[derive(Clone, Copy, Debug)]
 pub struct RankFacts {
     /// Its number.

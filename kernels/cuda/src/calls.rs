@@ -1,7 +1,7 @@
 //! The calls: what each needs, checked before any launch. Semantics are those of `semmoe_kernels::reference`.
 //!
-//! P = ranks, L = ranks of the launch, n = tokens, H = width of a row, k = experts per token, N = experts. A list of L buffers is by
-//! place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other arrays to 4.
+//! P = ranks, L = ranks of the launch, n = tokens, H = width of a row, k = experts per token, N = experts. A list of L
+//! buffers is by place in the launch, a list of P buffers by rank. Elements are aligned to 16 bytes, other arrays to 4.
 
 use semmoe_kernels::Dtype;
 
@@ -74,7 +74,7 @@ impl Split<'_> {
 pub struct ReduceScatter<'a> {
     /// P x `[n, H]`
     pub parts: &'a [Buffer],
-    /// What they hold.
+    /// Their content.
     pub rows: Rows,
     /// Where rows go.
     pub split: Split<'a>,
@@ -107,7 +107,7 @@ impl ReduceScatter<'_> {
     }
 
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let params = LaunchParams::Reduce(self.params(team)?);
         let kernel = match (self.rows.dtype, self.multicast.is_some()) {
@@ -154,7 +154,7 @@ pub struct ReduceScatterNorm<'a> {
 
 impl ReduceScatterNorm<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let rows = &self.reduce.rows;
         in_range("hidden", rows.hidden, 1, u64::from(MAX_NORM_HIDDEN))?;
@@ -181,7 +181,7 @@ impl ReduceScatterNorm<'_> {
 pub struct Allgather<'a> {
     /// L x `[capacity, H]`
     pub from: &'a [Buffer],
-    /// What they hold; n is that of `out`.
+    /// Their content; n is that of `out`.
     pub rows: Rows,
     /// Where rows come from.
     pub split: Split<'a>,
@@ -195,7 +195,7 @@ pub struct Allgather<'a> {
 
 impl Allgather<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let (tokens, hidden) = self.rows.check()?;
         let (permutation, offsets) = self.split.resolve(team, self.rows.tokens)?;
@@ -236,7 +236,7 @@ pub struct AllReduce<'a> {
 
 impl AllReduce<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let bytes = self.elements.saturating_mul(self.dtype.bytes() as u64);
         let params = AllReduceParams {
@@ -271,7 +271,7 @@ pub struct Argsort<'a> {
 
 impl Argsort<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let items = in_range("items", self.items, 0, i32::MAX as u64)?;
         let ranks = in_range("destinations", self.ranks, 1, MAX_RANKS as u64)?;
@@ -305,7 +305,7 @@ pub struct Shuffle<'a> {
     pub to: &'a [Buffer],
     /// L x `[n]`
     pub permutation: &'a [Buffer],
-    /// What is moved.
+    /// The rows moved.
     pub rows: Rows,
     /// `to[permutation[i]] = from[i]` instead of `to[i] = from[permutation[i]]`.
     pub back: bool,
@@ -313,7 +313,7 @@ pub struct Shuffle<'a> {
 
 impl Shuffle<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let (rows, hidden) = self.rows.check()?;
         let params = ShuffleParams {

@@ -1,4 +1,5 @@
-//! The kernels compiled by NVRTC, through cudarc: no GPU and no CUDA header is needed, only `libnvrtc.so.13` on the loader's path.
+//! The kernels compiled by NVRTC, through cudarc: no GPU and no CUDA header is needed, only `libnvrtc.so.13` on the
+//! loader's path.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -7,7 +8,7 @@ use cudarc::nvrtc::{result, sys};
 use crate::image::Target;
 use crate::source::{HEADERS, SOURCES};
 
-/// What ptxas says of one kernel.
+/// ptxas's report on one kernel.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KernelUse {
     /// Its name.
@@ -25,7 +26,7 @@ pub struct Compiled {
     pub image: Vec<u8>,
     /// Empty for PTX: the driver's compiler decides.
     pub kernels: Vec<KernelUse>,
-    /// What the compiler wrote.
+    /// The compiler's output.
     pub log: String,
 }
 
@@ -42,7 +43,7 @@ pub enum CompileError {
         target: &'static str,
         /// Its status.
         cause: result::NvrtcError,
-        /// What it wrote.
+        /// Its output.
         log: String,
     },
 }
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2) planted(float* values) {
 }
 "#;
 
-/// Compiles one more kernel with the others, which spills: whoever looks for spills must find it.
+/// Compiles one more kernel with the others, which spills: a search for spills must find it.
 ///
 /// # Errors
 /// As for [`compile`].
@@ -93,7 +94,8 @@ fn compile_text(target: Target, more: &str) -> Result<Compiled, CompileError> {
     let refused = |cause, log| CompileError::Refused { target: target.name(), cause, log };
     let program = create(target, more).map_err(|cause| refused(cause, String::new()))?;
     let architecture = format!("--gpu-architecture={}", target.name());
-    // The reference rounds after each operation; the kernels say so with intrinsics, this keeps later ones from forgetting it.
+    // The reference rounds after each operation; the kernels say so with intrinsics, this keeps later ones from
+    // forgetting it.
     let options = [architecture.as_str(), "--std=c++17", "--fmad=false", "--ptxas-options=-v"];
     // SAFETY: the program is alive.
     let compiled = unsafe { result::compile_program(program.0, &options) };

@@ -1,4 +1,4 @@
-//! What is refused before a launch, and why a kernel stopped.
+//! Errors found before a launch, and reasons why a kernel stopped.
 
 /// A call that was refused; nothing was launched.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -6,7 +6,7 @@ pub enum LaunchError {
     /// A count or size out of its range.
     #[error("{what} is {found}, expected {least} to {most}")]
     OutOfRange {
-        /// What it is.
+        /// The value found.
         what: &'static str,
         /// The value.
         found: u64,
@@ -32,7 +32,7 @@ pub enum LaunchError {
         index: usize,
         /// The address.
         address: u64,
-        /// What it must be a multiple of.
+        /// The required multiple.
         alignment: u64,
     },
     /// A buffer is smaller than the call needs: with symmetric memory, the call reaches past its end.

@@ -36,7 +36,7 @@ pub struct Dispatch<'a> {
     pub sent_rows: &'a [Buffer],
     /// L x `[P + 1]` i32, out.
     pub source_offsets: &'a [Buffer],
-    /// What each rank receives.
+    /// The rows that each rank receives.
     pub received: Received<'a>,
 }
 
@@ -59,7 +59,7 @@ impl Dispatch<'_> {
     /// The two launches, in order, on one stream: the plan in one block of `plan_threads`, then the exchange.
     ///
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launches(&self, team: &Team, grid: Grid, plan_threads: u32) -> Result<[Launch; 2], LaunchError> {
         let plan_grid = Grid { blocks: 1, threads: plan_threads }.check_sort()?;
         let plan = collective("semmoe_dispatch_plan", team, plan_grid, LaunchParams::Plan(self.plan(team)?))?;
@@ -146,7 +146,7 @@ pub struct Combine<'a> {
 
 impl Combine<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let row_bytes = self.hidden.saturating_mul(self.dtype.bytes() as u64);
         let most = most(self.tokens);

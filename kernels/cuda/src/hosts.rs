@@ -1,6 +1,6 @@
-//! Ranks on several hosts, over NCCL: where no peer's memory can be mapped, a kernel puts rows in order in local memory, NCCL moves
-//! each rank's segment, and a kernel adds up what came. All of it equals the reference bit for bit: NCCL adds nothing, as its order of
-//! additions depends on the network.
+//! Ranks on several hosts, over NCCL: where no peer's memory can be mapped, a kernel puts rows in order in local
+//! memory, NCCL moves each rank's segment, and a kernel adds up what came. All of it equals the reference bit for bit:
+//! NCCL adds nothing, as its order of additions depends on the network.
 
 use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element};
@@ -22,7 +22,7 @@ pub struct Span {
     pub address: u64,
     /// Elements.
     pub count: u64,
-    /// What they are.
+    /// Their names.
     pub dtype: Dtype,
 }
 

@@ -1,6 +1,6 @@
 //! Compiled kernels: for which GPUs, and which of them this build embeds.
 
-/// What the kernels are compiled for.
+/// The targets that the kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// CUBIN for A100 and the others of capability 8.x.
@@ -49,7 +49,8 @@ impl Target {
         }
     }
 
-    /// What a GPU of this capability (x 10) runs; `None` if it is too old. A CUBIN runs on later minor capabilities of its major one.
+    /// The image for a GPU of this capability (x 10); `None` if it is too old. A CUBIN runs on later minor capabilities
+    /// of its major one.
     #[must_use]
     pub const fn for_capability(capability: u32) -> Option<Self> {
         match capability {

@@ -7,7 +7,8 @@ use crate::team::{Team, in_range};
 /// Blocks and threads of a collective. All ranks must use the same number of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grid {
-    /// Blocks of each rank, 1 to 256. All blocks of all ranks on one GPU must fit on it at once, as they wait for one another.
+    /// Blocks of each rank, 1 to 256. All blocks of all ranks on one GPU must fit on it at once, as they wait for one
+    /// another.
     pub blocks: u32,
     /// Threads of each block: a multiple of 32, and not fewer than there are ranks.
     pub threads: u32,
@@ -20,7 +21,7 @@ impl Grid {
         Self { blocks, threads: COLLECTIVE_THREADS }
     }
 
-    /// What a collective of these ranks can be launched with.
+    /// Launch sizes for a collective of these ranks.
     pub(crate) fn check(self, team: &Team, most_threads: u32) -> Result<Self, LaunchError> {
         in_range("blocks", u64::from(self.blocks), 1, u64::from(MAX_BLOCKS))?;
         let ranks = team.ranks() as u32;

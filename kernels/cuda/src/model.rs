@@ -1,9 +1,10 @@
 //! The bytes that each kernel moves, and what they cost on a link: a model for predictions, not a measurement.
 //!
-//! n = tokens, H = width of a row, P = ranks; an element has `bytes_of` bytes. The rows of all tokens are N = n x H elements. Counts are
-//! over all ranks together; a byte is counted once when read and once when written, wherever the memory is. Parts are taken as even.
+//! n = tokens, H = width of a row, P = ranks; an element has `bytes_of` bytes. The rows of all tokens are N = n x H
+//! elements. Counts are over all ranks together; a byte is counted once when read and once when written, wherever the
+//! memory is. Parts are taken as even.
 
-/// What a call moves.
+/// The bytes that a call moves.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Moved {
     /// Bytes of rows read by all ranks together.
@@ -32,7 +33,7 @@ impl Call {
         Self { ranks: ranks as f64, rows: tokens as f64 * hidden as f64 * bytes_of as f64 }
     }
 
-    /// What one rank moves of N where it keeps its own part: (P-1)/P N.
+    /// Bytes that one rank moves of N where it keeps its own part: (P-1)/P N.
     fn others(self) -> f64 {
         self.rows * (self.ranks - 1.0) / self.ranks
     }
@@ -86,8 +87,8 @@ impl Call {
         Moved { link_in: self.rows, link_out: own, ..self.allgather() }
     }
 
-    /// `dispatch`, where each token goes to `fan_out` ranks of P on average, the own one as likely as any: its row, and 4 + 8 k bytes of
-    /// routing. Ids and weights that are read are left out.
+    /// `dispatch`, where each token goes to `fan_out` ranks of P on average, the own one as likely as any: its row, and
+    /// 4 + 8 k bytes of routing. Ids and weights that are read are left out.
     #[must_use]
     pub fn dispatch(self, tokens: usize, fan_out: f64, top_k: usize) -> Moved {
         let routing = tokens as f64 * fan_out * (4.0 + 8.0 * top_k as f64);
@@ -112,8 +113,8 @@ impl Moved {
         self.read + self.written
     }
 
-    /// The least time of ranks with a GPU each, in microseconds: the link in its slower direction, or the memory of one GPU, whichever
-    /// takes longer.
+    /// The least time of ranks with a GPU each, in microseconds: the link in its slower direction, or the memory of one
+    /// GPU, whichever takes longer.
     #[must_use]
     pub fn bound_us(&self, ranks: usize, link_gb_per_s: f64, memory_gb_per_s: f64) -> f64 {
         let link = self.link_in.max(self.link_out) / (link_gb_per_s * 1e3);
@@ -122,7 +123,8 @@ impl Moved {
     }
 }
 
-/// The ranks that a token's `top_k` experts are on, on average, where experts are drawn without preference and each rank hosts as many.
+/// The ranks that a token's `top_k` experts are on, on average, where experts are drawn without preference and each
+/// rank hosts as many.
 #[must_use]
 pub fn fan_out(ranks: usize, experts: usize, top_k: usize) -> f64 {
     let here = experts / ranks;

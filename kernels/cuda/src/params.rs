@@ -1,6 +1,7 @@
 //! The parameters of the kernels, byte for byte as the CUDA sources declare them.
 //!
-//! [`LaunchParams::as_bytes`] is compared with what a compiled kernel takes: by the shim at each launch, by the driver at each load.
+//! [`LaunchParams::as_bytes`] is compared with what a compiled kernel takes: by the shim at each launch, by the driver
+//! at each load.
 
 /// Most ranks of a team (`MAX_RANKS`).
 pub const MAX_RANKS: usize = 64;
@@ -134,7 +135,8 @@ impl LaunchParams {
 
 /// Only for the structs above: all fields are integers or floats, and `padding` fills every hole.
 fn bytes_of<P: Copy>(params: &P) -> &[u8] {
-    // SAFETY: the structs of this module have no padding of the compiler's (checked below), so every byte is initialised.
+    // SAFETY: the structs of this module have no padding of the compiler's (checked below), so every byte is
+    // initialised.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(params).cast(), size_of::<P>()) }
 }
 

@@ -71,7 +71,7 @@ pub struct Reshard<'a> {
 
 impl Reshard<'_> {
     /// # Errors
-    /// What [`LaunchError`] lists.
+    /// As listed in [`LaunchError`].
     pub fn launch(&self, team: &Team, grid: Grid) -> Result<Launch, LaunchError> {
         let least = |buffers: &[Buffer]| buffers.iter().map(|buffer| buffer.bytes).min().unwrap_or_default();
         if self.counts.len() != team.local() {

@@ -1,4 +1,4 @@
-//! What runs work on a GPU, in the order of one stream.
+//! Runs work on a GPU, in the order of one stream.
 
 use crate::launch::{Grid, Launch};
 use crate::team::Buffer;

@@ -17,7 +17,7 @@ macro_rules! source {
     };
 }
 
-/// What the kernels include.
+/// The headers of the kernels.
 pub const HEADERS: &[Source] = &[
     source!("common.cuh", 80),
     source!("team.cuh", 80),

@@ -37,7 +37,8 @@ impl Team {
     /// - `timeout`: how long a rank waits for another one
     ///
     /// # Errors
-    /// More ranks than [`MAX_RANKS`] (or [`MAX_LOCAL`] in the launch), null, misaligned or too small memory, a time-out of 0.
+    /// More ranks than [`MAX_RANKS`] (or [`MAX_LOCAL`] in the launch), null, misaligned or too small memory, a time-out
+    /// of 0.
     pub fn new(
         signals: &[Buffer],
         first_rank: u32,

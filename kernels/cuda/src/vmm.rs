@@ -1,8 +1,8 @@
-//! Memory by handles: allocated apart from its address, given to other processes as a file descriptor, and bound to a multicast address
-//! for the NVLS kernels.
+//! Memory by handles: allocated apart from its address, given to other processes as a file descriptor, and bound to a
+//! multicast address for the NVLS kernels.
 //!
-//! The driver is behind [`VirtualMemory`], so that order, sizes and what is undone after a failure are tested without one.
-//! `driver::Device` implements it.
+//! The driver is behind [`VirtualMemory`], so that order, sizes and what is undone after a failure are tested without
+//! one. `driver::Device` implements it.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -13,7 +13,7 @@ pub const MAX_BYTES: u64 = 1 << 42;
 /// Most GPUs of a multicast object.
 pub const MAX_DEVICES: u32 = 64;
 
-/// What the driver knows memory by, mapped or not.
+/// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
 /// The driver's calls, on one GPU. Errors are its own words.
@@ -55,7 +55,7 @@ pub trait VirtualMemory {
     /// # Errors
     /// The driver's.
     fn export(&self, handle: Handle) -> Result<OwnedFd, String>;
-    /// What another process exported.
+    /// A handle that another process exported.
     ///
     /// # Errors
     /// The driver's.
@@ -98,7 +98,7 @@ pub enum VmmError {
     /// A size or count out of its range.
     #[error("{what} is {found}, expected {least} to {most}")]
     OutOfRange {
-        /// What it is.
+        /// The value found.
         what: &'static str,
         /// The value.
         found: u64,
@@ -112,7 +112,7 @@ pub enum VmmError {
     Granularity {
         /// Bytes it is said to have.
         found: u64,
-        /// What it must be a multiple of.
+        /// The required multiple.
         granularity: u64,
     },
     /// A GPU without NVLink SHARP, or a driver that does not offer it.
@@ -121,17 +121,17 @@ pub enum VmmError {
     /// Steps of a multicast object in the wrong order.
     #[error("{step} comes before {before} on a multicast object")]
     Order {
-        /// What must be done first.
+        /// The step that must come first.
         step: &'static str,
-        /// What was asked for.
+        /// The value requested.
         before: &'static str,
     },
     /// The driver's own words.
     #[error("the CUDA driver refused {call}: {cause}")]
     Refused {
-        /// What was asked of it.
+        /// The request.
         call: &'static str,
-        /// What it said.
+        /// Its message.
         cause: String,
     },
 }
@@ -202,7 +202,7 @@ fn in_range(what: &'static str, found: u64, most: u64) -> Result<(), VmmError> {
     }
 }
 
-/// What the driver says sizes are multiples of; it must be a power of two, or nothing can be aligned to it.
+/// The driver's granularity of sizes; it must be a power of two, or nothing can be aligned to it.
 fn granularity<V: VirtualMemory>(driver: &V, devices: Option<u32>) -> Result<u64, VmmError> {
     let found = driver.granularity(devices).map_err(refused("the granularity of memory"))?;
     if found.is_power_of_two() && found <= MAX_BYTES {
@@ -238,7 +238,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
         Self::of(Held { driver, handle }, bytes, unit)
     }
 
-    /// What another process exported; `bytes` is its size there.
+    /// A handle that another process exported; `bytes` is its size there.
     ///
     /// # Errors
     /// A size that the driver cannot map, a descriptor that is none of its, a driver that refuses.
@@ -281,8 +281,8 @@ fn multicast_granularity<V: VirtualMemory>(driver: &V, devices: u32) -> Result<u
 
 /// One address that stands for memory of several GPUs: a load that reduces adds what all hold, a store writes to all.
 ///
-/// One rank makes it and exports it, the others import it. Then every rank adds its GPU; behind a barrier of the caller, as binding
-/// waits for all GPUs, every rank binds its memory; behind another barrier the address may be used.
+/// One rank makes it and exports it, the others import it. Then every rank adds its GPU; behind a barrier of the
+/// caller, as binding waits for all GPUs, every rank binds its memory; behind another barrier the address may be used.
 pub struct Multicast<'d, V: VirtualMemory> {
     // In this order: unmapped, unbound, given back.
     mapped: Option<Mapped<'d, V>>,
@@ -306,7 +306,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Ok(Self::of(Held { driver, handle }, bytes, unit))
     }
 
-    /// What another process made; `devices` and `bytes` are what it has there.
+    /// An object of another process; `devices` and `bytes` as it has them there.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -350,8 +350,8 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
         Ok(())
     }
 
-    /// Binds this GPU's memory and maps the object: the answer's address is for the NVLS kernels. All GPUs have been added before, and
-    /// the memory outlives the object.
+    /// Binds this GPU's memory and maps the object: the answer's address is for the NVLS kernels. All GPUs have been
+    /// added before, and the memory outlives the object.
     ///
     /// # Errors
     /// A GPU that was not added, memory that is too small, a driver that refuses; it can then be tried again.

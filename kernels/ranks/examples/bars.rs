@@ -1,8 +1,8 @@
 //! The CPU backend's figures: `cargo run --release -p semmoe-ranks --example bars [-- ROUNDS]`.
 //!
-//! Everything that is compared runs in turns in the same rounds, so that a busy machine slows all of it; a ratio is the median of the
-//! rounds' ratios. Reduce-scatter is set against a copy that moves as many bytes by as many threads: (P + 1) x N, of which P x N
-//! are read and N written.
+//! Everything that is compared runs in turns in the same rounds, so that a busy machine slows all of it; a ratio is the
+//! median of the rounds' ratios. Reduce-scatter is set against a copy that moves as many bytes by as many threads: (P +
+//! 1) x N, of which P x N are read and N written.
 #![allow(clippy::print_stdout, clippy::expect_used, reason = "a program that prints a table")]
 
 use std::hint::black_box;
@@ -135,10 +135,10 @@ fn argsorts(rounds: usize) {
             if stable {
                 sorted.sort_by_key(|&item| keys[item as usize]);
             } else {
-                // What makes an unstable sort stable: the place counts too.
+                // Makes an unstable sort stable: the place counts too.
                 sorted.sort_unstable_by_key(|&item| (keys[item as usize], item));
             }
-            // What the collectives need besides: the inverse.
+            // Needed by the collectives besides: the inverse.
             let mut inverse = vec![0u32; ITEMS];
             for (position, &item) in sorted.iter().enumerate() {
                 inverse[item as usize] = position as u32;

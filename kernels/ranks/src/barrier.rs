@@ -8,11 +8,13 @@ use semmoe_tables::RankId;
 use crate::error::RankError;
 use crate::signals::{ALIVE, GAVE_UP, LEFT, Signals};
 
-/// Looks at a peer before sleeping, if every rank can have a core of its own. An arrival is then seen in well under a microsecond.
+/// Looks at a peer before sleeping, if every rank can have a core of its own. An arrival is then seen in well under a
+/// microsecond.
 ///
-/// Far more than the worker's transport looks (64, about what a sleep costs): ranks of a collective arrive nearly together, and two on two
-/// cores passed the barrier in 0.2 to 0.4 of the time that a sleep took, with 64 looks in 0.5 to 1.1 of it. With more ranks than cores a look only
-/// keeps the others from arriving: 64 were worth 0.8 to 1.05 of none, 2000 twice to seven times.
+/// Far more than the worker's transport looks (64, about what a sleep costs): ranks of a collective arrive nearly
+/// together, and two on two cores passed the barrier in 0.2 to 0.4 of the time that a sleep took, with 64 looks in 0.5
+/// to 1.1 of it. With more ranks than cores a look only keeps the others from arriving: 64 were worth 0.8 to 1.05 of
+/// none, 2000 twice to seven times.
 const SPINS: u32 = 2000;
 
 /// One rank's end of the barrier.
@@ -76,7 +78,8 @@ impl Barrier {
         }
     }
 
-    /// A rank that arrived and then left had finished. One that gave up uses the group no more, and nobody should go on with it.
+    /// A rank that arrived and then left had finished. One that gave up uses the group no more, and no rank should go
+    /// on with it.
     fn still_there(&self, peer: usize, signals: &Signals, arrived: bool) -> Result<(), RankError> {
         let (rank, epoch) = (RankId::new(peer as u16), self.epoch);
         match signals.state.load(SeqCst) {
@@ -97,7 +100,7 @@ impl Barrier {
     }
 }
 
-/// Tells the others that this rank will come no more.
+/// Announces that this rank has left.
 pub(crate) fn leave(own: &Signals) {
     if own.state.compare_exchange(ALIVE, LEFT, SeqCst, Relaxed).is_ok() {
         own.bell.ring();

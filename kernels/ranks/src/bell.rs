@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-/// A bell in memory that its waiters share; all zeros is one that has not rung yet. A change is slept through by nobody who
-/// reads [`Bell::rings`], then looks for the change, and then sleeps with what was read.
+/// A bell in memory that its waiters share; all zeros is one that has not rung yet. No change is missed by a thread
+/// that reads [`Bell::rings`], then looks for the change, and then sleeps with what was read.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
     rings: AtomicU32,
-    /// How many threads may be asleep. Those of a process that was killed stay counted, which costs a system call a ring.
+    /// How many threads may be asleep. Those of a process that was killed stay counted, which costs a system call a
+    /// ring.
     waiters: AtomicU32,
 }
 
@@ -32,8 +33,8 @@ impl Bell {
         }
     }
 
-    /// Sleeps until it has rung since `rings` was read, `limit` is over (none: without end), or for no reason at all: the
-    /// caller looks again.
+    /// Sleeps until it has rung since `rings` was read, `limit` is over (none: without end), or for no reason at all:
+    /// the caller looks again.
     pub fn sleep(&self, rings: u32, limit: Option<Duration>) {
         let limit = limit.map(|limit| futex::Timespec {
             tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),

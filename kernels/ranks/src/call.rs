@@ -1,4 +1,4 @@
-//! What a rank is about to do, as words that the others compare with their own.
+//! A rank's next call, as words that the others compare with their own.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +24,7 @@ const NAMES: [&str; CALL_WORDS] = [
     "a symmetric buffer of bytes",
 ];
 
-/// What ranks can do together.
+/// The operations of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub(crate) enum Operation {
@@ -78,7 +78,7 @@ impl Call {
         }
     }
 
-    /// Compares with all others. Whoever differs from one rank is seen to differ by that rank too, so that all ranks fail or none.
+    /// Compares with all others. A difference is seen from both sides, so that all ranks fail or none.
     pub(crate) fn compare(&self, rank: usize, all: &[&Signals], bytes: usize) -> Result<(), RankError> {
         let ours = self.words(bytes);
         for (peer, signals) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {

@@ -1,4 +1,4 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub enum RankError {
     /// An address or offset between the steps that it must be on.
     #[error("{what} is at {found:#x}, expected a multiple of {alignment}")]
     Misaligned {
-        /// What stands there.
+        /// The object there.
         what: &'static str,
         /// Where.
         found: usize,
@@ -46,11 +46,11 @@ pub enum RankError {
     /// A place past the symmetric buffer, or more than the group was made for.
     #[error("{what} needs {found}, expected at most {limit}")]
     TooLarge {
-        /// What is too large, with its unit.
+        /// The quantity that is too large, with its unit.
         what: &'static str,
-        /// What it needs.
+        /// The value it needs.
         found: u64,
-        /// What there is.
+        /// The value available.
         limit: u64,
     },
     /// Two places of one call overlap.
@@ -66,7 +66,7 @@ pub enum RankError {
     Disagree {
         /// The first rank that differs.
         rank: RankId,
-        /// What differs.
+        /// The difference.
         what: &'static str,
         /// The other's value.
         theirs: String,

@@ -1,4 +1,5 @@
-//! Dispatch and combine of expert parallelism: every token once to each rank that hosts one of its experts, and the sums back.
+//! Dispatch and combine of expert parallelism: every token once to each rank that hosts one of its experts, and the
+//! sums back.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -30,7 +31,8 @@ pub struct Routes<'a, T> {
     pub hidden: usize,
 }
 
-/// Where every rank receives, R rows at most `capacity`, packed by source rank, then in the order of the source's tokens.
+/// Where every rank receives, R rows at most `capacity`, packed by source rank, then in the order of the source's
+/// tokens.
 #[derive(Debug)]
 pub struct Received<T> {
     /// `[capacity, H]`
@@ -50,7 +52,7 @@ impl<T> Clone for Received<T> {
 }
 impl<T> Copy for Received<T> {}
 
-/// What the caller needs to know of a dispatch.
+/// The output of a dispatch for the caller.
 #[derive(Debug)]
 pub struct Dispatch<'a> {
     /// `[P + 1]`: rows from rank p are `source_offsets[p]..source_offsets[p + 1]`.
@@ -63,8 +65,8 @@ impl Member {
     /// Dispatch by pushing, as [`semmoe_kernels::reference::dispatch`] has it.
     ///
     /// # Errors
-    /// Operands that do not fit, before anything happens; more rows than `capacity` for some rank, on all ranks; a rank that left,
-    /// is late or calls something else.
+    /// Operands that do not fit, before anything happens; more rows than `capacity` for some rank, on all ranks; a rank
+    /// that left, is late or calls something else.
     pub fn dispatch<T: Element>(
         &mut self,
         routes: Routes<'_, T>,
@@ -95,8 +97,8 @@ impl Member {
         answer
     }
 
-    /// Combine by pulling, as [`semmoe_kernels::reference::combine`] has it: `out[t]` is the sum over ranks of what they made of
-    /// the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
+    /// Combine by pulling, as [`semmoe_kernels::reference::combine`] has it: `out[t]` is the sum over ranks of what
+    /// they made of the token's rows. `sums` is `[capacity, H]`, `sent_rows` `[n, P]`, `out` `[n, H]`.
     ///
     /// # Errors
     /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
@@ -127,8 +129,8 @@ impl Member {
         for (sent, to) in sent_rows.chunks_exact(world).zip(out.chunks_exact_mut(hidden.max(1))) {
             let (mut rows, mut found) = ([&[][..]; MAX_WORLD], 0);
             for (peer, &row) in sent.iter().enumerate().filter(|(_, row)| **row != NO_ROW) {
-                // SAFETY: the row is below `bound` (checked), so that it is within `sums`, which is within the buffer (checked);
-                // nobody writes sums between entry and exit.
+                // SAFETY: the row is below `bound` (checked), so that it is within `sums`, which is within the buffer
+                // (checked); no rank writes sums between entry and exit.
                 rows[found] =
                     unsafe { std::slice::from_raw_parts(self.at(peer, sums).add(row as usize * hidden), hidden) };
                 found += 1;
@@ -160,8 +162,9 @@ impl Member {
                 sent[peer] = next[peer] as i32;
                 next[peer] += 1;
                 let at = sent[peer] as usize;
-                // SAFETY: `at` is below the capacity, as every rank's rows were counted against it; the spans have been checked
-                // against it and the buffer; rows of this rank's tokens are written by this rank alone, and read after the exit.
+                // SAFETY: `at` is below the capacity, as every rank's rows were counted against it; the spans have been
+                // checked against it and the buffer; rows of this rank's tokens are written by this rank alone, and
+                // read after the exit.
                 unsafe {
                     self.at(peer, received.rows).add(at * hidden).copy_from_nonoverlapping(row.as_ptr(), hidden);
                     self.at(peer, received.tokens).add(at).write(token as u32);

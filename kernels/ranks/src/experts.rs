@@ -1,72 +1,134 @@
 //! Expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: ranks are threads, or processes of
 //! one host.
 
-use std::any::Any;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{Ordering, fence};
 
 use semmoe_kernels::reshard::{ExpertMemory, MemoryFault, PieceHash};
 
 use crate::error::RankError;
-use crate::memory::HostMemory;
+use crate::huge::HugeMap;
+use crate::member::check_world;
+use crate::memory::{create_file, sealed_bytes};
 
-/// Bytes that are hashed while they are in the first cache. A multiple of the hash's block.
-const PART_BYTES: usize = 32 << 10;
+/// Where other processes of this machine, and other threads, find a rank's buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BufferAddress {
+    /// The rank's process.
+    pub pid: u32,
+    /// Its descriptor there.
+    pub fd: i32,
+}
 
-/// One rank's expert buffer, and those of the ranks that it reaches.
+/// One rank's expert buffer, and those of the ranks that it reaches. All buffers have the same size.
+#[derive(Debug)]
 pub struct SharedExperts {
     rank: usize,
     bytes: usize,
-    /// `[P]`; null for ranks out of reach.
-    buffers: Vec<*mut u8>,
-    /// What the memory belongs to.
-    _memory: Box<dyn Any + Send>,
+    /// Open for as long as ranks may want to map it.
+    file: File,
+    /// `[P]`; none for ranks out of reach.
+    maps: Vec<Option<HugeMap>>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; `&mut self` alone writes, and to this rank's buffer
-// alone.
-unsafe impl Send for SharedExperts {}
-
 impl SharedExperts {
-    /// The end of a rank; `buffers[p]` is rank p's buffer of `bytes` bytes as mapped here, null if it is out of reach.
-    ///
-    /// # Safety
-    /// What is not null is mapped and stays so for as long as `memory` lives. The buffer of `rank` is written through
-    /// this end alone while it lives. No rank reads bytes while their rank writes them: so it is if all ends are used
-    /// by [`semmoe_kernels::reshard::Resharder`] and, between its calls, ranks write only what no other rank reads.
-    ///
-    /// # Panics
-    /// If the rank has no buffer of its own.
-    #[must_use]
-    pub unsafe fn new(rank: usize, buffers: &[*mut u8], bytes: usize, memory: Box<dyn Any + Send>) -> Self {
-        assert!(!buffers[rank].is_null(), "a rank reaches its own memory");
-        Self { rank, bytes, buffers: buffers.to_vec(), _memory: memory }
-    }
-
-    /// The ends of `world` ranks that are threads of this process, in rank order, zeroed. Each `host` ranks reach each
-    /// other.
+    /// A rank's buffer, zeroed, in a unit of `world`: a file without a name, of which nothing is left when the last
+    /// process that maps it ends. Its pages are taken as they are first written. It reaches no other rank yet.
     ///
     /// # Errors
-    /// Worlds that there are not, hosts of no ranks, and memory that cannot be had.
+    /// Worlds that there are not, a rank that they do not have, and memory that cannot be had.
+    pub fn create(rank: usize, world: usize, bytes: usize) -> Result<Self, RankError> {
+        if rank >= world {
+            return Err(RankError::NoSuchRank { rank, world });
+        }
+        let bytes = bytes.max(1);
+        let file = create_file("semmoe-experts", bytes)?;
+        let mut maps: Vec<Option<HugeMap>> = (0..world).map(|_| None).collect();
+        maps[rank] = Some(HugeMap::of(&file, bytes)?);
+        Ok(Self { rank, bytes, file, maps })
+    }
+
+    /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other.
+    ///
+    /// # Errors
+    /// As [`SharedExperts::create`]; hosts of no ranks.
     pub fn on_hosts(world: usize, host: usize, bytes: usize) -> Result<Vec<Self>, RankError> {
-        let memory = HostMemory::new(world, host, bytes)?;
-        // SAFETY: each rank has one end, which keeps the map; who reads what when is the caller's resharders' part.
-        let end = |rank| unsafe { Self::new(rank, &memory.buffers(rank), bytes, Box::new(memory.clone())) };
-        Ok((0..world).map(end).collect())
+        check_world(host)?;
+        let mut ends = (0..world).map(|rank| Self::create(rank, world, bytes)).collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<BufferAddress> = ends.iter().map(Self::address).collect();
+        for (rank, end) in ends.iter_mut().enumerate() {
+            for peer in (0..world).filter(|&peer| peer != rank && peer / host == rank / host) {
+                // SAFETY: each rank has one end; who reads what when is the part of its callers' resharders.
+                unsafe { end.reach(peer, addresses[peer])? };
+            }
+        }
+        Ok(ends)
+    }
+
+    /// Where the others find this rank's buffer.
+    #[must_use]
+    pub fn address(&self) -> BufferAddress {
+        BufferAddress { pid: std::process::id(), fd: self.file.as_raw_fd() }
+    }
+
+    /// Maps a peer's buffer, which then is within reach.
+    ///
+    /// # Safety
+    /// The address is that of the peer's end, and each rank has one end. No rank reads bytes while their rank writes
+    /// them: so it is if all ends are used by [`semmoe_kernels::reshard::Resharder`] and, between its calls, ranks
+    /// write only what no other rank reads.
+    ///
+    /// # Errors
+    /// No such rank; a file that cannot be opened, could be cut short or has another size.
+    pub unsafe fn reach(&mut self, peer: usize, address: BufferAddress) -> Result<(), RankError> {
+        let world = self.maps.len();
+        let map = self.maps.get_mut(peer).ok_or(RankError::NoSuchRank { rank: peer, world })?;
+        let path = format!("/proc/{}/fd/{}", address.pid, address.fd);
+        let file = File::options().read(true).write(true).open(&path);
+        let file = file.map_err(|error| RankError::memory(format_args!("{path} cannot be opened: {error}")))?;
+        match sealed_bytes(&file, self.bytes)? {
+            found if found != self.bytes => {
+                let expected = self.bytes;
+                Err(RankError::memory(format_args!(
+                    "the experts of rank {peer} have {found} bytes, expected {expected}"
+                )))
+            }
+            _ => {
+                *map = Some(HugeMap::of(&file, self.bytes)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a peer's buffer out of reach. The own one stays.
+    pub fn leave(&mut self, peer: usize) {
+        if let Some(map) = self.maps.get_mut(peer).filter(|_| peer != self.rank) {
+            *map = None;
+        }
+    }
+
+    /// Moves what was written to these bytes of the own buffer into huge pages, as far as the system has some.
+    pub fn settle(&self, written: Range<usize>) {
+        self.maps[self.rank].iter().for_each(|map| map.collapse(written.clone()));
     }
 
     /// This rank's buffer.
     #[must_use]
     pub fn own(&self) -> &[u8] {
-        // SAFETY: mapped, of so many bytes, and `&self` keeps this rank from writing.
-        unsafe { std::slice::from_raw_parts(self.buffers[self.rank], self.bytes) }
+        match &self.maps[self.rank] {
+            // SAFETY: mapped, of so many bytes, and `&self` keeps this rank from writing.
+            Some(map) => unsafe { std::slice::from_raw_parts(map.at(), self.bytes) },
+            None => &[],
+        }
     }
 
     /// A row of a rank's buffer, if it is within reach and bounds.
     fn row(&self, rank: usize, offset: usize, bytes: usize) -> Result<*mut u8, MemoryFault> {
-        let buffer = self.buffers.get(rank).copied().filter(|buffer| !buffer.is_null());
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
-        match buffer {
-            Some(buffer) if fits => Ok(buffer.wrapping_add(offset)),
+        match self.maps.get(rank).and_then(Option::as_ref) {
+            Some(map) if fits => Ok(map.at().wrapping_add(offset)),
             Some(_) => Err(MemoryFault { rank, offset, bytes, cause: format!("the buffer has {} bytes", self.bytes) }),
             None => Err(MemoryFault { rank, offset, bytes, cause: format!("rank {} cannot read it", self.rank) }),
         }
@@ -79,7 +141,7 @@ impl ExpertMemory for SharedExperts {
     }
 
     fn reaches(&self, rank: usize) -> bool {
-        self.buffers.get(rank).is_some_and(|buffer| !buffer.is_null())
+        self.maps.get(rank).is_some_and(Option::is_some)
     }
 
     fn bytes(&self) -> usize {
@@ -90,8 +152,8 @@ impl ExpertMemory for SharedExperts {
         let row = self.row(rank, offset, into.len())?;
         // What peers wrote before their message came is read after it, whatever carried the message.
         fence(Ordering::SeqCst);
-        // SAFETY: within a mapped buffer (checked) that its rank does not write now, by the promise of `new`; `into` is
-        // not part of it, as no reference to a buffer lives beside this call.
+        // SAFETY: within a mapped buffer (checked) that its rank does not write now, by the promise of `reach`; `into`
+        // is not part of it, as no reference to a buffer lives beside this call.
         unsafe { row.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -117,22 +179,9 @@ impl ExpertMemory for SharedExperts {
             return Err(MemoryFault { rank, offset: from, bytes, cause: format!("it overlaps the bytes at {to}") });
         }
         fence(Ordering::SeqCst);
-        for at in (0..bytes).step_by(PART_BYTES) {
-            let (source, target, part) = (source.wrapping_add(at), target.wrapping_add(at), PART_BYTES.min(bytes - at));
-            // SAFETY: both within mapped buffers and apart (checked); the source is not written now and the target not
-            // read, by the promise of `new`.
-            let copied = unsafe {
-                target.copy_from_nonoverlapping(source, part);
-                std::slice::from_raw_parts(target, part)
-            };
-            hash.update(copied);
-        }
+        // SAFETY: both within mapped buffers and apart (checked); the source is not written now and the target not
+        // read, by the promise of `reach`.
+        unsafe { hash.copy(source, target, bytes) };
         Ok(())
-    }
-}
-
-impl std::fmt::Debug for SharedExperts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedExperts").field("rank", &self.rank).field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }

@@ -18,26 +18,29 @@ pub struct SharedHalves<T> {
     own: [*mut T; 2],
     /// `[P]` for each half; null for ranks out of reach.
     parts: [Vec<SharedRows<T>>; 2],
-    /// What the memory belongs to.
+    /// The owner of the memory.
     _memory: Box<dyn Any + Send>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; only `halves`, by `&mut self`, hands out what this rank writes.
+// SAFETY: the pointers are to memory that any thread may use; only `halves`, by `&mut self`, hands out what this rank
+// writes.
 unsafe impl<T: Element> Send for SharedHalves<T> {}
 
-/// Bytes of memory that a rank needs for halves of `elements` elements: both, each beginning at a multiple of [`ALIGNMENT`].
+/// Bytes of memory that a rank needs for halves of `elements` elements: both, each beginning at a multiple of
+/// [`ALIGNMENT`].
 #[must_use]
 pub fn halves_bytes<T: Element>(elements: usize) -> Option<usize> {
     elements.checked_mul(size_of::<T>())?.checked_next_multiple_of(ALIGNMENT)?.checked_mul(2)
 }
 
 impl<T: Element> SharedHalves<T> {
-    /// The end of a rank; `buffers[p]` is rank p's memory as mapped here, null if it is out of reach, with [`halves_bytes`] bytes.
+    /// The end of a rank; `buffers[p]` is rank p's memory as mapped here, null if it is out of reach, with
+    /// [`halves_bytes`] bytes.
     ///
     /// # Safety
-    /// What is not null is mapped, zeroed or written by such ends alone, at a multiple of [`ALIGNMENT`], and stays so for as long
-    /// as `memory` lives; a rank has one end. All ends are used by collectives that all ranks call in the same order, as
-    /// [`semmoe_kernels::collectives`] has them.
+    /// Memory that is not null is mapped, zeroed or written by such ends alone, at a multiple of [`ALIGNMENT`], for as
+    /// long as `memory` lives; a rank has one end. All ends are used by collectives that all ranks call in the same
+    /// order, as [`semmoe_kernels::collectives`] has them.
     ///
     /// # Panics
     /// If the rank has no buffer of its own.
@@ -54,21 +57,22 @@ impl<T: Element> SharedHalves<T> {
         Self { rank, len: elements, own, parts: [parts(0), parts(1)], _memory: memory }
     }
 
-    /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other, as on hosts of
-    /// so many ranks.
+    /// The ends of `world` ranks that are threads of this process, in rank order. Each `host` ranks reach each other,
+    /// as on hosts of so many ranks.
     ///
     /// # Errors
     /// Worlds that there are not, hosts of no ranks, and memory that cannot be had.
     pub fn on_hosts(world: usize, host: usize, elements: usize) -> Result<Vec<Self>, RankError> {
         let too_large = || RankError::memory(format_args!("{elements} elements for each of {world} ranks"));
         let memory = HostMemory::new(world, host, halves_bytes::<T>(elements).ok_or_else(too_large)?)?;
-        // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and so is the stride.
+        // SAFETY: a part of the map for each rank, each with one end, which keeps the map; pages are aligned, and so is
+        // the stride.
         let end = |rank| unsafe { Self::new(rank, &memory.buffers(rank), elements, Box::new(memory.clone())) };
         Ok((0..world).map(end).collect())
     }
 
     fn read_half(&self, half: Half) -> PeerRows<'_, T> {
-        // What peers wrote before their message came is read after it, whatever carried the message.
+        // Memory that peers wrote before sending is read after their message came, whatever carried it.
         fence(Ordering::SeqCst);
         // SAFETY: mapped as long as `self` lives, and the collectives' turns keep ranks from writing what others read.
         unsafe { PeerRows::shared(&self.parts[half as usize]) }
@@ -86,8 +90,8 @@ impl<T: Element> RowMemory<T> for SharedHalves<T> {
 
     fn halves(&mut self, half: Half, len: usize) -> (&mut [T], PeerRows<'_, T>) {
         assert!(len <= self.len, "{len} elements in a half of {}", self.len);
-        // SAFETY: within this rank's half (just checked), of which `&mut self` is the only use here; no peer reads it in this turn,
-        // and what is read beside it is the other half.
+        // SAFETY: within this rank's half (just checked), of which `&mut self` is the only use here; no peer reads it
+        // in this turn, and what is read beside it is the other half.
         let own = unsafe { std::slice::from_raw_parts_mut(self.own[half as usize], len) };
         (own, self.read_half(half.other()))
     }

@@ -1,8 +1,10 @@
-//! The collectives of `semmoe-kernels` between threads or processes of one machine: shared memory, signal words, deadlines.
+//! The collectives of `semmoe-kernels` between threads or processes of one machine: shared memory, signal words,
+//! deadlines.
 //!
-//! Every rank has a *symmetric buffer*, which all ranks can reach, and *signals*. A [`Member`] is one rank's end. A collective is
-//! entered when all ranks have arrived, works straight on the buffers of the others (no copy in between), and is left when all
-//! have finished, so that each may then write its buffer again. Each arrival is an epoch, counted from 1 and never reset.
+//! Every rank has a *symmetric buffer*, which all ranks can reach, and *signals*. A [`Member`] is one rank's end. A
+//! collective is entered when all ranks have arrived, works straight on the buffers of the others (no copy in between),
+//! and is left when all have finished, so that each may then write its buffer again. Each arrival is an epoch, counted
+//! from 1 and never reset.
 //!
 //! | module | what |
 //! |---|---|
@@ -17,10 +19,11 @@
 //! | `reduce`, `exchange` | the collectives |
 //! | `halves` | rows that peers read where they lie, for [`semmoe_kernels::collectives`]: [`SharedHalves`] |
 //! | `experts` | expert buffers that peers read where they lie, for [`semmoe_kernels::reshard`]: [`SharedExperts`] |
+//! | `huge` | mappings in huge pages |
 //! | `local` | messages between threads: [`LocalTransport`] |
 //!
-//! A rank that does not arrive within the time limit is an error that names it and the epoch, on every rank that waits. Ranks that
-//! disagree on shapes all get an error, and may go on.
+//! A rank that does not arrive within the time limit is an error that names it and the epoch, on every rank that waits.
+//! Ranks that disagree on shapes all get an error, and may go on.
 
 mod barrier;
 mod bell;
@@ -29,6 +32,7 @@ mod error;
 mod exchange;
 mod experts;
 mod halves;
+mod huge;
 mod local;
 mod member;
 mod memory;
@@ -40,7 +44,7 @@ mod span;
 pub use bell::Bell;
 pub use error::RankError;
 pub use exchange::{Dispatch, Received, Routes};
-pub use experts::SharedExperts;
+pub use experts::{BufferAddress, SharedExperts};
 pub use halves::{SharedHalves, halves_bytes};
 pub use local::LocalTransport;
 pub use member::{Member, RawGroup};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 
-/// One rank's end of an in-process mesh. Dropping it is the death of the rank: the others are told.
+/// One rank's end of an in-process mesh. Dropping it ends the rank, which the others notice.
 pub struct LocalTransport {
     rank: usize,
     mesh: Arc<Mesh>,

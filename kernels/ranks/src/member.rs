@@ -30,7 +30,8 @@ pub struct RawGroup<'a> {
     pub timeout: Duration,
 }
 
-/// One rank of a group. Every rank makes the same calls in the same order. Peers that wait for a dropped member fail at once.
+/// One rank of a group. Every rank makes the same calls in the same order. Peers that wait for a dropped member fail at
+/// once.
 #[derive(Debug)]
 pub struct Member {
     rank: usize,
@@ -42,20 +43,21 @@ pub struct Member {
     /// Scratch of the fused norm, reserved as a whole; pages come as they are used.
     pub(crate) wide_row: Vec<f32>,
     pub(crate) seen: SeenTokens,
-    /// What the memory belongs to.
+    /// The owner of the memory.
     _memory: Option<Box<dyn Any + Send>>,
 }
 
-// SAFETY: the pointers are to memory that any thread may use; `Member` hands out its own buffer through `&self` and `&mut self` only.
+// SAFETY: the pointers are to memory that any thread may use; `Member` hands out its own buffer through `&self` and
+// `&mut self` only.
 unsafe impl Send for Member {}
 
 impl Member {
     /// Joins a group whose memory belongs to somebody else.
     ///
     /// # Safety
-    /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last member of the group is dropped
-    /// or its process has ended. Between two collectives only the own rank touches its buffer; signals are touched by members alone.
-    /// Ranks that are told apart here are told apart on all ranks, in the same order.
+    /// Buffers and signals are mapped, as long as said, do not overlap, and stay so until the last member of the group
+    /// is dropped or its process has ended. Between two collectives only the own rank touches its buffer; signals are
+    /// touched by members alone. Ranks that differ here differ on all ranks, in the same order.
     ///
     /// # Errors
     /// Worlds, ranks and alignments that there are not; a rank that has joined before.
@@ -151,7 +153,8 @@ impl Member {
     pub fn view<T: bytemuck::Pod>(&self, span: Span<T>) -> Result<&[T], RankError> {
         self.check_alive()?;
         self.check_span("a span", span)?;
-        // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this member touches its buffer.
+        // SAFETY: in bounds and aligned (checked), any bytes are a T, and between collectives only this member touches
+        // its buffer.
         Ok(unsafe { std::slice::from_raw_parts(self.at(self.rank, span), span.len()) })
     }
 
@@ -175,7 +178,8 @@ impl Member {
         self.exit()
     }
 
-    /// Begins a collective: all ranks are here and agree. Until [`Member::exit`] no rank touches a buffer but as the collective says.
+    /// Begins a collective: all ranks are here and agree. Until [`Member::exit`] no rank touches a buffer but as the
+    /// collective says.
     pub(crate) fn enter(&mut self, call: &Call) -> Result<(), RankError> {
         self.check_alive()?;
         call.publish(self.own(), self.buffer_bytes);

@@ -1,4 +1,4 @@
-//! Memory that several processes map: a file without a name, so that nothing stays behind whoever is killed.
+//! Memory that several processes map: a file without a name, so that nothing stays behind when a process is killed.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,20 +9,26 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, fcntl_get
 use crate::error::RankError;
 use crate::member::check_world;
 
-/// Makes `bytes` bytes of zeros, and maps them. The file is its owner's alone (mode 0600) and keeps its size. Give it to the
-/// other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
+/// Makes `bytes` bytes of zeros, and maps them. The file is its owner's alone (mode 0600) and keeps its size. Give it
+/// to the other processes (inherited, over a socket, or by its path under `/proc`), which call [`attach_memory`].
 ///
 /// # Errors
 /// Memory that cannot be had.
 pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankError> {
+    let file = create_file(name, bytes)?;
+    let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(RankError::memory)?;
+    Ok((file, map))
+}
+
+/// The file of [`create_memory`], not mapped.
+pub(crate) fn create_file(name: &str, bytes: usize) -> Result<File, RankError> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(RankError::memory)?;
     fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(RankError::memory)?;
     let file = File::from(fd);
     file.set_len(bytes as u64).map_err(RankError::memory)?;
-    // Nobody can cut it short, which would end whoever touches it.
+    // It cannot be cut short, which would kill a process that touches it.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(RankError::memory)?;
-    let map = MmapOptions::new().len(bytes).map_raw(&file).map_err(RankError::memory)?;
-    Ok((file, map))
+    Ok(file)
 }
 
 /// Maps what another process has made, whole: `least` bytes or more.
@@ -30,6 +36,12 @@ pub fn create_memory(name: &str, bytes: usize) -> Result<(File, MmapRaw), RankEr
 /// # Errors
 /// A file that could be cut short, or has fewer bytes.
 pub fn attach_memory(file: &File, least: usize) -> Result<MmapRaw, RankError> {
+    let length = sealed_bytes(file, least)?;
+    MmapOptions::new().len(length).map_raw(file).map_err(RankError::memory)
+}
+
+/// The bytes of a file that cannot be cut short, `least` or more.
+pub(crate) fn sealed_bytes(file: &File, least: usize) -> Result<usize, RankError> {
     let seals = fcntl_get_seals(file).map_err(RankError::memory)?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(RankError::memory("the file can be cut short, expected one that is sealed"));
@@ -39,7 +51,7 @@ pub fn attach_memory(file: &File, least: usize) -> Result<MmapRaw, RankError> {
     if length < least {
         return Err(RankError::memory(format_args!("the file has {length} bytes, expected at least {least}")));
     }
-    MmapOptions::new().len(length).map_raw(file).map_err(RankError::memory)
+    Ok(length)
 }
 
 /// Equal buffers of the threads of one process, as if they were on hosts of so many ranks, which reach each other.

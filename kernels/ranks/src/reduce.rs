@@ -10,8 +10,9 @@ use crate::span::Span;
 use crate::{MAX_NORM_WIDTH, MAX_WORLD};
 
 impl Member {
-    /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`, as
-    /// [`semmoe_kernels::reference::reduce_scatter`] has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows, writes m.
+    /// Reduce-scatter by pulling, shuffled if the split is: `out[i] = sum over q of part_q[token(offsets[rank] + i)]`,
+    /// as [`semmoe_kernels::reference::reduce_scatter`] has it. `part` is `[n, H]`, `out` `[m, H]`. Reads P x m rows,
+    /// writes m.
     ///
     /// # Errors
     /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
@@ -40,7 +41,8 @@ impl Member {
         self.exit()
     }
 
-    /// The same, with residual and RMSNorm: [`semmoe_kernels::reference::reduce_scatter_norm`]. `out` `[m, H]` is the normed rows.
+    /// The same, with residual and RMSNorm: [`semmoe_kernels::reference::reduce_scatter_norm`]. `out` `[m, H]` is the
+    /// normed rows.
     ///
     /// # Errors
     /// As [`Member::reduce_scatter`], and rows wider than [`MAX_NORM_WIDTH`].
@@ -78,8 +80,9 @@ impl Member {
         self.exit()
     }
 
-    /// Allgather by pushing, to the exact inverse places: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank q, as
-    /// [`semmoe_kernels::reference::allgather`] has it. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x m.
+    /// Allgather by pushing, to the exact inverse places: `out_q[token(offsets[rank] + i)] = rows[i]` on every rank q,
+    /// as [`semmoe_kernels::reference::allgather`] has it. `rows` is `[m, H]`, `out` `[n, H]`. Reads m rows, writes P x
+    /// m.
     ///
     /// # Errors
     /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
@@ -98,16 +101,17 @@ impl Member {
             let at = split.token(position) * hidden;
             for step in 0..self.world() {
                 let peer = (self.index() + step) % self.world();
-                // SAFETY: the token is below n, so that its row is within `out`, checked against the buffer; between entry and exit
-                // only the rank that has the token writes its row, and nobody reads it; `row` is not in a symmetric buffer.
+                // SAFETY: the token is below n, so that its row is within `out`, checked against the buffer; between
+                // entry and exit only the rank that has the token writes its row, and no rank reads it; `row` is not in
+                // a symmetric buffer.
                 unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(row.as_ptr(), hidden) };
             }
         }
         self.exit()
     }
 
-    /// All-reduce: `out_q[i] = sum over p of part_p[i]` on every rank q. Each rank sums an even share and pushes it to all. `part` and
-    /// `out` are one place or two that do not overlap.
+    /// All-reduce: `out_q[i] = sum over p of part_p[i]` on every rank q. Each rank sums an even share and pushes it to
+    /// all. `part` and `out` are one place or two that do not overlap.
     ///
     /// # Errors
     /// Operands that do not fit, before anything happens; a rank that left, is late or calls something else.
@@ -131,8 +135,8 @@ impl Member {
             let sums = &mut sums[..width];
             sum_rows(self.pieces(part, at, width).get(), sums);
             for peer in 0..world {
-                // SAFETY: in bounds (checked); this rank alone reads and writes these elements between entry and exit, and the
-                // references to what was summed have ended.
+                // SAFETY: in bounds (checked); this rank alone reads and writes these elements between entry and exit,
+                // and the references to what was summed have ended.
                 unsafe { self.at(peer, out).add(at).copy_from_nonoverlapping(sums.as_ptr(), width) };
             }
         }
@@ -152,7 +156,7 @@ impl Member {
         self.pieces(part, token * hidden, hidden)
     }
 
-    /// The same elements of every rank's part. To be called between entry and exit, where nobody writes them.
+    /// The same elements of every rank's part. To be called between entry and exit, where no rank writes them.
     fn pieces<'s, T: Element>(&self, part: Span<T>, at: usize, width: usize) -> Pieces<'s, T> {
         let mut pieces = Pieces { rows: [&[][..]; MAX_WORLD], world: self.world() };
         self.fill(&mut pieces, part, at, width);
@@ -162,15 +166,15 @@ impl Member {
     /// As `pieces`, without making 64 slices anew.
     fn fill<'s, T: Element>(&self, pieces: &mut Pieces<'s, T>, part: Span<T>, at: usize, width: usize) {
         for (rank, row) in pieces.rows.iter_mut().enumerate().take(self.world()) {
-            // SAFETY: `at + width` is within the part (callers), the part within the buffer (checked), any bytes are a T, and
-            // between entry and exit nobody writes what this rank sums.
+            // SAFETY: `at + width` is within the part (callers), the part within the buffer (checked), any bytes are a
+            // T, and between entry and exit no rank writes what this rank sums.
             *row = unsafe { std::slice::from_raw_parts(self.at(rank, part).add(at), width) };
         }
     }
 }
 
-/// Bytes of the next token's row that are fetched ahead, on each rank: a processor fetches ahead on its own within a page, not to the
-/// row of another token.
+/// Bytes of the next token's row that are fetched ahead, on each rank: a processor fetches ahead on its own within a
+/// page, not to the row of another token.
 const PREFETCH_BYTES: usize = 1024;
 
 /// Elements that are summed before they are pushed: they stay in the first cache.

@@ -32,7 +32,8 @@ pub fn threads(world: usize, buffer_bytes: usize, timeout: Duration) -> Result<V
     let buffers: Vec<*mut u8> = (0..world).map(|rank| base.wrapping_add(all_signals + rank * stride)).collect();
     let member = |rank| {
         let group = RawGroup { rank, buffers: &buffers, buffer_bytes, signals: &signals, timeout };
-        // SAFETY: all parts lie apart in the map, which begins as zeros and lives as long as a member holds it; a rank joins once.
+        // SAFETY: all parts lie apart in the map, which begins as zeros and lives as long as a member holds it; a rank
+        // joins once.
         unsafe { Member::with_memory(group, Some(Box::new(Arc::clone(&map)))) }
     };
     (0..world).map(member).collect()

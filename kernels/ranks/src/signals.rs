@@ -9,7 +9,8 @@ use crate::call::CALL_WORDS;
 /// Bytes of one rank's signals; they begin as zeros.
 pub const SIGNAL_BYTES: usize = 512;
 
-/// The signals of one rank, written by it alone but for the bell's waiters. All zeros is a rank that has not arrived yet.
+/// The signals of one rank, written by it alone but for the bell's waiters. All zeros is a rank that has not arrived
+/// yet.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Signals {

@@ -1,4 +1,5 @@
-//! Every collective between threads equals the reference bit for bit: any shape, any arrival, buffers poisoned before, several in a row.
+//! Every collective between threads equals the reference bit for bit: any shape, any arrival, buffers poisoned before,
+//! several in a row.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

@@ -61,7 +61,7 @@ fn child() {
         "shuffle" => shuffle(&mut member),
         "die" => {
             member.barrier().unwrap();
-            // As a killed process: nothing is dropped, nobody is told.
+            // As a killed process: nothing is dropped or announced.
             std::process::abort();
         }
         task => panic!("no task {task}"),

@@ -11,7 +11,7 @@ use semmoe_ranks::{LocalTransport, SharedExperts};
 const LAYERS: usize = 3;
 const EXPERTS: usize = 5;
 
-/// What one rank's memory or caller does wrong, while a layer moves.
+/// Faults of one rank's memory or caller while a layer moves.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wrong {
     Stop,
@@ -82,7 +82,7 @@ fn ep(world: usize, turn: usize) -> Layout {
     Layout::Ep(Hosts::new(EXPERTS, world, (0..LAYERS).map(layer).collect()).unwrap())
 }
 
-/// What an expert's bytes are: by layer, expert and the place in the expert.
+/// An expert's bytes, by layer, expert and the place in the expert.
 fn value(words: [usize; 6]) -> u8 {
     words.iter().fold(3u64, |hash, &word| (hash ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
         as u8

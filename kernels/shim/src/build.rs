@@ -24,7 +24,7 @@ pub struct Compiler {
     command: PathBuf,
 }
 
-/// What the compiled kernels watch for.
+/// Checks compiled into the kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sanitize {
     /// Nothing but alignment.

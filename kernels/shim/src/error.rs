@@ -15,7 +15,7 @@ pub enum ShimError {
     Compile {
         /// Its name.
         compiler: String,
-        /// What it wrote.
+        /// Its output.
         messages: String,
     },
     /// The library could not be loaded.

@@ -3,7 +3,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The most that a rank waits for the others. Far above what a test needs: a defect of the test is then an error, not a hang.
+/// The most that a rank waits for the others. Far above what a test needs: a defect of the test is then an error, not a
+/// hang.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 type Run<I> = dyn Fn(Vec<Option<I>>, u64) -> Result<(), String> + Send + Sync;
@@ -31,7 +32,8 @@ enum Presence<I> {
 }
 
 impl<I> Group<I> {
-    /// Ranks that are all away. `run` gets what each of them brought, nothing of those that have left, and the number of the round.
+    /// Ranks that are all away. `run` gets what each of them brought, nothing of those that have left, and the number
+    /// of the round.
     pub fn new(ranks: usize, run: impl Fn(Vec<Option<I>>, u64) -> Result<(), String> + Send + Sync + 'static) -> Self {
         let ranks = (0..ranks).map(|_| Presence::Away).collect();
         let meeting = Mutex::new(Meeting { ranks, round: 0, ended: Ok(()) });

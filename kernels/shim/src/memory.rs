@@ -16,7 +16,7 @@ unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
 
-/// What fresh memory holds: a NaN in every element type, a negative index.
+/// Content of fresh memory: a NaN in every element type, a negative index.
 const POISON: u8 = 0xff;
 
 impl HostBuffer {
@@ -61,14 +61,15 @@ impl HostBuffer {
         Buffer { address: self.start as u64, bytes: self.bytes as u64 }
     }
 
-    /// What it holds.
+    /// The value found.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and initialised in `fresh`; kernels write to it only inside `Shim::run`, while nothing borrows it.
+        // SAFETY: allocated and initialised in `fresh`; kernels write to it only inside `Shim::run`, while nothing
+        // borrows it.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 
-    /// What it holds.
+    /// The value found.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }

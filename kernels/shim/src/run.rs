@@ -7,7 +7,8 @@ use semmoe_kernels_cuda::{Buffer, Launch};
 use crate::build::Shim;
 use crate::error::ShimError;
 
-/// A kernel with one piece of its synchronisation left out or weakened; tests must notice each. The numbers are those of `shim.h`.
+/// A kernel with one piece of its synchronisation left out or weakened; tests must notice each. The numbers are those
+/// of `shim.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Mutant {
@@ -107,7 +108,8 @@ impl Shim {
     /// A barrier that can never complete, a misaligned access, a launch that does not fit the kernel.
     ///
     /// # Safety
-    /// The memory that steps and launches name is valid for the run, is not borrowed, and signals are zeroed or from earlier runs.
+    /// The memory that steps and launches name is valid for the run, is not borrowed, and signals are zeroed or from
+    /// earlier runs.
     pub unsafe fn run(
         &self,
         streams: &[Vec<Step<'_>>],
@@ -126,7 +128,8 @@ impl Shim {
             .collect();
         let mut message = [0u8; 512];
         let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // SAFETY: the arrays outlive the call and have the lengths given; the memory of the steps is the caller's promise.
+        // SAFETY: the arrays outlive the call and have the lengths given; the memory of the steps is the caller's
+        // promise.
         let status = unsafe {
             (self.run)(
                 raw.as_mut_ptr(),
@@ -150,7 +153,8 @@ impl Shim {
 }
 
 impl Shim {
-    /// Ranks of other processes take part in later runs: time is the clock's, and a run with a given seed is no longer the same.
+    /// Ranks of other processes take part in later runs: time is the clock's, and a run with a given seed is no longer
+    /// the same.
     pub fn beside_others(&self) {
         let _one = ONE_RUN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // SAFETY: no run is under way.

@@ -64,8 +64,8 @@ impl Destination for u32 {
     }
 }
 
-/// Sorts items by destination; `destinations` is `[n]`, each below `ranks`. Stable. What `out` held is lost, on an error too.
-/// Line 3 of the paper's Algorithm 3, with the offsets that its lines 4 to 6 need.
+/// Sorts items by destination; `destinations` is `[n]`, each below `ranks`. Stable. What `out` held is lost, on an
+/// error too. Line 3 of the paper's Algorithm 3, with the offsets that its lines 4 to 6 need.
 ///
 /// # Errors
 /// A destination out of range, by its index.

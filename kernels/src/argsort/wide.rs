@@ -1,5 +1,5 @@
-//! Counting sort 16 items at a time, for few ranks: a compare tells which items are a rank's, a compress writes them behind each
-//! other, an expand gives each its position. Not a gather or scatter in it, which are slow.
+//! Counting sort 16 items at a time, for few ranks: a compare tells which items are a rank's, a compress writes them
+//! behind each other, an expand gives each its position. Not a gather or scatter in it, which are slow.
 
 use core::arch::x86_64::{
     __m256i, __m512i, __mmask16, _mm256_loadu_si256, _mm512_add_epi32, _mm512_cmpeq_epi32_mask, _mm512_cvtepu16_epi32,
@@ -36,7 +36,8 @@ pub(super) fn sort<D: Destination>(
     fits
 }
 
-/// Fills `offsets` `[ranks + 1]`; false if some destination is out of range, as the counts then do not add up to all items.
+/// Fills `offsets` `[ranks + 1]`; false if some destination is out of range, as the counts then do not add up to all
+/// items.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,popcnt")]
 fn count<D: Destination>(destinations: &[D], offsets: &mut [u32]) -> bool {
     let ranks = offsets.len() - 1;
@@ -78,8 +79,8 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
             let mine = _mm512_cmpeq_epi32_mask(chunk, _mm512_set1_epi32(rank as i32));
             let (first, count) = (*cursor as usize, mine.count_ones());
             let packed = _mm512_maskz_compress_epi32(mine, items);
-            // SAFETY: only `count` lanes are written, and a rank's cursor advances by as many as `count` has counted for it, so that it
-            // stays within 0..n.
+            // SAFETY: only `count` lanes are written, and a rank's cursor advances by as many as `count` has counted
+            // for it, so that it stays within 0..n.
             unsafe { _mm512_mask_storeu_epi32(permutation.as_mut_ptr().add(first).cast(), first_lanes(count), packed) };
             let following = _mm512_add_epi32(iota, _mm512_set1_epi32(first as i32));
             positions = _mm512_mask_expand_epi32(positions, mine, following);
@@ -101,7 +102,8 @@ fn place<D: Destination>(destinations: &[D], offsets: &[u32], permutation: &mut 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
 fn load<D: Destination>(chunk: &[D; LANES]) -> __m512i {
-    // SAFETY: as many bytes are read as the chunk has; destinations are u16 or u32 and nothing else, as the trait is sealed.
+    // SAFETY: as many bytes are read as the chunk has; destinations are u16 or u32 and nothing else, as the trait is
+    // sealed.
     unsafe {
         match size_of::<D>() {
             2 => _mm512_cvtepu16_epi32(_mm256_loadu_si256(chunk.as_ptr().cast::<__m256i>())),

@@ -8,9 +8,9 @@ use crate::lockstep_through;
 use crate::split::RowSplit;
 use crate::vector::{NormRow, norm_row};
 
-/// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are those of `B`, and what
-/// arrives is widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like those that travel: results do not
-/// depend on who computes them, and all ranks gather the same rows.
+/// A caller's rows of `A` over collectives of `B`: every row is rounded to `B` before it is sent, sums are those of
+/// `B`, and what arrives is widened. So f32 rows take half the bytes as bf16. A rank's own rows are rounded like those
+/// that travel: results do not depend on who computes them, and all ranks gather the same rows.
 pub struct CastCollectives<A, B> {
     unit: Box<dyn Collectives<B>>,
     part: Vec<A>,

@@ -9,8 +9,8 @@ use super::rows::INLINE_RANKS;
 use super::wire;
 use crate::nodes::NodeGrid;
 
-/// The link of a unit whose ranks agree on their nodes; its clones and groups share it. All ranks use groups in the same order: an
-/// exchange of any group counts as one of the unit's, so that each rank makes equally many.
+/// The link of a unit whose ranks agree on their nodes; its clones and groups share it. All ranks use groups in the
+/// same order: an exchange of any group counts as one of the unit's, so that each rank makes equally many.
 pub struct UnitLink<L> {
     state: Arc<Mutex<State<L>>>,
     grid: NodeGrid,
@@ -42,7 +42,8 @@ impl<L: Lockstep> UnitLink<L> {
     /// Divides the ranks of a unit among nodes; all ranks call this at the same time.
     ///
     /// # Errors
-    /// Nodes that do not divide the ranks; a rank that divides the unit in another way, or not at all; a rank that was lost.
+    /// Nodes that do not divide the ranks; a rank that divides the unit in another way, or not at all; a rank that was
+    /// lost.
     pub fn join(mut link: L, nodes: usize) -> Result<Self, UnitError> {
         let (rank, world) = (link.rank(), link.world());
         let grid =

@@ -13,9 +13,9 @@ pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
 /// One rank's end of a unit that moves in lockstep: all ranks make equally many exchanges, with all ranks or with some.
 ///
-/// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others out of [`Lockstep::wait`],
-/// and they join with whatever they have, an empty step included; every step makes the same number of collectives. An end that
-/// failed stays failed and goes on naming the rank that failed first.
+/// Lockstep needs no coordinator. A rank with work begins a step, its first message wakes the others out of
+/// [`Lockstep::wait`], and they join with whatever they have, an empty step included; every step makes the same number
+/// of collectives. An end that failed stays failed and goes on naming the rank that failed first.
 pub trait Lockstep: Send {
     /// This rank.
     fn rank(&self) -> usize;
@@ -23,19 +23,21 @@ pub trait Lockstep: Send {
     /// P: ranks in the unit, this one included.
     fn world(&self) -> usize;
 
-    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. The own slot is
-    /// neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused. When it returns,
-    /// every rank has entered this collective, and what it wrote to shared memory before is visible here.
+    /// Sends `outgoing[p]` to every peer p and fills `incoming[p]` with what p sent in the same collective. The own
+    /// slot is neither read nor written. Both slices have one buffer per rank; the buffers of `incoming` are reused.
+    /// When it returns, every rank has entered this collective, and what it wrote to shared memory before is visible
+    /// here.
     ///
     /// # Errors
-    /// Names the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to the peers.
+    /// Names the rank that was lost, was late, or broke the protocol; the first such cause is kept and reported to the
+    /// peers.
     fn all_to_all(&mut self, outgoing: &[Vec<u8>], incoming: &mut [Vec<u8>]) -> Result<(), UnitError> {
         let peers: SmallVec<[usize; INLINE_RANKS]> = (0..self.world()).collect();
         self.group_all_to_all(Exchange { peers: &peers, outgoing, incoming, arrived: &mut |_| () })
     }
 
-    /// The same among some ranks only, each of which names this one. It counts as one exchange of each rank, and waits for no
-    /// rank but the peers: other groups make theirs at the same time.
+    /// The same among some ranks only, each of which names this one. It counts as one exchange of each rank, and waits
+    /// for no rank but the peers: other groups make theirs at the same time.
     ///
     /// # Errors
     /// As [`Lockstep::all_to_all`].
@@ -51,7 +53,8 @@ pub trait Lockstep: Send {
     fn waker(&self) -> Waker;
 }
 
-/// Makes a type a [`Lockstep`](crate::collectives::Lockstep) by another one: `[generics] type, end => the other one of it`.
+/// Makes a type a [`Lockstep`](crate::collectives::Lockstep) by another one:
+/// `[generics] type, end => the other one of it`.
 #[macro_export]
 macro_rules! lockstep_through {
     ([$($generics:tt)*] $type:ty, $end:ident => $other:expr) => {
@@ -88,6 +91,7 @@ macro_rules! lockstep_through {
 }
 
 lockstep_through!([L: Lockstep + ?Sized] Box<L>, end => **end);
+lockstep_through!([L: Lockstep + ?Sized] &mut L, end => **end);
 
 /// One exchange with some ranks. All slices are in the order of `peers`.
 pub struct Exchange<'a> {

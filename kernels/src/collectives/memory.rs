@@ -2,9 +2,9 @@
 
 use crate::element::Element;
 
-/// One of the two halves of a rank's memory. Collectives take turns with them: what a rank wrote for one collective may be read
-/// by its peers until it has entered the next, and is written again no earlier than for the one after that. So each collective
-/// needs a single barrier.
+/// One of the two halves of a rank's memory. Collectives take turns with them: what a rank wrote for one collective may
+/// be read by its peers until it has entered the next, and is written again no earlier than for the one after that. So
+/// each collective needs a single barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Half {
     /// The first.
@@ -98,7 +98,8 @@ impl<'a, T: Element> PeerRows<'a, T> {
     /// Of all ranks; null where a rank is out of reach.
     ///
     /// # Safety
-    /// What is not null is mapped for `'a`, aligned, and written by no rank while the answers of [`PeerRows::of`] are in use.
+    /// What is not null is mapped for `'a`, aligned, and written by no rank while the answers of [`PeerRows::of`] are
+    /// in use.
     #[must_use]
     pub unsafe fn shared(parts: &'a [SharedRows<T>]) -> Self {
         Self { parts: Parts::Shared(parts) }

@@ -8,9 +8,10 @@
 //! | rows that peers read where they lie | [`RowMemory`] | [`PrivateMemory`] (none do), shared memory (`semmoe-ranks`) |
 //! | where a caller's rows are | [`Space`] | [`Host`], memory of a GPU (`semmoe-kernels-cuda`) |
 //!
-//! What each collective means, bit for bit, is [`reference`](mod@crate::reference). A collective is one exchange of messages,
-//! which is also its barrier. Where a peer's memory is within reach, a message has no rows: the peer's are read where they lie,
-//! added or gathered straight from there. So a unit may have shared memory inside its hosts and messages between them.
+//! What each collective means, bit for bit, is [`reference`](mod@crate::reference). A collective is one exchange of
+//! messages, which is also its barrier. Where a peer's memory is within reach, a message has no rows: the peer's are
+//! read where they lie, added or gathered straight from there. So a unit may have shared memory inside its hosts and
+//! messages between them.
 
 mod cast;
 mod finish;
@@ -34,18 +35,19 @@ pub use memory::{Half, PeerRows, PrivateMemory, RowMemory, SharedRows};
 pub use rows::{DISPATCH_HEADER_BYTES, RowCollectives, dispatch_row_bytes, split_bytes};
 pub use space::{Host, Space};
 
-/// One rank's end of a unit, for rows of T in the memory of S. All ranks call the same collectives in the same order, ranks without
-/// tokens included. Labels, splits and plans are the host's in every space.
+/// One rank's end of a unit, for rows of T in the memory of S. All ranks call the same collectives in the same order,
+/// ranks without tokens included. Labels, splits and plans are the host's in every space.
 pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
-    /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; their content is unspecified.
+    /// Where this rank writes its `[n, H]` partial sums before [`Collectives::reduce_scatter`]; their content is
+    /// unspecified.
     ///
     /// # Errors
     /// More elements than the memory of this rank has.
     fn part(&mut self, len: usize) -> Result<S::Write<'_, T>, UnitError>;
 
     /// `out[i] = sum over ranks q, in rank order, of part_q[token(i)]` for the positions i of this rank, with the last
-    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split. With a norm, `out` is the
-    /// normed rows, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has them.
+    /// [`Collectives::part`] of each rank. `out` is `[m, H]`. Every rank calls this with the same split. With a norm,
+    /// `out` is the normed rows, as [`reference::reduce_scatter_norm`](crate::reference::reduce_scatter_norm) has them.
     ///
     /// # Errors
     /// A rank failed, or has another split.
@@ -57,7 +59,8 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
         out: S::Write<'_, T>,
     ) -> Result<(), UnitError>;
 
-    /// Rows and labels of all ranks to all ranks, each where its token is: the inverse of [`Collectives::reduce_scatter`].
+    /// Rows and labels of all ranks to all ranks, each where its token is: the inverse of
+    /// [`Collectives::reduce_scatter`].
     ///
     /// # Errors
     /// A rank failed, or has another split, or a label that is out of bounds.
@@ -77,8 +80,8 @@ pub trait Collectives<T: Element, S: Space = Host>: Lockstep {
     /// What the last dispatch brought, and where this rank writes a sum for each row of it.
     fn received(&mut self) -> ReceivedIn<'_, T, S>;
 
-    /// Brings the sums of [`Collectives::received`] home: `out[t]` is their sum over the ranks that the plan sent t to, in rank
-    /// order; zeros for a token that went nowhere. `plan` is the last dispatch's, `out` `[n, H]`.
+    /// Brings the sums of [`Collectives::received`] home: `out[t]` is their sum over the ranks that the plan sent t to,
+    /// in rank order; zeros for a token that went nowhere. `plan` is the last dispatch's, `out` `[n, H]`.
     ///
     /// # Errors
     /// A rank failed, or sent what cannot be.

@@ -159,8 +159,8 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         }
     }
 
-    /// One exchange, with what was written for it: `fill` writes the message to a peer from this rank's rows. They are none for a
-    /// peer that reads them where they lie.
+    /// One exchange, with what was written for it: `fill` writes the message to a peer from this rank's rows. They are
+    /// none for a peer that reads them where they lie.
     fn exchange(&mut self, mut fill: impl FnMut(usize, Option<&[T]>, &mut Vec<u8>)) -> Result<(), UnitError> {
         self.half = self.half.other();
         let me = self.link.rank();

@@ -5,7 +5,8 @@ use std::fmt::Debug;
 use super::ReceivedRows;
 use crate::element::Element;
 
-/// Memory that a caller's rows lie in: that of the host, or of a GPU. What it gives to [`Collectives`](super::Collectives), and gets.
+/// Memory that a caller's rows lie in: that of the host, or of a GPU. What it gives to
+/// [`Collectives`](super::Collectives), and gets.
 pub trait Space: 'static {
     /// Rows that are read.
     type Read<'a, T: Element>: Copy + Debug;

@@ -87,8 +87,9 @@ pub fn dispatch<T: Element>(
     Ok(answer)
 }
 
-/// Brings the rows' results home: `out_p[t] = sum over q of sums[q][sent_rows_p[t, q]]`, over the ranks q that the token was sent
-/// to, in order, in f32, beginning with the first one's value, rounded once. A token that was sent nowhere gets zeros.
+/// Brings the rows' results home: `out_p[t] = sum over q of sums[q][sent_rows_p[t, q]]`, over the ranks q that the
+/// token was sent to, in order, in f32, beginning with the first one's value, rounded once. A token that was sent
+/// nowhere gets zeros.
 ///
 /// - `sums[q]` `[R_q, H]`: for each row that q received, the sum of weight x expert(row) over its experts there
 /// - `sent_rows[p]` `[n_p, P]`: from [`dispatch`]

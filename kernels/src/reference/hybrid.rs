@@ -1,13 +1,13 @@
-//! Dispatch and combine of hybrid TP-EP, over all ranks at once: an expert belongs to a node, and each of the node's P ranks has a
-//! slice of it, so that the ranks' results sum up to the expert's.
+//! Dispatch and combine of hybrid TP-EP, over all ranks at once: an expert belongs to a node, and each of the node's P
+//! ranks has a slice of it, so that the ranks' results sum up to the expert's.
 
 use super::exchange::{NO_EXPERT, RoutedTokens, check_hosts, check_tokens, slots_at};
 use crate::element::Element;
 use crate::error::{KernelError, check_len};
 use crate::nodes::NodeGrid;
 
-/// The rows that every rank of one node has after a hybrid dispatch: R rows, by the source's local index, then by its node, then by
-/// token.
+/// The rows that every rank of one node has after a hybrid dispatch: R rows, by the source's local index, then by its
+/// node, then by token.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NodeRows<T> {
     /// `[R]`: the rank that each row came from.
@@ -22,8 +22,8 @@ pub struct NodeRows<T> {
     pub weights: Vec<f32>,
 }
 
-/// Sends every token to all ranks of each node that has at least one of its experts, the own node included. `node_of_expert` is
-/// `[N]`; element b of the answer is what each rank of node b has.
+/// Sends every token to all ranks of each node that has at least one of its experts, the own node included.
+/// `node_of_expert` is `[N]`; element b of the answer is what each rank of node b has.
 ///
 /// # Errors
 /// Lengths that do not fit, an expert or a node out of range.
@@ -60,9 +60,9 @@ pub fn hybrid_dispatch<T: Element>(
     Ok(answer)
 }
 
-/// Brings the rows' results home. Within a node the ranks' sums are added in the order of local indices, in f32, beginning with the
-/// first one's value, and rounded once; a token's result is the sum of that over the nodes it was sent to, in order, in the same
-/// way. A token that was sent nowhere gets zeros.
+/// Brings the rows' results home. Within a node the ranks' sums are added in the order of local indices, in f32,
+/// beginning with the first one's value, and rounded once; a token's result is the sum of that over the nodes it was
+/// sent to, in order, in the same way. A token that was sent nowhere gets zeros.
 ///
 /// - `sums[r]` `[R_b, H]`: for each row of r's node b, the sum of weight x slice(row) over its experts there
 /// - `rows[b]`: from [`hybrid_dispatch`]

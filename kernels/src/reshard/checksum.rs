@@ -22,23 +22,28 @@ impl fmt::Display for PieceId {
     }
 }
 
-/// Eight chains, as one would wait for each multiplication.
+/// Words that are added up side by side.
 const LANES: usize = 8;
 
 /// Bytes of one step of a [`PieceHash`].
 pub(super) const HASH_BLOCK_BYTES: usize = LANES * 8;
 
-/// A checksum against damage, not against malice: each step is a bijection of the state, so no single changed word goes
-/// unnoticed.
+/// Bytes that are copied and then hashed while they are in the first cache. A multiple of the block.
+const PART_BYTES: usize = 16 << 10;
+
+/// A checksum against damage, not against malice: in each lane the sum of all words, and the sum of all those sums
+/// (Fletcher's, in 64 bits). A single changed word changes the first, two words that changed places the second; several
+/// changes go unnoticed only if both sums come out the same. Sums cost a copy nothing where memory is the limit.
 #[derive(Clone, Copy, Debug)]
 pub struct PieceHash {
-    lanes: [u64; LANES],
+    sums: [u64; LANES],
+    totals: [u64; LANES],
     bytes: u64,
 }
 
 impl Default for PieceHash {
     fn default() -> Self {
-        Self { lanes: std::array::from_fn(|lane| 0x517c_c1b7_2722_0a95 ^ lane as u64), bytes: 0 }
+        Self { sums: std::array::from_fn(|lane| 0x517c_c1b7_2722_0a95 ^ lane as u64), totals: [0; LANES], bytes: 0 }
     }
 }
 
@@ -60,20 +65,81 @@ impl PieceHash {
 
     fn block(&mut self, block: &[u8; HASH_BLOCK_BYTES]) {
         let (words, _) = block.as_chunks::<8>();
-        for (lane, word) in self.lanes.iter_mut().zip(words) {
-            *lane = mix(*lane, u64::from_le_bytes(*word));
+        for ((sum, total), word) in self.sums.iter_mut().zip(&mut self.totals).zip(words) {
+            *sum = sum.wrapping_add(u64::from_le_bytes(*word));
+            *total = total.wrapping_add(*sum);
         }
+    }
+
+    /// Copies a row, or a part of one as [`PieceHash::update`] has them, and adds it. What is added is what was read.
+    /// Whole cache lines are written past the caches where the processor can, as a copy of more than the caches hold is
+    /// fastest that way.
+    ///
+    /// # Safety
+    /// So many bytes can be read at `from` and written at `to`, do not overlap, and no thread writes the one or uses
+    /// the other meanwhile.
+    pub unsafe fn copy(&mut self, from: *const u8, to: *mut u8, bytes: usize) {
+        // SAFETY: by the caller.
+        let streamed = unsafe { self.stream(from, to, bytes) };
+        for at in (streamed..bytes).step_by(PART_BYTES) {
+            let part = PART_BYTES.min(bytes - at);
+            // SAFETY: within the row, by the caller.
+            let copied = unsafe {
+                to.add(at).copy_from_nonoverlapping(from.add(at), part);
+                std::slice::from_raw_parts(to.add(at), part)
+            };
+            self.update(copied);
+        }
+    }
+
+    /// Copies and adds the whole cache lines of a row past the caches; returns their bytes.
+    ///
+    /// # Safety
+    /// As [`PieceHash::copy`].
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn stream(&mut self, from: *const u8, to: *mut u8, bytes: usize) -> usize {
+        use std::arch::x86_64::{__m128i, _mm_add_epi64, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+        const WORDS: usize = LANES / 2;
+        if !to.addr().is_multiple_of(HASH_BLOCK_BYTES) || bytes < HASH_BLOCK_BYTES {
+            return 0;
+        }
+        let whole = bytes / HASH_BLOCK_BYTES * HASH_BLOCK_BYTES;
+        let mut sums: [__m128i; WORDS] = bytemuck::cast(self.sums);
+        let mut totals: [__m128i; WORDS] = bytemuck::cast(self.totals);
+        for at in (0..whole).step_by(HASH_BLOCK_BYTES) {
+            for (lane, (sum, total)) in sums.iter_mut().zip(&mut totals).enumerate() {
+                // SAFETY: within both rows, by the caller, and `to` is a multiple of 16; SSE2 is part of the
+                // architecture.
+                unsafe {
+                    let words = _mm_loadu_si128(from.add(at).cast::<__m128i>().add(lane));
+                    _mm_stream_si128(to.add(at).cast::<__m128i>().add(lane), words);
+                    *sum = _mm_add_epi64(*sum, words);
+                    *total = _mm_add_epi64(*total, *sum);
+                }
+            }
+        }
+        // What was written is visible before anything that says so. SAFETY: SSE is part of the architecture.
+        unsafe { _mm_sfence() };
+        (self.sums, self.totals) = (bytemuck::cast(sums), bytemuck::cast(totals));
+        self.bytes += whole as u64;
+        whole
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    unsafe fn stream(&mut self, _from: *const u8, _to: *mut u8, _bytes: usize) -> usize {
+        0
     }
 
     /// The checksum, never 0.
     #[must_use]
     pub fn finish(&self) -> u64 {
-        let hash = self.lanes.iter().fold(self.bytes, |hash, &lane| mix(hash, lane));
+        let hash = self.sums.iter().chain(&self.totals).fold(self.bytes, |hash, &lane| mix(hash, lane));
         (hash ^ (hash >> 32)).max(1)
     }
 }
 
-fn mix(hash: u64, word: u64) -> u64 {
+/// One step of a hash that depends on the order of its words.
+pub(super) fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
 

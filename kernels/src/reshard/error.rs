@@ -165,7 +165,7 @@ impl Fault {
 #[repr(u8)]
 pub enum Reason {
     /// What arrived has another checksum than what was loaded, or none is known.
-    #[error("what arrived is not what was loaded")]
+    #[error("what arrived has another checksum than what was loaded")]
     Checksum = 1,
     /// Memory could not be read or written.
     #[error("memory could not be read or written")]

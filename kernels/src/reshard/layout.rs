@@ -297,20 +297,53 @@ impl Pool {
         at: HostedAt,
     ) -> impl Iterator<Item = Part> {
         let steps = self.shape.steps(piece.slice.into(), self.cluster.slices());
-        let (entries, first, of_step) = match layout {
-            Layout::Ep(_) => (self.slots, steps.start, self.shape.width()),
-            Layout::Tp => (self.experts, 0, steps.len()),
+        let (first, of_step) = match layout {
+            Layout::Ep(_) => (steps.start, self.shape.width()),
+            Layout::Tp => (0, steps.len()),
         };
-        let slot = self.slot(layout, side, piece.layer).start;
+        let slot = Slot { layout, side, layer: piece.layer };
         let arrays = if steps.is_empty() { 0 } else { self.shape.arrays().len() };
         (0..arrays).map(move |array| {
             let ExpertArray { outer, inner_bytes } = self.shape.arrays()[array];
-            let before = entries * self.shape.first_bytes(array, of_step);
-            let offset = slot + before + at.position * self.shape.part_bytes(array, of_step) + first * inner_bytes;
+            let offset = self.array(slot, at.position, array, of_step).start + first * inner_bytes;
             let place = Place { rank: at.rank, offset, stride: of_step * inner_bytes };
             Part { piece, array, place, rows: outer, bytes: steps.len() * inner_bytes }
         })
     }
+
+    /// Where one array of all that a rank has of the expert at this position of a slot lies: `[outer, steps, inner]`,
+    /// for code that computes with it. Panics if there is no such layer or array.
+    #[must_use]
+    pub fn entry(&self, slot: Slot<'_>, rank: usize, position: usize, array: usize) -> Range<usize> {
+        let steps = match slot.layout {
+            Layout::Ep(_) => self.shape.width(),
+            Layout::Tp => self.shape.steps(self.cluster.slice(rank), self.cluster.slices()).len(),
+        };
+        self.array(slot, position, array, steps)
+    }
+
+    /// A slot has the first array of all experts, then the second one.
+    fn array(&self, slot: Slot<'_>, position: usize, array: usize, steps: usize) -> Range<usize> {
+        let entries = match slot.layout {
+            Layout::Ep(_) => self.slots,
+            Layout::Tp => self.experts,
+        };
+        let bytes = self.shape.part_bytes(array, steps);
+        let first = self.slot(slot.layout, slot.side, slot.layer).start;
+        let start = first + entries * self.shape.first_bytes(array, steps) + position * bytes;
+        start..start + bytes
+    }
+}
+
+/// A layer's slot of every rank's buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot<'a> {
+    /// What the layer's experts are laid out by.
+    pub layout: &'a Layout,
+    /// Where that layout lies.
+    pub side: Side,
+    /// The layer.
+    pub layer: usize,
 }
 
 /// Where rows of bytes lie in a rank's buffer.

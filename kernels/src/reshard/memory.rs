@@ -31,8 +31,8 @@ pub trait ExpertMemory {
     /// What cannot be written, out of bounds included.
     fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault>;
 
-    /// Copies a row from a buffer within reach to `to` in the own one, and adds to `hash` what lies there then. The two
-    /// never overlap.
+    /// Copies a row from a buffer within reach to `to` in the own one, and adds the bytes to `hash`. The two never
+    /// overlap.
     ///
     /// # Errors
     /// As [`ExpertMemory::read`] and [`ExpertMemory::write`].
@@ -53,6 +53,39 @@ pub trait ExpertMemory {
             hash.update(part);
         }
         Ok(())
+    }
+}
+
+impl<M: ExpertMemory> ExpertMemory for &mut M {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn reaches(&self, rank: usize) -> bool {
+        (**self).reaches(rank)
+    }
+
+    fn bytes(&self) -> usize {
+        (**self).bytes()
+    }
+
+    fn read(&self, rank: usize, offset: usize, into: &mut [u8]) -> Result<(), MemoryFault> {
+        (**self).read(rank, offset, into)
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryFault> {
+        (**self).write(offset, bytes)
+    }
+
+    fn copy(
+        &mut self,
+        rank: usize,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        hash: &mut PieceHash,
+    ) -> Result<(), MemoryFault> {
+        (**self).copy(rank, from, to, bytes, hash)
     }
 }
 

@@ -26,7 +26,8 @@
 //!
 //! The side is part of the state, as the parity of all switches so far: EP -> TP -> EP comes back to the same
 //! addresses, but EP(E) -> EP(E') ends at the other side, one slot away. Callers that need fixed addresses for each
-//! layout (CUDA graphs) follow it with a switch E' -> E', which copies within each rank and moves nothing between ranks.
+//! layout (CUDA graphs) follow it with a switch E' -> E', which copies within each rank and moves nothing between
+//! ranks.
 //!
 //! # Example
 //! Four experts on two ranks go from EP to TP.
@@ -64,7 +65,7 @@ mod transfer;
 pub use checksum::{Checksums, PieceHash, PieceId};
 pub use error::{Fault, MemoryFault, Reason, Refusal, ReshardError, SwitchError};
 pub use execute::{Outcome, Progress, Resharder};
-pub use layout::{Hosts, Layout, NO_HOST, Part, Place, Pool, Side};
+pub use layout::{Hosts, Layout, NO_HOST, Part, Place, Pool, Side, Slot};
 pub use memory::{ExpertMemory, OwnMemory};
 pub use plan::{Move, Switch};
 pub use shape::{Cluster, ExpertArray, ExpertShape};

@@ -1,6 +1,6 @@
 //! A switch as data: which bytes go where, in which order of layers.
 
-use super::checksum::{PieceHash, PieceId};
+use super::checksum::{PieceId, mix};
 use super::error::ReshardError;
 use super::layout::{HostedAt, Layout, Place, Pool, Side};
 
@@ -166,8 +166,9 @@ impl<'a> Switch<'a> {
     /// A number that is, in all likelihood, equal on two ranks only if their switches are.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut hash = PieceHash::default();
-        let mut word = |word: usize| hash.update(&(word as u64).to_le_bytes());
+        // Not the checksum of bytes: sums would not see changes that make up for each other, as those of two swaps can.
+        let mut hash = 0;
+        let mut word = |word: usize| hash = mix(hash, word as u64 + 1);
         let pool = self.pool;
         let counts = [
             pool.bytes(),
@@ -192,6 +193,6 @@ impl<'a> Switch<'a> {
                 }
             }
         }
-        hash.finish()
+        hash ^ (hash >> 32)
     }
 }

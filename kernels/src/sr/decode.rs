@@ -10,7 +10,8 @@ use crate::vector::sum_rows;
 /// Values that are added at once: they stay in the first cache.
 const BATCH: usize = 1024;
 
-/// An expert's residual as it lies in a message. A value is valid: its indices ascend and are below n, its values are finite.
+/// An expert's residual as it lies in a message. A value is valid: its indices ascend and are below n, its values are
+/// finite.
 #[derive(Clone, Copy, Debug)]
 pub struct SrResidual<'a> {
     epoch: u64,
@@ -169,8 +170,8 @@ impl<'a> SrResidual<'a> {
         Ok(())
     }
 
-    /// Adds some values to the weights of their block: fetched from their places and added as the rows of a reduce-scatter are, many at
-    /// once.
+    /// Adds some values to the weights of their block: fetched from their places and added as the rows of a
+    /// reduce-scatter are, many at once.
     fn add(&self, values: Range<usize>, block: &mut [f16]) {
         let (mut places, mut sums) = ([0u16; BATCH], [f16::ZERO; BATCH]);
         let (mut weights, mut added) = (sums, sums);

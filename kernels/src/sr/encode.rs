@@ -32,8 +32,8 @@ impl SrEncoder {
     /// Appends an expert's message to `out`.
     ///
     /// # Errors
-    /// A ratio outside of [`SR_RATIOS`](super::SR_RATIOS), another length than the shared expert's, a residual that is not finite in
-    /// f16; `out` is then as it was.
+    /// A ratio outside of [`SR_RATIOS`](super::SR_RATIOS), another length than the shared expert's, a residual that is
+    /// not finite in f16; `out` is then as it was.
     pub fn encode(
         &mut self,
         expert: &[f16],

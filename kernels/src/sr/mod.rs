@@ -1,12 +1,13 @@
 //! Experts compressed to a sparse residual on a shared expert (HybridEP, section IV-B: SREncode and SRDecode).
 //!
-//! The shared expert is the mean of all experts; of what an expert differs from it by, the k weights of the greatest magnitude
-//! are kept, as f16. What the paper leaves open:
+//! The shared expert is the mean of all experts; of what an expert differs from it by, the k weights of the greatest
+//! magnitude are kept, as f16. What the paper leaves open:
 //!
 //! - the mean is summed in f32 in the order of the experts, divided in f32, and rounded to f16;
 //! - the residual is f32(w) - f32(S); of equal magnitudes the lowest index is kept; indices ascend;
 //! - decoded weights are f16(f32(S) + f32(value)) where a value was kept, and S elsewhere;
-//! - k is such that values and indices take at most 1 / ratio of the expert's bytes, header and block counts not counted;
+//! - k is such that values and indices take at most 1 / ratio of the expert's bytes, header and block counts not
+//!   counted;
 //! - a residual carries the epoch of the shared expert that it is to be added to.
 //!
 //! One message, little-endian, b = [`BLOCK`]:

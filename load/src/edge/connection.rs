@@ -13,8 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::target::{Stream, Target};
 use crate::Failure;
 
-/// Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s: one that is about to be closed is not used.
-const LONGEST_IDLE: Duration = Duration::from_secs(4);
+/// Uvicorn, which SGLang and vLLM run on, closes idle connections after 5 s: one that is about to be closed is not
+/// used.
+const MAX_IDLE: Duration = Duration::from_secs(4);
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
 
@@ -26,11 +27,11 @@ pub(crate) struct Connections {
     counts: Arc<ConnectionCounts>,
 }
 
-/// What became of the connections of a run.
+/// How the connections of a run ended.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionCounts {
     pub(crate) opened: AtomicU64,
-    /// The server sent something on them that nobody asked for, such as more than it announced.
+    /// The server sent something on them that was not requested, such as more than it announced.
     pub(crate) stray: AtomicU64,
 }
 
@@ -43,7 +44,7 @@ impl Connections {
     pub(crate) async fn idle(&self) -> Option<Sender> {
         loop {
             let (mut sender, since) = self.lock().pop()?;
-            if since.elapsed() < LONGEST_IDLE && !sender.is_closed() && sender.ready().await.is_ok() {
+            if since.elapsed() < MAX_IDLE && !sender.is_closed() && sender.ready().await.is_ok() {
                 return Some(sender);
             }
         }
@@ -62,7 +63,7 @@ impl Connections {
         self.counts.opened.fetch_add(1, Ordering::Relaxed);
         let counts = Arc::clone(&self.counts);
         tokio::spawn(async move {
-            // A request in flight gets the error itself; bytes after an answer belong to nobody.
+            // A request in flight gets the error itself; bytes after an answer belong to no request.
             if connection.await.is_err_and(|error| is_unexpected(&error)) {
                 counts.stray.fetch_add(1, Ordering::Relaxed);
             }

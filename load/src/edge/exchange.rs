@@ -21,7 +21,7 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 
 const NO_JSON: Failure = Failure::Malformed("not the JSON of the route");
 
-/// What is seen of a request while it runs; a time-out finds it as far as it got.
+/// Progress of a running request; a timeout finds it as far as it got.
 #[derive(Debug)]
 pub(crate) struct Seen {
     /// Latencies count from here: the request was due, or its client was free.
@@ -171,8 +171,8 @@ impl Seen {
     }
 }
 
-/// Sends on an idle connection or a new one. A request that an idle connection did not take, as the server had just closed
-/// it, goes on a new one; nothing of it was sent.
+/// Sends on an idle connection or a new one. A request that an idle connection did not take, as the server had just
+/// closed it, goes on a new one; nothing of it was sent.
 async fn send(connections: &Connections, body: Bytes) -> Result<(Sender, Response<Incoming>), Failure> {
     let mut request = connections.target().request(body);
     if let Some(mut sender) = connections.idle().await {
@@ -198,7 +198,7 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     kind.trim_start().get(..17).is_some_and(|start| start.eq_ignore_ascii_case("text/event-stream"))
 }
 
-/// Reads a body that nobody needs; whether it ended.
+/// Reads a body that is not needed; whether it ended.
 async fn drain(mut body: Incoming) -> bool {
     let mut bytes = 0usize;
     while let Some(frame) = body.frame().await {

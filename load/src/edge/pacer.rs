@@ -1,6 +1,7 @@
 //! The clock of an open loop: a thread of its own that hands each request to a worker when it is due.
 //!
-//! A thread that sleeps is more exact than the runtime's timers, which tick in milliseconds, and is not held up by answers.
+//! A thread that sleeps is more exact than the runtime's timers, which tick in milliseconds, and is not held up by
+//! answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use crate::schedule::Schedule;
 use crate::window::Ticket;
 
 /// The longest sleep, so that a stop is noticed.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 /// A request and when it is due.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +33,7 @@ pub(crate) fn pace(shared: &Arc<Shared>, schedule: Schedule, workers: &[Sender<D
             if shared.stop.is_cancelled() {
                 return;
             }
-            std::thread::sleep(left.min(LONGEST_SLEEP));
+            std::thread::sleep(left.min(MAX_SLEEP));
         }
         let Some(ticket) = shared.ticket(at) else { return };
         if worker.blocking_send(Due { ticket, at }).is_err() {

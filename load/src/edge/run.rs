@@ -47,8 +47,11 @@ pub struct Snapshot {
 
 /// Sends, measures and reports.
 ///
-/// `view` is called about once a second. When `stop` resolves nothing more is sent, what is in flight is waited for a little,
-/// and the report says so. Must run in a Tokio runtime; the load is sent from threads of its own.
+/// `view` is called about once a second. When `stop` resolves nothing more is sent, what is in flight is waited for a
+/// little, and the report says so. Must run in a Tokio runtime; the load is sent from threads of its own.
+///
+/// # Errors
+/// `LoadError` before the first request; failed requests are counted in the report.
 pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output = ()>) -> Result<Report, LoadError> {
     options.check()?;
     tokio::pin!(stop);
@@ -64,6 +67,9 @@ pub async fn run(options: LoadOptions, view: View<'_>, stop: impl Future<Output 
 /// [`run`] against the server of `options` and against `second` in turn: `rounds` times a block of each, whose order
 /// alternates. The limit is for each server and is shared out over the rounds; each block begins with the warm-up. Both
 /// blocks of a round send the same prompts, and in an open loop at the same times.
+///
+/// # Errors
+/// As `run`.
 pub async fn compare(
     mut options: LoadOptions,
     second: BaseUrl,
@@ -115,7 +121,8 @@ async fn all_rounds(
     let (mut done, mut first_prompt) = (Vec::new(), 0u64);
     for round in 0..rounds {
         let place = |at| Place { block: (2 * round + at + 1, 2 * rounds), first_prompt };
-        // What is first in a round may find the machine, or a cache, in another state: each is first as often.
+        // The first side of a round may find the machine or a cache in another state, so each side is first equally
+        // often.
         let leader = round % 2;
         let earlier = servers[leader].block(place(0), view, token.cancelled()).await?;
         if token.is_cancelled() {

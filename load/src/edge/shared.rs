@@ -1,4 +1,4 @@
-//! What the workers of a run share: the requests still to send, the time that is measured, counts.
+//! State that the workers of a run share: the requests still to send, the time that is measured, counts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

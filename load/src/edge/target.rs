@@ -34,7 +34,7 @@ pub(crate) struct Target {
     tls: Option<(Arc<ClientTls>, String)>,
 }
 
-/// What a connection runs over.
+/// The transport of a connection.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Plain(TcpStream),
@@ -42,7 +42,8 @@ pub(crate) enum Stream {
 }
 
 impl Target {
-    /// Looks the server up and connects once, so that a wrong address is one error and not as many as there are requests.
+    /// Looks the server up and connects once, so that a wrong address is one error and not as many as there are
+    /// requests.
     pub(crate) async fn find(options: &LoadOptions, tls: Option<Arc<ClientTls>>) -> Result<Self, LoadError> {
         let url = &options.url;
         let unreachable = |cause: std::io::Error| LoadError::Connect { url: url.to_string(), cause: cause.to_string() };

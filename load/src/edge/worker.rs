@@ -15,7 +15,8 @@ use crate::Failure;
 use crate::stats::{Sample, Stats};
 use crate::window::Ticket;
 
-/// A client of a closed loop that got no connection waits so long: a dead server is not asked as fast as the machine can.
+/// A client of a closed loop that got no connection waits so long: a dead server is not asked as fast as the machine
+/// can.
 const PAUSE_AFTER_NO_CONNECTION: Duration = Duration::from_millis(10);
 
 const BACKEND: &str = "x-semmoe-backend";

@@ -10,7 +10,7 @@ use semmoe_load::{Limit, LoadOptions, Pace, Report};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// What is done after a request was read.
+/// The server's action after it has read a request.
 pub enum Reply {
     /// These bytes, then the next request.
     Bytes(Vec<u8>),

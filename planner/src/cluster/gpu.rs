@@ -22,9 +22,22 @@ pub struct Gpu {
     pub fp8: Option<f64>,
     /// FLOP/s with 4-bit floats, if it has them.
     pub fp4: Option<f64>,
+    /// How much slower ranks compute that share processors, by how many there are; empty where each has its own GPU.
+    pub sharing: Vec<Sharing>,
     /// Where the figures are from.
     pub source: String,
 }
+
+/// Ranks that share the processors of one machine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Sharing {
+    /// Ranks that compute at once.
+    pub ranks: u64,
+    /// How many times longer each takes than alone, at least 1.
+    pub slowdown: f64,
+}
+
+const SHARING_KEYS: &[&str] = &["ranks", "slowdown"];
 
 /// A row of the table of presets.
 #[derive(Debug)]
@@ -39,11 +52,25 @@ pub struct Preset {
 }
 
 /// GPUs that a cluster file can name. Half of the NVLink figures of these sources is one direction, which
-/// `bandwidth_gb_per_second` of the innermost level wants: A100 300, H100, H200 and H20 450, B200 900, MI300X 448.
+/// `bandwidth_gb_per_second` of the innermost level wants: A100 300, H100, H200 and H20 450, B200, B300, GB200 and
+/// GB300 900, MI300X 448.
 pub const PRESETS: &[Preset] = &[
     preset("H100", [80.0, 3.35], [989.4, 1978.9, 0.0], "NVIDIA H100 data sheet, SXM5, without sparsity"),
     preset("H200", [141.0, 4.8], [989.4, 1978.9, 0.0], "NVIDIA H200 data sheet, SXM5, without sparsity"),
     preset("B200", [180.0, 8.0], [2250.0, 4500.0, 9000.0], "NVIDIA HGX B200 data sheet, per GPU, without sparsity"),
+    preset("B300", [270.0, 8.0], [2250.0, 4500.0, 14000.0], "NVIDIA HGX B300 data sheet, per GPU, without sparsity"),
+    preset(
+        "GB200",
+        [186.0, 8.0],
+        [2500.0, 5000.0, 10000.0],
+        "NVIDIA GB200 NVL72 data sheet, per GPU, without sparsity",
+    ),
+    preset(
+        "GB300",
+        [279.0, 8.0],
+        [2500.0, 5000.0, 15000.0],
+        "NVIDIA GB300 NVL72 data sheet, per GPU, without sparsity",
+    ),
     preset("H20", [96.0, 4.0], [148.0, 296.0, 0.0], "NVIDIA H20 product brief, as published by resellers"),
     preset("A100", [80.0, 2.039], [312.0, 0.0, 0.0], "NVIDIA A100 data sheet, SXM4 80 GB, without sparsity"),
     preset("MI300X", [192.0, 5.3], [1307.4, 2614.9, 0.0], "AMD Instinct MI300X data sheet, without sparsity"),
@@ -66,13 +93,14 @@ impl Gpu {
             bf16: found.tflops[0] * 1e12,
             fp8: rate(1),
             fp4: rate(2),
+            sharing: Vec::new(),
             source: found.source.to_owned(),
         })
     }
 
     pub(super) fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
         const KEYS: &[&str] =
-            &["name", "memory_gb", "hbm_tb_per_second", "bf16_tflops", "fp8_tflops", "fp4_tflops", "source"];
+            &["name", "memory_gb", "hbm_tb_per_second", "bf16_tflops", "fp8_tflops", "fp4_tflops", "sharing", "source"];
         let names = || PRESETS.iter().map(|preset| preset.name).collect::<Vec<_>>().join(", ");
         if let Some(Value::Object(_)) = fields.get("gpu") {
             let Some(gpu) = fields.section("gpu", KEYS)? else { return Err(fields.unexpected("gpu", "a table")) };
@@ -84,11 +112,27 @@ impl Gpu {
                 bf16: gpu.positive("bf16_tflops")? * 1e12,
                 fp8: rate("fp8_tflops")?,
                 fp4: rate("fp4_tflops")?,
+                sharing: Sharing::read(&gpu)?,
                 source: gpu.text("source")?.unwrap_or("the cluster file").chars().take(200).collect(),
             });
         }
         let preset = fields.get("gpu").and_then(Value::as_str).and_then(Self::preset);
         preset.ok_or_else(|| fields.unexpected("gpu", format!("a table or one of {}", names())))
+    }
+
+    /// How many times longer computation takes where `ranks` compute at once: a straight line between measured numbers
+    /// of ranks, in proportion above the last.
+    #[must_use]
+    pub fn slowdown(&self, ranks: u64) -> f64 {
+        let (mut low, ranks) = (Sharing { ranks: 1, slowdown: 1.0 }, ranks as f64);
+        for &high in &self.sharing {
+            let (from, to) = (low.ranks as f64, high.ranks as f64);
+            if ranks <= to {
+                return low.slowdown + (high.slowdown - low.slowdown) * (ranks - from) / (to - from).max(1.0);
+            }
+            low = high;
+        }
+        if self.sharing.is_empty() { 1.0 } else { low.slowdown * ranks / low.ranks as f64 }
     }
 
     /// FLOP/s of a product with weights of this type. Types that the GPU lacks are widened before they are multiplied.
@@ -100,6 +144,22 @@ impl Gpu {
             Dtype::Fp8 => self.fp8.unwrap_or(self.bf16),
             // Activations stay at 16 bits unless the GPU multiplies 4-bit floats.
             Dtype::Mxfp4 | Dtype::Nvfp4 => self.fp4.unwrap_or(self.bf16),
+        }
+    }
+}
+
+impl Sharing {
+    fn read(gpu: &Fields<'_>) -> Result<Vec<Self>, PlanError> {
+        let row = |row: &Fields<'_>| Ok(Self { ranks: row.dimension("ranks")?, slowdown: row.positive("slowdown")? });
+        let rows: Vec<Self> =
+            gpu.sections("sharing", SHARING_KEYS)?.iter().map(row).collect::<Result<_, PlanError>>()?;
+        let rising = rows.windows(2).all(|pair| pair[0].ranks < pair[1].ranks);
+        match rising && rows.iter().all(|row| row.ranks > 1 && row.slowdown >= 1.0) {
+            true => Ok(rows),
+            false => {
+                Err(gpu
+                    .unexpected("sharing", "rows of { ranks, slowdown }, ranks rising from 2, slowdowns of at least 1"))
+            }
         }
     }
 }

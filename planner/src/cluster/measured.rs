@@ -1,8 +1,10 @@
-//! Measured times of collectives, which count in place of latency and bandwidth.
+//! `[[measured]]`: times of collectives, which count in place of latency and bandwidth, and of kernels, in place of the
+//! roofline. One form for all: an operator, its sizes, and `points` of a size and microseconds.
 
 use serde::Serialize;
 
 use super::Level;
+use super::kernels::{self, Kernel, MeasuredKernel};
 use crate::PlanError;
 use crate::fields::Fields;
 
@@ -27,6 +29,31 @@ const OPERATORS: [(&str, Operator); 4] = [
     ("point_to_point", Operator::PointToPoint),
 ];
 
+impl Operator {
+    /// Its name in cluster files.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        OPERATORS.iter().find(|(_, operator)| *operator == self).map_or("", |(name, _)| *name)
+    }
+}
+
+/// A latency and a bandwidth: `latency + bytes x seconds_per_byte`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Line {
+    /// Seconds of the smallest message.
+    pub latency: f64,
+    /// The reciprocal of the bandwidth, above 0.
+    pub seconds_per_byte: f64,
+}
+
+impl Line {
+    /// The size at which latency and bytes take equally long: smaller messages are bound by latency.
+    #[must_use]
+    pub fn knee(&self) -> f64 {
+        self.latency / self.seconds_per_byte
+    }
+}
+
 /// Times of one operator between a number of ranks of one level.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
@@ -37,41 +64,122 @@ pub struct Measured {
     /// Between how many ranks.
     pub ranks: u64,
     /// Bytes, rising, and seconds.
-    pub points: Vec<[f64; 2]>,
+    pub points: Curve,
 }
 
-pub(super) const KEYS: &[&str] = &["level", "operator", "ranks", "points"];
-const POINT_KEYS: &[&str] = &["bytes", "us"];
+const KEYS: &[&str] = &["level", "operator", "ranks", "points"];
+/// More points than a sweep of every size has are a mistake.
+const MAX_POINTS: usize = 4096;
+
+/// Seconds by size: one point or more, sizes rising, times above 0.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Curve(Vec<[f64; 2]>);
+
+impl Curve {
+    /// Of points of a size and seconds; `None` unless sizes rise from 0 or more and times are finite and above 0.
+    #[must_use]
+    pub fn new(points: Vec<[f64; 2]>) -> Option<Self> {
+        let good =
+            |[size, seconds]: &[f64; 2]| size.is_finite() && *size >= 0.0 && seconds.is_finite() && *seconds > 0.0;
+        let rising = points.windows(2).all(|pair| pair[0][0] < pair[1][0]);
+        (rising && (1..=MAX_POINTS).contains(&points.len()) && points.iter().all(good)).then_some(Self(points))
+    }
+
+    /// The points.
+    #[must_use]
+    pub fn points(&self) -> &[[f64; 2]] {
+        &self.0
+    }
+
+    /// `points` of a table, whose sizes are called `size`.
+    pub(super) fn read(fields: &Fields<'_>, size: &'static str) -> Result<Self, PlanError> {
+        let keys = [size, "us"];
+        let point = |point: &Fields<'_>| Ok([point.not_negative(size)?, point.positive("us")? * 1e-6]);
+        let points = fields.sections("points", &keys)?.iter().map(point).collect::<Result<_, PlanError>>()?;
+        let expected = || format!("1 to {MAX_POINTS} of {{ {size}, us }}, {size} rising");
+        Self::new(points).ok_or_else(|| fields.unexpected("points", expected()))
+    }
+
+    /// Seconds at `size`: straight lines between points, which are exact where a time is constant, proportional, or
+    /// latency and bytes over bandwidth; only at a knee between two points they are too long. The first time below the
+    /// points, the last slope above.
+    #[must_use]
+    pub fn seconds(&self, size: f64) -> f64 {
+        let points = &self.0;
+        let above = points.iter().position(|point| point[0] >= size).unwrap_or(points.len() - 1);
+        let (high, low) = (points[above], points[above.saturating_sub(1)]);
+        if above == 0 || high[0] <= low[0] {
+            // A single point says nothing about the slope: larger sizes take longer in proportion.
+            return if size > high[0] && high[0] > 0.0 { high[1] * size / high[0] } else { high[1] };
+        }
+        // Noise must not make an extrapolated time fall.
+        let slope = ((high[1] - low[1]) / (high[0] - low[0])).max(if size > high[0] { 0.0 } else { f64::NEG_INFINITY });
+        if size > high[0] { high[1] + slope * (size - high[0]) } else { low[1] + slope * (size - low[0]) }
+    }
+}
+
+/// The tables of a cluster file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Tables {
+    /// Of collectives.
+    pub collectives: Vec<Measured>,
+    /// Of kernels.
+    pub kernels: Vec<MeasuredKernel>,
+}
+
+impl Tables {
+    pub(super) fn read(fields: &Fields<'_>, levels: &[Level]) -> Result<Self, PlanError> {
+        let mut tables = Self::default();
+        for table in fields.any_sections("measured")? {
+            match table.text("operator")?.and_then(kernels::keys) {
+                Some(keys) => tables.kernels.push(MeasuredKernel::read(&table.known(keys)?)?),
+                None => tables.collectives.push(Measured::read(&table.known(KEYS)?, levels)?),
+            }
+        }
+        Ok(tables)
+    }
+
+    /// Seconds of `kernel` for `tokens`, if a table of it or of a near shape exists; `modelled` is the roofline.
+    #[must_use]
+    pub fn kernel(&self, kernel: &Kernel, tokens: f64, modelled: impl Fn(&Kernel) -> f64) -> Option<f64> {
+        kernels::seconds(&self.kernels, kernel, tokens, modelled)
+    }
+}
 
 impl Measured {
-    pub(super) fn read(fields: &Fields<'_>, levels: &[Level]) -> Result<Self, PlanError> {
+    fn read(fields: &Fields<'_>, levels: &[Level]) -> Result<Self, PlanError> {
         let named = |name: &str| levels.iter().find(|level| level.name == name);
         let level = fields.text("level")?.and_then(named);
         let names = || levels.iter().map(|level| level.name.as_str()).collect::<Vec<_>>().join(", ");
         let level = level.ok_or_else(|| fields.unexpected("level", format!("one of {}", names())))?;
         let operator = fields.text("operator")?.and_then(|name| OPERATORS.iter().find(|(known, _)| *known == name));
         let operator = operator.ok_or_else(|| {
-            fields.unexpected("operator", format!("one of {}", OPERATORS.map(|(name, _)| name).join(", ")))
+            fields.unexpected(
+                "operator",
+                format!("one of {}, product, experts, prefill, decode", OPERATORS.map(|(name, _)| name).join(", ")),
+            )
         })?;
-        let point = |point: &Fields<'_>| Ok([point.not_negative("bytes")?, point.positive("us")? * 1e-6]);
-        let points: Vec<[f64; 2]> =
-            fields.sections("points", POINT_KEYS)?.iter().map(point).collect::<Result<_, PlanError>>()?;
-        if points.is_empty() || points.windows(2).any(|pair| pair[0][0] >= pair[1][0]) {
-            return Err(fields.unexpected("points", "one or more { bytes, us }, bytes rising"));
-        }
-        Ok(Self { level: level.name.clone(), operator: operator.1, ranks: fields.dimension("ranks")?, points })
+        Ok(Self {
+            level: level.name.clone(),
+            operator: operator.1,
+            ranks: fields.dimension("ranks")?,
+            points: Curve::read(fields, "bytes")?,
+        })
     }
 
-    /// Seconds for `bytes`: straight lines between points; the first time below them, the last slope above.
+    /// The line through the smallest and the largest size; `None` where time does not grow with the bytes.
+    #[must_use]
+    pub fn line(&self) -> Option<Line> {
+        let (first, last) = (self.points.0.first()?, self.points.0.last()?);
+        let seconds_per_byte = (last[1] - first[1]) / (last[0] - first[0]);
+        let latency = (first[1] - first[0] * seconds_per_byte).max(0.0);
+        (seconds_per_byte.is_finite() && seconds_per_byte > 0.0).then_some(Line { latency, seconds_per_byte })
+    }
+
+    /// Seconds for `bytes`.
     #[must_use]
     pub fn seconds(&self, bytes: f64) -> f64 {
-        let above = self.points.iter().position(|point| point[0] >= bytes).unwrap_or(self.points.len() - 1);
-        let (high, low) = (self.points[above], self.points[above.saturating_sub(1)]);
-        if above == 0 || high[0] <= low[0] {
-            // A single point says nothing about bandwidth: larger messages take longer in proportion.
-            return if bytes > high[0] && high[0] > 0.0 { high[1] * bytes / high[0] } else { high[1] };
-        }
-        low[1] + (high[1] - low[1]) * (bytes - low[0]) / (high[0] - low[0])
+        self.points.seconds(bytes)
     }
 }
 
@@ -92,15 +200,55 @@ mod tests {
         for (bytes, us) in [(0.0, 10.0), (1000.0, 10.0), (2000.0, 11.0), (3500.0, 15.0), (5000.0, 24.0)] {
             assert!((eight.all_reduce(bytes) * 1e6 - us).abs() < 1e-9, "{bytes}");
         }
-        let alone = Measured { points: vec![[1000.0, 1e-5]], ..cluster.measured[0].clone() };
+        let alone =
+            Measured { points: Curve::new(vec![[1000.0, 1e-5]]).unwrap(), ..cluster.measured.collectives[0].clone() };
         assert_eq!([10.0, 1000.0, 2000.0].map(|bytes| alone.seconds(bytes)), [1e-5, 1e-5, 2e-5]);
+        assert_eq!(alone.line(), None);
+        let line = cluster.measured.collectives[0].line().unwrap();
+        assert!(
+            (line.seconds_per_byte - 8e-6 / 3000.0).abs() < 1e-15 && (line.knee() - 2750.0).abs() < 1e-6,
+            "{line:?}"
+        );
         // Other ranks, operators and levels are modelled.
-        let modelled = Cluster { measured: Vec::new(), ..cluster.clone() };
+        let modelled = Cluster { measured: Tables::default(), ..cluster.clone() };
         for group in [Group { size: 4, stride: 1 }, Group { size: 2, stride: 8 }, Group { size: 16, stride: 1 }] {
             assert_eq!(cluster.span(group).all_reduce(1e6), modelled.span(group).all_reduce(1e6));
         }
         let tuned = |cluster: &Cluster| cluster.span(Group { size: 8, stride: 1 }).tuned(0.5, 1e-3).all_reduce(2000.0);
         assert!((tuned(&cluster) - 11e-6).abs() < 1e-12 && tuned(&modelled) > 1e-3);
+    }
+
+    const KERNEL: &str = "[[measured]]\noperator = \"product\"\ndtype = \"fp8\"\ninputs = 4096\noutputs = 1280\n\
+        points = [{ tokens = 1, us = 5.0 }, { tokens = 256, us = 10.0 }]\n";
+
+    #[test]
+    fn kernels_have_the_same_form() {
+        let read = |text: &str| Cluster::from_toml("c", &format!("{TEXT}{text}"));
+        let tables = read(KERNEL).unwrap().measured;
+        assert_eq!((tables.collectives.len(), tables.kernels.len()), (1, 1));
+        let product = Kernel::Product { dtype: crate::shape::Dtype::Fp8, inputs: 4096, outputs: 1280 };
+        for (tokens, us) in [(1.0, 5.0), (128.5, 7.5), (256.0, 10.0), (511.0, 15.0)] {
+            assert!((tables.kernel(&product, tokens, |_| 1.0).unwrap() * 1e6 - us).abs() < 1e-9, "{tokens}");
+        }
+        let many = (0..=MAX_POINTS).map(|at| format!("{{ tokens = {at}, us = 1 }}")).collect::<Vec<_>>().join(", ");
+        let cases = [
+            ("us = 5.0", "us = nan", "`measured[1].points[0].us` is null, NaN or infinite"),
+            ("us = 5.0", "us = -5.0", "`measured[1].points[0].us` is -5"),
+            ("us = 5.0", "us = 1e300", "`measured[1].points[0].us` is 1e+300"),
+            ("tokens = 1,", "tokens = 300,", "`measured[1].points` is ["),
+            ("tokens = 1,", "tokens = -1,", "`measured[1].points[0].tokens` is -1"),
+            ("tokens = 1,", "bytes = 1,", "`measured[1].points[0].bytes` is an unknown key"),
+            ("inputs = 4096", "inputs = 0", "`measured[1].inputs` is 0"),
+            ("inputs = 4096", "hidden = 4096", "`measured[1].hidden` is an unknown key"),
+            ("\"fp8\"", "\"fp9\"", "`measured[1].dtype` is \"fp9\", expected one of f32"),
+            ("\"product\"", "\"gemm\"", "`measured[1].dtype` is an unknown key, expected one of level"),
+            ("{ tokens = 1, us = 5.0 }", &many, "`measured[1].points` is ["),
+            ("{ tokens = 1, us = 5.0 }, { tokens = 256, us = 10.0 }", "", "`measured[1].points` is []"),
+        ];
+        for (from, to, message) in cases {
+            let error = read(&KERNEL.replace(from, to)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}\nlacks: {message}");
+        }
     }
 
     #[test]

@@ -3,15 +3,18 @@
 //! | module | what |
 //! |---|---|
 //! | `gpu` | figures of a GPU, presets with their sources |
-//! | `measured` | times of collectives that were measured |
+//! | `measured` | `[[measured]]`: times of collectives and kernels |
+//! | `kernels` | which kernels, and the nearest table of one |
 //! | `span` | which levels a group of ranks crosses |
 
 mod gpu;
+mod kernels;
 mod measured;
 mod span;
 
-pub use gpu::{Gpu, PRESETS};
-pub use measured::{Measured, Operator};
+pub use gpu::{Gpu, PRESETS, Sharing};
+pub use kernels::{Kernel, MeasuredKernel};
+pub use measured::{Curve, Line, Measured, Operator, Tables};
 use serde::Serialize;
 pub use span::{Group, Span, all_reduce_bytes};
 
@@ -25,8 +28,8 @@ pub struct Cluster {
     pub gpu: Gpu,
     /// Links, innermost first: level 0 connects GPUs, level 1 groups of `levels[0].count` GPUs, and so on.
     pub levels: Vec<Level>,
-    /// Times of collectives that count in place of the levels' figures.
-    pub measured: Vec<Measured>,
+    /// Measured times that count in place of the levels' figures and the roofline.
+    pub measured: Tables,
     /// What one GPU costs, US dollars an hour, if it is known.
     pub usd_per_gpu_hour: Option<f64>,
 }
@@ -72,6 +75,12 @@ impl Cluster {
     /// operator = "all_reduce"           # all_reduce, scatter (either half of it), all_to_all, point_to_point
     /// ranks = 8
     /// points = [{ bytes = 65536, us = 9.1 }, { bytes = 1048576, us = 14.2 }]
+    /// [[measured]]                      # optional: a kernel of one layer on one rank, see `Kernel`
+    /// operator = "product"              # product, experts, prefill, decode
+    /// dtype = "fp8"
+    /// inputs = 4096
+    /// outputs = 1280
+    /// points = [{ tokens = 1, us = 5.2 }, { tokens = 256, us = 9.9 }]
     /// ```
     ///
     /// # Errors
@@ -88,8 +97,7 @@ impl Cluster {
             let expected = format!("1 to {MAX_LEVELS} levels of {MAX_GPUS} GPUs at most, innermost first");
             return Err(fields.unexpected("levels", expected));
         }
-        let measured = fields.sections("measured", measured::KEYS)?;
-        let measured = measured.iter().map(|table| Measured::read(table, &levels)).collect::<Result<_, _>>()?;
+        let measured = Tables::read(&fields, &levels)?;
         Ok(Self { gpu, levels, measured, usd_per_gpu_hour: fields.positive_if("usd_per_gpu_hour")? })
     }
 
@@ -145,7 +153,15 @@ mod tests {
             + "[gpu]\nmemory_gb = 64\nhbm_tb_per_second = 1.6\nbf16_tflops = 320\n";
         let gpu = Cluster::from_toml("c", &text).unwrap().gpu;
         assert_eq!((gpu.memory, gpu.hbm, gpu.bf16, gpu.fp8), (64e9, 1.6e12, 320e12, None));
+        assert_eq!(gpu.slowdown(8), 1.0);
         let error = Cluster::from_toml("c", &text.replace("64", "0")).unwrap_err().to_string();
         assert!(error.contains("`gpu.memory_gb` is 0"), "{error}");
+
+        let sharing = |rows: &str| Cluster::from_toml("c", &format!("{text}sharing = [{rows}]\n"));
+        let shared = sharing("{ ranks = 2, slowdown = 1.5 }, { ranks = 4, slowdown = 3.5 }").unwrap().gpu;
+        assert_eq!([1, 2, 3, 4, 8].map(|ranks| shared.slowdown(ranks)), [1.0, 1.5, 2.5, 3.5, 7.0]);
+        for wrong in ["{ ranks = 1, slowdown = 1 }", "{ ranks = 2, slowdown = 0.5 }", "{ ranks = 2, slowdown = nan }"] {
+            assert!(sharing(wrong).unwrap_err().to_string().contains("`gpu.sharing"), "{wrong}");
+        }
     }
 }

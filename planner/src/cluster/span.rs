@@ -71,25 +71,33 @@ impl<'a> Span<'a> {
         level.latency + bytes / (level.bytes_per_second * self.share)
     }
 
+    /// The table of an operator if it was measured between as many ranks of the one level that the group crosses.
+    fn table(&self, operator: Operator) -> Option<&'a Measured> {
+        let mut crossed = self.crossed();
+        let (Some(first), None) = (crossed.next(), crossed.next()) else { return None };
+        let fits = |table: &&Measured| {
+            table.level == first.level.name && table.operator == operator && table.ranks as f64 == self.size()
+        };
+        self.cluster.measured.collectives.iter().find(fits)
+    }
+
+    /// Whether the times of an operator are measured ones.
+    #[must_use]
+    pub fn is_measured(&self, operator: Operator) -> bool {
+        self.table(operator).is_some()
+    }
+
     /// Seconds of an operation: as measured if the group is that of a table, else as modelled.
     fn operation(&self, operator: Operator, bytes: f64, modelled: impl Fn() -> f64) -> f64 {
-        let mut crossed = self.crossed();
-        let (Some(first), others) = (crossed.next(), crossed.next()) else { return 0.0 };
-        let fits = |table: &&Measured| {
-            others.is_none()
-                && table.level == first.level.name
-                && table.operator == operator
-                && table.ranks as f64 == self.size()
-        };
-        match self.cluster.measured.iter().find(fits) {
-            Some(table) => table.seconds(bytes),
-            None => modelled() + self.overhead,
+        if self.size() <= 1.0 {
+            return 0.0;
         }
+        self.table(operator).map_or_else(|| modelled() + self.overhead, |table| table.seconds(bytes))
     }
 
     /// Seconds of a reduce-scatter or an allgather of `bytes`, the size of the whole tensor (MixServe, equation 1, with
-    /// a bandwidth and a latency for each level): every level moves `x (d - 1) / (d B)` and adds its latency once, where
-    /// x is what the levels inside it left.
+    /// a bandwidth and a latency for each level): every level moves `x (d - 1) / (d B)` and adds its latency once,
+    /// where x is what the levels inside it left.
     #[must_use]
     pub fn scatter(&self, bytes: f64) -> f64 {
         self.operation(Operator::Scatter, bytes, || self.modelled_scatter(bytes))

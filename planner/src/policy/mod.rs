@@ -33,7 +33,8 @@ pub use moebius::{Moebius, MoebiusSettings};
 pub use settings::{Settings, SettingsError, TtftTarget};
 
 /// How attention and experts of a unit lie on its ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Layout {
     /// Attention by heads, every expert cut over all ranks.
     Tp,

@@ -59,6 +59,23 @@ pub struct Window {
     pub tokens: u64,
 }
 
+/// A product with weights: `tokens x inputs` by `inputs x outputs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Inner dimension.
+    pub inputs: u64,
+    /// Outputs.
+    pub outputs: u64,
+}
+
+impl Product {
+    /// Its weights.
+    #[must_use]
+    pub fn parameters(&self) -> u64 {
+        self.inputs * self.outputs
+    }
+}
+
 /// What attention computes and caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -186,24 +203,32 @@ impl Attention {
         self.rank_parameters(hidden, 1)
     }
 
-    /// The same on one of `tensor` ranks that share the heads: key and value heads are replicated where there are
-    /// fewer than ranks, and the projections down to a latent on every rank.
+    /// The same on one of `tensor` ranks that share the heads.
     #[must_use]
     pub fn rank_parameters(&self, hidden: u64, tensor: u64) -> u64 {
-        match *self {
+        self.products(hidden, tensor).map(|product| product.parameters()).sum()
+    }
+
+    /// The projections of one layer on one of `tensor` ranks that share the heads, as engines fuse them: key and value
+    /// heads are replicated where there are fewer than ranks, and the projections down to a latent on every rank.
+    pub fn products(&self, hidden: u64, tensor: u64) -> impl Iterator<Item = Product> + use<> {
+        let product = |inputs, outputs| Some(Product { inputs, outputs });
+        let found = match *self {
             Self::Grouped { heads, kv_heads, head_dim } => {
-                hidden * head_dim * (2 * heads.div_ceil(tensor) + 2 * kv_heads.div_ceil(tensor))
+                let (own, shared) = (heads.div_ceil(tensor), kv_heads.div_ceil(tensor));
+                [product(hidden, head_dim * (own + 2 * shared)), product(own * head_dim, hidden), None, None]
             }
             Self::Latent { heads, query_rank, kv_rank, nope_dim, rope_dim, value_dim } => {
                 let (own, key) = (heads.div_ceil(tensor), nope_dim + rope_dim);
-                let query = match query_rank {
-                    Some(rank) => hidden * rank + rank * own * key,
-                    None => hidden * own * key,
-                };
-                let latent = hidden * (kv_rank + rope_dim) + kv_rank * own * (nope_dim + value_dim);
-                query + latent + own * value_dim * hidden
+                [
+                    product(hidden, query_rank.unwrap_or(own * key) + kv_rank + rope_dim),
+                    query_rank.and_then(|rank| product(rank, own * key)),
+                    product(kv_rank, own * (nope_dim + value_dim)),
+                    product(own * value_dim, hidden),
+                ]
             }
-        }
+        };
+        found.into_iter().flatten()
     }
 
     /// Elements cached for a token in one layer on one of `tensor` ranks.
@@ -212,17 +237,6 @@ impl Attention {
         match *self {
             Self::Grouped { kv_heads, head_dim, .. } => 2 * head_dim * kv_heads.div_ceil(tensor),
             Self::Latent { kv_rank, rope_dim, .. } => kv_rank + rope_dim,
-        }
-    }
-
-    /// Multiply-adds of one query token with one cached token in one layer, all heads. `absorbed`: over the latent,
-    /// as engines decode; otherwise over keys and values, as they prefill.
-    #[must_use]
-    pub fn multiply_adds(&self, absorbed: bool) -> u64 {
-        match *self {
-            Self::Grouped { heads, head_dim, .. } => heads * 2 * head_dim,
-            Self::Latent { heads, kv_rank, rope_dim, .. } if absorbed => heads * (2 * kv_rank + rope_dim),
-            Self::Latent { heads, nope_dim, rope_dim, value_dim, .. } => heads * (nope_dim + rope_dim + value_dim),
         }
     }
 }

@@ -26,6 +26,8 @@ enum DenseLayers {
     Step,
     /// `first_k_dense_replace`.
     First,
+    /// All: a dense model, which is planned as TP and DP.
+    All,
 }
 
 /// Norms and biases beside the two norms of every layer.
@@ -37,6 +39,8 @@ enum Small {
     HeadNorms,
     /// Norms over all heads.
     WholeNorms,
+    /// Norms over all heads; a correction for each expert.
+    Corrected,
     /// Biases of the query, key and value projections; a gate for the shared expert.
     QkvBias,
     /// Norms of the latents.
@@ -67,6 +71,9 @@ const FAMILIES: &[Family] = &[
         Small::LatentNormsAndCorrection,
     ),
     family("GptOssForCausalLM", "num_local_experts", "intermediate_size", DenseLayers::None, Small::Biased),
+    family("MiniMaxM2ForCausalLM", "num_local_experts", "intermediate_size", DenseLayers::None, Small::Corrected),
+    family("LlamaForCausalLM", "", "intermediate_size", DenseLayers::All, Small::Plain),
+    family("Qwen3ForCausalLM", "", "intermediate_size", DenseLayers::All, Small::HeadNorms),
 ];
 
 const fn family(
@@ -87,11 +94,16 @@ impl ModelShape {
     /// dimension that is missing, out of range, or does not divide.
     pub fn from_config(file: &str, text: &str) -> Result<Self, PlanError> {
         let object = json(file, text)?;
-        let fields = Fields::of_json(file, &object);
+        let outer = Fields::of_json(file, &object);
+        // Models that see or hear have the language model's dimensions in a section of their own.
+        let inner = if outer.get("hidden_size").is_none() { outer.inner("text_config") } else { None };
+        let fields = inner.unwrap_or(outer);
         let family = family_of(&fields)?;
         let (hidden, layers) = (fields.dimension("hidden_size")?, fields.dimension("num_hidden_layers")?);
-        let experts = fields.dimension(family.experts_key)?;
-        let top_k = fields.dimension("num_experts_per_tok")?;
+        // A dense model is one expert that no layer has.
+        let dense = matches!(family.dense, DenseLayers::All);
+        let experts = if dense { 1 } else { fields.dimension(family.experts_key)? };
+        let top_k = if dense { 1 } else { fields.dimension("num_experts_per_tok")? };
         if top_k > experts {
             return Err(fields.unexpected("num_experts_per_tok", format!("at most {} ({experts})", family.experts_key)));
         }
@@ -166,6 +178,7 @@ fn attention(fields: &Fields<'_>, hidden: u64) -> Result<Attention, PlanError> {
 
 fn moe_layers(fields: &Fields<'_>, family: &Family, layers: u64) -> Result<u64, PlanError> {
     let (moe, key) = match family.dense {
+        DenseLayers::All => return Ok(0),
         DenseLayers::None => (layers, "num_hidden_layers"),
         DenseLayers::First => (layers.saturating_sub(fields.count("first_k_dense_replace")?), "first_k_dense_replace"),
         DenseLayers::Step => {
@@ -210,12 +223,16 @@ fn precision(fields: &Fields<'_>) -> Result<Precision, PlanError> {
     match quantized.get("quant_method").and_then(Value::as_str) {
         Some("fp8") => Ok(Precision { experts: Dtype::Fp8, dense: Dtype::Fp8, ..uniform }),
         Some("mxfp4") => Ok(Precision { experts: Dtype::Mxfp4, ..uniform }),
+        // Attention, shared experts and dense layers are on its list of exceptions.
+        Some("compressed-tensors") if group_bits(quantized) == Some(4) => {
+            Ok(Precision { experts: Dtype::Int4, ..uniform })
+        }
         Some("gptq" | "awq") if bits(quantized) == Some(4) => {
             Ok(Precision { experts: Dtype::Int4, dense: Dtype::Int4, ..uniform })
         }
         _ => Err(fields.unexpected(
             "quantization_config",
-            "quant_method fp8, mxfp4, or gptq or awq with 4 bits; give other types with --weights",
+            "quant_method fp8, mxfp4, or gptq, awq or compressed-tensors with 4 bits; give other types with --weights",
         )),
     }
 }
@@ -224,12 +241,21 @@ fn bits(quantized: &Map<String, Value>) -> Option<u64> {
     quantized.get("bits").and_then(Value::as_u64)
 }
 
+/// Of the one group of `compressed-tensors`.
+fn group_bits(quantized: &Map<String, Value>) -> Option<u64> {
+    let groups = quantized.get("config_groups")?.as_object().filter(|groups| groups.len() == 1)?;
+    groups.values().next()?.get("weights")?.get("num_bits")?.as_u64()
+}
+
 /// Parameters of routers, norms, biases and sinks.
 fn small(shape: &ModelShape, family: &Family) -> u64 {
     let (hidden, experts) = (shape.hidden, shape.experts);
     let (attention, moe) = match (shape.attention, family.small) {
         (Attention::Grouped { head_dim, .. }, Small::HeadNorms) => (2 * head_dim, 0),
         (Attention::Grouped { heads, kv_heads, head_dim }, Small::WholeNorms) => ((heads + kv_heads) * head_dim, 0),
+        (Attention::Grouped { heads, kv_heads, head_dim }, Small::Corrected) => {
+            ((heads + kv_heads) * head_dim, experts)
+        }
         (Attention::Grouped { heads, kv_heads, head_dim }, Small::QkvBias) => {
             ((heads + 2 * kv_heads) * head_dim, hidden)
         }

@@ -12,10 +12,24 @@ fn parameters_are_those_of_the_published_checkpoints() {
         (fixtures::deepseek_v3(), 671_026_419_200),
         (fixtures::shape(OLMOE), 6_919_161_856),
         (fixtures::shape(GPT_OSS_120B), 116_829_156_672),
+        (fixtures::shape(LLAMA_8B), 8_030_261_248),
     ];
     for (shape, parameters) in expected {
         assert_eq!(shape.parameters(), parameters, "{}", shape.architecture);
     }
+}
+
+const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 32,
+    "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}"#;
+
+/// A model inside another one's configuration, quantised as Kimi K2.5 is.
+#[test]
+fn a_nested_language_model_is_read() {
+    let quantized = r#""quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}}"#;
+    let inner = fixtures::DEEPSEEK_V3.split_once("\"quantization_config\"").unwrap().0;
+    let shape = fixtures::shape(&format!(r#"{{"architectures": ["Kimi"], "text_config": {inner}{quantized}}}}}"#));
+    assert_eq!((shape.parameters(), shape.precision.experts), (fixtures::deepseek_v3().parameters(), Dtype::Int4));
+    assert_eq!(shape.precision.dense, Dtype::Bf16);
 }
 
 /// The table of the model used in the numbers: expert parameters, bytes, cache.
@@ -90,7 +104,7 @@ fn a_wrong_configuration_is_named_by_its_key() {
         ("\"num_key_value_heads\": 4", "\"num_key_value_heads\": 5", "`num_key_value_heads` is 5"),
         ("\"hidden_size\": 4096,", "", "`hidden_size` is missing"),
         ("\"hidden_size\": 4096", "\"hidden_size\": 1e99", "`hidden_size` is 1e+99"),
-        ("Qwen3MoeForCausalLM", "LlamaForCausalLM", "`architectures` is [\"LlamaForCausalLM\"]"),
+        ("Qwen3MoeForCausalLM", "FalconForCausalLM", "`architectures` is [\"FalconForCausalLM\"]"),
         ("\"vocab_size\"", "vocab_size", "not valid JSON"),
         ("\"torch_dtype\": \"bfloat16\"", "\"torch_dtype\": \"int3\"", "`torch_dtype` is \"int3\""),
     ];

@@ -21,18 +21,31 @@ pub struct Constants {
     pub expert_bandwidth_share: f64,
     /// The same of reading the cache.
     pub cache_bandwidth_share: f64,
+    /// How sharply products turn from reading to computing: with p the time is `(read^p + compute^p)^(1/p)`.
+    pub roofline_sharpness: f64,
     /// Share of a link's bandwidth that collectives reach.
     pub link_bandwidth_share: f64,
     /// Seconds of a collective beyond the latencies of its levels.
     pub collective_seconds: f64,
     /// Seconds of a layer beyond its products and collectives: small kernels, launches.
     pub layer_seconds: f64,
+    /// Seconds that a layer with experts takes beyond that: routing, sorting, scaling of activations.
+    pub moe_layer_seconds: f64,
     /// Seconds of a step beyond its layers: scheduling, sampling.
     pub step_seconds: f64,
+    /// The same for each sequence of an attention-DP group.
+    pub sequence_seconds: f64,
     /// Seconds of a request before its prefill begins: HTTP, tokenizing, admission.
     pub request_seconds: f64,
+    /// Steps of decoding that a new request waits for if others are in flight.
+    pub admission_steps: f64,
+    /// Share of the requests in flight whose prompts arrive together, so that each waits for half of the others.
+    pub burst_share: f64,
     /// Tokens of the busiest rank's experts, over the mean.
     pub expert_load_max_over_mean: f64,
+    /// Share of a step's tokens that choose their experts independently; the others follow their neighbours and read no
+    /// further experts.
+    pub expert_spread: f64,
     /// Bytes of an element on its way to experts (1: FP8 dispatch).
     pub dispatch_bytes: f64,
     /// Bytes of an element on its way back, and in reductions.
@@ -46,6 +59,11 @@ pub struct Constants {
     pub memory_share: f64,
     /// Tokens of the largest step of a rank (the chunk of prefill).
     pub step_tokens: f64,
+    /// With attention TP, whether each rank goes on with a part of the rows between attention and the next layer (SRS
+    /// and SAG, as semmoe's worker), so that a token goes to its experts from one rank; else every rank keeps all rows,
+    /// and sums over the ranks are added up.
+    #[serde(default)]
+    pub scattered_rows: bool,
 }
 
 impl Constants {
@@ -60,18 +78,25 @@ impl Constants {
             weight_bandwidth_share: 0.8,
             expert_bandwidth_share: 0.65,
             cache_bandwidth_share: 0.7,
+            roofline_sharpness: 8.0,
             link_bandwidth_share: 0.75,
             collective_seconds: 5e-6,
             layer_seconds: 30e-6,
+            moe_layer_seconds: 0.0,
             step_seconds: 1e-3,
+            sequence_seconds: 0.0,
             request_seconds: 5e-3,
+            admission_steps: 0.0,
+            burst_share: 0.0,
             expert_load_max_over_mean: 1.2,
+            expert_spread: 1.0,
             dispatch_bytes: 2.0,
             combine_bytes: 2.0,
             overlap_share: 0.0,
             prefill_interference: 1.0,
             memory_share: 0.88,
             step_tokens: 8192.0,
+            scattered_rows: false,
         }
     }
 
@@ -93,11 +118,17 @@ impl Constants {
             ("combine_bytes", self.combine_bytes),
             ("step_tokens", self.step_tokens),
             ("expert_load_max_over_mean", self.expert_load_max_over_mean),
+            ("expert_spread", self.expert_spread),
+            ("roofline_sharpness", self.roofline_sharpness),
         ];
         let times = [
             ("collective_seconds", self.collective_seconds),
             ("layer_seconds", self.layer_seconds),
+            ("moe_layer_seconds", self.moe_layer_seconds),
             ("step_seconds", self.step_seconds),
+            ("sequence_seconds", self.sequence_seconds),
+            ("admission_steps", self.admission_steps),
+            ("burst_share", self.burst_share),
             ("request_seconds", self.request_seconds),
             ("overlap_share", self.overlap_share),
             ("prefill_interference", self.prefill_interference),

@@ -1,33 +1,117 @@
 //! The parts of a step.
 
-use serde::Serialize;
+use std::iter::Sum;
+use std::ops::{Add, Index, Mul};
 
-/// Seconds of one step, all layers together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct StepTerms {
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+/// A part of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
     /// Query, key, value and output projections, norms.
-    pub attention_products: f64,
+    AttentionProducts,
     /// Attention over the cache and the prompt.
-    pub attention_core: f64,
+    AttentionCore,
     /// Routed experts of the busiest rank.
-    pub experts: f64,
+    Experts,
     /// Shared experts and dense layers.
-    pub dense: f64,
+    Dense,
     /// Output projection.
-    pub output: f64,
+    Output,
     /// Sums over the ranks that share a sequence's heads.
-    pub attention_reduce: f64,
+    AttentionReduce,
     /// Tokens to their experts, what is not hidden.
-    pub dispatch: f64,
+    Dispatch,
     /// Results back, what is not hidden.
-    pub combine: f64,
-    /// Allgather and sums over the ranks that share an expert.
-    pub expert_shards: f64,
+    Combine,
+    /// Allgather and sums over the ranks that share an expert or a dense layer.
+    ExpertShards,
     /// From stage to stage.
-    pub pipeline: f64,
+    Pipeline,
     /// Small kernels, launches, scheduling, sampling.
-    pub overhead: f64,
+    Overhead,
 }
+
+/// A part, its key in JSON, its name in tables, and the source of its formula.
+const PARTS: [(Part, &str, &str, &str); 11] = [
+    (
+        Part::AttentionProducts,
+        "attention_products",
+        "attention products",
+        "roofline: the longer of 2 P t / FLOP/s and bytes / HBM",
+    ),
+    (Part::AttentionCore, "attention_core", "attention core", "roofline: max(pairs / FLOP/s, cache bytes / HBM)"),
+    (Part::Experts, "experts", "routed experts", "roofline; experts read: E/EP (1 - (1 - k/E)^tokens)"),
+    (Part::Dense, "dense", "shared, dense", "roofline"),
+    (Part::Output, "output", "output projection", "roofline"),
+    (
+        Part::AttentionReduce,
+        "attention_reduce",
+        "attention all-reduce",
+        "MixServe eqs 1, 2 corrected: 2 x (d-1)/(d B) + latency",
+    ),
+    (
+        Part::Dispatch,
+        "dispatch",
+        "dispatch",
+        "MixServe eqs 3, 5: one copy per group of ranks, sliced over attention TP",
+    ),
+    (Part::Combine, "combine", "combine", "MixServe eqs 3, 5"),
+    (
+        Part::ExpertShards,
+        "expert_shards",
+        "expert shards",
+        "MixServe eq 13: allgather and reduce-scatter over expert TP; all-reduce of dense layers",
+    ),
+    (Part::Pipeline, "pipeline", "pipeline", "MixServe eq 6: (PP - 1) point-to-point"),
+    (
+        Part::Overhead,
+        "overhead",
+        "overhead",
+        "constants: layer_seconds, moe_layer_seconds, step_seconds, sequence_seconds",
+    ),
+];
+
+/// Seconds, and whether they are from a measured table.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timed {
+    /// Seconds.
+    pub seconds: f64,
+    /// Whether all of them that are not 0 are from tables.
+    pub measured: bool,
+}
+
+impl Add for Timed {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        let measured = match (self.seconds > 0.0, other.seconds > 0.0) {
+            (true, true) => self.measured && other.measured,
+            (true, false) => self.measured,
+            (false, _) => other.measured,
+        };
+        Self { seconds: self.seconds + other.seconds, measured }
+    }
+}
+
+impl Mul<f64> for Timed {
+    type Output = Self;
+
+    fn mul(self, times: f64) -> Self {
+        Self { seconds: self.seconds * times, ..self }
+    }
+}
+
+impl Sum for Timed {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), Add::add)
+    }
+}
+
+/// Seconds of one step, all layers together. As JSON an object with the seconds of each part.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTerms([Timed; PARTS.len()]);
 
 /// One part, for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -36,43 +120,56 @@ pub struct Term {
     pub name: &'static str,
     /// Seconds in the step.
     pub seconds: f64,
-    /// Where the formula is from.
+    /// Where the seconds are from: measured tables, or a formula.
     pub source: &'static str,
 }
 
 impl StepTerms {
+    /// All parts so far take `times` longer.
+    pub(super) fn scale(&mut self, times: f64) {
+        self.0 = self.0.map(|part| part * times);
+    }
+
+    pub(super) fn set(&mut self, part: Part, timed: Timed) {
+        self.0[part as usize] = timed;
+    }
+
     /// Seconds of the step.
     #[must_use]
     pub fn total(&self) -> f64 {
-        self.terms().iter().map(|term| term.seconds).sum()
+        self.0.iter().map(|part| part.seconds).sum()
     }
 
     /// Seconds that depend on which rank a token's experts are on.
     #[must_use]
     pub fn exchange(&self) -> f64 {
-        self.dispatch + self.combine
+        self[Part::Dispatch] + self[Part::Combine]
     }
 
     /// All parts.
     #[must_use]
-    pub fn terms(&self) -> [Term; 11] {
-        let term = |name, seconds, source| Term { name, seconds, source };
-        [
-            term("attention products", self.attention_products, "roofline: max(2 P t / FLOP/s, bytes / HBM)"),
-            term("attention core", self.attention_core, "roofline: max(pairs / FLOP/s, cache bytes / HBM)"),
-            term("routed experts", self.experts, "roofline; experts read: E/EP (1 - (1 - k/E)^tokens)"),
-            term("shared, dense", self.dense, "roofline"),
-            term("output projection", self.output, "roofline"),
-            term(
-                "attention all-reduce",
-                self.attention_reduce,
-                "MixServe eqs 1, 2 corrected: 2 x (d-1)/(d B) + latency",
-            ),
-            term("dispatch", self.dispatch, "MixServe eqs 3, 5: one copy per group of ranks, sliced over attention TP"),
-            term("combine", self.combine, "MixServe eqs 3, 5"),
-            term("expert shards", self.expert_shards, "MixServe eq 13: allgather and reduce-scatter over expert TP"),
-            term("pipeline", self.pipeline, "MixServe eq 6: (PP - 1) point-to-point"),
-            term("overhead", self.overhead, "constants: layer_seconds, step_seconds"),
-        ]
+    pub fn terms(&self) -> [Term; PARTS.len()] {
+        PARTS.map(|(part, _, name, formula)| {
+            let Timed { seconds, measured } = self.0[part as usize];
+            Term { name, seconds, source: if measured { "measured tables" } else { formula } }
+        })
+    }
+}
+
+impl Index<Part> for StepTerms {
+    type Output = f64;
+
+    fn index(&self, part: Part) -> &f64 {
+        &self.0[part as usize].seconds
+    }
+}
+
+impl Serialize for StepTerms {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(PARTS.len()))?;
+        for (part, key, ..) in PARTS {
+            map.serialize_entry(key, &self[part])?;
+        }
+        map.end()
     }
 }

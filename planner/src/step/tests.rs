@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::cluster::{Curve, Kernel, MeasuredKernel};
 use crate::fixtures::{deepseek_v3, h200, layout, qwen3_235b};
 
 fn decode(layout: Layout, sequences: f64) -> f64 {
@@ -32,9 +33,33 @@ fn one_rank_communicates_nothing() {
     let (shape, cluster, constants) = (deepseek_v3(), h200(1), Constants::uncalibrated());
     let target = Target { shape: &shape, cluster: &cluster, layout: layout(1, [1, 1], [1, 1]), constants: &constants };
     let terms = step(&target, &Work { sequences: 4.0, tokens: 1.0, cached: 100.0 });
-    assert_eq!(terms.exchange() + terms.attention_reduce + terms.expert_shards + terms.pipeline, 0.0);
+    assert_eq!(
+        terms.exchange() + terms[Part::AttentionReduce] + terms[Part::ExpertShards] + terms[Part::Pipeline],
+        0.0
+    );
     assert!((target.distinct_experts(1.0) - 8.0).abs() < 1e-9);
     assert_eq!(target.copies(), 1.0);
+}
+
+/// Tables count for the parts that they cover, and each part names its source.
+#[test]
+fn measured_kernels_count_in_place_of_the_roofline() {
+    let (shape, mut cluster, constants) = (qwen3_235b(), h200(1), Constants::uncalibrated());
+    let layout = layout(1, [8, 1], [8, 1]);
+    let work = Work { sequences: 4.0, tokens: 1.0, cached: 1023.0 };
+    let of = |cluster: &Cluster| step(&Target { shape: &shape, cluster, layout, constants: &constants }, &work);
+    let modelled = of(&cluster);
+    let dtype = crate::shape::Dtype::Bf16;
+    let kernel = Kernel::Decode { dtype, heads: 8, kv_heads: 1, head_dim: 128, context: 1024 };
+    let points = Curve::new(vec![[1.0, 5e-6], [8.0, 12e-6]]).unwrap();
+    cluster.measured.kernels.push(MeasuredKernel { kernel, points });
+    let measured = of(&cluster);
+    assert!((measured[Part::AttentionCore] - 94.0 * 8e-6).abs() < 1e-12);
+    assert_eq!(measured[Part::Experts], modelled[Part::Experts]);
+    let source = |terms: &StepTerms, name| terms.terms().into_iter().find(|term| term.name == name).unwrap().source;
+    assert_eq!(source(&measured, "attention core"), "measured tables");
+    assert!(source(&modelled, "attention core").starts_with("roofline"));
+    assert!(source(&measured, "routed experts").starts_with("roofline"));
 }
 
 proptest! {

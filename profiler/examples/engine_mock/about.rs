@@ -1,4 +1,4 @@
-//! What the mock says about itself, member by member as real engines do (`profiler/tests/conformity.rs` compares).
+//! The mock's report about itself, field by field as real engines give it (`profiler/tests/conformity.rs` compares).
 
 use std::fmt::Write as _;
 use std::sync::Mutex;

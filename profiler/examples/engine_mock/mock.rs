@@ -1,5 +1,6 @@
-//! SGLang and vLLM as far as `profile record` and the gateway see them: the routes, the fields and the encodings of several
-//! versions, around a made-up router. Tests include this file, and the example beside it serves it for the guides in `docs/`.
+//! SGLang and vLLM as far as `profile record` and the gateway see them: the routes, the fields and the encodings of
+//! several versions, around a made-up router. Tests include this file, and the example beside it serves it for the
+//! guides in `docs/`.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "a test double")]
 
 #[path = "about.rs"]
@@ -32,8 +33,8 @@ use refusal::Asked;
 /// Which engine, and where its version puts things.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// `sglext` of the answer, `/server_info`; prompt ids beside `meta_info`. A chat's ids are in `sglext`, the output's as
-    /// a list for each choice; a completion's are in the choice.
+    /// `sglext` of the answer, `/server_info`; prompt ids beside `meta_info`. A chat's ids are in `sglext`, the
+    /// output's as a list for each choice; a completion's are in the choice.
     Sglang0_5_23,
     /// As 0.5.23, but it reports ids in the choice of a chat only, and only those of the prompt.
     Sglang0_5_16,
@@ -55,7 +56,7 @@ impl Dialect {
     }
 }
 
-/// What is wrong with the answers to prompts that begin with some token.
+/// The faults of answers to prompts that begin with some token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     FewerRows,
@@ -85,7 +86,7 @@ pub enum Texts {
 pub struct Engine {
     pub dialect: Dialect,
     pub model: ModelInfo,
-    /// What the engine says its checkpoint is.
+    /// The checkpoint that the engine reports.
     pub model_path: String,
     pub texts: Texts,
     /// By the first token of a prompt.
@@ -96,7 +97,7 @@ pub struct Engine {
     /// After so many requests everything answers 503.
     pub dies_after: AtomicU64,
     pub ranks: Ranks,
-    /// What it was started with: whether it gives routed experts, and SGLang's `--init-expert-location`.
+    /// Its start options: whether it gives routed experts, and SGLang's `--init-expert-location`.
     pub gives_routes: bool,
     pub init_expert_location: String,
     /// Another version to report than the dialect's.
@@ -194,7 +195,7 @@ pub fn experts(token: u32, layer: u16, model: &ModelInfo) -> Vec<u16> {
     (0..u64::from(model.top_k)).map(|i| ((first + i) % u64::from(model.num_experts)) as u16).collect()
 }
 
-/// What is generated after a prompt.
+/// The tokens generated after a prompt.
 pub fn generated(prompt: &[u32], max_tokens: u32, vocab_size: u32) -> Vec<u32> {
     let sum: u32 = prompt.iter().fold(0, |sum, id| sum.wrapping_mul(31).wrapping_add(*id));
     (0..max_tokens).map(|i| sum.wrapping_add(i * 7) % vocab_size.min(200)).collect()
@@ -372,7 +373,7 @@ fn generate(asked: &Asked<'_>, body: &Value, rank: u16) -> Result<Response, Box<
     Ok(if stream { events(&documents) } else { Json(documents[0].clone()).into_response() })
 }
 
-/// What `/generate` answers after so many tokens.
+/// The answer of `/generate` after so many tokens.
 fn generate_document(engine: &Engine, body: &Value, run: &Run, rank: u16, tokens: usize) -> Value {
     let finished = tokens == run.output.len();
     let reason = json!({ "type": "length", "length": run.output.len() });

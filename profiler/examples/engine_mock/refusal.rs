@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Dialect, Engine};
 
-/// What kind of refusal; the engines name them differently.
+/// The kind of rejection; engines name them differently.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// The body or a header has another form than the route's.

@@ -1,8 +1,9 @@
 //! Domains: inputs that are weighted so that each kind of text counts alike, however much of it was recorded.
 //!
-//! Counts stay integers: every count of a domain is multiplied by one whole number. The numbers are the smallest whose products
-//! with the domains' tokens are within [`TOLERANCE`] of each other, so that evidence is not inflated more than it must be.
-//! Multiplying does not commute with adding different domains, so it is the last step: shards of one domain add up first.
+//! Counts stay integers: every count of a domain is multiplied by one whole number. The numbers are the smallest whose
+//! products with the domains' tokens are within [`TOLERANCE`] of each other, so that evidence is not inflated more than
+//! it must be. Multiplying does not commute with adding different domains, so it is the last step: shards of one domain
+//! add up first.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +17,10 @@ use crate::ProfilerError;
 /// How far a domain's weight may be from the greatest one.
 const TOLERANCE: f64 = 0.05;
 /// Within this the tolerance can always be met: half a step in so many.
-const MOST_STEPS: u64 = 10;
+const MAX_STEPS: u64 = 10;
 
-/// A file and the domain it belongs to. In text `NAME=PATH`, or `PATH` alone: the domain is then the file's name up to its first
-/// dot.
+/// A file and the domain it belongs to. In text `NAME=PATH`, or `PATH` alone: the domain is then the file's name up to
+/// its first dot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DomainInput {
     /// The file.
@@ -46,7 +47,7 @@ impl From<PathBuf> for DomainInput {
 impl FromStr for DomainInput {
     type Err = String;
 
-    /// What stands before the first `=` is a name if it has letters, digits, `-` and `_` only; `./a=b` is a file.
+    /// The text before the first `=` is a name if it has letters, digits, `-` and `_` only; `./a=b` is a file.
     fn from_str(text: &str) -> Result<Self, String> {
         let named = text
             .split_once('=')
@@ -69,14 +70,14 @@ impl fmt::Display for DomainInput {
     }
 }
 
-/// What became of a domain.
+/// The report on a domain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DomainReport {
     /// Its name.
     pub domain: String,
     /// Its tokens, before weighting.
     pub tokens: u64,
-    /// What each of its counts was multiplied by.
+    /// The multiplier of its counts.
     pub multiplier: u32,
 }
 
@@ -110,7 +111,7 @@ pub(crate) fn weigh(domains: &BTreeMap<String, u64>) -> Result<Vec<DomainReport>
         let off = |tokens: u64| (rounded(steps, tokens) * tokens as f64 / (steps as f64 * most as f64) - 1.0).abs();
         domains.values().map(|&tokens| off(tokens)).fold(0.0, f64::max)
     };
-    let steps = (1..MOST_STEPS).find(|&steps| error(steps) <= TOLERANCE).unwrap_or(MOST_STEPS);
+    let steps = (1..MAX_STEPS).find(|&steps| error(steps) <= TOLERANCE).unwrap_or(MAX_STEPS);
     let report = |(domain, &tokens): (&String, &u64)| {
         let multiplier = rounded(steps, tokens);
         if multiplier > f64::from(u32::MAX) {

@@ -1,4 +1,5 @@
-//! The first pass over traces: every request is checked, and it is decided which ones count and how often each token occurs.
+//! The first pass over traces: every request is checked, and it is decided which ones count and how often each token
+//! occurs.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::{BadRecord, ProfilerError, Progress};
 /// Requests are taken in pieces of so many bytes of routes; behind a piece its pages leave memory.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Counted,
@@ -50,7 +51,7 @@ pub(super) struct Piece {
     pub(super) tokens: usize,
 }
 
-/// What the first pass found.
+/// The result of the first pass.
 #[derive(Debug)]
 pub(super) struct Checked {
     /// \[V\]: occurrences that count, with a known route in at least one layer.
@@ -72,7 +73,8 @@ pub(super) fn positions(request: TraceRequest<'_>, phase: Phase) -> Range<usize>
 }
 
 impl Inputs {
-    /// The first file says which model it is about. Files that are damaged as a whole are left out, unless none is left.
+    /// The first file says which model it is about. Files that are damaged as a whole are left out, unless none is
+    /// left.
     pub(super) fn open(paths: &[&Path]) -> Result<Self, ProfilerError> {
         let mut files = Vec::with_capacity(paths.len());
         let (mut model, mut origin): (Option<ModelInfo>, _) = (None, Origin::default());
@@ -213,7 +215,7 @@ impl Inputs {
         phase: Phase,
         occurrences: &[AtomicU64],
     ) {
-        let (layers, k) = (self.model.layers(), usize::from(self.model.top_k));
+        let [layers, k] = self.model.route_shape();
         for position in positions(request, phase) {
             let known = match file.rows.experts(r) {
                 ExpertRows::Narrow(ids) => is_known(&ids[position * layers * k..][..layers * k], k, u8::MAX),

@@ -1,9 +1,10 @@
 //! Counting in slabs: as many (layer, token) cells as a limit on memory allows, one pass over the traces for each slab.
 //!
-//! A cell counts one token in one layer. Of a token that occurred often it is N counters; of one that occurred seldom it is the
-//! list of its experts, as long as it can get. So a slab is never larger than a small multiple of the routes it counts, nor than
-//! N counters for each token that occurred. Slabs follow the order of the file, layer by layer, so that what is counted is
-//! written at once. Threads own ranges of tokens: none waits for another, and the counts do not depend on how many there are.
+//! A cell counts one token in one layer. Of a token that occurred often it is N counters; of one that occurred seldom
+//! it is the list of its experts, as long as it can get. So a slab is never larger than a small multiple of the routes
+//! it counts, nor than N counters for each token that occurred. Slabs follow the order of the file, layer by layer, so
+//! that what is counted is written at once. Threads own ranges of tokens: none waits for another, and the counts do not
+//! depend on how many there are.
 
 use std::ops::Range;
 
@@ -85,7 +86,7 @@ impl Cells {
     }
 }
 
-/// What counting needs beside the cells.
+/// Inputs of counting beside the cells.
 #[derive(Clone, Copy)]
 pub(super) struct Counting<'a> {
     pub(super) inputs: &'a Inputs,

@@ -1,17 +1,24 @@
-//! SVG: cells, axes, legends, and colours that colour-blind people tell apart.
+//! SVG: cells, axes, legends, tooltips, and colours that colour-blind people tell apart, in light and dark.
 
 use std::fmt::Write;
 
-/// Dark to light to dark shows best in print: from white to dark blue, in steps of about equal lightness.
-const SEQUENTIAL: [[f64; 3]; 5] =
-    [[255.0, 255.0, 255.0], [190.0, 215.0, 235.0], [90.0, 160.0, 205.0], [25.0, 95.0, 165.0], [8.0, 35.0, 90.0]];
+type Stops = [[f64; 3]; 5];
+/// From the page's background to the strongest colour, in steps of about equal lightness: light pages, dark pages.
+const SEQUENTIAL: [Stops; 2] = [
+    [[255.0, 255.0, 255.0], [190.0, 215.0, 235.0], [90.0, 160.0, 205.0], [25.0, 95.0, 165.0], [8.0, 35.0, 90.0]],
+    [[24.0, 26.0, 30.0], [20.0, 58.0, 95.0], [30.0, 105.0, 165.0], [105.0, 175.0, 225.0], [225.0, 242.0, 255.0]],
+];
 /// Blue below, orange above: the pair that all common kinds of colour blindness tell apart.
-const DIVERGING: [[f64; 3]; 5] =
-    [[5.0, 70.0, 150.0], [120.0, 175.0, 220.0], [250.0, 250.0, 250.0], [245.0, 170.0, 90.0], [170.0, 75.0, 0.0]];
+const DIVERGING: [Stops; 2] = [
+    [[5.0, 70.0, 150.0], [120.0, 175.0, 220.0], [250.0, 250.0, 250.0], [245.0, 170.0, 90.0], [170.0, 75.0, 0.0]],
+    [[120.0, 190.0, 255.0], [45.0, 95.0, 145.0], [34.0, 36.0, 40.0], [150.0, 90.0, 30.0], [255.0, 175.0, 90.0]],
+];
 /// Okabe and Ito's, without yellow and black.
 pub const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"];
 /// Colours that cells are rounded to.
 const STEPS: usize = 24;
+/// More cells than this show the values of a whole row at once.
+const MOST_CELL_TIPS: usize = 600;
 
 /// A picture being drawn; everything in pixels.
 pub struct Svg {
@@ -22,8 +29,8 @@ pub struct Svg {
 
 /// How values become colours.
 #[derive(Clone, Copy)]
-pub(super) enum Scale {
-    /// From 0 (white) to this.
+pub enum Scale {
+    /// From 0 (the background) to this.
     Up(f64),
     /// From minus this to this, 0 in the middle.
     Around(f64),
@@ -39,17 +46,47 @@ impl Scale {
         (share * (STEPS - 1) as f64).round() as usize
     }
 
-    fn colour(self, step: usize) -> String {
-        let stops = match self {
-            Self::Up(_) => SEQUENTIAL,
-            Self::Around(_) => DIVERGING,
-        };
-        let place = step as f64 / (STEPS - 1) as f64 * (stops.len() - 1) as f64;
-        let (low, part) = (place.floor() as usize, place.fract());
-        let high = (low + 1).min(stops.len() - 1);
-        let mixed =
-            [0, 1, 2].map(|channel| (stops[low][channel] * (1.0 - part) + stops[high][channel] * part).round() as u8);
-        format!("#{:02x}{:02x}{:02x}", mixed[0], mixed[1], mixed[2])
+    /// The class of its cells is this and the step.
+    fn prefix(self) -> char {
+        match self {
+            Self::Up(_) => 'u',
+            Self::Around(_) => 'd',
+        }
+    }
+}
+
+/// The style of all steps of both scales; `dark` or not.
+pub(super) fn palette(dark: bool) -> String {
+    let scales = [('u', SEQUENTIAL), ('d', DIVERGING)];
+    let rule = |(prefix, stops): (char, [Stops; 2]), step| {
+        format!(".{prefix}{step}{{fill:{}}}", mixed(&stops[usize::from(dark)], step))
+    };
+    scales.into_iter().flat_map(|scale| (0..STEPS).map(move |step| rule(scale, step))).collect()
+}
+
+fn mixed(stops: &Stops, step: usize) -> String {
+    let place = step as f64 / (STEPS - 1) as f64 * (stops.len() - 1) as f64;
+    let (low, part) = (place.floor() as usize, place.fract());
+    let high = (low + 1).min(stops.len() - 1);
+    let of = |channel: usize| (stops[low][channel] * (1.0 - part) + stops[high][channel] * part).round() as u8;
+    format!("#{:02x}{:02x}{:02x}", of(0), of(1), of(2))
+}
+
+/// Values in rows, where they are drawn, and in which colours.
+pub struct Cells<'a> {
+    /// The upper left corner.
+    pub at: (f64, f64),
+    /// Width and height of one.
+    pub size: (f64, f64),
+    /// Row by row, all of one length.
+    pub rows: &'a [Vec<f64>],
+    /// Their colours.
+    pub scale: Scale,
+}
+
+impl Cells<'_> {
+    fn columns(&self) -> usize {
+        self.rows.first().map_or(0, Vec::len)
     }
 }
 
@@ -95,36 +132,69 @@ impl Svg {
         self.body.push_str(markup);
     }
 
+    /// A point whose value is shown under the pointer.
+    pub fn dot(&mut self, (x, y): (f64, f64), colour: &str, tip: &str) {
+        let tip = super::escape(tip);
+        let _ = write!(
+            self.body,
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"><title>{tip}</title></circle>"
+        );
+    }
+
+    /// An area whose value is shown under the pointer.
+    pub fn tip(&mut self, (x, y): (f64, f64), (wide, high): (f64, f64), tip: &str) {
+        let tip = super::escape(tip);
+        let _ = write!(
+            self.body,
+            "<rect class=\"tip\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"{high:.1}\"><title>{tip}</title></rect>"
+        );
+    }
+
     /// Cells of equal size, row by row, neighbours of one colour drawn at once.
-    pub(super) fn cells(&mut self, (x, y): (f64, f64), (wide, high): (f64, f64), rows: &[Vec<f64>], scale: Scale) {
+    pub fn cells(&mut self, cells: &Cells<'_>) {
+        let Cells { at: (x, y), size: (wide, high), rows, scale } = *cells;
         let mut paths = vec![String::new(); STEPS];
         for (row, values) in rows.iter().enumerate() {
-            let top = y + row as f64 * high;
             let mut from = 0;
             while from < values.len() {
                 let step = scale.step(values[from]);
                 let length = values[from..].iter().take_while(|value| scale.step(**value) == step).count();
-                let (left, run) = (x + from as f64 * wide, length as f64 * wide);
-                let _ = write!(paths[step], "M{left:.1} {top:.1}h{run:.1}v{high:.1}h{:.1}z", -run);
+                let _ = write!(paths[step], "M{from} {row}h{length}v1h-{length}z");
                 from += length;
             }
         }
-        for (step, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
-            let _ = write!(
-                self.body,
-                "<path fill=\"{}\" shape-rendering=\"crispEdges\" d=\"{path}\"/>",
-                scale.colour(step)
-            );
-        }
-        let (right, bottom) = (x + rows.first().map_or(0, Vec::len) as f64 * wide, y + rows.len() as f64 * high);
         let _ = write!(
             self.body,
-            "<path fill=\"none\" stroke=\"#888\" d=\"M{x:.1} {y:.1}H{right:.1}V{bottom:.1}H{x:.1}z\"/>"
+            "<g shape-rendering=\"crispEdges\" transform=\"translate({x:.1} {y:.1}) scale({wide:.3} {high:.3})\">"
+        );
+        for (step, path) in paths.iter().enumerate().filter(|(_, path)| !path.is_empty()) {
+            let _ = write!(self.body, "<path class=\"{}{step}\" d=\"{path}\"/>", scale.prefix());
+        }
+        let (wide, high) = (cells.columns() as f64 * wide, rows.len() as f64 * high);
+        let _ = write!(
+            self.body,
+            "</g><rect fill=\"none\" stroke=\"#888\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"{high:.1}\"/>"
         );
     }
 
-    /// What the colours mean, with values at the ends and in the middle.
-    pub(super) fn legend(&mut self, (x, y): (f64, f64), scale: Scale, title: &str, marks: [&str; 3]) {
+    /// The values of cells under the pointer: `text` of a row and column, or of a whole row where the cells are many.
+    pub fn tips(&mut self, cells: &Cells<'_>, text: impl Fn(usize, Option<usize>) -> String) {
+        let Cells { at: (x, y), size: (wide, high), rows, .. } = *cells;
+        let columns = cells.columns();
+        for row in 0..rows.len() {
+            let top = y + row as f64 * high;
+            if columns * rows.len() > MOST_CELL_TIPS {
+                self.tip((x, top), (columns as f64 * wide, high), &text(row, None));
+                continue;
+            }
+            for column in 0..columns {
+                self.tip((x + column as f64 * wide, top), (wide, high), &text(row, Some(column)));
+            }
+        }
+    }
+
+    /// Explains the colours, with values at the ends and in the middle.
+    pub fn legend(&mut self, (x, y): (f64, f64), scale: Scale, title: &str, marks: [&str; 3]) {
         const WIDTH: f64 = 240.0;
         let values = (0..STEPS).map(|step| {
             let share = step as f64 / (STEPS - 1) as f64;
@@ -134,14 +204,14 @@ impl Svg {
             }
         });
         self.text((x, y - 5.0), "start", "", title);
-        self.cells((x, y), (WIDTH / STEPS as f64, 10.0), &[values.collect()], scale);
+        self.cells(&Cells { at: (x, y), size: (WIDTH / STEPS as f64, 10.0), rows: &[values.collect()], scale });
         for (at, (anchor, mark)) in [("start", marks[0]), ("middle", marks[1]), ("end", marks[2])].iter().enumerate() {
             self.text((x + at as f64 * WIDTH / 2.0, y + 22.0), anchor, "", mark);
         }
     }
 
     /// Numbers along the top of columns, no closer than they can be read.
-    pub(super) fn columns(&mut self, (x, y): (f64, f64), wide: f64, labels: &[String]) {
+    pub fn columns(&mut self, (x, y): (f64, f64), wide: f64, labels: &[String]) {
         let longest = labels.iter().map(String::len).max().unwrap_or(1) as f64 * 6.5 + 6.0;
         let every = (longest / wide).ceil().max(1.0) as usize;
         for (at, label) in labels.iter().enumerate().step_by(every) {

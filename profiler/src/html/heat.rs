@@ -1,22 +1,24 @@
 //! Tokens and experts: the paper's figure 6 (b). Bands are tokens that share experts.
 
-use semmoe_tables::LayerIdx;
+use std::fmt::Write;
+
+use semmoe_tables::{LayerIdx, Tables};
 
 use super::Page;
-use super::draw::{Scale, Svg};
+use super::draw::{Cells, Scale, Svg};
 use super::text::token;
 use crate::show::Study;
 use crate::show::table1::hottest;
 
 /// Tokens that are drawn: the most frequent ones.
-const TOKENS: usize = 120;
+pub(super) const TOKENS: usize = 120;
 const ROW: f64 = 9.0;
 const LEFT: f64 = 150.0;
 const TOP: f64 = 62.0;
 
 pub(super) fn picture(study: &Study, page: &Page<'_>, layer: usize) -> String {
     let rows = &study.rows;
-    let placement = page.placement.filter(|placement| layer < placement.layers());
+    let placement = page.tables.map(Tables::placement).filter(|placement| layer < placement.layers());
     let group = |expert: usize| placement.map_or(0, |placement| placement.layer(LayerIdx::new(layer as u16))[expert]);
     let mut experts: Vec<usize> = (0..rows.experts).collect();
     experts.sort_by_key(|expert| (group(*expert), *expert));
@@ -39,6 +41,19 @@ pub(super) fn picture(study: &Study, page: &Page<'_>, layer: usize) -> String {
     draw(study, page, (layer, placement.map(|placement| (placement.groups(), group))), (&tokens, &experts, &cells))
 }
 
+/// Of one expert, or of the token's hottest ones.
+fn tip(study: &Study, page: &Page<'_>, (layer, id): (usize, usize), expert: Option<usize>) -> String {
+    let row = study.rows.row(layer, id);
+    let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
+    let named = page.token_texts.get(id).map_or(String::new(), |text| format!(" {text:?}"));
+    let mut tip = format!("token {id}{named}, {} times:", study.rows.tokens[id]);
+    let shown = hottest(row).into_iter().filter(|(other, _)| expert.is_none_or(|expert| usize::from(*other) == expert));
+    for (expert, count) in shown.take(2 * study.rows.top_k) {
+        let _ = write!(tip, " expert {expert} {:.3}", f64::from(count) / total);
+    }
+    tip
+}
+
 fn shares(row: &[(u16, u32)], experts: &[usize]) -> Vec<f64> {
     let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
     let share = |expert: &usize| {
@@ -59,7 +74,9 @@ fn draw(
     let (width, height) = (LEFT + wide * experts.len() as f64 + 20.0, TOP + ROW * tokens.len() as f64 + 56.0);
     let mut svg = Svg::new(width.max(560.0), height);
     let most = 1.0 / study.rows.top_k as f64;
-    svg.cells((LEFT, TOP), (wide, ROW), cells, Scale::Up(most));
+    let cells = Cells { at: (LEFT, TOP), size: (wide, ROW), rows: cells, scale: Scale::Up(most) };
+    svg.cells(&cells);
+    svg.tips(&cells, |row, column| tip(study, page, (layer, tokens[row]), column.map(|at| experts[at])));
     let labels: Vec<String> = experts.iter().map(usize::to_string).collect();
     svg.columns((LEFT, TOP - 6.0), wide, &labels);
     let (title, order) = match &groups {

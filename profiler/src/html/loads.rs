@@ -1,6 +1,6 @@
 //! Loads of experts, layer by layer.
 
-use super::draw::{Scale, Svg};
+use super::draw::{Cells, Scale, Svg};
 use crate::show::Study;
 
 const LEFT: f64 = 56.0;
@@ -23,7 +23,21 @@ pub(super) fn picture(study: &Study) -> String {
     let bottom = TOP + high * rows.layers() as f64;
     let figures = LEFT + wide * rows.experts as f64 + 10.0;
     let mut svg = Svg::new((figures + 130.0).max(520.0), bottom + 60.0);
-    svg.cells((LEFT, TOP), (wide, high), &cells, Scale::Around(2.0));
+    let cells = Cells { at: (LEFT, TOP), size: (wide, high), rows: &cells, scale: Scale::Around(2.0) };
+    svg.cells(&cells);
+    svg.tips(&cells, |row, column| {
+        let (id, loads) = (rows.layer_ids[row], rows.loads(row));
+        let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
+        let over_mean =
+            |expert: usize| format!("expert {expert} {:.2} x the mean", loads[expert] as f64 / mean.max(1.0));
+        match column {
+            Some(expert) => format!("layer {id}, {}, {} activations", over_mean(expert), loads[expert]),
+            None => format!(
+                "layer {id}: busiest is {}",
+                over_mean((0..loads.len()).max_by_key(|at| loads[*at]).unwrap_or(0))
+            ),
+        }
+    });
     let labels: Vec<String> = (0..rows.experts).map(|expert| expert.to_string()).collect();
     svg.text((LEFT, 12.0), "start", "", "experts");
     svg.columns((LEFT, TOP - 6.0), wide, &labels);

@@ -1,48 +1,64 @@
-//! One self-contained page with pictures of a study: no scripts, nothing loaded from elsewhere, readable in any browser.
+//! One self-contained page with pictures: no scripts, nothing loaded from elsewhere, readable in any browser, light and
+//! dark.
 //!
-//! Texts of files (names of models, tokens, topics) are untrusted: every one goes through `text::escape`.
+//! The page of a study is made here ([`render`]); pages about anything else are [`Sheet`]s of the same form, with the
+//! same pictures. Texts of files (names of models, tokens, topics) are untrusted: every one goes through [`escape`].
 //!
 //! | module | what |
 //! |---|---|
 //! | `text` | escaping |
-//! | `draw` | SVG: cells, axes, legends, colours that colour-blind people tell apart |
+//! | `draw` | SVG: cells, axes, legends, tooltips, colours that colour-blind people tell apart |
+//! | `sheet` | the page around the pictures: style, facts, verdict, the chooser of layers |
+//! | `bars` | figures as bars |
+//! | `groups` | loads of groups, before and after |
 //! | `heat` | tokens and experts |
 //! | `loads` | loads of experts, layer by layer |
 //! | `next` | experts of a layer given those of the one before |
 //! | `topics` | requests in two dimensions |
 //! | `rate` | local activation rate against groups |
 
+mod bars;
 mod draw;
+mod groups;
 mod heat;
 mod loads;
 mod next;
 mod rate;
+mod sheet;
 mod text;
 mod topics;
 
 use std::path::Path;
 
-use semmoe_tables::{ModelInfo, Placement, Trace};
+use semmoe_tables::{ModelInfo, Tables, Trace};
 
-use crate::ProfilerError;
 use crate::show::{Study, map};
-pub use draw::{KINDS, Svg};
-pub use rate::RatePoint;
+use crate::{ProfilerError, Verdict};
+pub use bars::{Bar, Mark, bars};
+pub use draw::{Cells, KINDS, Scale, Svg};
+pub use groups::{GroupLoads, group_loads};
+pub use rate::{RateKind, RatePoint};
+pub use sheet::{Sheet, write_sections};
 pub use text::escape;
+
+/// Cells that the pictures of all layers together may have; of more layers than fit, evenly chosen ones are drawn.
+const MAX_CELLS: usize = 1 << 20;
 
 /// What the page shows beside the study.
 #[derive(Debug, Default)]
 pub struct Page<'a> {
-    /// Where experts lie: the heat map is then in the order of its groups.
-    pub placement: Option<&'a Placement>,
+    /// Where experts lie: the heat maps are then in the order of its groups, and the groups' loads are drawn.
+    pub tables: Option<&'a Tables>,
     /// The text of every token, by id; ids where there are none.
     pub token_texts: Vec<String>,
     /// The trace and the topic of each of its requests.
     pub topics: Option<(&'a Trace, &'a [String])>,
     /// Local activation rates by groups.
     pub rates: Vec<RatePoint>,
-    /// Which MoE layer the maps show, among those of the file; the middle one by default.
+    /// Which MoE layer the maps show first, among those of the file; the middle one by default.
     pub layer: Option<usize>,
+    /// What the figures mean.
+    pub verdict: Option<Verdict>,
 }
 
 /// Writes the page.
@@ -50,7 +66,8 @@ pub struct Page<'a> {
 /// # Errors
 /// When the topics do not fit the trace, the layer is not there, or the file cannot be written.
 pub fn write_page(path: &Path, study: &Study, page: &Page<'_>) -> Result<(), ProfilerError> {
-    crate::write_whole(path, render(study, page)?.as_bytes())
+    let text = render(study, page)?;
+    Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
 }
 
 /// The page itself.
@@ -64,69 +81,66 @@ pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
         let found = layer.to_string();
         return Err(ProfilerError::Option { option: "layer", found, expected: "the index of a MoE layer of the file" });
     }
+    let missing = |what: &str| format!("<p class=\"none\">Not drawn: {what}</p>");
     let topics = match page.topics {
-        Some((trace, topics)) => {
-            let map = map::requests(trace, topics)?;
-            topics::picture(&map)
-        }
-        None => "<p class=\"none\">Not drawn: requests and their topics are needed. Give a trace, and <code>--topics</code> with one \
-                 JSON line for each of its requests.</p>"
-            .into(),
+        Some((trace, topics)) => topics::picture(&map::requests(trace, topics)?),
+        None => missing(
+            "requests and their topics are needed. Give a trace, and <code>--topics</code> with one JSON line for each of its requests.",
+        ),
     };
     let rates = match page.rates.is_empty() {
         false => rate::picture(&page.rates),
-        true => "<p class=\"none\">Not drawn: give <code>--groups 2,4,8</code> to solve for each, or <code>--tables</code>.</p>".into(),
+        true => missing("give <code>--groups 2,4,8</code> to solve for each, or <code>--tables</code>."),
     };
-    let sections = [
+    let groups = page.tables.map_or_else(
+        || missing("give <code>--tables</code>."),
+        |tables| {
+            let loads: Vec<Vec<u64>> = (0..layers).map(|layer| study.rows.loads(layer)).collect();
+            group_loads(&GroupLoads::new(&study.summary.model, tables, &loads))
+        },
+    );
+    let drawn = drawn_layers(study, layer);
+    let ids: Vec<u16> = drawn.iter().map(|at| study.rows.layer_ids[*at]).collect();
+    let chosen = drawn.iter().position(|at| *at == layer).unwrap_or(0);
+    let each = |picture: &dyn Fn(usize) -> String| sheet::of_layers(&ids, |at| picture(drawn[at]));
+    let sections = vec![
         ("Prediction of experts by tokens", table(study)),
-        ("Tokens and experts", heat::picture(study, page, layer)),
+        ("Tokens and experts", each(&|layer| heat::picture(study, page, layer))),
         ("Load of experts", loads::picture(study)),
-        ("From layer to layer", next::picture(study, layer)),
+        ("Load of groups, before and after", groups),
+        ("From layer to layer", each(&|layer| next::picture(study, layer)) + &next::table(study)),
         ("Requests by topic", topics),
         ("Local activations against groups", rates),
     ];
-    Ok(document(&format!("Routing of {}", study.summary.model.model), &facts(study, &study.summary.model), &sections))
+    let sheet = Sheet {
+        title: format!("Routing of {}", study.summary.model.model),
+        facts: facts(study, &study.summary.model),
+        verdict: page.verdict.clone(),
+        layers: Some((ids, chosen)),
+        sections,
+    };
+    Ok(sheet.render())
 }
 
-/// Writes a page of the same form about anything else: a title, which is escaped, and sections of markup.
-///
-/// # Errors
-/// When the file cannot be written.
-pub fn write_sections(path: &Path, title: &str, sections: &[(&str, String)]) -> Result<(), ProfilerError> {
-    crate::write_whole(path, document(title, "", sections).as_bytes())
+/// The layers whose maps are drawn, in order; `wanted` is one of them.
+fn drawn_layers(study: &Study, wanted: usize) -> Vec<usize> {
+    let (layers, experts) = (study.rows.layers(), study.rows.experts);
+    let fit = (MAX_CELLS / (experts * (experts + heat::TOKENS))).clamp(1, layers);
+    let mut drawn: Vec<usize> = (0..fit).map(|at| at * layers / fit).filter(|at| *at != wanted).collect();
+    drawn.truncate(fit - 1);
+    drawn.push(wanted);
+    drawn.sort_unstable();
+    drawn
 }
 
-fn document(title: &str, facts: &str, sections: &[(&str, String)]) -> String {
-    let body: String =
-        sections.iter().map(|(title, body)| format!("<section><h2>{title}</h2>\n{body}</section>\n")).collect();
-    let title = escape(title);
-    format!("{HEAD}<title>{title}</title>\n<h1>{title}</h1>\n{facts}\n{body}")
-}
-
-const HEAD: &str = r#"<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<style>
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #1a1a1a; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin: 2.2rem 0 .3rem; border-bottom: 1px solid #ccc; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; } td, th { padding: .1rem .55rem; text-align: right; }
-th { font-weight: 600; } th[colspan] { text-align: center; } thead th { border-bottom: 1px solid #888; } tbody tr:nth-child(even) { background: #f4f4f4; }
-.wide { overflow-x: auto; } .none { color: #666; font-style: italic; } figure { margin: .6rem 0; } svg { max-width: 100%; height: auto; }
-svg text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: #1a1a1a; } svg text.token { font: 9px ui-monospace, "DejaVu Sans Mono", monospace; }
-p { max-width: 52rem; }
-</style>
-"#;
-
-fn facts(study: &Study, model: &ModelInfo) -> String {
+fn facts(study: &Study, model: &ModelInfo) -> Vec<(&'static str, String)> {
     let summary = &study.summary;
     let shape = format!("{} layers with experts, {} experts, top-{}", model.layers(), model.num_experts, model.top_k);
     let distinct = format!("{} of {} ({:.1}%)", summary.distinct_tokens, model.vocab_size, summary.coverage * 100.0);
     let source = format!("{} ({})", summary.provenance.source, summary.provenance.created);
     let requests =
         summary.requests.map_or("unknown: a profile has counts of tokens only".to_owned(), |count| count.to_string());
-    let rows = [
+    vec![
         ("file", format!("a {}, digest {}", summary.kind, summary.digest)),
         ("shape", shape),
         ("source", source),
@@ -134,9 +148,7 @@ fn facts(study: &Study, model: &ModelInfo) -> String {
         ("tokens with a route", summary.routed_tokens.to_string()),
         ("token ids seen", distinct),
         ("tokens with evidence", format!("{:.1}% of the traffic", study.coverage_of_traffic * 100.0)),
-    ];
-    let rows: String = rows.iter().map(|(name, value)| format!("<dt>{name}</dt><dd>{}</dd>", escape(value))).collect();
-    format!("<dl>{rows}</dl>")
+    ]
 }
 
 /// The paper's Table 1, and what goes with it.

@@ -1,6 +1,6 @@
 //! Experts of a layer given those of the one before: the paper's figure 6 (c).
 
-use super::draw::{Scale, Svg};
+use super::draw::{Cells, Scale, Svg};
 use crate::show::Study;
 
 const LEFT: f64 = 60.0;
@@ -25,7 +25,14 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
     let cells: Vec<Vec<f64>> = next.pairs.iter().map(lift).collect();
     let side = cell * experts as f64;
     let mut svg = Svg::new((LEFT + side + 20.0).max(420.0), TOP + side + 60.0);
-    svg.cells((LEFT, TOP), (cell, cell), &cells, Scale::Around(3.0));
+    let cells = Cells { at: (LEFT, TOP), size: (cell, cell), rows: &cells, scale: Scale::Around(3.0) };
+    svg.cells(&cells);
+    svg.tips(&cells, |row, column| {
+        let (from, to, lifts) = (next.from_layer, next.to_layer, &cells.rows[row]);
+        let best = (0..experts).max_by(|a, b| lifts[*a].total_cmp(&lifts[*b])).unwrap_or(0);
+        let (at, most) = column.map_or((best, "most often "), |column| (column, ""));
+        format!("expert {row} of layer {from}, then {most}expert {at} of layer {to}: {:.2} x chance", lifts[at].exp2())
+    });
     let labels: Vec<String> = (0..experts).map(|expert| expert.to_string()).collect();
     svg.text((LEFT, 12.0), "start", "", &format!("experts of layer {}", next.to_layer));
     svg.columns((LEFT, TOP - 6.0), cell, &labels);
@@ -47,6 +54,19 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
     };
     let label =
         format!("Map of the experts of layer {} that follow on those of layer {}", next.to_layer, next.from_layer);
+    format!(
+        "<p>Which experts of layer {} go with which of layer {}, {basis}.</p>\n{}",
+        next.to_layer,
+        next.from_layer,
+        svg.finish(&label),
+    )
+}
+
+/// All pairs of layers in figures.
+pub(super) fn table(study: &Study) -> String {
+    if study.next.is_empty() {
+        return String::new();
+    }
     let figures = study.next.iter().map(|next| {
         format!(
             "<tr><th>{} to {}</th><td>{:.3}</td><td>{:.3}</td></tr>",
@@ -54,12 +74,8 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
         )
     });
     format!(
-        "<p>Which experts of layer {} go with which of layer {}, {basis}.</p>\n{}\
-         <p>Share of a layer's activations on the top-k experts that most often follow on the expert before, and without knowing it:</p>\n\
+        "<p>Share of a layer's activations on the top-k experts that most often follow on the expert before, and without knowing it:</p>\n\
          <div class=\"wide\"><table><thead><tr><th>layers</th><th>share</th><th>by chance</th></tr></thead><tbody>{}</tbody></table></div>\n",
-        next.to_layer,
-        next.from_layer,
-        svg.finish(&label),
         figures.collect::<String>()
     )
 }

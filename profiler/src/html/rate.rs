@@ -2,17 +2,31 @@
 
 use super::draw::{KINDS, Svg};
 
-/// What tables for a number of groups are worth.
+/// Where the tables of a point come from. Only points of one kind are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RateKind {
+    /// Solved for the page, all from the same counts.
+    Solved,
+    /// A file of tables, solved from data that it does not say.
+    Given,
+}
+
+/// The local activation rate of tables.
 #[derive(Clone, Debug)]
 pub struct RatePoint {
     /// G.
     pub groups: u16,
     /// Local activation rate with the tables.
     pub rate: f64,
-    /// The same with tokens on random ranks.
+    /// The same on random ranks.
     pub random: f64,
-    /// Whether it was judged on data that were not solved on.
+    /// Whether whole requests were placed, each on the rank that the affinity policy chose; otherwise tokens, each on
+    /// its best rank.
+    pub by_requests: bool,
+    /// Whether it was judged on data that were not solved on; of given tables the caller's word.
     pub held_out: bool,
+    /// Where its tables come from.
+    pub kind: RateKind,
 }
 
 const LEFT: f64 = 60.0;
@@ -20,53 +34,78 @@ const RIGHT: f64 = 560.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 320.0;
 
-/// Name, figure and dashes of a line.
-type Series<'a> = (&'a str, &'a dyn Fn(&RatePoint) -> f64, &'a str);
+/// Points that belong together: how they are called and drawn, and the figure that is shown of each.
+struct Series<'a> {
+    name: String,
+    colour: &'a str,
+    /// The strokes and gaps of the line that joins them; none: they are not joined.
+    dashes: Option<&'a str>,
+    points: Vec<(u16, f64)>,
+}
+
+/// Solved and given tables, by requests and by tokens, are series of their own: no line joins unlike figures.
+fn series(points: &[RatePoint]) -> Vec<Series<'static>> {
+    let mut all = Vec::new();
+    let kinds =
+        [(RateKind::Solved, "solved here", Some("8 0"), [0, 2]), (RateKind::Given, "given tables", None, [1, 5])];
+    for (kind, name, dashes, colours) in kinds {
+        for (unit, by_requests, colour) in [("requests", true, colours[0]), ("tokens", false, colours[1])] {
+            let of = points.iter().filter(|point| point.kind == kind && point.by_requests == by_requests);
+            let points: Vec<(u16, f64)> = of.map(|point| (point.groups, point.rate)).collect();
+            if !points.is_empty() {
+                all.push(Series { name: format!("{name}, by {unit}"), colour: KINDS[colour], dashes, points });
+            }
+        }
+    }
+    let mut random: Vec<(u16, f64)> = points.iter().map(|point| (point.groups, point.random)).collect();
+    random.dedup_by_key(|point| point.0);
+    all.push(Series { name: "random ranks".into(), colour: KINDS[4], dashes: Some("5 4"), points: random });
+    all
+}
 
 pub(super) fn picture(points: &[RatePoint]) -> String {
     let mut points = points.to_vec();
     points.sort_by_key(|point| point.groups);
-    let last = (points.len().max(2) - 1) as f64;
-    let x = |at: usize| LEFT + 30.0 + at as f64 / last * (RIGHT - LEFT - 60.0);
+    let place = |groups: u16| f64::from(groups.max(1)).log2();
+    let (low, high) = (place(points[0].groups), place(points[points.len() - 1].groups));
+    let x = |groups: u16| {
+        let share = if high > low { (place(groups) - low) / (high - low) } else { 0.5 };
+        LEFT + 30.0 + share * (RIGHT - LEFT - 60.0)
+    };
     let y = |rate: f64| BOTTOM - rate * (BOTTOM - TOP);
-    let mut svg = Svg::new(RIGHT + 190.0, BOTTOM + 50.0);
+    let mut svg = Svg::new(RIGHT + 210.0, BOTTOM + 50.0);
     for tick in 0..=5 {
         let rate = f64::from(tick) / 5.0;
-        svg.line((LEFT, y(rate)), (RIGHT, y(rate)), "stroke=\"#ddd\"");
+        svg.line((LEFT, y(rate)), (RIGHT, y(rate)), "class=\"grid\"");
         svg.text((LEFT - 6.0, y(rate) + 4.0), "end", "", &format!("{rate:.1}"));
     }
-    let series: [Series<'_>; 2] =
-        [("with the tables", &|point| point.rate, "8 0"), ("tokens on random ranks", &|point| point.random, "5 4")];
-    for (which, (name, of, dash)) in series.into_iter().enumerate() {
-        let colour = KINDS[which];
-        for (at, point) in points.iter().enumerate() {
-            if at > 0 {
-                let style = format!("stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\"");
-                svg.line((x(at - 1), y(of(&points[at - 1]))), (x(at), y(of(point))), &style);
-            }
-            svg.raw(&format!("<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{colour}\"/>", x(at), y(of(point))));
-            svg.text((x(at) + 6.0, y(of(point)) - 7.0), "start", "", &format!("{:.3}", of(point)));
-            svg.text((x(at), BOTTOM + 18.0), "middle", "", &point.groups.to_string());
-        }
+    for (which, Series { name, colour, dashes, points }) in series(&points).iter().enumerate() {
         let row = TOP + 14.0 + which as f64 * 20.0;
-        svg.line(
-            (RIGHT + 14.0, row - 4.0),
-            (RIGHT + 38.0, row - 4.0),
-            &format!("stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dash}\""),
-        );
+        if let Some(dashes) = dashes {
+            let style = format!("stroke=\"{colour}\" stroke-width=\"2\" stroke-dasharray=\"{dashes}\"");
+            points.windows(2).for_each(|two| svg.line((x(two[0].0), y(two[0].1)), (x(two[1].0), y(two[1].1)), &style));
+            svg.line((RIGHT + 14.0, row - 4.0), (RIGHT + 38.0, row - 4.0), &style);
+        }
+        svg.dot((RIGHT + 26.0, row - 4.0), colour, name);
         svg.text((RIGHT + 44.0, row), "start", "", name);
+        for (groups, rate) in points {
+            svg.dot((x(*groups), y(*rate)), colour, &format!("{name}: {rate:.4} with {groups} groups"));
+            svg.text((x(*groups) + 6.0, y(*rate) - 7.0), "start", "", &format!("{rate:.3}"));
+            svg.text((x(*groups), BOTTOM + 18.0), "middle", "", &groups.to_string());
+        }
     }
-    svg.line((LEFT, TOP), (LEFT, BOTTOM), "stroke=\"#1a1a1a\"");
-    svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), "stroke=\"#1a1a1a\"");
+    svg.line((LEFT, TOP), (LEFT, BOTTOM), "class=\"axis\"");
+    svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), "class=\"axis\"");
     svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 40.0), "middle", "", "groups (expert-parallel ranks)");
     svg.upright((16.0, (TOP + BOTTOM) / 2.0), "local activation rate");
     let judged = if points.iter().all(|point| point.held_out) {
-        "judged on data that were not solved on"
+        "Judged on data that were not solved on."
     } else {
-        "judged on the data that were solved on, which flatters: give a trace, or <code>--held-out</code>"
+        "Judged on the data that were solved on, which flatters: give a trace, or <code>--held-out</code>."
     };
     format!(
-        "<p>Share of the activations on the token's own rank, each token on the rank that T thinks best ({judged}).</p>\n{}",
+        "<p>Share of the activations on the own rank. By requests: each request on the rank that the affinity policy chooses, with even \
+         loads. By tokens: each token on the rank that T thinks best, which no request can reach. {judged}</p>\n{}",
         svg.finish("Local activation rate against the number of groups")
     )
 }

@@ -1,6 +1,7 @@
 //! Escaping of untrusted texts.
 
-/// A text for the page: markup as entities; characters that cannot be seen, or that turn the direction of what follows, by their number.
+/// A text for the page: markup as entities; characters that cannot be seen, or that turn the direction of what follows,
+/// by their number.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

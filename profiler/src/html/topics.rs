@@ -20,7 +20,7 @@ pub(super) fn picture(map: &RequestMap) -> String {
     };
     let (x, y) = (bounds(0), bounds(1));
     let place = |value: f64, (low, span): (f64, f64)| 14.0 + (value - low) / span * (SIDE - 28.0);
-    svg.raw(&format!("<path d=\"M1 1H{SIDE}V{SIDE}H1z\" fill=\"#fafafa\" stroke=\"#888\"/>"));
+    svg.raw(&format!("<path d=\"M1 1H{SIDE}V{SIDE}H1z\" fill=\"none\" stroke=\"#888\"/>"));
     for (point, topic) in map.points.iter().zip(&map.topic_of) {
         svg.raw(&mark((place(point[0], x), place(point[1], y)), *topic));
     }

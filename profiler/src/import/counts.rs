@@ -22,7 +22,7 @@ pub(super) struct Counts<'a> {
     files: usize,
 }
 
-/// What SGLang reads too.
+/// The form that SGLang reads too.
 #[derive(Deserialize)]
 struct Json {
     logical_count: Vec<Vec<u64>>,

@@ -46,7 +46,7 @@ pub enum ImportError {
         path: PathBuf,
         /// Which record it is.
         record: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 }
@@ -58,7 +58,7 @@ impl ImportError {
     }
 }
 
-/// What is wrong with a file or record, where the file is still to be named.
+/// The problem with a file or record, without the name of the file.
 #[derive(Debug)]
 pub(super) enum Wrong {
     Read(PickleError),

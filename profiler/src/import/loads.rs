@@ -36,8 +36,8 @@ pub struct LayerLoads {
     pub max_over_mean: f64,
     /// Entropy of the loads over that of even loads, 0..1.
     pub entropy: f64,
-    /// Beside a profile: the share of the activations that would have to move to other experts for the loads to be the profile's, 0 (the
-    /// same) to 1.
+    /// Beside a profile: the share of the activations that would have to move to other experts for the loads to be the
+    /// profile's, 0 (the same) to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub distance: Option<f64>,
 }
@@ -77,7 +77,7 @@ impl Loads {
     pub(super) fn write(&self, path: &Path) -> Result<(), ProfilerError> {
         let io = |source| ProfilerError::Io { path: path.to_owned(), action: "write", source };
         let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
-        crate::write_whole(path, text.as_bytes())
+        Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
     }
 }
 

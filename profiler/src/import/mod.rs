@@ -9,8 +9,9 @@
 //! | `routes` | NumPy's arrays of routes to requests |
 //! | `counts`, `loads` | counts without tokens: the load of every expert, and beside that of a profile |
 //!
-//! A profile says which experts a *token* activates. Counts of experts without tokens cannot become one, and nothing here pretends so:
-//! they become a file of expert loads, which shows how even an engine's traffic is and how well a profile stands for it.
+//! A profile says which experts a *token* activates. Counts of experts without tokens cannot become one, and nothing
+//! here pretends so: they become a file of expert loads, which shows how even an engine's traffic is and how well a
+//! profile stands for it.
 
 mod counts;
 mod dump;
@@ -36,7 +37,8 @@ use tally::Tally;
 /// Imports files into one trace, or into one file of expert loads.
 ///
 /// # Errors
-/// Names the first file that cannot be used at all; too many bad records; a file that cannot be written. Nothing is written then.
+/// Names the first file that cannot be used at all; too many bad records; a file that cannot be written. Nothing is
+/// written then.
 pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     if options.files.is_empty() {
         return Err(ProfilerError::NoInput { what: "file" });

@@ -1,4 +1,4 @@
-//! What to import, and what came of it.
+//! Options and report of an import.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ impl Format {
     }
 }
 
-/// What to import.
+/// Options of an import.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// Who wrote the files.
@@ -40,7 +40,7 @@ pub struct ImportOptions {
     pub files: Vec<PathBuf>,
     /// Where the trace or the loads go.
     pub out: PathBuf,
-    /// The model: dumps do not tell it.
+    /// The model: dumps do not contain it.
     pub model: ModelInfo,
     /// RFC 3339.
     pub created: String,
@@ -50,7 +50,7 @@ pub struct ImportOptions {
     pub against: Option<PathBuf>,
 }
 
-/// What was written.
+/// The output.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Imported {
@@ -67,14 +67,14 @@ pub enum Imported {
     Loads(Loads),
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Clone, Debug, Serialize)]
 pub struct ImportReport {
     /// The file written.
     pub out: PathBuf,
     /// Files read.
     pub files: usize,
-    /// What was written.
+    /// The output.
     #[serde(flatten)]
     pub imported: Imported,
     /// Records found, bad ones included.

@@ -1,8 +1,8 @@
 //! `per_token` records to requests.
 //!
-//! A record is a forward pass: the tokens of several requests after each other. The dump does not say which request a token belongs to
-//! beyond `extend_seq_lens`. So each piece of a prompt becomes a request of its own, and each decoded token too: nothing is put together
-//! that may not belong together.
+//! A record is a forward pass: the tokens of several requests after each other. The dump does not say which request a
+//! token belongs to beyond `extend_seq_lens`. So each piece of a prompt becomes a request of its own, and each decoded
+//! token too: nothing is put together that may not belong together.
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -1,5 +1,6 @@
-//! Arrays of routes: an `.npz` with `token_ids` [n], `experts` [n, L, k], and perhaps `request_offsets` [R + 1] and `prompt_lengths` [R],
-//! as in a trace; all integers of any width. -1 or the unknown value of unsigned bytes or words in all k places is an unknown route.
+//! Arrays of routes: an `.npz` with `token_ids` [n], `experts` [n, L, k], and perhaps `request_offsets` [R + 1] and
+//! `prompt_lengths` [R], as in a trace; all integers of any width. -1 or the unknown value of unsigned bytes or words
+//! in all k places is an unknown route.
 
 use std::path::Path;
 

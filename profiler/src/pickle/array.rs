@@ -2,7 +2,7 @@
 
 use super::PickleError;
 
-/// What an array is made of; all little-endian.
+/// The element type of an array; all little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Element {
@@ -122,7 +122,7 @@ impl Array {
         Self { element, strided: Strided { offset: 0, ..strided }, bytes }
     }
 
-    /// What it is made of.
+    /// Its element type.
     #[must_use]
     pub fn element(&self) -> Element {
         self.element

@@ -30,7 +30,7 @@ const STORAGES: [(&[u8], Element); 10] = [
     (b"BoolStorage", Element::Bool),
 ];
 
-/// What a name stands for.
+/// The class that a name stands for.
 pub(super) fn global(module: &[u8], name: &[u8], at: usize) -> Result<Value, PickleError> {
     let known = match (module, name) {
         (b"collections", b"OrderedDict") => Some(Global::OrderedDict),
@@ -44,7 +44,7 @@ pub(super) fn global(module: &[u8], name: &[u8], at: usize) -> Result<Value, Pic
     known.map(Value::Global).ok_or_else(unknown)
 }
 
-/// What a call gives.
+/// The result of a call.
 pub(super) fn reduce(
     document: &mut Document,
     function: Value,
@@ -112,7 +112,8 @@ fn number(what: &'static str, value: Value) -> Result<u64, PickleError> {
     }
 }
 
-/// The storage that a persistent id names: `("storage", type, key, location, elements)`. `bytes_of` tells its bytes in the archive.
+/// The storage that a persistent id names: `("storage", type, key, location, elements)`. `bytes_of` returns its bytes
+/// in the archive.
 pub(super) fn persistent(
     document: &mut Document,
     id: Value,

@@ -10,7 +10,7 @@ pub enum PickleError {
     /// Bytes end before what they announce.
     #[error("{what} ends after {found} bytes, expected {expected}")]
     Short {
-        /// What ends.
+        /// The part that ends.
         what: &'static str,
         /// Bytes there.
         found: u64,
@@ -22,17 +22,17 @@ pub enum PickleError {
     Archive {
         /// The part.
         what: &'static str,
-        /// What is there.
+        /// The value found.
         found: String,
-        /// What should be.
+        /// The expected value.
         expected: &'static str,
     },
     /// Neither an archive nor a NumPy array.
     #[error("{found}, expected {expected}")]
     Kind {
-        /// What it looks like.
+        /// Its appearance.
         found: &'static str,
-        /// What can be read.
+        /// The forms that can be read.
         expected: &'static str,
     },
     /// An entry is not there.
@@ -64,9 +64,9 @@ pub enum PickleError {
         what: &'static str,
         /// Where.
         at: usize,
-        /// What is there.
+        /// The value found.
         found: String,
-        /// What should be.
+        /// The expected value.
         expected: &'static str,
     },
     /// Values would take more memory than the file has bytes.
@@ -80,9 +80,9 @@ pub enum PickleError {
     Array {
         /// The part.
         what: &'static str,
-        /// What is there.
+        /// The value found.
         found: String,
-        /// What should be.
+        /// The expected value.
         expected: String,
     },
 }

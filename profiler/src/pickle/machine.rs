@@ -9,8 +9,8 @@ use super::value::{Document, Value};
 /// More than Python's pickler ever puts there: it writes lists in pieces of a thousand.
 const MAX_STACK: usize = 1 << 14;
 
-/// Reads a pickle. `file_bytes` is the size of the file that it is in, which bounds the memory; `bytes_of` tells the bytes of a storage by
-/// its key.
+/// Reads a pickle. `file_bytes` is the size of the file that it is in, which bounds the memory; `bytes_of` returns the
+/// bytes of a storage by its key.
 ///
 /// # Errors
 /// Names the first thing that is not read, or not well formed, and where it is.

@@ -1,4 +1,4 @@
-//! What a pickle holds: small values, with handles into one arena for what has parts.
+//! The values of a pickle: small, with handles into one arena for what has parts.
 //!
 //! A list that contains itself is a handle like any other, so neither reading nor dropping a value recurses.
 
@@ -50,7 +50,7 @@ pub struct Text {
 pub struct Storage {
     /// Its name in the archive.
     pub(super) key: Text,
-    /// What it is made of.
+    /// Its element type.
     pub element: Element,
     /// How many elements.
     pub elements: u64,
@@ -116,7 +116,7 @@ impl Document {
         }
     }
 
-    /// What a dict holds under a text; the last of equals, as in Python. `None` also of other values.
+    /// A dict's value under a text; the last of equals, as in Python. `None` also of other values.
     #[must_use]
     pub fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let Value::Dict(at) = dict else { return None };

@@ -53,7 +53,7 @@ impl<'de> Visitor<'de> for &mut List<'_> {
         let mut number = 0;
         while let Some(record) = list.next_element::<Value>()? {
             if !(self.take)(number, conversation(record)) {
-                // What follows is not read, which the reader of the list takes for an error.
+                // The rest is not read, which the reader of the list treats as an error.
                 self.enough = true;
                 return Ok(());
             }

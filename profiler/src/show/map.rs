@@ -1,7 +1,8 @@
 //! Requests in two dimensions, by the experts that they activate: the paper's figure 6 (a).
 //!
-//! t-SNE (van der Maaten and Hinton, 2008) from the two first principal components, without randomness. Distances are between the
-//! requests' shares of activations, after a square root (Hellinger), so that busy experts do not drown the others.
+//! t-SNE (van der Maaten and Hinton, 2008) from the two first principal components, without randomness. Distances are
+//! between the requests' shares of activations, after a square root (Hellinger), so that busy experts do not drown the
+//! others.
 
 use semmoe_tables::{LayerIdx, Trace};
 
@@ -105,7 +106,8 @@ fn embed(distances: &[Vec<f64>]) -> Vec<[f64; 2]> {
     points
 }
 
-/// Symmetric probabilities of being neighbours, each row's spread found by bisection so that its perplexity is the constant.
+/// Symmetric probabilities of being neighbours, each row's spread found by bisection so that its perplexity is the
+/// constant.
 fn neighbours(distances: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let count = distances.len();
     let target = PERPLEXITY.min((count - 1) as f64 / 3.0).max(1.5).ln();

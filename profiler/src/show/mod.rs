@@ -1,16 +1,21 @@
-//! What a trace or profile says of a model's routing: the paper's Table 1 for every layer, loads, evidence, and how layers hang together.
+//! A model's routing, from a trace or profile: the paper's Table 1 for every layer, loads, evidence, and how layers
+//! hang together.
 //!
 //! | module | what |
 //! |---|---|
 //! | `rows` | counts of tokens and experts, sparse; halves of a profile |
 //! | `table1` | how well a token's hottest experts predict, how hot they are, kurtosis |
 //! | `next` | experts of one layer given those of the layer before |
+//! | `judge` | what the figures mean, and what to do next |
+//! | `text` | the study as a table for terminals |
 //! | `map` | requests in two dimensions, by the experts they activate |
 
+mod judge;
 pub(crate) mod map;
 mod next;
 mod rows;
 pub(crate) mod table1;
+mod text;
 
 use std::path::Path;
 
@@ -27,7 +32,7 @@ use crate::{ProfilerError, Summary, split};
 /// Everything that is shown.
 #[derive(Debug, Serialize)]
 pub struct Study {
-    /// What is in the file.
+    /// The content of the file.
     pub summary: Summary,
     /// Where the figures on data not counted come from.
     pub held_out: HeldOutKind,
@@ -58,7 +63,8 @@ pub enum HeldOutKind {
 }
 
 impl HeldOutKind {
-    /// Tokens with fewer occurrences do not count for F1: half of the activations of one occurrence say nothing of the other half.
+    /// Tokens with fewer occurrences do not count for F1: half of the activations of one occurrence say nothing of the
+    /// other half.
     fn least_occurrences(self) -> u64 {
         match self {
             Self::Requests | Self::File => 1,
@@ -126,7 +132,11 @@ impl Input {
     }
 }
 
-fn profile_of(trace: &Trace) -> Result<Profile, ProfilerError> {
+/// The counts of all of a trace's tokens.
+///
+/// # Errors
+/// When a count overflows.
+pub fn profile_of(trace: &Trace) -> Result<Profile, ProfilerError> {
     let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
     builder.add_trace(trace)?;
     Ok(builder.finish()?)
@@ -173,43 +183,10 @@ pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerE
         .collect();
     let next = next::all(input, &rows);
     let coverage_of_traffic = match kind {
-        // A token that occurs once would not have been known: the share of such occurrences is what a new one meets (Good and Turing).
+        // A token that occurs once would not have been known: the share of such occurrences is what a new one meets
+        // (Good and Turing).
         HeldOutKind::Counts => rows.repeated_share(),
         _ => judged.known_share(&counted),
     };
     Ok(Study { summary, held_out: kind, coverage_of_traffic, layers, next, rows, parts })
-}
-
-impl std::fmt::Display for Study {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "{}\n", self.summary)?;
-        writeln!(f, "Of each token's hottest top-k experts (quartiles over tokens): {}.", self.held_out.describe())?;
-        writeln!(f, "Tokens with evidence: {:.1}% of the traffic.\n", self.coverage_of_traffic * 100.0)?;
-        let head = "layer  F1 p25   p50   p75  mean   cumulative hotness   hottest other expert      kurtosis         load skew  next layer (by chance)";
-        write!(f, "{head}")?;
-        for (at, layer) in self.layers.iter().enumerate() {
-            let [f1, hot, other] = [&layer.f1, &layer.cumulative_hotness, &layer.hottest_other];
-            write!(
-                f,
-                "\n{:>5}  {:>6.3} {:>5.3} {:>5.3} {:>5.3}",
-                layer.layer_id, f1.p25, f1.p50, f1.p75, layer.f1_mean
-            )?;
-            write!(
-                f,
-                "    {:.3} {:.3} {:.3}      {:.3} {:.3} {:.3}",
-                hot.p25, hot.p50, hot.p75, other.p25, other.p50, other.p75
-            )?;
-            let kurtosis = &layer.kurtosis;
-            write!(
-                f,
-                "    {:>5.1} {:>5.1} {:>5.1}  {:>9.2}",
-                kurtosis.p25, kurtosis.p50, kurtosis.p75, layer.load_skewness
-            )?;
-            match self.next.get(at) {
-                Some(next) => write!(f, "       {:.3} ({:.3})", next.share, next.by_chance)?,
-                None => write!(f, "       -")?,
-            }
-        }
-        Ok(())
-    }
 }

@@ -16,12 +16,13 @@ pub struct NextLayer {
     pub from_layer: u16,
     /// Of the second.
     pub to_layer: u16,
-    /// Share of the second layer's activations that lie on the top-k experts that most often follow on the token's expert in the first.
+    /// Share of the second layer's activations that lie on the top-k experts that most often follow on the token's
+    /// expert in the first.
     pub share: f64,
     /// The same where nothing is known of the first layer.
     pub by_chance: f64,
-    /// Whether the pairs were seen token by token (a trace); else they are those expected of a token's counts in both layers, as a
-    /// profile does not say which went together.
+    /// Whether the pairs were seen token by token (a trace); else they are those expected of a token's counts in both
+    /// layers, as a profile does not say which went together.
     pub seen_together: bool,
     /// [N][N]: how often the expert of the second layer followed on that of the first.
     #[serde(skip)]

@@ -1,6 +1,6 @@
 //! Counts of tokens and experts, sparse.
 
-use semmoe_tables::{LayerIdx, Profile, TokenId};
+use semmoe_tables::{LayerIdx, Profile, mix64};
 
 /// Counts of all layers.
 #[derive(Debug)]
@@ -28,8 +28,7 @@ impl Rows {
                 starts: vec![0],
                 entries: Vec::with_capacity(profile.entries(LayerIdx::new(layer as u16))),
             };
-            for token in (0..model.vocab_size).map(TokenId::new) {
-                let row = profile.row(LayerIdx::new(layer as u16), token);
+            for row in profile.layer_rows(LayerIdx::new(layer as u16)) {
                 rows.entries.extend(row.experts.iter().copied().zip(row.counts.iter().copied()));
                 rows.starts.push(rows.entries.len());
             }
@@ -119,9 +118,7 @@ struct Coins(u64);
 impl Coins {
     fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        mix64(self.0)
     }
 
     fn heads_of(&mut self, coins: u32) -> u32 {

@@ -9,8 +9,8 @@ use super::rows::Rows;
 pub struct LayerTable {
     /// The model's layer number.
     pub layer_id: u16,
-    /// F1 of predicting the experts of a token by its hottest top-k, on data that were not counted; over tokens. As many experts are
-    /// predicted as are activated, so precision, recall and F1 are the same.
+    /// F1 of predicting the experts of a token by its hottest top-k, on data that were not counted; over tokens. As
+    /// many experts are predicted as are activated, so precision, recall and F1 are the same.
     pub f1: Quartiles,
     /// The same over occurrences.
     pub f1_mean: f64,
@@ -18,7 +18,8 @@ pub struct LayerTable {
     pub cumulative_hotness: Quartiles,
     /// Share that the hottest of the others has.
     pub hottest_other: Quartiles,
-    /// Kurtosis of a token's activations over the experts (3 is that of a normal distribution): high where few experts have them all.
+    /// Kurtosis of a token's activations over the experts (3 is that of a normal distribution): high where few experts
+    /// have them all.
     pub kurtosis: Quartiles,
     /// Entropy of the experts' loads over that of even loads, 0..1.
     pub load_entropy: f64,

@@ -1,4 +1,4 @@
-//! A small engine on a loopback port that speaks SGLang's dialect, tells the truth by a formula, and lies on request.
+//! A small engine on a loopback port that speaks SGLang's dialect, answers by a formula, and lies on request.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "tests")]
 
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ pub mod first_id {
     /// Is answered only when a prompt that begins with `RELEASES` has been.
     pub const WAITS: u32 = 120;
     pub const RELEASES: u32 = 121;
-    /// Is never answered; tells when it arrives and when it is dropped.
+    /// Is never answered; reports when it arrives and when it is dropped.
     pub const HANGS: u32 = 122;
 }
 
@@ -89,7 +89,7 @@ pub fn experts(token: u32, layer: u16) -> [i32; 2] {
     [first, (first + 3) % 8]
 }
 
-/// What a prompt of these ids generates.
+/// The output for a prompt of these ids.
 pub fn generated(ids: &[u32], max_tokens: u32) -> Vec<u32> {
     (0..max_tokens).map(|i| (ids.iter().sum::<u32>() + i) % 50).collect()
 }
@@ -166,7 +166,7 @@ pub fn ids_line(ids: &[u32]) -> String {
     serde_json::json!({ "input_ids": ids }).to_string()
 }
 
-/// 401 for whoever has not the key, if there is one.
+/// 401 without the key, if there is one.
 async fn ask_for_key(
     State(state): State<Arc<Behaviour>>,
     request: axum::extract::Request,

@@ -5,7 +5,7 @@ pub(crate) struct Entry<'a> {
     pub(crate) name: &'a str,
     pub(crate) bytes: &'a [u8],
     pub(crate) method: u16,
-    /// What the directory says in place of the truth.
+    /// A wrong entry in the directory.
     pub(crate) lies: Lies,
 }
 

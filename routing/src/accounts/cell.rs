@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use super::recent::Recent;
 use crate::policy::RankLoad;
 
-/// What is in flight on one rank, on cache lines of its own. It belongs to the rank, whichever accounts it stands in: a
+/// Load in flight on one rank, on cache lines of its own. It belongs to the rank, whichever accounts it stands in: a
 /// request that was counted in by one is counted out for all.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -53,7 +53,8 @@ impl Cell {
         Self { flight: Arc::clone(&self.flight), ..self.idle_copy() }
     }
 
-    /// The same rank in accounts that count for themselves: nothing is in flight there, the rest but the windows is copied.
+    /// The same rank in accounts that count for themselves: nothing is in flight there, the rest but the windows is
+    /// copied.
     pub(super) fn idle_copy(&self) -> Self {
         let copied = |number: &AtomicU64| AtomicU64::new(number.load(Relaxed));
         let flag = |flag: &AtomicBool| AtomicBool::new(flag.load(Relaxed));

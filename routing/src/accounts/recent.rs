@@ -58,7 +58,7 @@ impl Window {
     }
 }
 
-/// What one rank has in a window.
+/// One rank's part of a window.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     packed: AtomicU64,

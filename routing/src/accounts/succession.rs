@@ -1,8 +1,8 @@
 //! Accounts of other ranks that go on from accounts in use: a rank joins or leaves, or the settings change.
 //!
-//! Requests in flight are shared between both: a request that was counted in by the old accounts is counted out there, and
-//! both see it. Everything else is copied as it is in this moment. Accounts that keep books on the same ranks for another
-//! purpose, as a shadow's do, share nothing: no request that is in flight now will ever be counted out there.
+//! Requests in flight are shared between both: a request that was counted in by the old accounts is counted out there,
+//! and both see it. Everything else is copied as it is in this moment. Accounts that keep books on the same ranks for
+//! another purpose, as a shadow's do, share nothing: no request that is in flight now will ever be counted out there.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,8 +12,8 @@ use super::{Accounts, PRICE_LIMIT};
 use crate::settings::Settings;
 
 impl Accounts {
-    /// Accounts of `from.len()` ranks, of which rank `r` is rank `from[r]` of these ones; with `None` it is new, and away
-    /// until [`set_available`](Self::set_available) brings it in like one that comes back.
+    /// Accounts of `from.len()` ranks, of which rank `r` is rank `from[r]` of these ones; with `None` it is new, and
+    /// away until [`set_available`](Self::set_available) brings it in like one that comes back.
     ///
     /// Ranks that stay keep what is in flight on them (counted here or there, it is in both), their recent tokens and
     /// requests, what made their prices, and whether they are available and known.
@@ -21,7 +21,8 @@ impl Accounts {
         self.next(from, table_prices, settings, Cell::heir)
     }
 
-    /// As [`succeed`](Self::succeed), but the new accounts count requests for themselves, and begin with none in flight.
+    /// As [`succeed`](Self::succeed), but the new accounts count requests for themselves, and begin with none in
+    /// flight.
     pub fn fork(&self, from: &[Option<u16>], table_prices: &[f32], settings: &Settings) -> Accounts {
         self.next(from, table_prices, settings, Cell::idle_copy)
     }
@@ -37,13 +38,9 @@ impl Accounts {
         let old = |from: &Option<u16>| self.cells.get(usize::from((*from)?));
         let cells = from.iter().take(usize::from(ranks)).map(|from| old(from).map_or_else(Cell::newcomer, stays));
         let next = Accounts {
-            cells: cells.collect(),
-            memory: Window::new(settings.memory_of(ranks)),
-            window: Window::new(settings.window_of(ranks)),
             mean_request: AtomicU64::new(self.mean_request.load(Relaxed)),
             requests: AtomicU64::new(self.requests.load(Relaxed)),
-            price_step: settings.price_step,
-            price_pull: settings.price_pull,
+            ..Accounts::of_cells(cells.collect(), settings)
         };
         next.set_table_prices(table_prices);
         let mut to = vec![None; self.cells.len()];

@@ -4,14 +4,14 @@ use crate::hash::{fold, scramble};
 
 const START: u64 = 0x5eed_0f7a_b1e5_0001;
 const FACTOR: u64 = 0xe703_7ed1_a0b4_28db;
-/// Where the lanes of a block start. Each takes every fourth pair of ids: a multiplication waits for the one before it in its
-/// lane, and not for those of the others.
+/// Where the lanes of a block start. Each takes every fourth pair of ids: a multiplication waits for the one before it
+/// in its lane, and not for those of the others.
 const LANES: [u64; 4] = [0x8ebc_6af0_9c88_c6e3, 0x5899_65cc_7537_4cc3, 0x1d8e_4e27_c47d_124f, 0xa076_1d64_78bd_642f];
 /// Ids that all lanes take at once.
 const ROW: usize = 2 * LANES.len();
 
-/// Appends one hash for each whole block of `block_tokens` ids: of the block's ids and of all before them. Two prompts have
-/// the same hash at a place exactly if they agree up to the end of that block (but for chance, 2^-64 a pair).
+/// Appends one hash for each whole block of `block_tokens` ids: of the block's ids and of all before them. Two prompts
+/// have the same hash at a place exactly if they agree up to the end of that block (but for chance, 2^-64 a pair).
 ///
 /// Zero `block_tokens` count as one. Takes about a third of a nanosecond a token.
 pub fn block_hashes(ids: &[u32], block_tokens: u32, chain: &mut Vec<u64>) {

@@ -1,9 +1,9 @@
 //! Which ranks hold a block: a hash table of bit sets that is read without a lock.
 //!
-//! A bucket has eight places; each is a block and one bit for every rank, all bits clear meaning free. A block lives in its
-//! bucket or nowhere, so nothing is ever moved, and a reader needs no more than to look at eight numbers. There are twice
-//! as many places as blocks can be held; a block that finds its bucket full (less than one in a hundred when every rank
-//! is full of blocks that no other has) is simply not found later.
+//! A bucket has eight places; each is a block and one bit for every rank, all bits clear meaning free. A block lives in
+//! its bucket or nowhere, so nothing is ever moved, and a reader needs no more than to look at eight numbers. There are
+//! twice as many places as blocks can be held; a block that finds its bucket full (less than one in a hundred when
+//! every rank is full of blocks that no other has) is simply not found later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -72,7 +72,7 @@ impl Index {
         let Some(place) = Self::place(bucket, block).or_else(|| (0..PLACES).find(free)) else { return };
         bucket[place].store(block, Ordering::Relaxed);
         let (word, bit) = word_and_bit(rank);
-        // Whoever sees the bit sees the block that it is about.
+        // A thread that sees the bit sees its block.
         bucket[(1 + word) * PLACES + place].fetch_or(bit, Ordering::Release);
     }
 

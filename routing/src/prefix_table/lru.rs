@@ -8,7 +8,7 @@ use crate::hash::scramble;
 /// No such entry.
 const NONE: u32 = u32::MAX;
 
-/// What a touch did.
+/// The outcome of a touch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Touched {
     /// The block was there.

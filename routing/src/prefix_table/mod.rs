@@ -1,14 +1,15 @@
-//! What each rank's prefix cache is believed to hold: a bounded table of chained block hashes per rank.
+//! Estimated content of each rank's prefix cache: a bounded table of chained block hashes per rank.
 //!
 //! An engine keeps the keys and values of prompt blocks and does not compute a prompt's longest known prefix again. The
-//! table repeats that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank that it was sent to,
-//! and forgets the blocks that this rank used least recently once it holds `blocks_per_rank`; [`PrefixTable::cached`] tells
-//! for every rank how many leading blocks of a prompt it holds. A block is named by a hash of itself and everything before
-//! it (`chain`), so equal prefixes have equal names and a lookup never compares tokens.
+//! table repeats that from outside: [`PrefixTable::record`] notes the blocks of a request on the rank that it was sent
+//! to, and forgets the blocks that this rank used least recently once it holds `blocks_per_rank`;
+//! [`PrefixTable::cached`] returns for every rank how many leading blocks of a prompt it holds. A block is named by a
+//! hash of itself and everything before it (`chain`), so equal prefixes have equal names and a lookup never compares
+//! tokens.
 //!
 //! Reading takes no lock and allocates nothing: one probe per block finds the bit set of the ranks that hold it
 //! (`index`). Writing takes the table's one lock and keeps the exact order of use of each rank (`lru`). A reader that
-//! meets a writer may see a block too many or too few: the answer is a hint about a cache that nobody sees.
+//! meets a writer may see a block too many or too few: the answer is an estimate of a cache that cannot be seen.
 //!
 //! Memory, at most: `blocks_per_rank x ranks x (100 + 16 x ceil(ranks / 64))` bytes for powers of two
 //! ([`PrefixTable::memory_bytes`]): 7 MiB for 8 ranks, 58 MiB for 64 ranks of the default 8,192 blocks each.
@@ -17,11 +18,11 @@ mod chain;
 mod index;
 mod lru;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::settings::SettingsError;
+use crate::settings::{SettingsError, check_ranges};
 pub use chain::block_hashes;
 use index::Index;
 use lru::{Lru, Touched};
@@ -42,9 +43,9 @@ impl Default for PrefixSettings {
     }
 }
 
-/// Most numbers in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`; bounds its memory to
-/// 1 GiB.
-const MOST_NUMBERS: u64 = 1 << 26;
+/// Most numbers in the half of an index that blocks can fill, `ranks x blocks x (1 + ceil(ranks / 64))`; bounds its
+/// memory to 1 GiB.
+const MAX_NUMBERS: u64 = 1 << 26;
 
 impl PrefixSettings {
     /// Checks both fields against their ranges.
@@ -54,12 +55,7 @@ impl PrefixSettings {
     pub fn validate(&self) -> Result<(), SettingsError> {
         let fields =
             [("block_tokens", self.block_tokens, 1, 65_536), ("blocks_per_rank", self.blocks_per_rank, 0, 1 << 20)];
-        for (name, value, least, most) in fields {
-            if !(least..=most).contains(&value) {
-                return Err(SettingsError { name, value: value.into(), least: least.into(), most: most.into() });
-            }
-        }
-        Ok(())
+        check_ranges(fields.map(|(name, value, least, most)| (name, value.into(), least.into(), most.into())))
     }
 }
 
@@ -74,12 +70,12 @@ pub struct PrefixTable {
 }
 
 impl PrefixTable {
-    /// An empty table. `None` if the settings keep no blocks or there are no ranks. Where there are so many ranks that the
-    /// index would exceed 1 GiB, each keeps fewer blocks ([`blocks_per_rank`](Self::blocks_per_rank) tells), from 65,472
-    /// ranks on none.
+    /// An empty table. `None` if the settings keep no blocks or there are no ranks. Where there are so many ranks that
+    /// the index would exceed 1 GiB, each keeps fewer blocks (see [`blocks_per_rank`](Self::blocks_per_rank)), from
+    /// 65,472 ranks on none.
     pub fn new(ranks: u16, settings: &PrefixSettings) -> Option<Self> {
         let numbers = u64::from(ranks) * (1 + u64::from(ranks.div_ceil(64)));
-        let even_part = MOST_NUMBERS.checked_div(numbers)?;
+        let even_part = MAX_NUMBERS.checked_div(numbers)?;
         let blocks_per_rank = settings.blocks_per_rank.min(even_part as u32);
         if blocks_per_rank == 0 {
             return None;
@@ -92,12 +88,12 @@ impl PrefixTable {
         })
     }
 
-    /// The table of other ranks that goes on from `old`, in which rank `r` was `from[r]`. Nothing is taken over where blocks
-    /// were of another length. `None` as for [`new`](Self::new).
+    /// The table of other ranks that goes on from `old`, in which rank `r` was `from[r]`. Nothing is taken over where
+    /// blocks were of another length. `None` as for [`new`](Self::new).
     pub fn succeed(old: Option<&Self>, from: &[Option<u16>], settings: &PrefixSettings) -> Option<Self> {
         let table = Self::new(u16::try_from(from.len()).unwrap_or(u16::MAX), settings)?;
         let Some(old) = old.filter(|old| old.block_tokens == table.block_tokens) else { return Some(table) };
-        let held = old.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = old.lock();
         for (rank, from) in (0..u16::MAX).zip(from) {
             let lru = from.and_then(|from| held.get(usize::from(from))?.as_ref());
             for block in lru.into_iter().flat_map(Lru::oldest_first) {
@@ -106,6 +102,10 @@ impl PrefixTable {
         }
         drop(held);
         Some(table)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Lru>>> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tokens of a block.
@@ -120,12 +120,12 @@ impl PrefixTable {
 
     /// Bytes that the table takes when every rank is full.
     pub fn memory_bytes(&self) -> usize {
-        let ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let ranks = self.lock().len();
         self.index.memory_bytes() + ranks * Lru::memory_bytes(self.blocks_per_rank)
     }
 
-    /// Leading tokens of the prompt with these blocks that each rank holds, into `cached` (one per rank; further ones get
-    /// zero). `chain` comes from [`block_hashes`], or from a trace that names its blocks.
+    /// Leading tokens of the prompt with these blocks that each rank holds, into `cached` (one per rank; further ones
+    /// get zero). `chain` comes from [`block_hashes`], or from a trace that names its blocks.
     pub fn cached(&self, chain: &[u64], cached: &mut [u64]) {
         self.index.held_blocks(chain, cached);
         for tokens in cached {
@@ -136,7 +136,7 @@ impl PrefixTable {
     /// Notes that a request with these blocks goes to `rank`. Blocks beyond the rank's room are left out, from the end.
     /// Returns how many blocks the rank did not hold before; `None` if there is no such rank.
     pub fn record(&self, rank: u16, chain: &[u64]) -> Option<usize> {
-        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranks = self.lock();
         let slot = ranks.get_mut(usize::from(rank))?;
         let lru = slot.get_or_insert_with(|| Lru::new(self.blocks_per_rank));
         let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
@@ -154,10 +154,10 @@ impl PrefixTable {
         Some(new)
     }
 
-    /// The request that [`record`](Self::record) noted did not run after all: forgets the last `new` of its blocks that the
-    /// rank has room for. What they displaced stays forgotten. False if there is no such rank.
+    /// The request that [`record`](Self::record) noted did not run after all: forgets the last `new` of its blocks that
+    /// the rank has room for. What they displaced stays forgotten. False if there is no such rank.
     pub fn take_back(&self, rank: u16, chain: &[u64], new: usize) -> bool {
-        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranks = self.lock();
         let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
         let Some(lru) = slot else { return true };
         let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
@@ -171,7 +171,7 @@ impl PrefixTable {
 
     /// Forgets everything about a rank: its engine may have started again. False if there is no such rank.
     pub fn forget(&self, rank: u16) -> bool {
-        let mut ranks = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ranks = self.lock();
         let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
         for block in slot.take().iter().flat_map(Lru::blocks) {
             self.index.remove(block, rank);

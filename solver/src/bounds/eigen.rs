@@ -1,7 +1,8 @@
 //! Eigenvalues and eigenvectors of dense symmetric matrices, and a proof of how far off the eigenvalues can be.
 //!
 //! Householder tridiagonalisation, then QL with implicit shifts (EISPACK's tred2 and tql2), with eigenvectors stored
-//! as rows so that every inner loop is contiguous. Nothing rests on its accuracy: [`Eigen::error`] bounds it afterwards.
+//! as rows so that every inner loop is contiguous. Nothing rests on its accuracy: [`Eigen::error`] bounds it
+//! afterwards.
 
 use super::matrix::{Matrix, add, dot};
 
@@ -32,8 +33,9 @@ impl Eigen {
     /// Every eigenvalue of `matrix` lies within this of the computed one of the same rank.
     ///
     /// With Q the computed vectors and D the values: by Ostrowski, the eigenvalues of `Q^T D Q` are those of D times
-    /// factors within `|Q Q^T - 1|` of 1; by Weyl, those of `matrix` are within `|matrix - Q^T D Q|` of them. Both norms
-    /// are computed (Frobenius), with what rounding can add to them. Not a number, or infinite, if the values are.
+    /// factors within `|Q Q^T - 1|` of 1; by Weyl, those of `matrix` are within `|matrix - Q^T D Q|` of them. Both
+    /// norms are computed (Frobenius), with what rounding can add to them. Not a number, or infinite, if the values
+    /// are.
     pub(super) fn error(&self, matrix: &Matrix) -> f64 {
         let n = matrix.n;
         let largest = self.values.iter().fold(0.0, |most: f64, value| most.max(value.abs()));

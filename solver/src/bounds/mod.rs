@@ -29,11 +29,11 @@ pub struct BoundOptions {
     /// Most rounds of the SDP bound (each of 21 eigendecompositions); it ends earlier once it gains little. With zero
     /// rounds it is about as good as the spectral bound.
     pub iterations: u32,
-    /// Labels shared by layers: all layers are bounded together by B2 if there are at most this many columns (L * N); the
-    /// time grows with their cube.
+    /// Labels shared by layers: all layers are bounded together by B2 if there are at most this many columns (L * N);
+    /// the time grows with their cube.
     pub joint_columns: usize,
-    /// The same for B1, with B2's first iterate. Beyond, the sum of the layers' own bounds is used, which holds too but is
-    /// weaker.
+    /// The same for B1, with B2's first iterate. Beyond, the sum of the layers' own bounds is used, which holds too but
+    /// is weaker.
     pub joint_spectral_columns: usize,
 }
 
@@ -109,8 +109,8 @@ pub struct LayerBounds {
 /// bounds' own count (their defaults, where a solve would make none).
 ///
 /// # Errors
-/// [`SolveError`]: no known route in the input, groups that do not divide the experts, an option out of range, trace and
-/// profile of different models, counts beyond 2^50.
+/// [`SolveError`]: no known route in the input, groups that do not divide the experts, an option out of range, trace
+/// and profile of different models, counts beyond 2^50.
 pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> Result<Bounds, SolveError> {
     options.validate()?;
     check_groups(options.groups, profile.model().num_experts)?;

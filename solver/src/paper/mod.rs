@@ -106,8 +106,8 @@ impl PaperOptions {
 /// Algorithm 1 in place of [`solve`](crate::solve), with the same inputs and the same kind of result.
 ///
 /// Of `options` it uses groups, attention, seed, provenance, and what describes the result (the limits on tokens and
-/// expert load are reported on, but the algorithm does not know them), and what is held out to judge on; there is no A. One thread. `progress` is called after every
-/// round; when it breaks, the best so far is returned.
+/// expert load are reported on, but the algorithm does not know them), and what is held out to judge on; there is no A.
+/// One thread. `progress` is called after every round; when it breaks, the best so far is returned.
 ///
 /// # Errors
 /// As [`solve`](crate::solve).

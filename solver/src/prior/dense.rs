@@ -73,7 +73,8 @@ impl DenseFeatures {
         self.row(token).iter().any(|&value| value != 0.0)
     }
 
-    /// The predictions of [`ridge::predict`](super::ridge::predict) with these rows, from the normal equations themselves.
+    /// The predictions of [`ridge::predict`](super::ridge::predict) with these rows, from the normal equations
+    /// themselves.
     pub(crate) fn predict(&self, weight: &[f32], target: &[f32], penalty: f64, threads: usize) -> Vec<f32> {
         let targets = target.len() / weight.len().max(1);
         let factor = self.factor(weight, penalty, threads);

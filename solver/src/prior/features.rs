@@ -111,7 +111,8 @@ impl Features {
     }
 }
 
-/// The longest sequences with which all rows together stay within `most_entries`; zero where even the words are too many.
+/// The longest sequences with which all rows together stay within `most_entries`; zero where even the words are too
+/// many.
 fn longest_within(strings: &TokenStrings, vocabulary: usize, most_entries: usize) -> usize {
     let mut by_length = [0usize; LONGEST + 1];
     for token in (0..vocabulary).map(|token| strings.get(token)).filter(|token| !token.is_empty()) {

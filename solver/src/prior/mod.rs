@@ -1,5 +1,5 @@
-//! What is expected of tokens that were seen rarely or never: a ridge regression from what they are called, and from their
-//! embeddings, to the shares of the tokens that were seen.
+//! What is expected of tokens that were seen rarely or never: a ridge regression from what they are called, and from
+//! their embeddings, to the shares of the tokens that were seen.
 
 mod components;
 mod dense;
@@ -95,8 +95,8 @@ impl TokenPrior {
         known
     }
 
-    /// Regresses from `seen` occurrences [V] and the `residual` shares [V, G] of tokens with any: on the embeddings, and
-    /// what these leave, on the strings.
+    /// Regresses from `seen` occurrences [V] and the `residual` shares [V, G] of tokens with any: on the embeddings,
+    /// and what these leave, on the strings.
     pub(crate) fn expect(&self, seen: &[f64], mut residual: Vec<f32>, options: &SolveOptions) -> Expected {
         let RidgeOptions { penalty, occurrences_cap } = options.ridge;
         let weight: Vec<f32> = seen.iter().map(|seen| seen.min(occurrences_cap) as f32).collect();

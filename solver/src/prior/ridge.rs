@@ -9,8 +9,8 @@ const TOLERANCE: f64 = 0.01;
 pub(super) const MOST_STEPS: usize = 30;
 /// Fewest; five lose 0.1 points of LAR.
 const LEAST_STEPS: usize = 5;
-/// Products of a feature with a target, in all regressions of a solve, from which there are fewer steps than needed: about a
-/// minute of one core.
+/// Products of a feature with a target, in all regressions of a solve, from which there are fewer steps than needed:
+/// about a minute of one core.
 const MOST_PRODUCTS: u64 = 30_000_000_000;
 
 /// How a regression is made.
@@ -29,8 +29,8 @@ pub(super) fn steps_for(features: &Features, targets: usize) -> usize {
 /// Minimises, for each target y, `sum over t of w[t] (y[t] - x[t] b)^2 + penalty |b|^2` over b, and gives `x[t] b` for
 /// all tokens, [V, C] as `target`. Rows with no weight are not read from `target`.
 ///
-/// Targets are independent of each other, and each is summed in the order of the tokens: neither `threads` nor the other
-/// targets change a bit.
+/// Targets are independent of each other, and each is summed in the order of the tokens: neither `threads` nor the
+/// other targets change a bit.
 pub(crate) fn predict(features: &Features, weight: &[f32], target: &[f32], ridge: Ridge, threads: usize) -> Vec<f32> {
     let columns = target.len() / weight.len().max(1);
     if columns <= 4 {

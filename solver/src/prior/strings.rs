@@ -18,8 +18,8 @@ impl TokenStrings {
         TokenStrings { strings, tokenizer_sha256 }
     }
 
-    /// Whether the tokenizer can be the model's: the same identity where both are known, and no more tokens. A model may
-    /// have more rows than its tokenizer has tokens.
+    /// Whether the tokenizer can be the model's: the same identity where both are known, and no more tokens. A model
+    /// may have more rows than its tokenizer has tokens.
     pub(crate) fn check(&self, model: &ModelInfo) -> Result<(), SolveError> {
         if let (Some(found), Some(expected)) = (&self.tokenizer_sha256, &model.tokenizer_sha256)
             && found != expected

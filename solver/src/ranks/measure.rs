@@ -5,8 +5,9 @@ use semmoe_tables::{LayerIdx, Trace};
 use super::routes::{UnitOf, distinct_groups};
 use crate::transport::Plan;
 
-/// Ranks other than its unit's that a token is sent to, mean over the tokens and layers of a trace that units stand for; a
-/// split unit counts by share. `None` if there are none. `layers` has the masses, the plan and the experts' groups of each.
+/// Ranks other than its unit's that a token is sent to, mean over the tokens and layers of a trace that units stand
+/// for; a split unit counts by share. `None` if there are none. `layers` has the masses, the plan and the experts'
+/// groups of each.
 pub(crate) fn remote_ranks(trace: &Trace, unit_of: &UnitOf, layers: &[(&[u64], &Plan, &[u16])]) -> Option<f64> {
     let (mut remote, mut routes) = (0.0, 0u64);
     let mut seen = Vec::new();

@@ -1,11 +1,12 @@
 //! The objective `ranks`: as few ranks as possible that a token must be sent to.
 //!
-//! Kernels that send a token once to every rank with one of its experts move, for an occurrence with experts K by a unit
-//! of group c, `distinct groups over K, less one if c is among them`. With the experts fixed only the second part depends
-//! on the units, and it adds up over a unit's occurrences: the unit step stays the exact transportation step, the profit
-//! of a group is the occurrences that touch it. With the units fixed the value of a placement is no sum over experts, so
-//! that the expert step is a local search by swaps (`search`). Both in turn, from the best for activations; neither step
-//! lets the value fall, so that the result is never worse than where it started (units that are split counted by share).
+//! Kernels that send a token once to every rank with one of its experts move, for an occurrence with experts K by a
+//! unit of group c, `distinct groups over K, less one if c is among them`. With the experts fixed only the second part
+//! depends on the units, and it adds up over a unit's occurrences: the unit step stays the exact transportation step,
+//! the profit of a group is the occurrences that touch it. With the units fixed the value of a placement is no sum over
+//! experts, so that the expert step is a local search by swaps (`search`). Both in turn, from the best for activations;
+//! neither step lets the value fall, so that the result is never worse than where it started (units that are split
+//! counted by share).
 
 mod measure;
 mod routes;
@@ -38,8 +39,8 @@ struct RankProblem<'a> {
 }
 
 impl RankProblem<'_> {
-    /// From `seed` to a clustering with at most as many remote ranks; its plan is in touched occurrences. `go_on` is asked
-    /// between rounds.
+    /// From `seed` to a clustering with at most as many remote ranks; its plan is in touched occurrences. `go_on` is
+    /// asked between rounds.
     fn improve(&self, seed: Clustering, threads: usize, go_on: &mut dyn FnMut() -> bool) -> Clustering {
         let plan = self.unit_step(&seed.group_of, None);
         let mut best = Clustering { plan, ..seed };

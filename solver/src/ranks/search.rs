@@ -1,10 +1,10 @@
 //! The expert step of a layer: the swap of two experts that saves most remote ranks, until none saves any.
 //!
-//! With the units fixed, a set of experts with W occurrences, w[c] of them by units of group c, costs `W - w[c]` for every
-//! group c that it touches. Moving expert a of group A to group B changes that by `W - w[A]` saved if a is the set's only
-//! expert in A, and `W - w[B]` paid if it has none in B. A swap of a and b is both moves, but costs nothing for sets with
-//! both of them. So the sums over sets of single moves, [N, G], and of the moves within a set by pairs, [N, N], give the
-//! change of every swap; after a swap only the sets with one of the two experts are counted again.
+//! With the units fixed, a set of experts with W occurrences, w[c] of them by units of group c, costs `W - w[c]` for
+//! every group c that it touches. Moving expert a of group A to group B changes that by `W - w[A]` saved if a is the
+//! set's only expert in A, and `W - w[B]` paid if it has none in B. A swap of a and b is both moves, but costs nothing
+//! for sets with both of them. So the sums over sets of single moves, [N, G], and of the moves within a set by pairs,
+//! [N, N], give the change of every swap; after a swap only the sets with one of the two experts are counted again.
 
 use super::routes::LayerRoutes;
 use crate::load_limit::group_loads;

@@ -26,9 +26,9 @@ pub(crate) fn model(layers: u16, experts: u16, top_k: u16, vocabulary: u32) -> M
     }
 }
 
-/// Requests of `topics` kinds, equally many. Each kind owns an equal part of the experts of each layer, hidden by a shuffle, and an
-/// equal part of the vocabulary; `purity` is the chance that an activation stays with its kind. Every 20th token's
-/// route is unknown.
+/// Requests of `topics` kinds, equally many. Each kind owns an equal part of the experts of each layer, hidden by a
+/// shuffle, and an equal part of the vocabulary; `purity` is the chance that an activation stays with its kind. Every
+/// 20th token's route is unknown.
 pub(crate) fn planted(topics: usize, requests: usize, purity: f64, seed: u64) -> Trace {
     let (layers, experts, top_k, vocabulary) = (3usize, 16usize, 2usize, 160u32);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -72,8 +72,8 @@ pub(crate) fn profile_of(trace: &Trace) -> Profile {
     builder.finish().unwrap()
 }
 
-/// Cases that are the same everywhere: a search of local optima has no law that holds for each of them, so that a new one must
-/// not turn a build red that changed nothing.
+/// Cases that are the same everywhere: a search of local optima has no law that holds for each of them, so that a new
+/// one must not turn a build red that changed nothing.
 pub(crate) fn fixed_cases(cases: u32) -> ProptestConfig {
     ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(cases) }
 }

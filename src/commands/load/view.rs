@@ -1,4 +1,5 @@
-//! A run while it goes on: two lines that are renewed on a terminal, a line now and then elsewhere; always on standard error.
+//! A run while it goes on: two lines that are renewed on a terminal, a line now and then elsewhere; always on standard
+//! error.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;

@@ -15,17 +15,20 @@ pub(crate) fn is_temporary(name: &str) -> bool {
 }
 
 /// Where a file at `path` lies.
-pub(crate) fn directory_of(path: &Path) -> &Path {
+pub fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
         _ => Path::new("."),
     }
 }
 
-/// Writes to a temporary file in the directory of `path`, flushes it to the disk and renames it. On any error the temporary
-/// file is removed and what stood at `path` is untouched. What stands there and is no regular file (a directory, a device) is
-/// never replaced.
-pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
+/// Writes to a temporary file in the directory of `path`, flushes it to the disk and renames it. On any error the
+/// temporary file is removed and what stood at `path` is untouched. What stands there and is no regular file (a
+/// directory, a device) is never replaced.
+///
+/// # Errors
+/// [`FormatError::Io`] names the path.
+pub fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<(), FormatError> {
     let io = |action| move |source| FormatError::io(action, path, source);
     let directory = directory_of(path);
     if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
@@ -45,8 +48,8 @@ pub(crate) fn write(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
     drop(buffered);
     temporary.as_file().sync_all().map_err(io("write"))?;
     temporary.persist(path).map_err(|e| FormatError::io("rename a finished file to", path, e.error))?;
-    // The rename itself survives a crash only once the directory is flushed; some file systems refuse that, and the file is
-    // complete either way.
+    // The rename itself survives a crash only once the directory is flushed; some file systems refuse that, and the
+    // file is complete either way.
     if let Ok(directory) = File::open(directory) {
         let _ = directory.sync_all();
     }

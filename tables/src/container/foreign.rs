@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Component, Path};
+
+use half::{bf16, f16};
 
 use super::header::{METADATA_KEY, RawTensor, check_size, parse_any};
 use super::layout::{Entry, encode};
@@ -105,6 +107,46 @@ impl Foreign {
         order.sort_by_key(|(_, tensor)| tensor.offsets);
         order
     }
+}
+
+/// An element type whose values fit into f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum FloatType {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl FloatType {
+    pub(crate) fn of(dtype: &str) -> Option<Self> {
+        match dtype {
+            "F32" => Some(Self::F32),
+            "F16" => Some(Self::F16),
+            "BF16" => Some(Self::Bf16),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one.
+    pub(crate) fn size(self) -> usize {
+        if let Self::F32 = self { 4 } else { 2 }
+    }
+
+    /// From as many bytes as it has.
+    pub(crate) fn decode(self, bytes: &[u8]) -> f32 {
+        match (self, bytes) {
+            (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
+            (Self::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
+            (Self::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
+            _ => f32::NAN,
+        }
+    }
+}
+
+/// A name without directories.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
 /// Bytes of an element of a type, if it is known and has whole bytes.

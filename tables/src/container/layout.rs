@@ -7,9 +7,9 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::header::{Dtype, MAX_HEADER_BYTES, METADATA_KEY};
-use super::{Element, VERSION, atomic, digest};
-use crate::FormatError;
+use super::{DIGEST_KEY, Element, VERSION, atomic, digest};
 use crate::model::Metadata;
+use crate::{FormatError, ModelInfo, Provenance};
 
 /// A tensor about to be written.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(crate) struct Layout<'a> {
     pub(crate) tensors: Vec<LayoutTensor<'a>>,
 }
 
-/// What stands behind a key of the header.
+/// The value of a header key.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum Entry<'a> {
@@ -64,9 +64,17 @@ pub(super) fn encode<K: Serialize + Ord>(
 }
 
 impl<'a> Layout<'a> {
-    /// Starts the metadata of a format.
-    pub(crate) fn metadata(format: &str) -> Metadata {
+    /// Starts the metadata of a file.
+    pub(crate) fn format(format: &str) -> Metadata {
         Metadata::from([("format".into(), format.into()), ("version".into(), VERSION.into())])
+    }
+
+    /// Starts the metadata of a file about a model.
+    pub(crate) fn metadata(format: &str, model: &ModelInfo, provenance: &Provenance) -> Metadata {
+        let mut metadata = Self::format(format);
+        model.to_metadata(&mut metadata);
+        provenance.to_metadata(&mut metadata);
+        metadata
     }
 
     /// SHA-256 over the tensors, lower-case hex.
@@ -78,7 +86,7 @@ impl<'a> Layout<'a> {
 
     /// The whole file in memory.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, FormatError> {
-        let header = self.header()?;
+        let header = self.header(&self.digest())?;
         let mut bytes = Vec::with_capacity(header.len() + self.data_len());
         bytes.extend_from_slice(&header);
         self.in_file_order().iter().for_each(|t| bytes.extend_from_slice(t.bytes));
@@ -87,9 +95,10 @@ impl<'a> Layout<'a> {
 
     /// Writes the file: a temporary file in the same directory, flushed to the disk, then renamed. Gives the digest.
     pub(crate) fn write(&self, path: &Path) -> Result<String, FormatError> {
-        let header = self.header().map_err(|e| e.in_file(path))?;
+        let digest = self.digest();
+        let header = self.header(&digest).map_err(|e| e.in_file(path))?;
         atomic::write(path, |out| self.write_to(&header, out))?;
-        Ok(self.digest())
+        Ok(digest)
     }
 
     fn write_to(&self, header: &[u8], out: &mut dyn Write) -> std::io::Result<()> {
@@ -108,17 +117,42 @@ impl<'a> Layout<'a> {
         self.tensors.iter().map(|t| t.bytes.len()).sum()
     }
 
-    fn header(&self) -> Result<Vec<u8>, FormatError> {
-        let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&self.metadata))]);
-        let mut at = 0u64;
-        for tensor in self.in_file_order() {
-            let data_offsets = [at, at + tensor.bytes.len() as u64];
-            at = data_offsets[1];
-            let entry = Entry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets };
-            entries.insert(tensor.name, entry);
-        }
-        encode(&entries, MAX_HEADER_BYTES)
+    fn header(&self, digest: &str) -> Result<Vec<u8>, FormatError> {
+        let order = self.in_file_order();
+        let tensors = order.iter().map(|t| HeaderTensor {
+            name: t.name,
+            dtype: t.dtype,
+            shape: &t.shape,
+            len_bytes: t.bytes.len() as u64,
+        });
+        header(&self.metadata, digest, tensors)
     }
+}
+
+/// A tensor as the header names it.
+pub(super) struct HeaderTensor<'a> {
+    pub(super) name: &'a str,
+    pub(super) dtype: Dtype,
+    pub(super) shape: &'a [u64],
+    pub(super) len_bytes: u64,
+}
+
+/// The header of tensors in the order of the file.
+pub(super) fn header<'a>(
+    metadata: &Metadata,
+    digest: &str,
+    tensors: impl Iterator<Item = HeaderTensor<'a>>,
+) -> Result<Vec<u8>, FormatError> {
+    let mut metadata = metadata.clone();
+    metadata.insert(DIGEST_KEY.into(), digest.into());
+    let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(&metadata))]);
+    let mut at = 0u64;
+    for HeaderTensor { name, dtype, shape, len_bytes } in tensors {
+        let data_offsets = [at, at + len_bytes];
+        at = data_offsets[1];
+        entries.insert(name, Entry::Tensor { dtype: dtype.name(), shape, data_offsets });
+    }
+    encode(&entries, MAX_HEADER_BYTES)
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -130,7 +164,7 @@ mod tests {
         let tensors = vec![LayoutTensor::new("t", &[100_000], &[0u8; 100_000])];
         let layout = Layout { metadata: Metadata::new(), tensors };
         let mut full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let header = layout.header().unwrap();
+        let header = layout.header("").unwrap();
         let error = layout.write_to(&header, &mut full).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
     }

@@ -1,9 +1,9 @@
 //! The safetensors container: header, aligned storage, digest and atomic write.
 //!
 //! The header is parsed and written here rather than by the safetensors crate, for three reasons: that crate keeps the
-//! metadata in a hash map, so equal content would not give equal bytes; it takes the last of two equal keys in silence; and
-//! its check of the last offset against the file's length can overflow on hostile offsets. Its reader is the oracle of the
-//! tests.
+//! metadata in a hash map, so equal content would not give equal bytes; it takes the last of two equal keys in silence;
+//! and its check of the last offset against the file's length can overflow on hostile offsets. Its reader is the oracle
+//! of the tests.
 
 mod atomic;
 mod digest;
@@ -17,22 +17,30 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use bytemuck::Pod;
 
-pub(crate) use atomic::{is_temporary, write as write_atomically};
+pub(crate) use atomic::is_temporary;
+pub use atomic::{directory_of, write as write_atomically};
 pub(crate) use digest::{Digester, digest};
-pub(crate) use foreign::{Foreign, ForeignTensor};
+pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, is_plain_name};
 pub(crate) use header::Dtype;
 pub(crate) use layout::{Layout, LayoutTensor};
 
 use crate::FormatError;
-use crate::model::{Metadata, short};
+use crate::model::{Metadata, quoted, short};
 pub(crate) use storage::Storage;
 pub(crate) use stream::{Spool, Spooled, StreamTensor, write as write_stream};
 
 /// The only version of the three formats so far.
 pub(crate) const VERSION: &str = "1";
+
+/// The metadata key of the digest over the tensors.
+pub(crate) const DIGEST_KEY: &str = "digest";
+
+/// Bytes that are digested before their pages may leave memory.
+const DIGEST_PIECE_BYTES: usize = 16 << 20;
 
 /// One tensor of a container.
 #[derive(Debug)]
@@ -49,6 +57,7 @@ pub(crate) struct Container {
     storage: Storage,
     metadata: Metadata,
     tensors: BTreeMap<String, Tensor>,
+    digest: OnceLock<String>,
 }
 
 /// A checked tensor: where its elements lie. Cheap to keep beside the container.
@@ -83,7 +92,7 @@ impl Container {
             let tensor = Tensor { dtype: info.dtype, shape: info.shape, bytes: info.bytes };
             tensors.insert(name, tensor);
         }
-        let mut container = Container { storage, metadata: parsed.metadata, tensors };
+        let mut container = Container { storage, metadata: parsed.metadata, tensors, digest: OnceLock::new() };
         container.align();
         Ok(container)
     }
@@ -162,7 +171,7 @@ impl Container {
         bytemuck::cast_slice(&self.storage[view.bytes.clone()])
     }
 
-    /// Tells the system that elements of a view are not needed for now: pages of a map then leave memory, and are read from
+    /// Lets elements of a view leave memory for now: pages of a map then leave memory, and are read from
     /// the file again when they are touched.
     pub(crate) fn release<T: Element>(&self, view: &View<T>, elements: Range<usize>) {
         let size = size_of::<T>();
@@ -176,9 +185,37 @@ impl Container {
         self.storage.release(0..self.storage.len());
     }
 
-    /// SHA-256 over the tensors, lower-case hex.
-    pub(crate) fn digest(&self) -> String {
-        digest(self.parts())
+    /// SHA-256 over the tensors, lower-case hex; computed once.
+    pub(crate) fn digest(&self) -> &str {
+        self.digest.get_or_init(|| {
+            let mut digester = Digester::default();
+            for (name, tensor) in &self.tensors {
+                digester.begin(name, tensor.dtype.name(), &tensor.shape, tensor.bytes.len() as u64);
+                // In pieces, so that a file larger than memory leaves it behind the reader.
+                for start in tensor.bytes.clone().step_by(DIGEST_PIECE_BYTES) {
+                    let piece = start..tensor.bytes.end.min(start + DIGEST_PIECE_BYTES);
+                    digester.bytes(&self.storage[piece.clone()]);
+                    self.storage.release(piece);
+                }
+            }
+            digester.finish()
+        })
+    }
+
+    /// Whether the file states its digest.
+    pub(crate) fn has_stored_digest(&self) -> bool {
+        self.metadata.contains_key(DIGEST_KEY)
+    }
+
+    /// Compares the digest that the file states, if it does, with that of its tensors.
+    pub(crate) fn check_digest(&self) -> Result<(), FormatError> {
+        match self.metadata.get(DIGEST_KEY) {
+            Some(stored) if stored != self.digest() => {
+                let expected = format!("{}, the digest of the tensors in the file", self.digest());
+                Err(FormatError::field(DIGEST_KEY, quoted(stored), expected))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The container as it is written: equal content gives equal bytes, whatever the layout it was read from.

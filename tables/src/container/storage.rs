@@ -28,14 +28,15 @@ impl Storage {
     }
 
     pub(crate) fn map_file(file: &File) -> std::io::Result<Self> {
-        // SAFETY: the map is read-only and private to this process. What remains is that someone changes the file while it
-        // is mapped: writers of these formats never do (they rename a finished file into place), every access after
-        // validation is bounds-checked, and all element types accept every bit pattern, so a change can give wrong numbers
-        // or, for a file that was cut, a bus error, as in every program that maps files.
+        // SAFETY: the map is read-only and private to this process. What remains is that someone changes the file while
+        // it is mapped: writers of these formats never do (they rename a finished file into place), every access after
+        // validation is bounds-checked, and all element types accept every bit pattern, so a change can give wrong
+        // numbers or, for a file that was cut, a bus error, as in every program that maps files.
         unsafe { Mmap::map(file) }.map(Storage::Mapped)
     }
 
-    /// Gives the pages of these bytes back, where the storage is a map. A hint: what the system makes of it is its matter.
+    /// Gives the pages of these bytes back, where the storage is a map. A hint: what the system makes of it is its
+    /// matter.
     #[cfg_attr(not(unix), allow(unused_variables, reason = "only Unix has such a call"))]
     pub(crate) fn release(&self, bytes: Range<usize>) {
         #[cfg(unix)]
@@ -43,8 +44,8 @@ impl Storage {
             && bytes.end <= map.len()
             && !bytes.is_empty()
         {
-            // SAFETY: the map is of a file, read-only and never written through, so that a page which was given back is read
-            // from the file again, with the same bytes.
+            // SAFETY: the map is of a file, read-only and never written through, so that a page which was given back is
+            // read from the file again, with the same bytes.
             let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
         }
     }

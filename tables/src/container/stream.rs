@@ -1,13 +1,12 @@
 //! Writing files larger than memory: tensors that grow in unnamed temporary files until the whole is put together.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use super::digest::Digester;
-use super::header::{Dtype, MAX_HEADER_BYTES, METADATA_KEY};
-use super::layout::{Entry, encode};
+use super::header::Dtype;
+use super::layout::{HeaderTensor, header};
 use super::{Element, atomic};
 use crate::FormatError;
 use crate::model::Metadata;
@@ -35,7 +34,7 @@ impl Spool {
         self.file.write_all(bytes)
     }
 
-    /// What was pushed, to be read.
+    /// The pushed elements, to be read.
     pub(crate) fn finish(self) -> std::io::Result<Spooled> {
         let file = self.file.into_inner().map_err(std::io::IntoInnerError::into_error)?;
         Ok(Spooled { file, len_bytes: self.len_bytes })
@@ -117,19 +116,6 @@ pub(crate) fn write(
     metadata: &Metadata,
     mut tensors: Vec<StreamTensor<'_>>,
 ) -> Result<String, FormatError> {
-    tensors.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));
-    let mut entries = BTreeMap::from([(METADATA_KEY, Entry::Metadata(metadata))]);
-    let mut at = 0u64;
-    for tensor in &tensors {
-        let data_offsets = [at, at + tensor.data.len_bytes()];
-        at = data_offsets[1];
-        entries.insert(tensor.name, Entry::Tensor { dtype: tensor.dtype.name(), shape: &tensor.shape, data_offsets });
-    }
-    let header = encode(&entries, MAX_HEADER_BYTES).map_err(|e| e.in_file(path))?;
-    atomic::write(path, |out| {
-        out.write_all(&header)?;
-        tensors.iter().try_for_each(|tensor| tensor.data.each(|bytes| out.write_all(bytes)))
-    })?;
     tensors.sort_by_key(|tensor| tensor.name);
     let mut digester = Digester::default();
     for tensor in &tensors {
@@ -140,5 +126,18 @@ pub(crate) fn write(
         });
         bytes.map_err(|e| FormatError::io("read what was written for", path, e))?;
     }
-    Ok(digester.finish())
+    let digest = digester.finish();
+    tensors.sort_by_key(|tensor| (std::cmp::Reverse(tensor.dtype.size()), tensor.name));
+    let named = tensors.iter().map(|tensor| HeaderTensor {
+        name: tensor.name,
+        dtype: tensor.dtype,
+        shape: &tensor.shape,
+        len_bytes: tensor.data.len_bytes(),
+    });
+    let header = header(metadata, &digest, named).map_err(|e| e.in_file(path))?;
+    atomic::write(path, |out| {
+        out.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| tensor.data.each(|bytes| out.write_all(bytes)))
+    })?;
+    Ok(digest)
 }

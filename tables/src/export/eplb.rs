@@ -11,8 +11,8 @@ use crate::{FormatError, Tables};
 
 const FORMAT: &str = "semmoe.eplb";
 
-/// `phy2log` [L, P], `log2phy` [L, N, M] and `logcnt` [L, N], where L counts MoE layers and M is the highest number of replicas
-/// of any expert.
+/// `phy2log` [L, P], `log2phy` [L, N, M] and `logcnt` [L, N], where L counts MoE layers and M is the highest number of
+/// replicas of any expert.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Eplb {
     layers: usize,
@@ -106,7 +106,7 @@ impl Eplb {
     /// [`FormatError::Io`] names the path.
     pub fn write_safetensors(&self, path: &Path) -> Result<(), FormatError> {
         let (layers, experts) = (self.layers, self.experts);
-        let mut metadata = Layout::metadata(FORMAT);
+        let mut metadata = Layout::format(FORMAT);
         metadata.insert("placement_digest".to_owned(), self.placement_digest.clone());
         let tensors = vec![
             LayoutTensor::new("phy2log", &[layers, self.slots], &self.phy2log),

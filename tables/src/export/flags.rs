@@ -1,4 +1,4 @@
-//! What an operator gives to an engine so that it runs the exported placement.
+//! Launch options that make an engine run the exported placement.
 
 use crate::slots::slots_per_layer;
 use crate::{Attention, Tables};
@@ -16,11 +16,12 @@ pub enum SglangSpelling {
     EnableDpAttention,
 }
 
-/// Arguments of `sglang.launch_server` for the file that holds [`super::sglang`]'s text: as many ranks as groups, attention as
-/// the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this placement.
+/// Arguments of `sglang.launch_server` for the file that holds [`super::sglang`]'s text: as many ranks as groups,
+/// attention as the tables were solved for. `--enable-eplb` must stay off, or SGLang moves experts away from this
+/// placement.
 ///
-/// There is no `--ep-dispatch-algorithm`: with a placement SGLang chooses `static` by itself where an all-to-all backend runs
-/// (a token goes to a replica on its own rank first), and from 0.5.17 refuses it where none does.
+/// There is no `--ep-dispatch-algorithm`: with a placement SGLang chooses `static` by itself where an all-to-all
+/// backend runs (a token goes to a replica on its own rank first), and from 0.5.17 refuses it where none does.
 #[must_use]
 pub fn sglang_flags(tables: &Tables, file: &str, spelling: SglangSpelling) -> String {
     let (ranks, redundant, file) = (tables.groups(), redundant(tables), quoted(file));
@@ -54,7 +55,7 @@ pub fn ascend_flags(file: &str) -> String {
     format!("--enable-expert-parallel --additional-config {}", quoted(&config.to_string()))
 }
 
-/// What TensorRT-LLM's `--extra_llm_api_options` must hold, as YAML on one line, for the file that holds
+/// TensorRT-LLM's `--extra_llm_api_options`, as YAML on one line, for the file that holds
 /// [`super::tensorrt_llm`]'s text.
 #[must_use]
 pub fn tensorrt_llm_options(tables: &Tables, file: &str) -> String {

@@ -10,8 +10,8 @@
 //!
 //! [`read_sglang`] is the way back.
 //!
-//! P physical slots per layer; slot p is on rank p / (P / G) in all of them, which is the order of the slots in tables. No
-//! reader knows slots without an expert, so padding is an error here. Equal tables give equal text.
+//! P physical slots per layer; slot p is on rank p / (P / G) in all of them, which is the order of the slots in tables.
+//! No reader knows slots without an expert, so padding is an error here. Equal tables give equal text.
 
 mod eplb;
 mod flags;
@@ -35,8 +35,8 @@ struct ExpertLocation {
     physical_to_logical_map: Vec<Vec<i32>>,
 }
 
-/// `{"physical_to_logical_map": [[...]]}`: a row for each of the model's layers, dense ones included, P columns. A dense layer's
-/// row is SGLang's own trivial one: slot p holds expert p modulo N.
+/// `{"physical_to_logical_map": [[...]]}`: a row for each of the model's layers, dense ones included, P columns. A
+/// dense layer's row is SGLang's own trivial one: slot p holds expert p modulo N.
 ///
 /// # Errors
 /// When the tables do not say how many layers the model has, or a slot is padding.
@@ -65,8 +65,9 @@ pub fn vllm(tables: &Tables) -> Result<String, FormatError> {
     Ok(json(&filled_rows(tables, "vLLM")?))
 }
 
-/// YAML with `num_slots` P, `initial_global_assignments`, a list of P experts under the number of each layer with experts
-/// (counted among all of the model's layers), and `layer_updates_per_iter: 0`, so that TensorRT-LLM moves nothing.
+/// YAML with `num_slots` P, `initial_global_assignments`, a list of P experts under the number of each layer with
+/// experts (counted among all of the model's layers), and `layer_updates_per_iter: 0`, so that TensorRT-LLM moves
+/// nothing.
 ///
 /// # Errors
 /// When a slot is padding.
@@ -99,8 +100,8 @@ struct MapDevice {
     device_expert: Vec<i32>,
 }
 
-/// `{"moe_layer_count", "layer_list": [{"layer_id", "device_count", "device_list": [{"device_id", "device_expert"}]}]}`:
-/// layers are those with experts, numbered from 0, devices are groups.
+/// `{"moe_layer_count", "layer_list": [{"layer_id", "device_count", "device_list": [{"device_id",
+/// "device_expert"}]}]}`: layers are those with experts, numbered from 0, devices are groups.
 ///
 /// # Errors
 /// When a slot is padding.

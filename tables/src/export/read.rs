@@ -14,13 +14,14 @@ struct ExpertLocation {
     physical_to_logical_map: Vec<Vec<i32>>,
 }
 
-/// The placement in a text that [`super::sglang`] or SGLang itself wrote: a row for each of the model's layers, P columns,
-/// slot p on rank p / (P / G). Rows of layers without routed experts are dropped; the order of the slots of a rank means
-/// nothing, so that they are sorted. Use [`Replicas::to_placement`] for a form without replicas.
+/// The placement in a text that [`super::sglang`] or SGLang itself wrote: a row for each of the model's layers, P
+/// columns, slot p on rank p / (P / G). Rows of layers without routed experts are dropped; the order of the slots of a
+/// rank means nothing, so that they are sorted. Use [`Replicas::to_placement`] for a form without replicas.
 ///
 /// # Errors
-/// Text of another form, rows that are not one for each layer (where the model does not say how many it has: too few), rows of
-/// different lengths, slots that do not divide by the ranks, experts out of range, missing, or twice on one rank.
+/// Text of another form, rows that are not one for each layer (where the model does not say how many it has: too few),
+/// rows of different lengths, slots that do not divide by the ranks, experts out of range, missing, or twice on one
+/// rank.
 pub fn read_sglang(text: &str, model: &ModelInfo, groups: u16) -> Result<Replicas, FormatError> {
     let location: ExpertLocation = serde_json::from_str(text).map_err(|error| {
         let expected = format!("one JSON object whose only key is {MAP}, a list of lists of expert numbers");

@@ -1,4 +1,4 @@
-//! What `config.json` says about a checkpoint's experts, checked against the tables.
+//! The experts in a checkpoint's `config.json`, checked against the tables.
 
 use std::path::Path;
 
@@ -25,8 +25,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Reads and checks `config.json`: a known architecture, the experts and layers of the tables, gating that the permutation
-    /// does not change.
+    /// Reads and checks `config.json`: a known architecture, the experts and layers of the tables, gating that the
+    /// permutation does not change.
     pub(super) fn read(path: &Path, model: &ModelInfo, permutation: &Permutation) -> Result<Self, PermuteError> {
         let value = read_json(path, MAX_CONFIG_BYTES)?;
         let family = family(&value, path)?;

@@ -56,7 +56,7 @@ pub enum PermuteError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What could stand there.
+        /// The allowed values.
         expected: String,
     },
     /// A tensor has the wrong shape or element type.
@@ -128,7 +128,7 @@ pub enum PermuteError {
         path: PathBuf,
         /// The model's layer.
         layer: u16,
-        /// What differs.
+        /// The difference.
         what: String,
     },
 }

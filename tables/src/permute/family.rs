@@ -1,4 +1,4 @@
-//! What the tensors of experts and routers are called in each model family.
+//! Names of the tensors of experts and routers in each model family.
 
 /// Names of one family below `model.layers.{l}.`, and in `config.json`.
 #[derive(Debug)]
@@ -7,9 +7,9 @@ pub(super) struct Family {
     pub(super) architectures: &'static [&'static str],
     /// The key of N in `config.json`.
     pub(super) experts_key: &'static str,
-    /// What comes before the names of an expert.
+    /// Prefix of the names of an expert.
     experts_prefix: &'static str,
-    /// What comes before the names of the router's tensors, of which dimension 0 is that of experts.
+    /// Prefix of the names of the router's tensors, whose dimension 0 counts experts.
     router_prefix: &'static str,
     /// The router's tensors that must be there.
     pub(super) router: &'static [&'static str],
@@ -17,7 +17,7 @@ pub(super) struct Family {
     pub(super) scoring: Scoring,
 }
 
-/// What a family chooses experts by.
+/// The scores by which a family chooses experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scoring {
     /// Softmax of the logits.
@@ -31,14 +31,14 @@ pub(super) enum Scoring {
 /// How a family stores experts.
 #[derive(Debug)]
 pub(super) enum Experts {
-    /// Tensors of their own: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...). The
-    /// projections are gate, up, down.
+    /// Tensors of their own: `{prefix}{e}.{projection}.{leaf}`, whatever the leaf (`weight`, `weight_scale_inv`, ...).
+    /// The projections are gate, up, down.
     Each(&'static [&'static str]),
     /// All together, dimension 0 is that of experts: `{prefix}{projection}{ending}`, with one of the sets of endings.
     Stacked { projections: &'static [&'static str], endings: &'static [&'static [&'static str]] },
 }
 
-/// What a tensor of a layer is.
+/// The role of a tensor of a layer.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Part<'n> {
     /// One expert's; `leaf` is the name after the expert's number.
@@ -53,34 +53,31 @@ pub(super) enum Part<'n> {
 
 const GATED: &[&str] = &["gate_proj", "up_proj", "down_proj"];
 
+/// The usual names; each family has its own architectures and key.
+const MLP_EXPERTS: Family = Family {
+    architectures: &[],
+    experts_key: "",
+    experts_prefix: "mlp.experts.",
+    router_prefix: "mlp.gate.",
+    router: &["weight"],
+    experts: Experts::Each(GATED),
+    scoring: Scoring::Softmax,
+};
+
 /// Families whose names are known.
 pub(super) const FAMILIES: &[Family] = &[
-    Family {
-        architectures: &["DeepseekV2ForCausalLM"],
-        experts_key: "n_routed_experts",
-        experts_prefix: "mlp.experts.",
-        router_prefix: "mlp.gate.",
-        router: &["weight"],
-        experts: Experts::Each(GATED),
-        scoring: Scoring::Softmax,
-    },
+    Family { architectures: &["DeepseekV2ForCausalLM"], experts_key: "n_routed_experts", ..MLP_EXPERTS },
     Family {
         architectures: &["DeepseekV3ForCausalLM"],
         experts_key: "n_routed_experts",
-        experts_prefix: "mlp.experts.",
-        router_prefix: "mlp.gate.",
         router: &["weight", "e_score_correction_bias"],
-        experts: Experts::Each(GATED),
         scoring: Scoring::CorrectedSigmoid,
+        ..MLP_EXPERTS
     },
     Family {
         architectures: &["Qwen3MoeForCausalLM", "Qwen2MoeForCausalLM", "OlmoeForCausalLM"],
         experts_key: "num_experts",
-        experts_prefix: "mlp.experts.",
-        router_prefix: "mlp.gate.",
-        router: &["weight"],
-        experts: Experts::Each(GATED),
-        scoring: Scoring::Softmax,
+        ..MLP_EXPERTS
     },
     Family {
         architectures: &["MixtralForCausalLM"],
@@ -118,7 +115,7 @@ pub(super) fn split_layer(name: &str) -> Option<(u16, &str)> {
 }
 
 impl Family {
-    /// What the tensor `model.layers.{l}.{rest}` is.
+    /// The role of the tensor `model.layers.{l}.{rest}`.
     pub(super) fn part<'n>(&self, rest: &'n str) -> Part<'n> {
         if rest.strip_prefix(self.router_prefix).is_some() {
             return Part::Rows;

@@ -1,13 +1,14 @@
 //! Checkpoints whose contiguous placement is E: for engines that take no placement.
 //!
-//! In every MoE layer the new expert p is the old expert pi(p), where p / (N / G) is the group of pi(p): its tensors, its row of the
-//! router and its entry of the router's bias. A token then is sent to the same experts under other numbers, and a contiguous
-//! placement puts them where E wants them. Shared experts, attention and layers beyond the model proper stay.
+//! In every MoE layer the new expert p is the old expert pi(p), where p / (N / G) is the group of pi(p): its tensors,
+//! its row of the router and its entry of the router's bias. A token then is sent to the same experts under other
+//! numbers, and a contiguous placement puts them where E wants them. Shared experts, attention and layers beyond the
+//! model proper stay.
 //!
-//! Bytes are moved, never computed with: any element type, quantised or not. Where experts are tensors of their own only names
-//! change, so every shard keeps its data and its size, and one shard after the other passes from one memory map to one file.
-//! What was written is read again and compared, byte by byte ([`PermuteReport::digest`]) and by what layers compute ([`Proof`]);
-//! `config.json` comes last, so a directory that has one is a whole, checked checkpoint.
+//! Bytes are moved, never computed with: any element type, quantised or not. Where experts are tensors of their own
+//! only names change, so every shard keeps its data and its size, and one shard after the other passes from one memory
+//! map to one file. The output is read again and compared, byte by byte ([`PermuteReport::digest`]) and by what layers
+//! compute ([`Proof`]); `config.json` comes last, so a directory that has one is a whole, checked checkpoint.
 //!
 //! | module | what |
 //! |---|---|
@@ -48,7 +49,7 @@ use plan::Plan;
 use source::{CONFIG, INDEX, Source};
 use target::Target;
 
-/// What was done.
+/// The work done.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PermuteReport {
     /// MoE layers permuted.
@@ -65,10 +66,10 @@ pub struct PermuteReport {
     pub layers_kept: Vec<u16>,
     /// Entries of the checkpoint's directory that were not copied: directories, and weights in other forms.
     pub left_out: Vec<String>,
-    /// SHA-256 over all tensors of the written files as they are read through the permutation, in the way of the tables' `digest`;
-    /// it was checked to be that of the original checkpoint.
+    /// SHA-256 over all tensors of the written files as they are read through the permutation, in the way of the
+    /// tables' `digest`; it was checked to be that of the original checkpoint.
     pub digest: String,
-    /// What layers were found to compute alike.
+    /// The outcome of the numeric self-check.
     pub proof: Proof,
 }
 
@@ -86,13 +87,14 @@ impl Meter<'_> {
     }
 }
 
-/// Writes the checkpoint in `source`, permuted for the tables, to `out`: a new or empty directory, or one in which the same
-/// was interrupted. `progress` is called with bytes done and bytes to do.
+/// Writes the checkpoint in `source`, permuted for the tables, to `out`: a new or empty directory, or one in which the
+/// same was interrupted. `progress` is called with bytes done and bytes to do.
 ///
 /// # Errors
 /// Before anything is written: an unknown architecture, another number of experts or layers than the tables', replicas,
-/// gating groups torn apart, a tensor that is missing, unexpected or of the wrong shape, a damaged shard or index, an output
-/// directory inside the checkpoint or with other things in it. Later: files that cannot be written, and a self-check that fails.
+/// gating groups torn apart, a tensor that is missing, unexpected or of the wrong shape, a damaged shard or index, an
+/// output directory inside the checkpoint or with other things in it. Later: files that cannot be written, and a
+/// self-check that fails.
 pub fn permute(
     tables: &Tables,
     source: &Path,

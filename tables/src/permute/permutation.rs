@@ -82,8 +82,8 @@ impl Permutation {
         self.layers.keys().copied()
     }
 
-    /// Whether a model that first chooses among `n_group` groups of N / `n_group` neighbours still chooses the same: every group
-    /// of new slots must be a group of old experts. `n_group` divides N.
+    /// Whether a model that first chooses among `n_group` groups of N / `n_group` neighbours still chooses the same:
+    /// every group of new slots must be a group of old experts. `n_group` divides N.
     pub(super) fn keeps_gating_groups(&self, n_group: u16) -> Result<(), PermuteError> {
         let each = self.experts / n_group.max(1);
         for (&layer, permutation) in &self.layers {

@@ -17,7 +17,7 @@ pub(super) struct Plan<'a> {
     pub(super) hidden_layers: u16,
 }
 
-/// What becomes of one tensor.
+/// The fate of one tensor.
 #[derive(Debug)]
 pub(super) enum Move<'p> {
     /// Name and bytes stay.
@@ -28,7 +28,7 @@ pub(super) enum Move<'p> {
     Rows(&'p LayerPermutation),
 }
 
-/// What the names of a layer were found to be, by what follows the layer's (and the expert's) number.
+/// Names of a layer's tensors, by the part after the layer's (and the expert's) number.
 #[derive(Default)]
 struct Layer<'s> {
     /// Tensors with dimension 0 over experts.
@@ -51,7 +51,7 @@ impl Found<'_> {
 }
 
 impl<'p> Plan<'p> {
-    /// What becomes of a tensor of a checked checkpoint.
+    /// The fate of a tensor of a checked checkpoint.
     pub(super) fn movement(&self, name: &str) -> Move<'p> {
         let Some((layer, rest)) = split_layer(name) else { return Move::Stay };
         let Some(permutation) = self.permutation.layer(layer) else { return Move::Stay };
@@ -74,8 +74,9 @@ impl<'p> Plan<'p> {
         }
     }
 
-    /// Whether every layer of the permutation has a router and all experts, each with the same tensors of the same types and
-    /// shapes, and no other layer of the model proper has any. Gives the layers beyond (for speculation) that keep their experts.
+    /// Whether every layer of the permutation has a router and all experts, each with the same tensors of the same
+    /// types and shapes, and no other layer of the model proper has any. Gives the layers beyond (for speculation) that
+    /// keep their experts.
     pub(super) fn check(&self, source: &Source) -> Result<Vec<u16>, PermuteError> {
         let mut layers: BTreeMap<u16, Layer<'_>> = BTreeMap::new();
         let mut beyond = Vec::new();
@@ -150,7 +151,8 @@ impl<'p> Plan<'p> {
                 projections.iter().try_for_each(|projection| {
                     let name = |ending: &str| self.family.expert_name(layer, 0, &format!("{projection}{ending}"));
                     let has = |ending: &str| found.rows.values().any(|row| row.name == name(ending));
-                    // The set of endings of which the first is there, or the first set, is the one that must be complete.
+                    // The set of endings of which the first is there, or the first set, is the one that must be
+                    // complete.
                     let set = endings.iter().find(|set| has(set[0])).or(endings.first());
                     let lacks = set.and_then(|set| set.iter().find(|ending| !has(ending)));
                     lacks.map_or(Ok(()), |ending| Err(missing(name(ending))))
@@ -191,11 +193,14 @@ fn whole(source: &Source) -> PathBuf {
 }
 
 fn unexpected(source: &Source, found: Found<'_>, expected: String) -> PermuteError {
-    let path = source.dir.join(&source.shards[found.shard].name);
-    PermuteError::UnexpectedTensor { path, tensor: found.name.to_owned(), expected }
+    PermuteError::UnexpectedTensor { path: source.shard_path(found.shard), tensor: found.name.to_owned(), expected }
 }
 
 fn wrong_shape(source: &Source, found: Found<'_>, expected: String) -> PermuteError {
-    let path = source.dir.join(&source.shards[found.shard].name);
-    PermuteError::Shape { path, tensor: found.name.to_owned(), found: found.form(), expected }
+    PermuteError::Shape {
+        path: source.shard_path(found.shard),
+        tensor: found.name.to_owned(),
+        found: found.form(),
+        expected,
+    }
 }

@@ -5,8 +5,9 @@ use std::path::Path;
 use crate::container::{Layout, LayoutTensor};
 use crate::{FormatError, Placement, Tables};
 
-/// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement: everything is as it was, but expert
-/// p now is the one in slot p, so E is contiguous. T, prices and labels name tokens and groups, not experts, and stay.
+/// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement: everything is as it was, but
+/// expert p now is the one in slot p, so E is contiguous. T, prices and labels name tokens and groups, not experts, and
+/// stay.
 ///
 /// # Errors
 /// For tables with replicas, or [`FormatError::Io`] with the path.

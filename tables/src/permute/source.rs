@@ -1,14 +1,14 @@
 //! The checkpoint that is permuted: its shards by memory map, its index, and the files beside them.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
 use super::PermuteError;
 use super::config::read_json;
 use crate::FormatError;
-use crate::container::Foreign;
+use crate::container::{Foreign, is_plain_name};
 
 pub(super) const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -39,6 +39,11 @@ pub(super) struct Shard {
 }
 
 impl Source {
+    /// The file of a shard.
+    pub(super) fn shard_path(&self, shard: usize) -> PathBuf {
+        self.dir.join(&self.shards[shard].name)
+    }
+
     /// Opens `model.safetensors`, or the shards of the index.
     pub(super) fn open(dir: &Path) -> Result<Self, PermuteError> {
         let index_path = dir.join(INDEX);
@@ -68,7 +73,8 @@ impl Source {
         self.shards.iter().map(|shard| shard.file.data_len()).sum()
     }
 
-    /// The files beside the weights, by name: those to copy, and what is left out (directories, weights in other forms).
+    /// The files beside the weights, by name: those to copy, and what is left out (directories, weights in other
+    /// forms).
     pub(super) fn others(&self) -> Result<(Vec<String>, Vec<String>), PermuteError> {
         let io = |source| FormatError::io("list", &self.dir, source);
         let (mut copied, mut left_out) = (Vec::new(), Vec::new());
@@ -138,9 +144,7 @@ fn check_index(
 
 /// A name without directories.
 fn is_plain(name: &str) -> bool {
-    let mut parts = Path::new(name).components();
-    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
-        && name.ends_with(".safetensors")
+    is_plain_name(name) && name.ends_with(".safetensors")
 }
 
 /// Every tensor is in one shard only.

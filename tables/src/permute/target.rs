@@ -50,8 +50,8 @@ impl Target {
         Ok(Self { dir: dir.to_path_buf() })
     }
 
-    /// Writes one shard, or takes over one of an interrupted run: files appear whole, so equal length and header mean that it is
-    /// complete, and the self-check reads its bytes. Gives whether it was written.
+    /// Writes one shard, or takes over one of an interrupted run: files appear whole, so equal length and header mean
+    /// that it is complete, and the self-check reads its bytes. Gives whether it was written.
     pub(super) fn shard(&self, plan: &Plan<'_>, shard: &Shard, meter: &mut Meter<'_>) -> Result<bool, PermuteError> {
         let path = self.dir.join(&shard.name);
         let header = shard.file.renamed_header(|name| plan.new_name(name)).map_err(|error| error.in_file(&path))?;

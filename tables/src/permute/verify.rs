@@ -6,7 +6,8 @@ use super::target::PIECE_BYTES;
 use super::{Meter, PermuteError};
 use crate::container::{Digester, ForeignTensor};
 
-/// Compares every tensor and gives the digest of the tensors as they are read through the permutation: that of the original.
+/// Compares every tensor and gives the digest of the tensors as they are read through the permutation: that of the
+/// original.
 pub(super) fn verify(
     plan: &Plan<'_>,
     source: &Source,

@@ -36,7 +36,7 @@ pub fn any_model() -> impl Strategy<Value = ModelInfo> {
     )
 }
 
-/// What is pushed into a trace builder.
+/// Input of a trace builder.
 #[derive(Clone, Debug)]
 pub struct RawRequest {
     pub token_ids: Vec<u32>,
@@ -162,11 +162,16 @@ impl Parts {
 
     pub fn without(mut self, tensor: &str) -> Self {
         self.tensors.retain(|(name, ..)| name != tensor);
-        self
+        self.without_meta("digest")
     }
 
-    /// Overwrites little-endian bytes of a tensor.
-    pub fn poke(mut self, tensor: &str, at: usize, bytes: &[u8]) -> Self {
+    /// Overwrites little-endian bytes of a tensor, in a file that states no digest any more.
+    pub fn poke(self, tensor: &str, at: usize, bytes: &[u8]) -> Self {
+        self.without_meta("digest").damage(tensor, at, bytes)
+    }
+
+    /// Overwrites little-endian bytes of a tensor, and leaves the stated digest.
+    pub fn damage(mut self, tensor: &str, at: usize, bytes: &[u8]) -> Self {
         let found = self.tensors.iter_mut().find(|(name, ..)| name == tensor).unwrap();
         found.3[at..at + bytes.len()].copy_from_slice(bytes);
         self

@@ -1,17 +1,18 @@
 //! Plain chats as nearly all clients write them, read in one pass that looks at 32 bytes at a time.
 //!
-//! Only what the whole parser takes for a plain chat is taken here, with the same meaning. What is unusual (keys with escapes, deep
-//! nesting, anything that may be wrong) is left to that parser, which also finds the words for errors.
+//! Only what the whole parser takes for a plain chat is taken here, with the same meaning. What is unusual (keys with
+//! escapes, deep nesting, anything that may be wrong) is left to that parser, which also finds the words for errors.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::{LOOKED_AT, PlainMessage, unescape};
 
-/// Lists and objects in members that nobody looks at; deeper ones are left to the whole parser.
-const MOST_DEPTH: u32 = 16;
+/// Lists and objects in members that are skipped; deeper ones are left to the whole parser.
+const MAX_DEPTH: u32 = 16;
 
-/// The messages of a body that is a plain chat, and where their list stands; `None`: the whole parser has to look at it.
+/// The messages of a body that is a plain chat, and where their list stands; `None`: the whole parser has to look at
+/// it.
 pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize>)> {
     let mut reader = Reader { body, at: 0, room: 2 * body.len() };
     let mut messages = None;
@@ -26,7 +27,7 @@ pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize
         } else if LOOKED_AT.contains(&key) {
             reader.literal("null")
         } else {
-            reader.value(MOST_DEPTH)
+            reader.value(MAX_DEPTH)
         }
     })?;
     reader.space();
@@ -36,7 +37,8 @@ pub(super) fn messages(body: &str) -> Option<(Vec<PlainMessage<'_>>, Range<usize
 struct Reader<'a> {
     body: &'a str,
     at: usize,
-    /// Bytes that may still be reserved for texts before their length is known: so that many short ones do not take much.
+    /// Bytes that may still be reserved for texts before their length is known: so that many short ones do not take
+    /// much.
     room: usize,
 }
 
@@ -46,9 +48,8 @@ impl<'a> Reader<'a> {
     }
 
     fn space(&mut self) {
-        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
-            self.at += 1;
-        }
+        let rest = &self.body.as_bytes()[self.at..];
+        self.at += rest.iter().take_while(|byte| b" \t\n\r".contains(byte)).count();
     }
 
     /// This byte, with white space before it.
@@ -125,7 +126,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What stands before the next quote or backslash, and which of them it is, which is taken.
+    /// The text before the next quote or backslash, and that character, which is consumed.
     fn run(&mut self) -> Option<(&'a str, u8)> {
         let rest = &self.body.as_bytes()[self.at..];
         let length = memchr::memchr2(b'"', b'\\', rest)?;

@@ -9,7 +9,7 @@ use super::value::Context;
 use super::{Compared, Expr, LoopItem, Name, Node, OwnTemplate, Test};
 
 /// Texts that are longer are looked for by no template.
-const LONGEST_TEXT_BYTES: usize = 64;
+const MAX_TEXT_BYTES: usize = 64;
 
 /// As the environment of [`crate::template`] has it.
 pub(super) fn compile(
@@ -172,7 +172,7 @@ impl Names {
             ValueKind::Number if value.is_integer() => Expr::Int(value.as_i64()?),
             ValueKind::String => {
                 let text = value.as_str()?;
-                if text.len() <= LONGEST_TEXT_BYTES {
+                if text.len() <= MAX_TEXT_BYTES {
                     self.texts.push(text.to_owned());
                 }
                 Expr::Text(text.into())

@@ -6,7 +6,7 @@ use super::value::{Context, List, Space, Value};
 use super::{CONTENT, Compared, Expr, LoopItem, Name, Node, OwnTemplate, ROLE, Test};
 use crate::chat::PlainMessage;
 
-/// What a template writes beside the texts, as a rule.
+/// Typical bytes that a template writes beside the texts.
 const FRAME_BYTES: usize = 512;
 const FRAME_BYTES_OF_MESSAGE: usize = 64;
 
@@ -28,7 +28,7 @@ pub(super) fn render<'v>(template: &'v OwnTemplate, messages: &'v [PlainMessage<
 struct Run<'v> {
     template: &'v OwnTemplate,
     messages: &'v [PlainMessage<'v>],
-    /// What was set, of all scopes, the innermost last.
+    /// Variables of all scopes, the innermost last.
     locals: Vec<(Name, Value<'v>)>,
     /// Where the innermost scope begins.
     frame: usize,
@@ -198,7 +198,7 @@ impl<'v> Run<'v> {
         })
     }
 
-    /// What templates do with texts.
+    /// String methods of templates.
     fn of_text(&mut self, expr: &'v Expr) -> Option<Value<'v>> {
         Some(match expr {
             Expr::Strip { of, start, end, chars } => {

@@ -1,10 +1,10 @@
 //! Chat templates rendered without the template library, where that is known to give the same.
 //!
-//! A template is compiled here from the library's own syntax tree. What follows knows the part of the language that plain chats
-//! need: loops over messages, conditions, namespaces, and what templates do with texts. Everything else is compiled to a
-//! node that leaves the whole chat to the library when it is come to ([`OwnTemplate::render`] gives `None` then, which is
-//! counted), so that there is no second meaning of anything. Texts are borrowed until they are written, and written once; the library copies them
-//! for every value and every `+`.
+//! A template is compiled here from the library's own syntax tree. What follows knows the part of the language that
+//! plain chats need: loops over messages, conditions, namespaces, and what templates do with texts. Everything else is
+//! compiled to a node that leaves the whole chat to the library when it is come to ([`OwnTemplate::render`] gives
+//! `None` then, which is counted), so that there is no second meaning of anything. Texts are borrowed until they are
+//! written, and written once; the library copies them for every value and every `+`.
 //!
 //! When a template is loaded both render the chats of [`probes`]; one that differs is not rendered here at all.
 
@@ -30,7 +30,7 @@ const CONTENT: Name = 1;
 #[derive(Debug)]
 pub(crate) struct OwnTemplate {
     nodes: Vec<Node>,
-    /// What each name stands for before anything is set.
+    /// Initial value of each name.
     context: Vec<Context>,
     /// Texts that the template compares with or looks for.
     texts: Vec<String>,
@@ -40,7 +40,7 @@ impl OwnTemplate {
     /// Compiles what the environment was given as `source`; `special` are the texts that it may write by name.
     ///
     /// # Errors
-    /// What the library says to the source, in a few words.
+    /// The library's message, shortened.
     pub(crate) fn new(
         source: &str,
         environment: &Environment<'_>,
@@ -49,7 +49,8 @@ impl OwnTemplate {
         compile::compile(source, environment, special)
     }
 
-    /// What the library writes for this chat without tools and with the assistant's turn opened; `None` where it has to be asked.
+    /// The library's output for this chat without tools and with the assistant's turn opened; `None` where only the
+    /// library can render it.
     pub(crate) fn render(&self, chat: &PlainChat<'_>) -> Option<String> {
         eval::render(self, chat.messages())
     }

@@ -4,9 +4,9 @@ use crate::chat::PlainChat;
 
 /// Chats put together at random, with a fixed seed.
 const RANDOM_CHATS: usize = 200;
-const MOST_MESSAGES: usize = 7;
+const MAX_MESSAGES: usize = 7;
 /// Texts of a template that are longer name no role.
-const LONGEST_ROLE_BYTES: usize = 24;
+const MAX_ROLE_BYTES: usize = 24;
 
 const ROLES: [&str; 6] = ["user", "assistant", "system", "tool", "developer", "User"];
 const CONTENTS: [&str; 10] =
@@ -15,10 +15,8 @@ const CONTENTS: [&str; 10] =
 /// The chats for a template that has these texts in it, always the same ones.
 pub(crate) fn probes(texts: &[String]) -> Vec<PlainChat<'_>> {
     let mut random = fastrand::Rng::with_seed(0x7e3a);
-    let roles: Vec<&str> = ROLES
-        .into_iter()
-        .chain(texts.iter().map(String::as_str).filter(|text| text.len() <= LONGEST_ROLE_BYTES))
-        .collect();
+    let roles: Vec<&str> =
+        ROLES.into_iter().chain(texts.iter().map(String::as_str).filter(|text| text.len() <= MAX_ROLE_BYTES)).collect();
     let mut chats: Vec<PlainChat<'_>> = Vec::with_capacity(RANDOM_CHATS + 3);
     for roles in [&["user"][..], &["system", "user"], &["user", "assistant", "user"]] {
         chats.push(PlainChat::of(roles.iter().map(|role| ((*role).into(), "a".into(), false)).collect()));
@@ -29,7 +27,7 @@ pub(crate) fn probes(texts: &[String]) -> Vec<PlainChat<'_>> {
             let role = if random.u8(0..4) > 0 { ROLES[random.usize(..3)] } else { roles[random.usize(..roles.len())] };
             (role.into(), content(random, texts).into(), random.bool())
         };
-        chats.push(PlainChat::of((0..random.usize(1..=MOST_MESSAGES)).map(|_| message(&mut random)).collect()));
+        chats.push(PlainChat::of((0..random.usize(1..=MAX_MESSAGES)).map(|_| message(&mut random)).collect()));
     }
     chats
 }

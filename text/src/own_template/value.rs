@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::Name;
 use crate::chat::PlainMessage;
 
-/// What a name stands for before anything is set.
+/// Initial value of a name.
 #[derive(Clone, Debug)]
 pub(super) enum Context {
     Undefined,
@@ -39,7 +39,7 @@ pub(super) enum List {
 }
 
 impl Value<'_> {
-    /// `None` where nobody asks for it.
+    /// `None` where it is not used.
     pub(super) fn is_true(&self) -> Option<bool> {
         match self {
             Self::Undefined | Self::None => Some(false),

@@ -57,13 +57,14 @@ impl fmt::Display for TransportChoice {
 }
 
 /// Where a process is. Two that are in the same place can share memory: one machine since its start, one namespace of
-/// processes (memory is handed over by a path under `/proc`) and of networks (one that was given a network of its own is meant
-/// to use it), one user.
+/// processes (memory is handed over by a path under `/proc`) and of networks (one that was given a network of its own
+/// is meant to use it), one user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Host(String);
 
 impl Host {
-    /// None where the system does not say. Of two processes that are given different places, neither shares with the other.
+    /// None where the system does not say. Of two processes that are given different places, neither shares with the
+    /// other.
     pub(super) fn here(place: Option<&str>) -> Option<Self> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         let namespace = |kind: &str| fs::read_link(format!("/proc/self/ns/{kind}")).ok();
@@ -128,8 +129,8 @@ impl MemoryAddress {
 /// The longest message about memory.
 const MAX_ADDRESS_BYTES: usize = 256;
 
-/// Makes the memory of a host's ranks, if there are several, and hands it to them over the data links. `leaders` is [`host_leaders`],
-/// as rank 0 sent it.
+/// Makes the memory of a host's ranks, if there are several, and hands it to them over the data links. `leaders` is
+/// [`host_leaders`], as rank 0 sent it.
 ///
 /// # Errors
 /// Memory that must be shared and cannot be; a rank that breaks off.

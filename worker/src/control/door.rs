@@ -1,5 +1,5 @@
-//! Connections of whoever comes: each proves itself and says its first words on a thread of its own, so that a silent or
-//! slow stranger holds up nobody.
+//! Connections of whoever comes: each proves itself and says its first words on a thread of its own, so that a silent
+//! or slow stranger holds up nobody.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
@@ -45,7 +45,8 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         self.other_secrets
     }
 
-    /// Who has come by now, waiting a moment for the next. A listener that fails or a process that is to stop is an error.
+    /// Who has come by now, waiting a moment for the next. A listener that fails or a process that is to stop is an
+    /// error.
     pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, Impatience> {
         match patience.at_most(LOOK).accept(self.listener) {
             Ok(stream) if self.pending < MAX_PENDING => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),

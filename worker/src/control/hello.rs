@@ -6,13 +6,13 @@ use semmoe_tables::{ModelInfo, RankId};
 use serde::{Deserialize, Serialize};
 
 use super::carrier::{Host, TransportChoice};
-use crate::engine::UnitLimits;
+use crate::engine::{KvPages, UnitLimits};
 use crate::ep::{ExpertLayout, WireType};
 
 /// First field of every handshake; a stranger's bytes do not have it.
 pub(super) const MAGIC: &str = "semmoe-rank";
 /// Version of the frames below and of the control link.
-pub(super) const PROTOCOL: u32 = 5;
+pub(super) const PROTOCOL: u32 = 6;
 
 /// What all ranks of a unit must have in common.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,11 +29,13 @@ pub(crate) struct Identity {
     pub(crate) placement: String,
     /// How experts are divided among ranks.
     pub(crate) experts: ExpertLayout,
+    /// Whole experts of a layer for which each rank was told to have room.
+    pub(crate) expert_slots: Option<u16>,
     /// How it was told to exchange.
     pub(crate) transport: TransportChoice,
     /// The element type of rows on the wire.
     pub(crate) wire: WireType,
-    /// `dp` or `tp`.
+    /// `dp` or `tp`; both where it may change, the one at the start first.
     pub(crate) attention: String,
     /// Digest of the tables by which rows are shuffled (attention tp), empty without.
     pub(crate) shuffle: String,
@@ -46,7 +48,7 @@ pub(super) struct Hello {
     /// Where it takes data links.
     pub(super) data: SocketAddr,
     /// Pages of key-value cache that it has room for.
-    pub(super) kv_pages: usize,
+    pub(super) kv_pages: KvPages,
     /// Where it is.
     pub(super) host: Option<Host>,
     pub(super) identity: Identity,
@@ -101,6 +103,11 @@ impl Identity {
         if self.experts != other.experts {
             let (theirs, ours) = (other.experts.to_string(), self.experts.to_string());
             return differ("was started with experts", &theirs, &ours);
+        }
+        if self.expert_slots != other.expert_slots {
+            let slots =
+                |slots: Option<u16>| slots.map_or_else(|| "those of its placement".into(), |slots| slots.to_string());
+            return differ("was started with expert slots", &slots(other.expert_slots), &slots(self.expert_slots));
         }
         if self.transport != other.transport {
             let (theirs, ours) = (other.transport.to_string(), self.transport.to_string());

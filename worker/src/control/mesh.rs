@@ -17,8 +17,8 @@ use super::secret::Secret;
 /// The longest first frame of a data link.
 const MAX_LINK_BYTES: usize = 256;
 
-/// Connects `own.to` to the ranks in `lower` (by rank; none for itself and the higher ones) and waits for the higher ones.
-/// All listeners are bound before any address is known, so the order of connecting cannot lock up.
+/// Connects `own.to` to the ranks in `lower` (by rank; none for itself and the higher ones) and waits for the higher
+/// ones. All listeners are bound before any address is known, so the order of connecting cannot lock up.
 pub(super) fn connect(
     listener: &TcpListener,
     own: Link,

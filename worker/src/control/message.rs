@@ -28,7 +28,8 @@ pub(crate) enum ToRank {
         /// What to do.
         order: SwitchOrder,
     },
-    /// No sequence is left in the unit and none will come: leave the step loop, but stay connected until this link closes.
+    /// No sequence is left in the unit and none will come: leave the step loop, but stay connected until this link
+    /// closes.
     Stop,
     /// The unit is dead.
     Abort {

@@ -16,7 +16,7 @@ use super::hello::{Hello, Identity, Link, Reply};
 use super::mesh;
 use super::patience::{Impatience, Patience, unlimited};
 use super::secret::Secret;
-use crate::engine::UnitLimits;
+use crate::engine::{KvPages, UnitLimits};
 
 /// How long rank 0 stays after it has refused a rank, to tell those that come later.
 const LINGER: Duration = Duration::from_secs(3);
@@ -77,7 +77,7 @@ impl Host {
         patience: &Patience,
     ) -> Result<Member<Vec<(RankId, TcpStream)>>, RendezvousError> {
         let mut members = self.register(identity, secret, limit, patience)?;
-        let kv_pages = members.iter().map(|(hello, _)| hello.kv_pages).fold(limits.kv_pages, usize::min);
+        let kv_pages = members.iter().map(|(hello, _)| hello.kv_pages).fold(limits.kv_pages, KvPages::min);
         let limits = UnitLimits { kv_pages, ..limits };
         let io = |source| RendezvousError::Io { source };
         let session = fastrand::u64(..);
@@ -230,7 +230,7 @@ fn admit(
 /// Registers with rank 0 and connects the data links.
 pub(crate) fn join(
     location: Location<'_>,
-    (rank, identity, kv_pages): (RankId, &Identity, usize),
+    (rank, identity, kv_pages): (RankId, &Identity, KvPages),
     secret: Option<&Secret>,
     limit: Duration,
     patience: &Patience,

@@ -1,5 +1,9 @@
 //! What goes into one step.
 
+use semmoe_tables::Attention;
+
+use crate::ep::StepBatch;
+
 /// What a running sequence could do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
@@ -9,9 +13,9 @@ pub(super) enum Ready {
     Decode,
 }
 
-/// How many tokens of each sequence go into the next step: every decoding sequence its one, then prompts, oldest first, with
-/// what is left of `budget`; long ones in chunks. Decoding never waits for prompts, and as the budget exceeds the number of
-/// running sequences prompts never wait for decoding.
+/// How many tokens of each sequence go into the next step: every decoding sequence its one, then prompts, oldest first,
+/// with what is left of `budget`; long ones in chunks. Decoding never waits for prompts, and as the budget exceeds the
+/// number of running sequences prompts never wait for decoding.
 pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     let mut left = budget;
     let mut counts = vec![0; ready.len()];
@@ -28,6 +32,16 @@ pub(super) fn plan(ready: &[Ready], budget: usize) -> Vec<usize> {
     counts
 }
 
+/// A planned step by its size.
+pub(super) fn summary(ready: &[Ready], counts: &[usize], splits_attention: bool) -> StepBatch {
+    let of = |decodes: bool| {
+        let mine = ready.iter().zip(counts).filter(move |(ready, _)| (**ready == Ready::Decode) == decodes);
+        mine.map(|(_, count)| count).sum()
+    };
+    let attention = if splits_attention { Attention::Tp } else { Attention::Dp };
+    StepBatch { attention, sequences: of(true), prompt_tokens: of(false) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,5 +54,7 @@ mod tests {
         assert_eq!(plan(&ready, 5), [3, 1, 0, 1]);
         assert_eq!(plan(&ready, 1), [0, 1, 0, 0]);
         assert_eq!(plan(&[], 5), [0; 0]);
+        let expected = StepBatch { attention: Attention::Tp, sequences: 2, prompt_tokens: 10 };
+        assert_eq!(summary(&ready, &plan(&ready, 12), true), expected);
     }
 }

@@ -1,5 +1,6 @@
 //! What an engine holds and does at most: as asked for, and as it comes out for a model on a machine.
 
+use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{HeadShare, ModelConfig, PAGE_TOKENS};
@@ -26,9 +27,9 @@ pub struct EngineLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvBudget {
     /// 32,768 tokens or one full context, whichever is more; but at most half of the available memory, divided by the
-    /// number of ranks, as all of them may be on this machine.
+    /// number of ranks, as all of them may be on this machine. Where attention may change, in either layout.
     Auto,
-    /// So many tokens, rounded up to pages.
+    /// So many tokens, rounded up to pages; as many bytes in the other layout of attention, where that may change.
     Tokens(usize),
     /// So many bytes, rounded down to pages.
     Bytes(u64),
@@ -50,12 +51,50 @@ pub(crate) struct UnitLimits {
     /// As [`EngineLimits::step_tokens`].
     pub(crate) step_tokens: usize,
     /// Pages of the key-value cache of one rank: the fewest of all ranks.
-    pub(crate) kv_pages: usize,
+    pub(crate) kv_pages: KvPages,
     /// As [`EngineLimits::prefix_reuse`].
     pub(crate) prefix_reuse: bool,
     /// Elements of rows that a rank sends or returns in one collective at most: all ranks' tokens of a step.
     pub(crate) row_elements: usize,
 }
+
+/// Pages of a cache, by how attention is divided: as many bytes in either layout that the unit may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct KvPages {
+    dp: Option<usize>,
+    tp: Option<usize>,
+}
+
+impl KvPages {
+    /// None where the unit may not have it.
+    pub(crate) fn of(self, attention: Attention) -> usize {
+        match attention {
+            Attention::Dp => self.dp,
+            Attention::Tp => self.tp,
+        }
+        .unwrap_or(0)
+    }
+
+    /// The fewest of two ranks.
+    #[must_use]
+    pub(crate) fn min(self, other: Self) -> Self {
+        let least = |a: Option<usize>, b: Option<usize>| a.zip(b).map(|(a, b)| a.min(b));
+        Self { dp: least(self.dp, other.dp), tp: least(self.tp, other.tp) }
+    }
+
+    /// Whether attention may change.
+    pub(crate) fn are_both(self) -> bool {
+        self.dp.is_some() && self.tp.is_some()
+    }
+
+    /// Of the layout that has the fewest.
+    fn least(self) -> usize {
+        [self.dp, self.tp].into_iter().flatten().min().unwrap_or(0)
+    }
+}
+
+/// A layout of attention that a unit may have, and a rank's share of the heads in it.
+pub(crate) type AttentionShare = (Attention, HeadShare);
 
 /// A budget that holds no page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,21 +105,24 @@ pub(crate) struct NoPage {
 }
 
 impl EngineLimits {
-    /// Makes the limits hold together for a model: progress is always possible. `available` is memory in bytes, if known.
+    /// Makes the limits hold together for a model and the layouts that its unit may have, the first at the start:
+    /// progress is always possible. `available` is memory in bytes, if known.
     pub(crate) fn fitted(
         self,
-        (model, share): (&ModelConfig, HeadShare),
+        (model, shares): (&ModelConfig, &[AttentionShare]),
         world: u16,
         available: Option<u64>,
     ) -> Result<UnitLimits, NoPage> {
         let running = self.running.max(1);
-        // Every running sequence decodes in every step and something is left for prompts.
-        let step_tokens = self.step_tokens.max(2 * running);
+        // Every running sequence decodes in every step and something is left for prompts; where attention may become
+        // tp, a rank then runs the sequences of all.
+        let ranks = if shares.len() > 1 { usize::from(world) } else { 1 };
+        let step_tokens = self.step_tokens.max(2 * running * ranks);
         Ok(UnitLimits {
             running,
             waiting: self.waiting,
             step_tokens,
-            kv_pages: self.kv.pages((model, share), world, available)?,
+            kv_pages: self.kv.pages((model, shares), world, available)?,
             prefix_reuse: self.prefix_reuse,
             row_elements: usize::from(world).saturating_mul(step_tokens).saturating_mul(model.hidden),
         })
@@ -90,33 +132,44 @@ impl EngineLimits {
 impl KvBudget {
     fn pages(
         self,
-        (model, share): (&ModelConfig, HeadShare),
+        (model, shares): (&ModelConfig, &[AttentionShare]),
         world: u16,
         available: Option<u64>,
-    ) -> Result<usize, NoPage> {
-        let page = share.cache_shape(model).page_bytes();
-        let in_bytes = |bytes: u64| match usize::try_from(bytes / page as u64).unwrap_or(usize::MAX) {
-            0 => Err(NoPage { bytes, page }),
-            pages => Ok(pages),
-        };
-        match self {
-            Self::Tokens(tokens) => Ok(tokens.div_ceil(PAGE_TOKENS).max(1)),
-            Self::Bytes(bytes) => in_bytes(bytes),
+    ) -> Result<KvPages, NoPage> {
+        let page_bytes = |share: &HeadShare| share.cache_shape(model).page_bytes();
+        let bytes_of = |pages: usize, page: usize| (pages as u64).saturating_mul(page as u64);
+        let bytes = match self {
+            Self::Tokens(tokens) => {
+                let start = shares.first().map_or(0, |(_, share)| page_bytes(share));
+                bytes_of(tokens.div_ceil(PAGE_TOKENS).max(1), start)
+            }
+            Self::Bytes(bytes) => bytes,
             Self::Auto => {
-                let wanted = DEFAULT_KV_TOKENS.max(model.max_positions).div_ceil(PAGE_TOKENS);
-                match available {
-                    Some(available) => Ok(in_bytes(available / 2 / u64::from(world.max(1)))?.min(wanted)),
-                    None => Ok(wanted),
-                }
+                let largest = shares.iter().map(|(_, share)| page_bytes(share)).max().unwrap_or(0);
+                let wanted = bytes_of(DEFAULT_KV_TOKENS.max(model.max_positions).div_ceil(PAGE_TOKENS), largest);
+                available.map_or(wanted, |available| wanted.min(available / 2 / u64::from(world.max(1))))
+            }
+        };
+        let mut kv_pages = KvPages::default();
+        for (attention, share) in shares {
+            let page = page_bytes(share);
+            let pages = usize::try_from(bytes / page as u64).unwrap_or(usize::MAX);
+            if pages == 0 {
+                return Err(NoPage { bytes, page });
+            }
+            match attention {
+                Attention::Dp => kv_pages.dp = Some(pages),
+                Attention::Tp => kv_pages.tp = Some(pages),
             }
         }
+        Ok(kv_pages)
     }
 }
 
 impl UnitLimits {
-    /// Tokens that a rank's cache holds.
+    /// Tokens that a rank's cache holds, in the layout in which it holds the fewest.
     pub(crate) fn kv_tokens(&self) -> usize {
-        self.kv_pages.saturating_mul(PAGE_TOKENS)
+        self.kv_pages.least().saturating_mul(PAGE_TOKENS)
     }
 }
 
@@ -133,7 +186,8 @@ mod tests {
         let page = model.cache_shape().page_bytes() as u64;
         let pages = |kv, world, available| {
             let limits = EngineLimits { kv, ..EngineLimits::default() };
-            limits.fitted((&model, HeadShare::ALL), world, available).map(|limits| limits.kv_pages)
+            let dp = [(Attention::Dp, HeadShare::ALL)];
+            limits.fitted((&model, &dp[..]), world, available).map(|limits| limits.kv_pages.of(Attention::Dp))
         };
         assert_eq!(pages(KvBudget::Auto, 4, None), Ok(512));
         assert_eq!(pages(KvBudget::Auto, 4, Some(u64::MAX)), Ok(512));
@@ -143,5 +197,24 @@ mod tests {
         assert_eq!(pages(KvBudget::Tokens(65), 1, None), Ok(2));
         assert_eq!(pages(KvBudget::Bytes(3 * page - 1), 1, None), Ok(2));
         assert!(pages(KvBudget::Bytes(page - 1), 1, None).unwrap_err().to_string().contains("holds no page"));
+    }
+
+    #[test]
+    fn where_attention_may_change_both_layouts_have_as_many_bytes() {
+        let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
+        let model = ModelConfig::load(dir).unwrap();
+        let half = HeadShare::new(&model, 0, 2).unwrap();
+        let both = [(Attention::Tp, half), (Attention::Dp, HeadShare::ALL)];
+        let fitted = |kv, shares: &[AttentionShare]| {
+            EngineLimits { kv, ..EngineLimits::default() }.fitted((&model, shares), 2, None).unwrap()
+        };
+        let limits = fitted(KvBudget::Tokens(20 * PAGE_TOKENS), &both);
+        assert_eq!((limits.kv_pages.of(Attention::Tp), limits.kv_pages.of(Attention::Dp)), (20, 10));
+        assert_eq!(limits.kv_tokens(), 10 * PAGE_TOKENS, "a request has to fit in either");
+        let auto = fitted(KvBudget::Auto, &both);
+        assert_eq!((auto.kv_pages.of(Attention::Tp), auto.kv_pages.of(Attention::Dp)), (1024, 512));
+        let less = KvPages { dp: Some(3), tp: Some(30) };
+        assert_eq!(limits.kv_pages.min(less), KvPages { dp: Some(3), tp: Some(20) });
+        assert_eq!(fitted(KvBudget::Auto, &both[1..]).kv_pages, KvPages { dp: Some(512), tp: None });
     }
 }

@@ -8,6 +8,7 @@
 //! | `run` | the step loop, and what all loops do |
 //! | `together`, `told` | the loop with attention tp, and what its ranks tell each other |
 //! | `switch` | a rank's part in a switch of the unit's layout |
+//! | `relayout` | what it runs goes on when attention changes between dp and tp |
 //! | `batch` | what goes into one step (pure) |
 //! | `sequence` | one sequence from prompt to end |
 //! | `sampler`, `logprobs` | logits to a token, and how likely it was (pure) |
@@ -17,6 +18,7 @@ mod batch;
 mod inbox;
 mod limits;
 mod logprobs;
+mod relayout;
 mod request;
 mod run;
 mod sampler;
@@ -28,9 +30,9 @@ mod together;
 mod told;
 
 pub(crate) use inbox::{EngineHandle, Inbox};
-pub(crate) use limits::UnitLimits;
 pub use limits::{EngineLimits, KvBudget};
+pub(crate) use limits::{KvPages, UnitLimits};
 pub(crate) use request::{Finish, RankStats, Sampling, SequenceEvent, SequenceRequest, StopRules, TokenLogprobs};
 pub(crate) use run::{Emit, Engine, EngineEnd};
-pub(crate) use switch::{SwitchOrder, SwitchReport};
+pub(crate) use switch::{SwitchOrder, SwitchReport, SwitchTo};
 pub(crate) use text::SequenceText;

@@ -24,6 +24,8 @@ pub(crate) struct SequenceRequest {
     pub(crate) routes_from: Option<u32>,
     /// Give the probability of every new token, and of so many alternatives.
     pub(crate) logprobs: Option<u8>,
+    /// The rank that it was pinned to, or on before all ranks had it: where it goes if attention becomes dp.
+    pub(crate) home: Option<u16>,
 }
 
 /// How to choose a token among the logits.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use semmoe_tables::{Attention, Tables};
 use semmoe_text::Tokenizer;
 
 use super::batch;
@@ -35,22 +36,24 @@ pub(crate) struct Engine {
     pub(super) config: ModelConfig,
     pub(super) ep: ExpertParallel,
     pub(super) tokenizer: Arc<Tokenizer>,
-    limits: UnitLimits,
+    pub(super) limits: UnitLimits,
     pub(super) pool: KvPool,
     pub(super) inbox: Inbox,
     pub(super) emit: Emit,
     pub(super) running: Vec<Sequence>,
     pub(super) waiting: VecDeque<SequenceRequest>,
     /// Sequences that have joined the batch.
-    admitted: usize,
+    pub(super) admitted: usize,
     /// Prompt tokens that needed no computing.
     cached_tokens: u64,
     /// Of the current step, sent in one message.
     pub(super) events: Vec<(u64, SequenceEvent)>,
     /// With attention tp.
-    together: Option<Together>,
+    pub(super) together: Option<Together>,
     /// A switch of layouts that was prepared.
     pub(super) switch: Option<Prepared>,
+    /// Places the sequences that have no home when attention becomes dp.
+    pub(crate) affinity: Option<Arc<Tables>>,
 }
 
 impl Engine {
@@ -63,9 +66,9 @@ impl Engine {
         emit: Emit,
     ) -> Self {
         let config = model.config().clone();
-        let pool = KvPool::new(model.cache_shape(), limits.kv_pages, limits.prefix_reuse);
+        let pool = KvPool::new(model.cache_shape(), limits.kv_pages.of(model.attention()), limits.prefix_reuse);
         Self {
-            together: model.splits_attention().then(Together::default),
+            together: (model.attention() == Attention::Tp).then(Together::default),
             model,
             config,
             ep,
@@ -80,22 +83,29 @@ impl Engine {
             cached_tokens: 0,
             events: Vec::new(),
             switch: None,
+            affinity: None,
         }
     }
 
-    /// Runs until told to stop or a rank fails. The transport stays open until the engine is dropped: peers may still be
-    /// finishing the last step.
+    /// Runs until told to stop or a rank fails. The transport stays open until the engine is dropped: peers may still
+    /// be finishing the last step.
     pub(crate) fn run(&mut self) -> Result<EngineEnd, UnitError> {
-        match self.together {
-            Some(_) => self.run_together(),
-            None => self.run_apart(),
+        loop {
+            let end = match self.together {
+                Some(_) => self.run_together()?,
+                None => self.run_apart()?,
+            };
+            if let Some(end) = end {
+                return Ok(end);
+            }
         }
     }
 
-    /// With attention dp each rank has its own sequences.
-    fn run_apart(&mut self) -> Result<EngineEnd, UnitError> {
+    /// With attention dp each rank has its own sequences; none once that has changed.
+    fn run_apart(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         loop {
-            if let Some(end) = self.take_orders()? {
+            let end = self.take_orders()?;
+            if end.is_some() || self.together.is_some() {
                 return Ok(end);
             }
             if self.is_quiet() {
@@ -156,8 +166,8 @@ impl Engine {
         }
     }
 
-    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need: what
-    /// runs never waits for a page, so it ends, and what waits has its turn.
+    /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need:
+    /// what runs never waits for a page, so it ends, and what waits has its turn.
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.limits.running {
             let Some(request) = self.waiting.front() else { return };
@@ -173,9 +183,9 @@ impl Engine {
             };
             let Some(request) = self.waiting.pop_front() else { return };
             if self.is_leader() {
-                self.cached_tokens += kv.reused() as u64;
+                self.cached_tokens += kv.len() as u64;
             }
-            let cached_tokens = u32::try_from(kv.reused()).unwrap_or(u32::MAX);
+            let cached_tokens = u32::try_from(kv.len()).unwrap_or(u32::MAX);
             self.events.push((request.id, SequenceEvent::Begun { cached_tokens }));
             self.running.push(Sequence::new(request, kv, self.admitted % self.ep.world()));
             self.admitted = self.admitted.wrapping_add(1);
@@ -199,10 +209,11 @@ impl Engine {
                     members.push(Member { index, id, count, ends });
                 }
             }
+            let batch = batch::summary(&ready, &counts, self.together.is_some());
             let began = Instant::now();
             match self.model.step(&mut items, &mut self.ep) {
                 Ok(output) => {
-                    self.ep.count_step(began);
+                    self.ep.count_step(&batch, began);
                     drop(items);
                     let mut ended = Vec::new();
                     for (item, member) in members.iter().enumerate() {
@@ -217,7 +228,8 @@ impl Engine {
                                 false
                             }
                             (None, Some(sampled)) => {
-                                settle(sequence, sampled, &self.tokenizer, &self.config, &mut self.events)
+                                let events = Events { all: &mut self.events, routes: true };
+                                settle(sequence, sampled, &self.tokenizer, &self.config, events)
                             }
                             (None, None) => false,
                         };
@@ -280,13 +292,20 @@ struct Member {
     ends: bool,
 }
 
+/// Where it goes what becomes of sequences.
+pub(super) struct Events<'a> {
+    pub(super) all: &'a mut Vec<(u64, SequenceEvent)>,
+    /// Whether this rank tells of routes, if they are asked for.
+    pub(super) routes: bool,
+}
+
 /// Gives a sequence its next token, `None` if the logits were of no use; true if it was the last.
 pub(super) fn settle(
     sequence: &mut Sequence,
     sampled: Option<Sampled>,
     tokenizer: &Tokenizer,
     model: &ModelConfig,
-    events: &mut Vec<(u64, SequenceEvent)>,
+    Events { all: events, routes }: Events<'_>,
 ) -> bool {
     let id = sequence.id();
     let failed = |message: String| (id, SequenceEvent::Failed { message });
@@ -298,7 +317,7 @@ pub(super) fn settle(
         Ok(finish) => {
             events.push((id, SequenceEvent::Token { id: token, logprobs }));
             let Some(finish) = finish else { return false };
-            let routes = sequence.encoded_routes(model);
+            let routes = routes.then(|| sequence.encoded_routes(model)).flatten();
             events.push((id, SequenceEvent::Finished { finish, routes }));
         }
         Err(error) => events.push(failed(error.to_string())),

@@ -19,6 +19,16 @@ impl Sampler {
         Self { sampling, rng: Rng::with_seed(sampling.seed), candidates: Vec::new() }
     }
 
+    /// One that goes on after the draws that led to a [`Sampler::state`].
+    pub(super) fn resumed(sampling: Sampling, state: u64) -> Self {
+        Self { rng: Rng::with_seed(state), ..Self::new(sampling) }
+    }
+
+    /// What its next draws depend on.
+    pub(super) fn state(&self) -> u64 {
+        self.rng.get_seed()
+    }
+
     /// A token for `logits` `[V]`; none if they hold no finite maximum. `allowed` filters ids (none allowed: none).
     pub(super) fn sample(&mut self, logits: &[f32], allowed: impl Fn(u32) -> bool) -> Option<u32> {
         let ids = || (0_u32..).zip(logits).filter(|(id, _)| allowed(*id));
@@ -59,7 +69,8 @@ impl Sampler {
             return;
         }
         let total = self.total();
-        // Candidates below this together weigh less than 1 - top_p, so none of them can be needed: sort only the others.
+        // Candidates below this together weigh less than 1 - top_p, so none of them can be needed: sort only the
+        // others.
         let floor = total * (1.0 - top_p) / self.candidates.len().max(1) as f64;
         self.candidates.retain(|(p, _)| f64::from(*p) >= floor);
         self.candidates.sort_unstable_by(likelier);
@@ -161,5 +172,11 @@ mod tests {
         };
         assert_eq!(run(3), run(3));
         assert_ne!(run(3), run(4));
+        // Whoever takes over goes on with the same tokens.
+        let mut first = sampler(0.8, 0.95, 50, 3);
+        let mut tokens: Vec<_> = (0..20).map(|_| first.sample(&logits, |_| true).unwrap()).collect();
+        let mut second = Sampler::resumed(first.sampling, first.state());
+        tokens.extend((0..30).map(|_| second.sample(&logits, |_| true).unwrap()));
+        assert_eq!(tokens.into_iter().map(Some).collect::<Vec<_>>(), run(3));
     }
 }

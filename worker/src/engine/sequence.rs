@@ -2,6 +2,7 @@
 
 use semmoe_engines::sglang::encode_routed_experts;
 use semmoe_text::{TextError, Tokenizer};
+use serde::{Deserialize, Serialize};
 
 use super::batch::Ready;
 use super::logprobs::logprobs;
@@ -28,6 +29,32 @@ pub(super) struct Sequence {
     text: Option<SequenceText>,
 }
 
+/// A sequence between two steps as it goes to another rank, without its keys and values.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Carried {
+    pub(super) request: SequenceRequest,
+    fed: usize,
+    generated: Vec<u32>,
+    /// See [`Sampler::state`].
+    sampler: u64,
+}
+
+impl Carried {
+    /// The sequence as it was, with its keys and values.
+    pub(super) fn resume(self, kv: KvCache, owner: usize, tokenizer: &Tokenizer) -> Result<Sequence, TextError> {
+        let Self { request, fed, generated, sampler } = self;
+        let sampler = Sampler::resumed(request.sampling, sampler);
+        let mut sequence = Sequence { fed, sampler, ..Sequence::new(request, kv, owner) };
+        if let Some(text) = &mut sequence.text {
+            for &token in &generated {
+                text.push(tokenizer, token)?;
+            }
+        }
+        sequence.generated = generated;
+        Ok(sequence)
+    }
+}
+
 impl Sequence {
     /// `kv` may hold the first tokens of the prompt.
     pub(super) fn new(request: SequenceRequest, kv: KvCache, owner: usize) -> Self {
@@ -40,6 +67,11 @@ impl Sequence {
             text: (!request.stop.texts.is_empty()).then(|| SequenceText::new(&request)),
             request,
         }
+    }
+
+    pub(super) fn carried(&self) -> Carried {
+        let Self { request, fed, generated, sampler, .. } = self;
+        Carried { request: request.clone(), fed: *fed, generated: generated.clone(), sampler: sampler.state() }
     }
 
     pub(super) fn id(&self) -> u64 {

@@ -84,7 +84,8 @@ mod tests {
             let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
             let (text, stop) = run(&pieces, &stops);
             let whole = pieces.concat();
-            // A stop that ends earlier may be seen before one that begins earlier: both are right, nothing of a stop shows.
+            // A stop that ends earlier may be seen before one that begins earlier: both are right, nothing of a stop
+            // shows.
             match stop {
                 None => prop_assert_eq!(text, whole),
                 Some(stop) => {

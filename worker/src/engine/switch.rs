@@ -1,32 +1,43 @@
-//! A rank's part in a switch of the unit's layout: it checks what is asked, begins no more steps, moves its experts with the others, and
-//! goes on.
+//! A rank's part in a switch of the unit's layout: it checks what is asked, begins no more steps, moves experts, keys
+//! and values with the others, and goes on.
 //!
-//! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for it. Once all hold
-//! no step is left. Rank 0 then says so to every rank (`Quiet`) before any of them moves: whatever a peer begins from then on is the move,
-//! and the rank waits for its own order to take part. With attention tp the order to move is rank 0's, told like all its orders between the same two steps of all
-//! ranks, and there is nothing to hold.
+//! With attention dp a rank that holds begins no step of its own but joins those of others, so that no rank waits for
+//! it. Once all hold no step is left. Rank 0 then says so to every rank (`Quiet`) before any of them moves: whatever a
+//! peer begins from then on is the move, and the rank waits for its own order to take part. With attention tp the order
+//! to move is rank 0's, told like all its orders between the same two steps of all ranks, and there is nothing to hold.
 
+use semmoe_tables::Attention;
 use serde::{Deserialize, Serialize};
 
+use super::inbox::Inbox;
+use super::relayout::Staged;
 use super::run::Engine;
 use crate::control::message::{FromRank, ToRank};
 use crate::ep::{ExpertSpread, UnitError};
-use crate::memory::available_bytes;
+use crate::memory::{available_bytes, shortage};
 use crate::model::SwitchOutcome;
 
 /// What rank 0 asks of a rank, in this order; `Abort` at any time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum SwitchOrder {
     /// Check that it could be done, and remember it.
-    Prepare(Box<ExpertSpread>),
+    Prepare(Box<SwitchTo>),
     /// Begin no step until the end of the switch.
     Hold,
     /// All ranks hold: join no step either.
     Quiet,
-    /// Move the experts, together with all ranks.
+    /// Move, together with all ranks.
     Move,
-    /// Forget it. While experts move: take them back.
+    /// Forget it. While ranks move: go back.
     Abort,
+}
+
+/// Where a switch leads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SwitchTo {
+    pub(crate) spread: ExpertSpread,
+    /// Whether attention becomes tp where it is dp, and the other way round.
+    pub(crate) turns_attention: bool,
 }
 
 /// How a rank answers.
@@ -45,6 +56,8 @@ pub(crate) enum SwitchReport {
     Quiet,
     /// To `Move`, by rank 0 alone: it is about to do this MoE layer.
     Layer(u16),
+    /// To `Move`, by rank 0 alone: the rank of each sequence, as they have moved.
+    Homes(Vec<(u64, u16)>),
     /// To `Move`, when it is over.
     Ended(SwitchOutcome),
 }
@@ -53,9 +66,14 @@ pub(crate) enum SwitchReport {
 #[derive(Debug)]
 pub(super) struct Prepared {
     ticket: u64,
-    to: ExpertSpread,
+    to: SwitchTo,
     steps: Steps,
+    /// It is to be forgotten, or taken back if its order to move has gone out already.
+    aborted: bool,
 }
+
+/// What an abort says.
+pub(super) const ABORTED: &str = "the switch was aborted";
 
 /// Which steps a rank takes part in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,7 +102,7 @@ impl Engine {
                 let report = match self.refusal(&to) {
                     Some(reason) => SwitchReport::Refused { reason },
                     None => {
-                        self.switch = Some(Prepared { ticket, to: *to, steps: Steps::All });
+                        self.switch = Some(Prepared { ticket, to: *to, steps: Steps::All, aborted: false });
                         SwitchReport::Prepared
                     }
                 };
@@ -94,14 +112,17 @@ impl Engine {
             SwitchOrder::Quiet => self.restrict(ticket, Steps::None, SwitchReport::Quiet),
             SwitchOrder::Move => self.switch_now(ticket)?,
             SwitchOrder::Abort => {
-                self.switch.take_if(|prepared| prepared.ticket == ticket);
+                // With attention tp the order to move may have gone out and not have come.
+                if let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) {
+                    (prepared.steps, prepared.aborted) = (Steps::All, true);
+                }
             }
         }
         Ok(())
     }
 
     fn restrict(&mut self, ticket: u64, steps: Steps, report: SwitchReport) {
-        let splits = self.model.splits_attention();
+        let splits = self.together.is_some();
         let Some(prepared) = self.switch.as_mut().filter(|prepared| prepared.ticket == ticket) else { return };
         // With attention tp rank 0's order comes with a step's sync.
         prepared.steps = if splits { Steps::All } else { steps };
@@ -109,33 +130,85 @@ impl Engine {
     }
 
     /// Why this rank cannot take part, if it cannot.
-    fn refusal(&self, to: &ExpertSpread) -> Option<String> {
-        if let Err(error) = self.model.check_spread(to, &self.ep) {
+    fn refusal(&self, to: &SwitchTo) -> Option<String> {
+        if to.turns_attention {
+            let Some(attention) = self.model.other_attention() else {
+                return Some(format!("it has the weights of attention {} alone", self.model.attention()));
+            };
+            // With tp every rank has what one has now.
+            let (usage, room) = (self.pool.usage(), self.limits.kv_pages.of(attention) as u64);
+            if usage.used + usage.promised > room && attention == Attention::Tp {
+                let pages = usage.used + usage.promised;
+                return Some(format!(
+                    "its sequences need {pages} pages of keys and values, and with attention tp it has {room}"
+                ));
+            }
+        }
+        if to.spread == *self.ep.spread() {
+            return None;
+        }
+        if let Err(error) = self.model.check_spread(&to.spread, &self.ep) {
             return Some(error.to_string());
         }
-        let needed = self.model.switch_bytes(to, &self.ep) as u64;
-        let available = available_bytes().filter(|available| *available < needed)?;
-        Some(format!("it needs {needed} bytes more while the experts move, and {available} are available"))
+        shortage(self.model.switch_bytes(&self.ep) as u64, available_bytes())
     }
 
-    /// Moves the experts. All ranks come here between the same two steps.
+    /// Moves to the new layout: keys and values first, to pages that nothing uses yet, then experts; then both count.
+    /// All ranks come here between the same two steps.
     pub(super) fn switch_now(&mut self, ticket: u64) -> Result<(), UnitError> {
-        let Some(Prepared { to, .. }) = self.switch.take_if(|prepared| prepared.ticket == ticket) else {
+        let Some(Prepared { to, aborted, .. }) = self.switch.take_if(|prepared| prepared.ticket == ticket) else {
             return Err(UnitError::protocol(0, "it ordered a switch that it had not prepared"));
         };
         self.flush();
+        let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
+        let objects = |inbox: &Inbox| (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned());
+        let staged = match to.turns_attention.then(|| self.stage_attention(&objects)).transpose()? {
+            Some(Err(cause)) => Err(cause),
+            Some(Ok(staged)) => Ok(Some(staged)),
+            None => Ok(None),
+        };
+        let outcome = match staged {
+            Err(cause) => SwitchOutcome::RolledBack { cause },
+            Ok(staged) => {
+                let outcome = self.move_experts(ticket, &to.spread, aborted)?;
+                if let (SwitchOutcome::Committed, Some(staged)) = (&outcome, staged) {
+                    self.turn_attention(ticket, staged);
+                }
+                outcome
+            }
+        };
+        self.report(ticket, SwitchReport::Ended(outcome));
+        Ok(())
+    }
+
+    fn move_experts(&mut self, ticket: u64, to: &ExpertSpread, aborted: bool) -> Result<SwitchOutcome, UnitError> {
+        if to == self.ep.spread() {
+            return Ok(SwitchOutcome::Committed);
+        }
         let leads = self.ep.rank().get() == 0;
         let Self { model, ep, inbox, emit, .. } = self;
-        let aborted = ToRank::Switch { ticket, order: SwitchOrder::Abort };
+        let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
         let mut objection = |layer: semmoe_tables::LayerIdx| {
             if leads {
                 emit(FromRank::Switch { ticket, report: SwitchReport::Layer(layer.index() as u16) });
             }
-            inbox.holds(&aborted).then(|| "the switch was aborted".to_owned())
+            (aborted || inbox.holds(&abort)).then(|| ABORTED.to_owned())
         };
-        let outcome = model.switch_experts(&to, ep, &mut objection)?;
-        self.report(ticket, SwitchReport::Ended(outcome));
-        Ok(())
+        let placed = ep.spread().copies.clone();
+        let outcome = model.switch_experts(to, ep, &mut objection)?;
+        if outcome == SwitchOutcome::Committed && placed != to.copies {
+            // T belongs to the experts' former places.
+            self.affinity = None;
+        }
+        Ok(outcome)
+    }
+
+    fn turn_attention(&mut self, ticket: u64, mut staged: Staged) {
+        if self.ep.rank().get() == 0 {
+            self.report(ticket, SwitchReport::Homes(std::mem::take(&mut staged.homes)));
+        }
+        self.install_attention(staged);
+        tracing::info!(rank = %self.ep.rank(), attention = %self.model.attention(), running = self.running.len(), "attention has changed");
     }
 
     fn report(&mut self, ticket: u64, report: SwitchReport) {

@@ -1,5 +1,5 @@
-//! The text of a sequence as its tokens come: decoded, and cut at stop texts. A rank and rank 0 run the same on the same
-//! tokens, so that they agree on where a text ends.
+//! The text of a sequence as its tokens come: decoded, and cut at stop texts. A rank and rank 0 run the same on the
+//! same tokens, so that they agree on where a text ends.
 
 use semmoe_text::{IncrementalDecoder, TextError, Tokenizer};
 

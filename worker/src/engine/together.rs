@@ -1,12 +1,14 @@
-//! The step loop with attention tp. All ranks hold the same sequences and come to the same decisions: they hear the same orders
-//! at the same place between two steps (rank 0's, told in the sync before a step) and the same tokens (each chosen by the
-//! sequence's own rank, told in the next sync), and everything else follows from these: admission, pages, batches, ends.
+//! The step loop with attention tp. All ranks hold the same sequences and come to the same decisions: they hear the
+//! same orders at the same place between two steps (rank 0's, told in the sync before a step) and the same tokens (each
+//! chosen by the sequence's own rank, told in the next sync), and everything else follows from these: admission, pages,
+//! batches, ends.
 //!
-//! That they agree is checked, not hoped for: a batch's digest goes with each sync, as do the ids of the tokens' sequences.
+//! That they agree is checked, not hoped for: a batch's digest goes with each sync, as do the ids of the tokens'
+//! sequences.
 
 use std::collections::{HashMap, VecDeque};
 
-use super::run::{Engine, EngineEnd, settle};
+use super::run::{Engine, EngineEnd, Events, settle};
 use super::sequence::Sampled;
 use super::switch::SwitchOrder;
 use super::told::{Chosen, MAX_ORDER_BYTES, Told};
@@ -31,6 +33,11 @@ pub(super) struct Together {
 }
 
 impl Together {
+    /// Who asked for counts and has no answer.
+    pub(super) fn into_tickets(self) -> Vec<u64> {
+        self.tickets
+    }
+
     /// Takes note of a batch that has been computed: sequences and how many tokens of each.
     pub(super) fn note_batch(&mut self, batch: impl Iterator<Item = (u64, usize)>) {
         self.steps += 1;
@@ -79,23 +86,26 @@ fn order_bytes(order: &ToRank) -> usize {
 }
 
 impl Engine {
-    /// See the module.
-    pub(super) fn run_together(&mut self) -> Result<EngineEnd, UnitError> {
+    /// See the module; none once attention is dp.
+    pub(super) fn run_together(&mut self) -> Result<Option<EngineEnd>, UnitError> {
         loop {
             if let Some(cause) = self.hear()? {
-                return Ok(EngineEnd::Aborted(cause));
+                return Ok(Some(EngineEnd::Aborted(cause)));
             }
             if self.running.is_empty() && self.together().orders.is_empty() && self.ep.wait()? == Wake::Local {
                 continue;
             }
             let stop = self.sync()?;
             self.flush();
+            if self.together.is_none() {
+                return Ok(None);
+            }
             for ticket in std::mem::take(&mut self.together().tickets) {
                 let stats = Box::new(self.stats());
                 (self.emit)(FromRank::Stats { ticket, stats });
             }
             if stop {
-                return Ok(EngineEnd::Stopped);
+                return Ok(Some(EngineEnd::Stopped));
             }
             self.admit();
             self.flush();
@@ -177,7 +187,10 @@ impl Engine {
                 return Err(protocol(owner, format!("it chose token {token}, expected below {vocabulary}")));
             }
             let sampled = token.map(|token| Sampled { token, logprobs });
-            if settle(&mut self.running[at], sampled, &self.tokenizer, &self.config, &mut self.events) {
+            // Rank 0 alone tells of routes.
+            let routes = self.is_leader();
+            let events = Events { all: &mut self.events, routes };
+            if settle(&mut self.running[at], sampled, &self.tokenizer, &self.config, events) {
                 ended.push(at);
             }
         }
@@ -195,11 +208,7 @@ impl Engine {
     fn obey(&mut self, orders: Vec<ToRank>) -> Result<bool, UnitError> {
         for order in orders {
             match order {
-                ToRank::Submit(mut request) => {
-                    // Only rank 0 tells of them.
-                    request.routes_from = request.routes_from.filter(|_| self.is_leader());
-                    self.waiting.push_back(*request);
-                }
+                ToRank::Submit(request) => self.waiting.push_back(*request),
                 ToRank::Cancel { id } => self.cancel(id),
                 ToRank::Flush => {
                     self.pool.flush();

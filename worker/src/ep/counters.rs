@@ -72,6 +72,8 @@ pub struct Counters {
     collectives: [AtomicU64; 3],
     /// In the order of [`RowCounts`].
     rows: [AtomicU64; 5],
+    /// In the order of [`LevelBytes`].
+    levels: [AtomicU64; 3],
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +103,25 @@ pub(crate) struct RowCounts {
     pub(crate) fullest_wanted: u64,
 }
 
+/// Bytes of dispatch and combine, there and back, by how far they go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct LevelBytes {
+    /// What this rank's own slot would have had.
+    pub rank: u64,
+    /// Between ranks of a node. With hybrid experts the rows alone: headers of messages inside a node are not counted.
+    pub node: u64,
+    /// Between nodes.
+    pub other: u64,
+}
+
+impl LevelBytes {
+    /// Each with its name in metrics.
+    #[must_use]
+    pub fn named(self) -> [(&'static str, u64); 3] {
+        [("rank", self.rank), ("node", self.node), ("other", self.other)]
+    }
+}
+
 /// Something counted by place: on the token's own rank, or on another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByPlace {
@@ -115,8 +136,9 @@ pub struct ByPlace {
 pub struct Traffic {
     /// (token, expert) pairs of this rank's tokens, by where the expert lies; they sum to tokens x top-k.
     pub activations: ByPlace,
-    /// Payload of dispatch and combine for this rank's tokens, there and back: `remote` travelled between ranks, `local` is
-    /// what this rank's own slot would have had. Summed over ranks and phases, `remote` is what the transport carried.
+    /// Payload of dispatch and combine for this rank's tokens, there and back: `remote` travelled between ranks,
+    /// `local` is what this rank's own slot would have had. Summed over ranks and phases, `remote` is what the
+    /// transport carried.
     pub bytes: ByPlace,
 }
 
@@ -147,6 +169,8 @@ pub struct CountersSnapshot {
     pub fullest_rows: u64,
     /// The same if no row had moved.
     pub fullest_rows_wanted: u64,
+    /// Of all layers and both phases. Summed over ranks, `node` and `other` are what the ranks sent.
+    pub levels: LevelBytes,
 }
 
 impl Counters {
@@ -154,7 +178,13 @@ impl Counters {
     #[must_use]
     pub fn new(layers: usize) -> Self {
         let layers = (0..layers).map(|_| Default::default()).collect();
-        Self { layers, tokens: Default::default(), collectives: Default::default(), rows: Default::default() }
+        Self {
+            layers,
+            tokens: Default::default(),
+            collectives: Default::default(),
+            rows: Default::default(),
+            levels: Default::default(),
+        }
     }
 
     /// All counters as they are now.
@@ -165,6 +195,7 @@ impl Counters {
         let [prefill_tokens, decode_tokens] = self.tokens.each_ref().map(load);
         let [rows_by_tables, rows_moved, rows_evenly, fullest_rows, fullest_rows_wanted] =
             self.rows.each_ref().map(load);
+        let [rank, node, other] = self.levels.each_ref().map(load);
         CountersSnapshot {
             layers: self.layers.iter().map(layer).collect(),
             prefill_tokens,
@@ -175,11 +206,15 @@ impl Counters {
             rows_evenly,
             fullest_rows,
             fullest_rows_wanted,
+            levels: LevelBytes { rank, node, other },
         }
     }
 
     /// Counts one layer of one step; a layer that the counters do not have is not counted.
-    pub(crate) fn add(&self, layer: LayerIdx, traffic: &LayerTraffic) {
+    pub(crate) fn add(&self, layer: LayerIdx, traffic: &LayerTraffic, levels: LevelBytes) {
+        for (counter, (_, bytes)) in self.levels.iter().zip(levels.named()) {
+            counter.fetch_add(bytes, Ordering::Relaxed);
+        }
         if let Some(counters) = self.layers.get(layer.index()) {
             for (counter, traffic) in counters.iter().zip(&traffic.phases) {
                 counter.activations.add(traffic.activations);

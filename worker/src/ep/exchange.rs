@@ -4,17 +4,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use semmoe_kernels::collectives::{
-    AllRows, DISPATCH_HEADER_BYTES, Lockstep, Norm, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker,
-    dispatch_row_bytes, split_bytes,
+    AllRows, Lockstep, Norm, OwnRows, PrivateMemory, RowCollectives, UnitError, Wake, Waker, split_bytes,
 };
 use semmoe_kernels::{DispatchPlan, RowSplit};
-use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx, RankId};
+use semmoe_tables::{ExpertCopies, LayerIdx, RankId};
 
-use super::counters::{Collective, Counters, LayerTraffic, StepPhase};
+use super::counters::{Collective, Counters, StepPhase};
+use super::hosts::LayerHosts;
 use super::inbox::Inbox;
 use super::layout::ExpertLayout;
 use super::spread::ExpertSpread;
-use super::timings::{TimedCollective, Timings};
+use super::stages::StageLog;
+use super::timings::{StepBatch, TimedCollective, Timings};
+use super::traffic::Viewpoint;
 use super::wire::WireRows;
 
 /// The experts of this rank, as the model computes them.
@@ -22,9 +24,9 @@ pub trait LocalExperts: Sync {
     /// Among how many threads the rows of a layer are shared that have so many pairs of row and expert; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
-    /// Applies one expert, `slot` counting this rank's experts of the layer in ascending id: `x` `[m, H]` to `out` `[m, H]`
-    /// (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of the thread's, of
-    /// any length and content.
+    /// Applies one expert, `slot` counting this rank's experts of the layer in ascending id: `x` `[m, H]` to `out`
+    /// `[m, H]` (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of
+    /// the thread's, of any length and content.
     fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>);
 }
 
@@ -45,7 +47,8 @@ pub struct RoutedBatch<'a> {
     pub hidden: usize,
 }
 
-/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or node g.
+/// The placement has another number of groups than the unit has ranks, or nodes in a hybrid layout: group g is rank or
+/// node g.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the placement has {groups} groups, the unit has {world} ranks and experts {layout}")]
 pub struct WorldMismatch {
@@ -57,24 +60,17 @@ pub struct WorldMismatch {
     pub layout: ExpertLayout,
 }
 
-/// Where the experts of one layer are.
-pub(super) struct LayerHosts {
-    /// `[N]`: the rank, or node, whose copy of each expert this rank's tokens use; empty where every rank has a slice of each.
-    rank_of: Vec<u16>,
-    /// `[N]`: this rank's slot of each expert, [`NOT_HERE`] for the others'.
-    pub(super) slot_of: Vec<u16>,
-    /// How many experts this rank has.
-    pub(super) slots: usize,
-}
-
-/// In place of a slot: the expert is another rank's.
-pub(super) const NOT_HERE: u16 = u16::MAX;
+/// The stage between dispatch and combine.
+const EXPERTS: &str = "experts";
 
 /// This rank's part in the unit: its collectives, where every expert lies, and what it counts.
 pub struct ExpertParallel {
     unit: WireRows,
     spread: ExpertSpread,
     layers: Vec<LayerHosts>,
+    /// `[W]`: the ranks of this rank's node, itself among them.
+    near: Vec<bool>,
+    stages: Option<StageLog>,
     counters: Arc<Counters>,
     plan: DispatchPlan,
     timings: Timings,
@@ -84,8 +80,8 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Joins a placement to a link, over which rows travel in messages; group g of the placement is rank g. Where it has several
-    /// copies of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
+    /// Joins a placement to a link, over which rows travel in messages; group g of the placement is rank g. Where it
+    /// has several copies of an expert, this rank's tokens use the one that [`ExpertCopies`] names.
     ///
     /// # Errors
     /// A placement for another number of ranks.
@@ -98,8 +94,8 @@ impl ExpertParallel {
         Self::over(WireRows::f32(Box::new(RowCollectives::new(link, memory))), placement, ExpertLayout::Ep, counters)
     }
 
-    /// Joins a placement to the collectives of a unit, which are those of its layout ([`ExpertLayout::join`]); of the placement,
-    /// tensor-parallel experts only use the shape.
+    /// Joins a placement to the collectives of a unit, which are those of its layout ([`ExpertLayout::join`]); of the
+    /// placement, tensor-parallel experts only use the shape.
     ///
     /// # Errors
     /// As [`ExpertParallel::new`].
@@ -117,6 +113,8 @@ impl ExpertParallel {
         Ok(Self {
             timings: Timings::new(spread.copies.layers()),
             layers: LayerHosts::of_spread(&spread, RankId::new(unit.rank() as u16)),
+            near: (0..world).map(|peer| peer == unit.rank()).collect(),
+            stages: None,
             unit,
             spread,
             counters,
@@ -125,6 +123,21 @@ impl ExpertParallel {
             outgoing: vec![Vec::new(); world],
             incoming: vec![Vec::new(); world],
         })
+    }
+
+    /// Counts bytes to these ranks as to its own node; by default each rank is a node. With hybrid experts nodes are
+    /// the layout's.
+    #[must_use]
+    pub fn with_neighbours(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
+        ranks.into_iter().for_each(|rank| self.near[rank] = true);
+        self
+    }
+
+    /// Logs when the parts of each MoE layer begin and end; of hybrid experts those between dispatch and combine alone,
+    /// as the exchange logs its own stages ([`ExpertLayout::join_observed`]).
+    #[must_use]
+    pub fn with_stages(self, stages: StageLog) -> Self {
+        Self { stages: Some(stages), ..self }
     }
 
     /// This rank.
@@ -152,8 +165,8 @@ impl ExpertParallel {
         self.spread = spread;
     }
 
-    /// Sends each other rank its message and gives what they sent, by rank; the own slot is of no meaning. Outside of steps, and not
-    /// counted.
+    /// Sends each other rank its message and gives what they sent, by rank; the own slot is of no meaning. Outside of
+    /// steps, and not counted.
     ///
     /// # Errors
     /// A rank failed.
@@ -161,6 +174,11 @@ impl ExpertParallel {
         let mut incoming = vec![Vec::new(); outgoing.len()];
         self.unit.all_to_all(&outgoing, &mut incoming)?;
         Ok(incoming)
+    }
+
+    /// This rank's end of the unit, outside of steps; nothing is counted.
+    pub(crate) fn link(&mut self) -> &mut dyn Lockstep {
+        &mut *self.unit
     }
 
     /// What this rank counts.
@@ -175,9 +193,9 @@ impl ExpertParallel {
         &self.timings
     }
 
-    /// Notes how long a step took.
-    pub(crate) fn count_step(&mut self, began: Instant) {
-        self.timings.add_step(began.elapsed());
+    /// Notes what a step computed here, and how long it took.
+    pub(crate) fn count_step(&mut self, batch: &StepBatch, began: Instant) {
+        self.timings.add_step(self.spread.layout, batch, began.elapsed());
     }
 
     /// Sleeps until this rank or another has something to do; see [`Lockstep::wait`].
@@ -199,7 +217,8 @@ impl ExpertParallel {
         self.counters.add_tokens(phase, tokens as u64);
     }
 
-    /// Sends every other rank the same message, and gives what each of them sent, by rank; the own slot is of no meaning.
+    /// Sends every other rank the same message, and gives what each of them sent, by rank; the own slot is of no
+    /// meaning.
     ///
     /// # Errors
     /// A rank failed.
@@ -221,7 +240,8 @@ impl ExpertParallel {
         self.unit.part(len)
     }
 
-    /// [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter); its time counts for `layer`, unless that has no experts.
+    /// [`Collectives::reduce_scatter`](semmoe_kernels::collectives::Collectives::reduce_scatter); its time counts for
+    /// `layer`, unless that has no experts.
     pub(crate) fn reduce_scatter(
         &mut self,
         layer: Option<LayerIdx>,
@@ -257,11 +277,12 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// The MoE sum of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever they
-    /// are; `out` is `[n, H]`, overwritten. Every rank calls this equally often with the same layer, n = 0 included.
+    /// The MoE sum of this rank's tokens: `out[t] = sum of weight x expert(x[t])` over the token's experts, wherever
+    /// they are; `out` is `[n, H]`, overwritten. Every rank calls this equally often with the same layer, n = 0
+    /// included.
     ///
-    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order, so that it
-    /// depends on the placement but never on what else is in the batch.
+    /// The sum is taken per rank over its experts (or slices of them) in ascending id, then over ranks in order, so
+    /// that it depends on the placement but never on what else is in the batch.
     ///
     /// # Errors
     /// A rank failed; `out` is then unspecified and the unit cannot go on.
@@ -286,12 +307,21 @@ impl ExpertParallel {
             ExpertLayout::Tp => self.plan.build_everywhere(chosen, weights, top_k, self.unit.world()),
         };
         planned.expect("the router chooses among the placement's experts");
-        self.count(layer, &batch);
+        let from = Viewpoint {
+            rank: self.unit.rank(),
+            layout: self.spread.layout,
+            near: &self.near,
+            dtype: self.unit.dtype(),
+        };
+        let (traffic, levels) = from.count(&self.plan, &batch);
+        self.counters.add(layer, &traffic, levels);
 
-        let dispatch = Instant::now();
+        self.log(|stages| stages.begin_layer(layer, batch.phases.len()));
+        let dispatch = self.begin(TimedCollective::Dispatch);
         self.unit.dispatch(x, hidden, &self.plan)?;
-        self.time(Some(layer), TimedCollective::Dispatch, dispatch);
+        self.end(layer, TimedCollective::Dispatch, dispatch);
 
+        self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
         let received = self.unit.received();
         self.inbox.apply(layer, received, hidden, hosts, experts).map_err(|wrong| {
@@ -299,11 +329,33 @@ impl ExpertParallel {
             UnitError::protocol(from, wrong.to_string())
         })?;
 
-        let combine = Instant::now();
+        self.log(|stages| stages.end(EXPERTS, 0));
+
+        let combine = self.begin(TimedCollective::Combine);
         self.unit.combine(&self.plan, out)?;
-        self.time(Some(layer), TimedCollective::Combine, combine);
+        self.end(layer, TimedCollective::Combine, combine);
         self.timings.add_moe(layer, began.elapsed());
         Ok(())
+    }
+
+    fn log(&self, what: impl FnOnce(&StageLog)) {
+        if let Some(stages) = &self.stages {
+            what(stages);
+        }
+    }
+
+    fn begin(&self, of: TimedCollective) -> Instant {
+        if !self.spread.layout.has_stages() {
+            self.log(|stages| stages.begin(of.name(), 0));
+        }
+        Instant::now()
+    }
+
+    fn end(&mut self, layer: LayerIdx, of: TimedCollective, began: Instant) {
+        self.time(Some(layer), of, began);
+        if !self.spread.layout.has_stages() {
+            self.log(|stages| stages.end(of.name(), 0));
+        }
     }
 
     /// What belongs to no MoE layer is part of the step only.
@@ -318,63 +370,6 @@ impl ExpertParallel {
         let me = self.unit.rank();
         let bytes: usize = (0..self.world()).filter(|&peer| peer != me).map(bytes_to).sum();
         self.counters.add_collective(collective, bytes as u64);
-    }
-
-    /// Counts what becomes of this rank's tokens, there and back, in bytes of messages that carry the rows. Where every rank has a
-    /// slice of every expert, each pair is local, and the bytes are those of gathering rows and scattering sums. In a hybrid layout
-    /// remote is what crosses nodes.
-    fn count(&self, layer: LayerIdx, batch: &RoutedBatch<'_>) {
-        let mut traffic = LayerTraffic::default();
-        for host in 0..self.plan.ranks() {
-            let (rows, is_local) = (self.plan.rank(host), host == self.spread.layout.host(self.unit.rank()));
-            for (token, pairs) in rows.tokens.iter().zip(rows.pairs) {
-                let of = traffic.of_mut(batch.phases[*token as usize]);
-                if is_local || self.spread.layout != ExpertLayout::Tp {
-                    of.activations.add(is_local, u64::from(*pairs));
-                }
-                of.bytes.add(is_local, dispatch_row_bytes(self.unit.dtype(), usize::from(*pairs), batch.hidden) as u64);
-            }
-            // The headers of messages go with the first row.
-            if let Some(first) = rows.tokens.first() {
-                let headers = rows.tokens.len().min(self.spread.layout.messages()) * DISPATCH_HEADER_BYTES;
-                traffic.of_mut(batch.phases[*first as usize]).bytes.add(is_local, headers as u64);
-            }
-        }
-        self.counters.add(layer, &traffic);
-    }
-}
-
-impl LayerHosts {
-    /// Of every layer.
-    fn of_spread(spread: &ExpertSpread, rank: RankId) -> Vec<Self> {
-        let layers = (0..spread.copies.layers()).map(|layer| LayerIdx::new(layer as u16));
-        layers
-            .map(|layer| match spread.layout {
-                ExpertLayout::Ep | ExpertLayout::Hybrid(_) => {
-                    Self::new(&spread.copies, layer, GroupId::new(spread.layout.host(rank.index()) as u16))
-                }
-                ExpertLayout::Tp => Self::everywhere(spread.copies.experts()),
-            })
-            .collect()
-    }
-
-    /// Every rank has a slice of each: the slot of an expert is its id.
-    fn everywhere(experts: u16) -> Self {
-        Self { rank_of: Vec::new(), slot_of: (0..experts).collect(), slots: experts.into() }
-    }
-
-    fn new(copies: &ExpertCopies, layer: LayerIdx, host: GroupId) -> Self {
-        let mut slots = 0;
-        let mut slot_of = Vec::new();
-        for expert in 0..copies.experts() {
-            if copies.holds(host, layer, ExpertId::new(expert)) {
-                slot_of.push(slots);
-                slots += 1;
-            } else {
-                slot_of.push(NOT_HERE);
-            }
-        }
-        Self { rank_of: copies.used_at(host.get().into(), layer).to_vec(), slot_of, slots: slots.into() }
     }
 }
 

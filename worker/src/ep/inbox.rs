@@ -6,7 +6,8 @@ use semmoe_kernels::collectives::{Received, ReceivedRows};
 use semmoe_kernels::{RankOrder, add_weighted_rows, argsort_by_rank};
 use semmoe_tables::LayerIdx;
 
-use super::exchange::{LayerHosts, LocalExperts, NOT_HERE};
+use super::exchange::LocalExperts;
+use super::hosts::{LayerHosts, NOT_HERE};
 use crate::threads::both;
 
 /// Buffers of a layer, reused by the next one.

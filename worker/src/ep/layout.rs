@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use semmoe_kernels::Element;
 use semmoe_kernels::collectives::{
-    Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, UnitError, UnitLink,
+    Collectives, HybridCollectives, Lockstep, MAX_CHUNKS, PrivateMemory, RowCollectives, RowMemory, StageObserver,
+    UnitError, UnitLink, Unobserved,
 };
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +116,11 @@ impl ExpertLayout {
         }
     }
 
+    /// Whether its dispatch and combine have stages of their own.
+    pub(super) fn has_stages(self) -> bool {
+        matches!(self, Self::Hybrid(_))
+    }
+
     /// Messages into which the rows for one host are cut, at most.
     pub(super) fn messages(self) -> usize {
         match self {
@@ -123,8 +129,8 @@ impl ExpertLayout {
         }
     }
 
-    /// The collectives of a rank over its link. Between the ranks of a node, a hybrid dispatch sends rows in messages, also where they
-    /// share `memory`. All ranks call this at the same time.
+    /// The collectives of a rank over its link. Between the ranks of a node, a hybrid dispatch sends rows in messages,
+    /// also where they share `memory`. All ranks call this at the same time.
     ///
     /// # Errors
     /// Ranks that divide the unit into other nodes, a rank that was lost.
@@ -133,14 +139,27 @@ impl ExpertLayout {
         link: impl Lockstep + 'static,
         memory: impl RowMemory<T> + 'static,
     ) -> Result<Box<dyn Collectives<T>>, UnitError> {
+        self.join_observed(link, memory, Box::new(Unobserved))
+    }
+
+    /// The same, with an observer of the stages of a hybrid dispatch and combine.
+    ///
+    /// # Errors
+    /// As [`ExpertLayout::join`].
+    pub fn join_observed<T: Element>(
+        self,
+        link: impl Lockstep + 'static,
+        memory: impl RowMemory<T> + 'static,
+        observer: Box<dyn StageObserver + Send>,
+    ) -> Result<Box<dyn Collectives<T>>, UnitError> {
         let Self::Hybrid(layout) = self else { return Ok(Box::new(RowCollectives::new(link, memory))) };
         let link = UnitLink::join(link, layout.nodes.into())?;
         let unit = Box::new(RowCollectives::new(link.clone(), memory));
         Ok(match layout.chunks {
-            Some(chunks) => Box::new(HybridCollectives::fused(link, unit, chunks.into())?),
+            Some(chunks) => Box::new(HybridCollectives::fused(link, unit, chunks.into())?.observed_by(observer)),
             None => {
                 let inside = PrivateMemory::new(link.grid().local(link.rank()));
-                Box::new(HybridCollectives::unfused(link, unit, inside))
+                Box::new(HybridCollectives::unfused(link, unit, inside).observed_by(observer))
             }
         })
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `exchange` | one MoE layer: dispatch, local experts, combine; attention tp's collectives; each counted and timed |
 //! | `spread` | where the experts of a model are |
+//! | `hosts` | the spread of one layer, as a rank looks it up |
 //! | `inbox` | the rows that a rank was sent, expert by expert |
 //! | `wire` | the element type of rows on the wire |
 //! | `links` | one link to each other rank |
@@ -12,25 +13,30 @@
 //! | `shm` | those streams over memory that the processes of one host share |
 //! | `poll` | waiting for sockets |
 //! | `counters` | exact counts of activations, bytes and tokens |
+//! | `traffic` | what is counted of one layer |
+//! | `stages` | when the stages of each layer began and ended |
 //! | `timings` | where the time of a step goes |
 //!
 //! What the collectives do is `semmoe_kernels::collectives`; here is what carries their bytes, and who calls them.
 
 mod counters;
 mod exchange;
+mod hosts;
 mod inbox;
 mod layout;
 mod links;
 mod poll;
 mod shm;
 mod spread;
+mod stages;
 mod stream;
 mod tcp;
 mod timings;
+mod traffic;
 mod wire;
 
 pub(crate) use counters::RowCounts;
-pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, StepPhase, Traffic};
+pub use counters::{ByPlace, Collective, Counters, CountersSnapshot, LayerTraffic, LevelBytes, StepPhase, Traffic};
 pub use exchange::{ExpertParallel, LocalExperts, RoutedBatch, WorldMismatch};
 pub use layout::{ExpertLayout, NodeLayout, UnknownExperts};
 pub(crate) use semmoe_kernels::collectives::{AllRows, Norm, OwnRows};
@@ -39,6 +45,7 @@ pub use semmoe_ranks::LocalTransport;
 pub(crate) use shm::ShmError;
 pub use shm::{MAX_SHARED_WORLD, ShmMemory, ShmTransport};
 pub use spread::ExpertSpread;
+pub use stages::StageLog;
 pub use tcp::TcpTransport;
-pub use timings::{LayerTimings, TimedCollective, Timings};
+pub use timings::{LayerTimings, StepBatch, StepCount, TimedCollective, Timings};
 pub use wire::{UnknownWireType, WireRows, WireType};

@@ -18,8 +18,8 @@ use super::links::check_links;
 pub type TcpTransport = StreamTransport<Sockets>;
 
 impl TcpTransport {
-    /// Takes over streams that are connected already, `peers[p]` to rank p; `limit` bounds one collective, which includes the
-    /// time by which a slower rank arrives later.
+    /// Takes over streams that are connected already, `peers[p]` to rank p; `limit` bounds one collective, which
+    /// includes the time by which a slower rank arrives later.
     ///
     /// # Errors
     /// A peer without a stream, a stream in the own slot, or a stream whose options cannot be set.

@@ -1,12 +1,16 @@
-//! Where the time of a rank's steps goes: wall-clock time of whole steps, of MoE layers, and of the collectives in them.
+//! Where the time of a rank's steps goes: wall-clock time of whole steps, of MoE layers, and of the collectives in
+//! them.
 //!
-//! A collective takes as long as its slowest rank: its time holds the waiting for ranks that are still computing, as well as
-//! the transfer. What the links cost is the difference to the same work over faster links.
+//! A collective takes as long as its slowest rank: its time holds the waiting for ranks that are still computing, as
+//! well as the transfer. What the links cost is the difference to the same work over faster links.
 
 use std::time::Duration;
 
-use semmoe_tables::LayerIdx;
+use semmoe_tables::{Attention, LayerIdx};
 use serde::{Deserialize, Serialize};
+
+use super::counters::StepPhase;
+use super::layout::ExpertLayout;
 
 /// A collective of one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +57,62 @@ impl LayerTimings {
     }
 }
 
+/// What a rank computes in one step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StepBatch {
+    /// How attention is divided.
+    pub attention: Attention,
+    /// Sequences that decode one token each.
+    pub sequences: usize,
+    /// Prompt tokens beside them.
+    pub prompt_tokens: usize,
+}
+
+impl StepBatch {
+    /// A step with prompt tokens is one of prefill, and its batch is these; any other's batch is its sequences.
+    fn phase(&self) -> StepPhase {
+        if self.prompt_tokens > 0 { StepPhase::Prefill } else { StepPhase::Decode }
+    }
+
+    /// The largest batch of this one's half octave: 0, 1, 2, 4, 5, 8, 11, 16, ...
+    fn bucket(&self) -> u32 {
+        match if self.prompt_tokens > 0 { self.prompt_tokens } else { self.sequences } {
+            0 => 0,
+            batch => ((2.0 * (batch as f64).log2()).ceil() / 2.0).exp2() as u32,
+        }
+    }
+}
+
+/// Steps of one layout, phase and half octave of the batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct StepCount {
+    /// Whether attention was divided by heads (tp).
+    pub splits_attention: bool,
+    /// How experts were divided.
+    pub experts: ExpertLayout,
+    /// With prompt tokens.
+    pub prefill: bool,
+    /// The largest batch that is counted here: prompt tokens of prefill, else sequences, of this rank.
+    pub batch: u32,
+    /// How many there were.
+    pub steps: u64,
+    /// Their time.
+    pub time: Duration,
+}
+
+impl StepCount {
+    /// The phase that it is counted as.
+    #[must_use]
+    pub fn phase(&self) -> StepPhase {
+        if self.prefill { StepPhase::Prefill } else { StepPhase::Decode }
+    }
+
+    fn is_of(&self, other: &Self) -> bool {
+        (self.splits_attention, self.experts, self.prefill, self.batch)
+            == (other.splits_attention, other.experts, other.prefill, other.batch)
+    }
+}
+
 /// Times of one rank since the start. A step in which the rank has no tokens of its own is a step, too.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Timings {
@@ -62,6 +122,8 @@ pub struct Timings {
     pub steps: u64,
     /// Their time, all layers and collectives included.
     pub step: Duration,
+    /// The same steps by layout, phase and batch: kinds that occurred, at most 70 a layout.
+    pub by_batch: Vec<StepCount>,
 }
 
 impl Timings {
@@ -69,9 +131,19 @@ impl Timings {
         Self { layers: vec![LayerTimings::default(); layers], ..Self::default() }
     }
 
-    pub(super) fn add_step(&mut self, time: Duration) {
+    pub(super) fn add_step(&mut self, experts: ExpertLayout, batch: &StepBatch, time: Duration) {
         self.steps += 1;
         self.step += time;
+        let splits_attention = batch.attention == Attention::Tp;
+        let prefill = batch.phase() == StepPhase::Prefill;
+        let new = StepCount { splits_attention, experts, prefill, batch: batch.bucket(), steps: 1, time };
+        match self.by_batch.iter_mut().find(|count| count.is_of(&new)) {
+            Some(count) => {
+                count.steps += 1;
+                count.time += time;
+            }
+            None => self.by_batch.push(new),
+        }
     }
 
     /// A layer that there is not is not counted.
@@ -103,12 +175,41 @@ mod tests {
             timings.add(LayerIdx::new(2), collective, ms(1000));
         }
         timings.add_moe(LayerIdx::new(0), ms(5));
-        timings.add_step(ms(7));
-        timings.add_step(ms(8));
+        let batch = StepBatch { attention: Attention::Dp, sequences: 3, prompt_tokens: 0 };
+        timings.add_step(ExpertLayout::Ep, &batch, ms(7));
+        timings.add_step(ExpertLayout::Ep, &batch, ms(8));
         assert_eq!((timings.steps, timings.step, timings.layers.len()), (2, ms(15), 2));
         assert_eq!(timings.layers[0], LayerTimings { moe: ms(5), ..LayerTimings::default() });
         let found = TimedCollective::ALL.map(|collective| timings.layers[1].of(collective));
         assert_eq!(found, [11, 22, 33, 44].map(ms));
         assert_eq!(timings.layers[1].moe, Duration::ZERO);
+    }
+
+    #[test]
+    fn steps_are_counted_by_layout_phase_and_half_octave() {
+        let mut timings = Timings::default();
+        let ms = Duration::from_millis;
+        let decode = |sequences| StepBatch { attention: Attention::Dp, sequences, prompt_tokens: 0 };
+        for (sequences, bucket) in
+            [(0, 0), (1, 1), (2, 2), (3, 4), (4, 4), (5, 5), (6, 8), (8, 8), (9, 11), (12, 16), (46, 64), (64, 64)]
+        {
+            assert_eq!(decode(sequences).bucket(), bucket, "{sequences}");
+        }
+        timings.add_step(ExpertLayout::Ep, &decode(3), ms(5));
+        timings.add_step(ExpertLayout::Ep, &decode(4), ms(7));
+        timings.add_step(ExpertLayout::Tp, &decode(4), ms(11));
+        timings.add_step(ExpertLayout::Tp, &StepBatch { prompt_tokens: 100, ..decode(4) }, ms(13));
+        timings.add_step(ExpertLayout::Tp, &StepBatch { attention: Attention::Tp, ..decode(4) }, ms(17));
+        let kind = |count: &StepCount| (count.experts, count.splits_attention, count.prefill, count.batch);
+        let found: Vec<_> = timings.by_batch.iter().map(|count| (kind(count), count.steps, count.time)).collect();
+        let (ep, tp) = (ExpertLayout::Ep, ExpertLayout::Tp);
+        let expected = [
+            ((ep, false, false, 4), 2, ms(12)),
+            ((tp, false, false, 4), 1, ms(11)),
+            ((tp, false, true, 128), 1, ms(13)),
+            ((tp, true, false, 4), 1, ms(17)),
+        ];
+        assert_eq!(found, expected);
+        assert_eq!((timings.steps, timings.step), (5, ms(53)), "each step is counted once");
     }
 }

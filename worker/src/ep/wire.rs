@@ -9,7 +9,8 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels::collectives::{CastCollectives, Collectives};
 use serde::{Deserialize, Serialize};
 
-/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be given the same.
+/// The element type of rows on the wire; sums over ranks are rounded to it, too. All ranks of a unit must be given the
+/// same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WireType {
     /// As they were computed.

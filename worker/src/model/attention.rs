@@ -1,7 +1,7 @@
 //! Causal attention of one item over its cache, whatever made the queries, keys and values.
 //!
-//! Scores and weighted values are products with the cache as the right operand; each query row has its own length, so the
-//! result of a token does not depend on how its prompt was cut.
+//! Scores and weighted values are products with the cache as the right operand; each query row has its own length, so
+//! the result of a token does not depend on how its prompt was cut.
 
 use std::ops::Range;
 
@@ -65,7 +65,8 @@ pub(super) struct ThreadScratch {
     totals: Vec<f32>,
 }
 
-/// What the rows of a step attend with and over: the caches of their items, in which their own keys and values are written.
+/// What the rows of a step attend with and over: the caches of their items, in which their own keys and values are
+/// written.
 #[derive(Clone, Copy)]
 pub(super) struct Attended<'a, 'i> {
     pub(super) layer: usize,
@@ -89,7 +90,8 @@ pub(super) struct Heads {
 }
 
 impl Attention {
-    /// Writes keys and values into the caches (which have room), and the heads' sums `[rows, heads x value width]` to `out`.
+    /// Writes keys and values into the caches (which have room), and the heads' sums `[rows, heads x value width]` to
+    /// `out`.
     pub(super) fn run(&self, step: &mut AttentionStep<'_, '_>, out: &mut Vec<f32>, scratch: &mut AttentionScratch) {
         match self {
             Self::Grouped(grouped) => grouped.run(step, out, scratch),

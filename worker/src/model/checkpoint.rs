@@ -158,8 +158,8 @@ impl Checkpoint {
 impl Shard {
     fn open(path: &Path) -> Result<Self, ModelError> {
         let file = open(path, "a checkpoint file")?;
-        // SAFETY: the map is only read, and only while the model is loaded: what it packs it owns afterwards. Another process
-        // that cuts the file in that moment can only end this one.
+        // SAFETY: the map is only read, and only while the model is loaded: what it packs it owns afterwards. Another
+        // process that cuts the file in that moment can only end this one.
         let map = unsafe { Mmap::map(&file) };
         let map = map.map_err(|source| ModelError::Io { path: path.to_path_buf(), source })?;
         let (header, metadata) = SafeTensors::read_metadata(&map)

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use semmoe_kernels::reshard::{MemoryFault, ReshardError};
+
 use crate::ep::{ExpertLayout, UnitError};
 
 /// A model directory that cannot be loaded.
@@ -28,14 +30,6 @@ pub enum ModelError {
     FixedLayout {
         /// How they are divided.
         layout: ExpertLayout,
-    },
-    /// An expert that cannot move to another rank.
-    #[error("an expert has {bytes} bytes, and ranks send each other at most {limit} at once")]
-    ExpertBytes {
-        /// Of one expert, in f32.
-        bytes: usize,
-        /// Of a message.
-        limit: usize,
     },
     /// A JSON file is not what it should be.
     #[error("{} is not valid: {detail}", path.display())]
@@ -112,6 +106,28 @@ pub enum ModelError {
         width: usize,
         /// Ranks of the unit.
         ranks: usize,
+    },
+    /// Experts that cannot be laid out.
+    #[error("the experts cannot be laid out: {0}")]
+    Experts(ReshardError),
+    /// Experts that cannot be put where they should lie.
+    #[error(transparent)]
+    ExpertFault(MemoryFault),
+    /// No memory for experts.
+    #[error("no memory for the experts: {detail}")]
+    ExpertMemory {
+        /// What failed.
+        detail: String,
+    },
+    /// A placement with more experts on a rank than it has slots.
+    #[error(
+        "the placement has {found} experts on a rank, the ranks were started with {limit} expert slots: expected --expert-slots {found}"
+    )]
+    ExpertSlots {
+        /// Of the rank with the most.
+        found: usize,
+        /// Slots of every rank.
+        limit: usize,
     },
     /// Heads that cannot be split over so many ranks.
     #[error(

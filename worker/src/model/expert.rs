@@ -1,223 +1,301 @@
-//! One routed expert on a rank, whole or a slice, and how it travels to another rank.
+//! The routed experts of a rank: packed in one buffer, in which a switch moves them ([`semmoe_kernels::reshard`]).
 //!
-//! | field | type | what |
+//! An expert is so many *slices* as the unit has ranks, where they divide its intermediate width, and one otherwise. A
+//! slice is packed as a checkpoint's loader packs matrices of its columns:
+//!
+//! | array | what | cut by slices |
 //! |---|---|---|
-//! | types | 2 x u8 | of gate_up and of down: 0 bf16, 1 f32 |
-//! | checksum | u64 | of the packed weights, from when they were packed |
-//! | weights | bytes | the packed panels of gate_up `[2 x width, H]`, then those of down `[H, width]` |
+//! | 0 | gate above up, `[2 x width, H]`, slice by slice | whole slices lie one after the other |
+//! | 1 | down, `[H, width]`, in groups of columns of the panels | each group has the rows of slice 0, then of slice 1 |
+//!
+//! So an expert is one product with array 0 and one with array 1 in either layout, and a slice leaves it as one copy of
+//! array 0 and one for each group of array 1.
 
-use std::ops::Range;
+use semmoe_kernels::reshard::{
+    Checksums, Cluster, ExpertArray, ExpertMemory as _, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, Pool,
+    ReshardError, Side, Slot,
+};
+use semmoe_ranks::SharedExperts;
+use semmoe_tables::{ExpertId, LayerIdx, RankId};
 
 use super::checkpoint::TensorData;
-use super::compute::{Arena, Linear, PanelType, RowMajor};
-use super::mlp::Mlp;
+use super::compute::{Columns, Linear, Matrix, PanelType, group_of, multiply, silu_product};
+use super::slice::ExpertSlice;
+use super::{ModelConfig, ModelError};
+use crate::ep::{ExpertLayout, ExpertSpread, LocalExperts};
+use crate::threads::shares;
 
-/// Bytes before the weights of an expert that travels.
-const HEADER_BYTES: usize = 2 + size_of::<u64>();
+const GATE_UP: usize = 0;
+const DOWN: usize = 1;
 
-/// A feed-forward network and the checksum of its packed weights, taken when they were packed.
-pub(super) struct Expert {
-    pub(super) mlp: Mlp,
-    checksum: u64,
+/// A rank of a unit.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) world: usize,
 }
 
-/// Why an expert that arrived is not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum BadExpert {
-    #[error("{found} bytes, expected those of an expert of width {width}")]
-    Length { found: usize, width: usize },
-    #[error("an element type {0}, expected 0 (bf16) or 1 (f32)")]
-    PanelType(u8),
-    #[error("weights with checksum {found:016x}, expected {expected:016x}")]
-    Checksum { found: u64, expected: u64 },
-    #[error("slices of different element types")]
-    Slices,
+/// The element types of all experts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ExpertTypes {
+    pub(super) gate_up: PanelType,
+    pub(super) down: PanelType,
 }
 
-impl Expert {
-    pub(super) fn new(mlp: Mlp) -> Self {
-        Self { checksum: checksum(&mlp), mlp }
+/// How an expert is packed.
+#[derive(Clone, Copy, Debug)]
+struct Packing {
+    hidden: usize,
+    slices: usize,
+    /// Columns of a slice.
+    width: usize,
+    /// The first one of slice 0.
+    first: usize,
+    types: ExpertTypes,
+}
+
+impl Packing {
+    fn new(config: &ModelConfig, layout: ExpertLayout, at: Place, types: ExpertTypes) -> Result<Self, ModelError> {
+        let ModelConfig { hidden, expert_width, .. } = *config;
+        let kept = match layout {
+            ExpertLayout::Ep => 0..expert_width,
+            // Every slice of the unit lies somewhere, but an uneven one is an error.
+            ExpertLayout::Tp => ExpertSlice::new(config, layout, at.rank, at.world).map(|_| 0..expert_width)?,
+            ExpertLayout::Hybrid(_) => ExpertSlice::new(config, layout, at.rank, at.world)?.columns(expert_width),
+        };
+        let slices = match layout {
+            ExpertLayout::Ep | ExpertLayout::Tp if expert_width.is_multiple_of(at.world) => at.world,
+            _ => 1,
+        };
+        Ok(Self { hidden, slices, width: kept.len() / slices, first: kept.start, types })
     }
 
-    /// The width of its intermediate activations.
-    fn width(&self) -> usize {
-        self.mlp.down.inputs()
+    /// Gate and up of a slice with the padding to whole panels.
+    fn outputs(&self) -> usize {
+        (2 * self.width).next_multiple_of(group_of(2 * self.width))
     }
 
-    fn hidden(&self) -> usize {
-        self.mlp.down.outputs()
-    }
-
-    /// Bytes of an expert that travels, at most: those of f32.
-    pub(super) fn max_bytes(hidden: usize, width: usize) -> usize {
-        let packed = |outputs, inputs| Linear::packed_bytes(PanelType::F32, outputs, inputs);
-        HEADER_BYTES + packed(2 * width, hidden) + packed(hidden, width)
-    }
-
-    pub(super) fn is_bf16(&self) -> bool {
-        [&self.mlp.gate_up, &self.mlp.down].iter().all(|linear| linear.panel_type() == PanelType::Bf16)
-    }
-
-    /// Whether its weights are those that were packed.
-    pub(super) fn verify(&self) -> Result<(), BadExpert> {
-        match checksum(&self.mlp) {
-            found if found == self.checksum => Ok(()),
-            found => Err(BadExpert::Checksum { found, expected: self.checksum }),
+    /// Columns of a slice with the padding to whole words.
+    fn inputs(&self) -> usize {
+        match self.types.down {
+            PanelType::Bf16 => self.width.next_multiple_of(2),
+            PanelType::F32 => self.width,
         }
     }
 
-    /// Appends it to a message.
-    pub(super) fn encode(&self, message: &mut Vec<u8>) {
-        let Mlp { gate_up, down } = &self.mlp;
-        message.reserve(HEADER_BYTES + gate_up.packed().len() + down.packed().len());
-        message.extend([gate_up, down].map(|linear| match linear.panel_type() {
-            PanelType::Bf16 => 0,
-            PanelType::F32 => 1,
-        }));
-        message.extend_from_slice(&self.checksum.to_le_bytes());
-        message.extend_from_slice(gate_up.packed());
-        message.extend_from_slice(down.packed());
+    fn shape(&self) -> Result<ExpertShape, ReshardError> {
+        let gate_up = Linear::packed_bytes(self.types.gate_up, 2 * self.width, self.hidden);
+        let down = Linear::packed_bytes(self.types.down, self.hidden, self.width);
+        let groups = self.hidden.div_ceil(group_of(self.hidden));
+        let arrays = [(1, gate_up), (groups, down / groups)];
+        let arrays = arrays.map(|(outer, inner_bytes)| ExpertArray { outer, inner_bytes });
+        ExpertShape::new(self.slices, arrays.to_vec())
     }
 
-    /// Takes the next expert, of this width, off the front of a message and checks that its weights are those that were sent.
-    pub(super) fn decode(message: &mut &[u8], hidden: usize, width: usize) -> Result<Self, BadExpert> {
-        let wrong = BadExpert::Length { found: message.len(), width };
-        let (header, rest) = message.split_first_chunk::<HEADER_BYTES>().ok_or(wrong)?;
-        let [gate_up, down, expected @ ..] = *header;
-        let (gate_up, down) = (panel_type(gate_up)?, panel_type(down)?);
-        let gate_up_bytes = Linear::packed_bytes(gate_up, 2 * width, hidden);
-        let down_bytes = Linear::packed_bytes(down, hidden, width);
-        if rest.len() < gate_up_bytes + down_bytes {
-            return Err(wrong);
+    /// Slots for so many experts in so many layers; with slices in every layout, where an expert has one for each rank.
+    fn pool(&self, world: usize, [experts, layers, slots]: [usize; 3]) -> Result<Pool, ReshardError> {
+        let pool = Pool::new(self.shape()?, Cluster::new(1, world)?, experts, layers, slots)?;
+        Ok(if self.slices == world { pool } else { pool.ep_only() })
+    }
+
+    /// The packed arrays of one slice.
+    fn pack(&self, [gate, up, down]: &[TensorData<'_>; 3], width: usize, slice: usize) -> [Linear; 2] {
+        let first = self.first + slice * self.width;
+        let rows = first * self.hidden..(first + self.width) * self.hidden;
+        let gate_up = [gate, up].map(|part| part.part(rows.clone()));
+        [
+            Linear::pack_as(self.types.gate_up, &gate_up, self.hidden),
+            Linear::pack_columns_as(self.types.down, *down, width, first..first + self.width),
+        ]
+    }
+
+    /// `silu(gate) * up` of all slices of all rows; padding is 0.
+    fn activate(&self, gate_up: &[f32], product: &mut [f32]) {
+        let (outputs, inputs, width) = (self.outputs(), self.inputs(), self.width);
+        if (outputs, inputs) == (2 * width, width) {
+            return silu_product(gate_up, width, product);
         }
-        let (weights, rest) = rest.split_at(gate_up_bytes + down_bytes);
-        *message = rest;
-        let (gate_up_panels, down_panels) = weights.split_at(gate_up_bytes);
-        let gate_up = Linear::from_packed(gate_up, 2 * width, hidden, gate_up_panels).ok_or(wrong)?;
-        let down = Linear::from_packed(down, hidden, width, down_panels).ok_or(wrong)?;
-        let expert = Self { mlp: Mlp { gate_up, down }, checksum: u64::from_le_bytes(expected) };
-        expert.verify()?;
-        Ok(expert)
+        for (gate_up, product) in gate_up.chunks_exact(outputs).zip(product.chunks_exact_mut(inputs)) {
+            let (used, padding) = product.split_at_mut(width);
+            silu_product(&gate_up[..2 * width], width, used);
+            padding.fill(0.0);
+        }
     }
+}
 
-    /// Its slices of these intermediate columns, as a checkpoint's loader packs them.
-    pub(super) fn cut(&self, columns: impl Iterator<Item = Range<usize>>) -> Vec<Self> {
-        let (width, hidden) = (self.width(), self.hidden());
-        let (gate_up, down) = (self.mlp.gate_up.unpack(), self.mlp.down.unpack());
-        columns
-            .map(|columns| {
-                let rows = |first: usize| {
-                    gate_up.data().part((first + columns.start) * hidden..(first + columns.end) * hidden)
-                };
-                let gate_up = Linear::pack(&[rows(0), rows(width)], hidden);
-                Self::new(Mlp { gate_up, down: Linear::pack_columns(down.data(), width, columns) })
-            })
-            .collect()
-    }
+/// All routed experts that a rank has, or has slices of.
+pub(super) struct Experts {
+    packing: Packing,
+    /// Of a whole expert.
+    width: usize,
+    pub(super) pool: Pool,
+    pub(super) layout: Layout,
+    pub(super) side: Side,
+    pub(super) memory: SharedExperts,
+    /// Of what was loaded: of this rank's pieces, once ranks have met of all.
+    pub(super) checksums: Checksums,
+}
 
-    /// The whole expert of all its slices, in order; as a checkpoint's loader packs it.
-    pub(super) fn join(slices: &[&Self]) -> Result<Self, BadExpert> {
-        let hidden = slices.first().map_or(0, |slice| slice.hidden());
-        let gate_ups: Vec<RowMajor> = slices.iter().map(|slice| slice.mlp.gate_up.unpack()).collect();
-        let downs: Vec<RowMajor> = slices.iter().map(|slice| slice.mlp.down.unpack()).collect();
-        let half = |second: usize| {
-            gate_ups.iter().map(move |rows| {
-                let rows = rows.data();
-                rows.part(second * rows.len() / 2..(second + 1) * rows.len() / 2)
-            })
+impl Experts {
+    /// Memory for a rank's experts in a spread, and for any other with at most `slots` whole experts on a rank: as many
+    /// as this spread has, if that is more.
+    pub(super) fn new(
+        config: &ModelConfig,
+        at: Place,
+        spread: &ExpertSpread,
+        types: ExpertTypes,
+        slots: Option<u16>,
+    ) -> Result<Self, ModelError> {
+        let packing = Packing::new(config, spread.layout, at, types)?;
+        let whole = match spread.layout {
+            ExpertLayout::Hybrid(_) => hosts(spread, at.world),
+            ExpertLayout::Ep | ExpertLayout::Tp => {
+                hosts(&ExpertSpread { layout: ExpertLayout::Ep, copies: spread.copies.clone() }, at.world)
+            }
         };
-        let parts: Vec<TensorData<'_>> = half(0).chain(half(1)).collect();
-        let width: usize = slices.iter().map(|slice| slice.width()).sum();
-        let down = side_by_side(&downs, hidden).ok_or(BadExpert::Slices)?;
-        let mlp = Mlp { gate_up: Linear::pack(&parts, hidden), down: Linear::pack(&[down.data()], width) };
-        Ok(Self::new(mlp))
+        let whole = whole.map_err(ModelError::Experts)?;
+        let slots = whole.slots().max(slots.unwrap_or(0).into());
+        let layers = spread.copies.layers();
+        let pool = packing.pool(at.world, [config.num_experts, layers, slots]).map_err(ModelError::Experts)?;
+        let layout = if spread.layout == ExpertLayout::Tp { Layout::Tp } else { Layout::Ep(whole) };
+        let memory = SharedExperts::create(at.rank, at.world, pool.bytes())
+            .map_err(|error| ModelError::ExpertMemory { detail: error.to_string() })?;
+        let checksums = Checksums::new(&pool);
+        Ok(Self { packing, width: config.expert_width, pool, layout, side: Side::Low, memory, checksums })
     }
 
-    /// Whether another expert has the same shape and packed types.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
-        self.mlp.gate_up.is_like(&other.mlp.gate_up) && self.mlp.down.is_like(&other.mlp.down)
+    /// Packs what this rank keeps of a layer. `tensors` gives gate, up and down of each expert, and is asked for all.
+    pub(super) fn load<'a>(
+        &mut self,
+        layer: LayerIdx,
+        tensors: impl Fn(ExpertId) -> Result<[TensorData<'a>; 3], ModelError>,
+    ) -> Result<(), ModelError> {
+        let mut parts = Vec::new();
+        self.pool.parts(&self.layout, self.side, layer.index(), self.memory.rank(), &mut parts);
+        for expert in (0..self.pool.experts() as u16).map(ExpertId::new) {
+            let tensors = tensors(expert)?;
+            let kept = parts.chunk_by(|a, b| a.piece == b.piece).filter(|piece| piece[0].piece.expert == expert.get());
+            for piece in kept {
+                let id = piece[0].piece;
+                let arrays = self.packing.pack(&tensors, self.width, id.slice.into());
+                let mut hash = PieceHash::default();
+                for (part, array) in piece.iter().zip(&arrays) {
+                    for (row, bytes) in array.packed().chunks_exact(part.bytes).enumerate() {
+                        let at = part.place.offset + row * part.place.stride;
+                        self.memory.write(at, bytes).map_err(ModelError::ExpertFault)?;
+                        hash.update(bytes);
+                    }
+                }
+                self.checksums.record(id, hash.finish()).map_err(ModelError::Experts)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Takes over the weights of an expert of the same shape and types, where its own lie.
-    ///
-    /// # Panics
-    /// If [`Expert::is_like`] is false.
-    pub(super) fn overwrite(&mut self, with: &Self) {
-        self.mlp.gate_up.overwrite(&with.mlp.gate_up);
-        self.mlp.down.overwrite(&with.mlp.down);
-        self.checksum = with.checksum;
+    /// All is loaded: into huge pages with it.
+    pub(super) fn settle(&self) {
+        let layers = self.pool.layers();
+        let first = self.pool.slot(&self.layout, self.side, 0).start;
+        self.memory.settle(first..self.pool.slot(&self.layout, self.side, layers - 1).end);
     }
 
-    /// Gives its memory back to the system.
-    pub(super) fn release(self) {
-        self.mlp.gate_up.release();
-        self.mlp.down.release();
+    /// A layer's experts, to compute with.
+    pub(super) fn of_layer(&self, layer: LayerIdx) -> LayerExperts<'_> {
+        LayerExperts { experts: self, layer }
     }
 
-    /// Moves experts into memory of their own, one after the other.
-    pub(super) fn settle(experts: &mut [&mut Self]) {
-        let bytes = experts.iter_mut().flat_map(|expert| expert.mlp.linears()).map(|linear| linear.arena_bytes()).sum();
-        let mut arena = Arena::new(bytes);
-        experts.iter_mut().flat_map(|expert| expert.mlp.linears()).for_each(|linear| linear.settle(&mut arena));
+    /// Slices that this rank has of each of its experts.
+    fn slices(&self) -> usize {
+        if self.layout == Layout::Tp { 1 } else { self.packing.slices }
     }
 
-    /// As if its weights had broken in memory since they were packed.
-    #[cfg(test)]
-    pub(super) fn corrupt(&mut self) {
-        self.checksum ^= 1;
-    }
-}
-
-fn panel_type(code: u8) -> Result<PanelType, BadExpert> {
-    match code {
-        0 => Ok(PanelType::Bf16),
-        1 => Ok(PanelType::F32),
-        other => Err(BadExpert::PanelType(other)),
-    }
-}
-
-/// Matrices of `rows` rows beside each other; none if their types differ.
-fn side_by_side(parts: &[RowMajor], rows: usize) -> Option<RowMajor> {
-    fn joined<T: Copy>(parts: &[&[T]], rows: usize) -> Vec<T> {
-        let row = |row: usize| {
-            parts.iter().flat_map(move |part| {
-                let width = part.len() / rows.max(1);
-                &part[row * width..(row + 1) * width]
-            })
-        };
-        (0..rows).flat_map(row).copied().collect()
-    }
-    let halves = |part: &'_ RowMajor| matches!(part, RowMajor::Bf16(_));
-    let all_bf16 = parts.iter().all(halves);
-    if !all_bf16 && parts.iter().any(halves) {
-        return None;
-    }
-    let bf16: Vec<&[[u8; 2]]> = parts
-        .iter()
-        .filter_map(|part| if let RowMajor::Bf16(values) = part { Some(&values[..]) } else { None })
-        .collect();
-    let f32: Vec<&[[u8; 4]]> = parts
-        .iter()
-        .filter_map(|part| if let RowMajor::F32(values) = part { Some(&values[..]) } else { None })
-        .collect();
-    Some(if all_bf16 { RowMajor::Bf16(joined(&bf16, rows)) } else { RowMajor::F32(joined(&f32, rows)) })
-}
-
-/// Of the packed weights: detects flipped, lost and exchanged words; not made against malice. Four words at a time, each in a sum of
-/// its own, as one multiplication would have to wait for the one before.
-fn checksum(mlp: &Mlp) -> u64 {
-    const LANES: usize = 4;
-    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    let mut lanes = [1_u64, 2, 3, 4];
-    for linear in [&mlp.gate_up, &mlp.down] {
-        let (words, _) = linear.packed().as_chunks::<8>();
-        // Panels are whole rows of 128 bytes.
-        let (blocks, _) = words.as_chunks::<LANES>();
-        for block in blocks {
-            for (lane, word) in lanes.iter_mut().zip(block) {
-                *lane = mix(*lane, u64::from_le_bytes(*word));
+    /// How many experts this rank has in a layer.
+    fn count(&self, layer: LayerIdx) -> usize {
+        match &self.layout {
+            Layout::Tp => self.pool.experts(),
+            Layout::Ep(hosts) => {
+                let slots = hosts.of_rank(layer.index(), self.memory.rank());
+                slots.iter().filter(|&&expert| expert != NO_HOST).count()
             }
         }
     }
-    lanes.into_iter().fold(0, mix)
+
+    fn array(&self, layer: LayerIdx, position: usize, array: usize) -> &[u8] {
+        let slot = Slot { layout: &self.layout, side: self.side, layer: layer.index() };
+        &self.memory.own()[self.pool.entry(slot, self.memory.rank(), position, array)]
+    }
+
+    /// As if a layer had broken in memory.
+    #[cfg(test)]
+    pub(super) fn corrupt(&mut self, layer: usize) {
+        let at = self.pool.slot(&self.layout, self.side, layer).start;
+        let byte = self.memory.own()[at];
+        self.memory.write(at, &[byte ^ 1]).unwrap();
+    }
+
+    /// Whether a rank's buffer is mapped here.
+    pub(super) fn reaches(&self, rank: usize) -> bool {
+        self.memory.reaches(rank)
+    }
+
+    /// Where a spread has the experts.
+    pub(super) fn arrange(&self, spread: &ExpertSpread) -> Result<Layout, ReshardError> {
+        let layout = match spread.layout {
+            ExpertLayout::Tp => Layout::Tp,
+            ExpertLayout::Ep | ExpertLayout::Hybrid(_) => Layout::Ep(hosts(spread, self.pool.cluster().ranks())?),
+        };
+        self.pool.check(&layout).map(|()| layout)
+    }
+}
+
+/// Each rank's experts in ascending id, which is the order of their slots.
+fn hosts(spread: &ExpertSpread, world: usize) -> Result<Hosts, ReshardError> {
+    let experts: usize = spread.copies.experts().into();
+    let of = |rank: usize, layer: usize| spread.experts_of(RankId::new(rank as u16), LayerIdx::new(layer as u16));
+    let layers = 0..spread.copies.layers();
+    let counts = layers.clone().flat_map(|layer| (0..world).map(move |rank| of(rank, layer).count()));
+    let slots = counts.max().unwrap_or(0);
+    let layer = |layer: usize| {
+        let slots_of = |rank: usize| of(rank, layer).map(ExpertId::get).chain(std::iter::repeat(NO_HOST)).take(slots);
+        (0..world).flat_map(slots_of).collect::<Vec<u16>>()
+    };
+    Hosts::new(experts, world, layers.map(layer).collect())
+}
+
+/// Rows of an expert for which its weights are worth reading once more, by another thread.
+const ROWS_OF_A_THREAD: usize = 4;
+
+/// One layer's experts on this rank.
+pub(super) struct LayerExperts<'a> {
+    experts: &'a Experts,
+    layer: LayerIdx,
+}
+
+impl LocalExperts for LayerExperts<'_> {
+    fn threads(&self, pairs: usize) -> usize {
+        let Packing { hidden, width, .. } = self.experts.packing;
+        let by_rows = pairs / (ROWS_OF_A_THREAD * self.experts.count(self.layer)).max(1);
+        shares(pairs * 3 * hidden * width * self.experts.slices()).min(by_rows).max(1)
+    }
+
+    fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+        let (packing, slices) = (&self.experts.packing, self.experts.slices());
+        let hidden = packing.hidden;
+        let (rows, outputs, inputs) = (x.len() / hidden, slices * packing.outputs(), slices * packing.inputs());
+        work.resize(rows * (outputs + inputs), 0.0);
+        let (gate_up, product) = work.split_at_mut(rows * outputs);
+        let array = self.experts.array(layer, slot, GATE_UP);
+        let columns = packed(packing.types.gate_up, array, group_of(2 * packing.width));
+        multiply((rows, hidden, outputs), Matrix { data: x, stride: hidden }, columns, gate_up, outputs);
+        packing.activate(gate_up, product);
+        let columns = packed(packing.types.down, self.experts.array(layer, slot, DOWN), group_of(hidden));
+        multiply((rows, inputs, hidden), Matrix { data: product, stride: inputs }, columns, out, hidden);
+    }
+}
+
+fn packed(panel_type: PanelType, bytes: &[u8], group: usize) -> Columns<'_> {
+    match panel_type {
+        PanelType::Bf16 => Columns::Bf16 { words: bytemuck::cast_slice(bytes), group },
+        PanelType::F32 => Columns::F32 { values: bytemuck::cast_slice(bytes), group },
+    }
 }

@@ -1,10 +1,8 @@
 //! One step through all layers.
 
-use semmoe_tables::LayerIdx;
-
 use super::attention::{AttentionScratch, AttentionStep};
 use super::compute::{add, rms_norm};
-use super::expert::Expert;
+use super::expert::Experts;
 use super::mlp::MlpScratch;
 use super::probe::Probe;
 use super::rope::RotaryTable;
@@ -14,8 +12,7 @@ use super::split::SplitScratch;
 use super::step::{OutputBuffers, StepItem};
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, UnitError};
-use crate::threads::shares;
+use crate::ep::{ExpertParallel, RoutedBatch, StepPhase, UnitError};
 
 /// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
 #[derive(Default)]
@@ -45,6 +42,7 @@ pub(super) struct Scratch {
 pub(super) struct Forward<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) weights: &'a Weights,
+    pub(super) experts: &'a Experts,
     pub(super) angles: &'a RotaryTable,
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a mut OutputBuffers,
@@ -112,12 +110,12 @@ impl Forward<'_> {
         rms_norm(residual, &block.input_norm, self.config.rms_norm_eps, normed);
         let (angles, offsets) = (self.angles, &self.out.offsets);
         let mut step = AttentionStep { layer, angles, normed, rows, items, offsets };
-        block.attention.run(&mut step, attended, attention);
+        block.heads.attention.run(&mut step, attended, attention);
         let sums = match self.rows {
             Some(_) => self.ep.part(residual.len())?,
             None => added,
         };
-        block.attention_out.apply(attended, sums);
+        block.heads.out.apply(attended, sums);
         Ok(())
     }
 
@@ -157,7 +155,7 @@ impl Forward<'_> {
         choice.route(router_logits, experts, weights, router);
         self.probe.routes(moe.layer, experts, weights);
         let batch = RoutedBatch { x: normed, experts, weights, phases, top_k, hidden: self.config.hidden };
-        self.ep.moe(moe.layer, batch, &RankExperts(&moe.experts), added)?;
+        self.ep.moe(moe.layer, batch, &self.experts.of_layer(moe.layer), added)?;
         if let Some(shared) = &moe.shared {
             shared.add_to(normed, added, mlp);
         }
@@ -194,22 +192,5 @@ impl Forward<'_> {
         out.vocab_size = self.config.vocab_size;
         out.logits.resize(added.len() / hidden * self.config.vocab_size, 0.0);
         self.weights.output.apply(normed, &mut out.logits);
-    }
-}
-
-/// Rows of an expert for which its weights are worth reading once more, by another thread.
-const ROWS_OF_A_THREAD: usize = 4;
-
-/// One layer's experts on this rank.
-struct RankExperts<'a>(&'a [Expert]);
-
-impl LocalExperts for RankExperts<'_> {
-    fn threads(&self, pairs: usize) -> usize {
-        let by_rows = pairs / (ROWS_OF_A_THREAD * self.0.len()).max(1);
-        shares(pairs * self.0.first().map_or(0, |expert| expert.mlp.multiply_adds())).min(by_rows).max(1)
-    }
-
-    fn apply(&self, _layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
-        self.0[slot].mlp.apply(x, out, work);
     }
 }

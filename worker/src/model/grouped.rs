@@ -18,8 +18,8 @@ pub(super) struct Grouped {
     pub(super) clip: Option<f32>,
 }
 
-/// What the projection gives of one token. It is more than the heads here need where a norm is over all heads and attention
-/// is split over ranks.
+/// What the projection gives of one token. It is more than the heads here need where a norm is over all heads and
+/// attention is split over ranks.
 #[derive(Clone, Copy)]
 pub(super) struct Projected {
     /// Elements of queries, then of keys; values are those of the heads here.
@@ -30,7 +30,8 @@ pub(super) struct Projected {
     pub(super) first_key: usize,
 }
 
-/// The norms of queries and keys: as wide as one head, each of which is then normed by itself, or as all of them together.
+/// The norms of queries and keys: as wide as one head, each of which is then normed by itself, or as all of them
+/// together.
 pub(super) struct HeadNorms {
     pub(super) query: Vec<f32>,
     pub(super) key: Vec<f32>,
@@ -100,8 +101,8 @@ impl Grouped {
         self.heads.attend(over, 0..rows, out, threads);
     }
 
-    /// Makes queries as [`Attended`] has them, writes keys and values into the caches; items are shared among as many threads
-    /// as there are buffers.
+    /// Makes queries as [`Attended`] has them, writes keys and values into the caches; items are shared among as many
+    /// threads as there are buffers.
     fn prepare(&self, at: (usize, &RotaryTable), of: Projection<'_, '_>, threads: &mut [ThreadScratch]) {
         if threads.len() > 1 && of.items.len() > 1 {
             let all = threads.len();

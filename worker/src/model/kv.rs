@@ -2,21 +2,31 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `pages` | how many pages there are, which of them hold a known prefix, which goes first: ids alone |
 //! | `page` | keys, values and routes of up to [`PAGE_TOKENS`] tokens in every layer |
-//! | `pool` | how many pages there are, which of them hold a known prefix, which goes first |
+//! | `store` | the memory of pages |
+//! | `pool` | both together, behind a lock |
 //! | `cache` | one sequence's pages |
+//! | `describe`, `transfer` | a pool as moves are planned, and its pages on their way when attention changes |
 //!
-//! A full page never changes, so sequences with the same tokens before and in it share it. What a page holds depends on its
-//! tokens alone, never on the batch in which it was computed: results are bitwise the same with and without sharing.
+//! A full page never changes, so sequences with the same tokens before and in it share it. What a page holds depends on
+//! its tokens alone, never on the batch in which it was computed: results are bitwise the same with and without
+//! sharing.
 
 mod cache;
+mod describe;
 mod page;
+mod pages;
 mod pool;
+mod store;
+mod transfer;
 
 pub use cache::KvCache;
 pub use page::PAGE_TOKENS;
 pub(super) use page::Page;
 pub use pool::{KvPool, KvUsage};
+pub(super) use transfer::KvChange;
+pub use transfer::{KvObjection, KvPhase, MovingSequence, StagedKv};
 
 /// What a cache holds of every token. Keys and values differ in width where attention is latent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,5 +48,10 @@ impl CacheShape {
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         page::elements(self) * size_of::<f32>()
+    }
+
+    /// Bytes of one head of a page, in one layer.
+    pub(super) fn head_bytes(&self) -> usize {
+        page::head_elements(self) * size_of::<f32>()
     }
 }

@@ -1,6 +1,7 @@
-//! Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: a query is taken into the latent space, where all heads
-//! share one key (the latent vector and a rotated part) and one value (the latent vector), and their sums are taken out again.
-//! So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements of a token, however many heads there are.
+//! Multi-head latent attention (DeepSeek-V2, section 2.1), absorbed: a query is taken into the latent space, where all
+//! heads share one key (the latent vector and a rotated part) and one value (the latent vector), and their sums are
+//! taken out again. So the cache keeps `kv_rank + rope_dim` and `kv_rank` elements of a token, however many heads there
+//! are.
 
 use super::attention::{Attended, AttentionScratch, AttentionStep, Heads};
 use super::compute::{Linear, Matrix, rms_norm};

@@ -2,30 +2,26 @@
 
 use std::ops::Range;
 
-use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx};
+use semmoe_tables::{ExpertId, LayerIdx};
 
 use super::attention::{Attention, Heads};
 use super::checkpoint::{Checkpoint, TensorData};
-use super::compute::Linear;
+use super::compute::{Linear, PanelType};
 use super::config::{AttentionKind, GATED, GroupedAttention, HeadNormKind, LatentAttention, Scoring};
-use super::expert::Expert;
+use super::expert::{ExpertTypes, Experts, Place};
 use super::grouped::{Grouped, HeadNorms, Projected};
 use super::latent::Latent;
 use super::mlp::{Mlp, Shared};
 use super::share::HeadShare;
-use super::slice::ExpertSlice;
-use super::weights::{Block, Embedding, FeedForward, Moe, Weights};
+use super::weights::{Block, Embedding, FeedForward, HeadWeights, Moe, Weights, settle};
 use super::{ModelConfig, ModelError};
+use crate::ep::ExpertSpread;
 
 /// Reads one rank's weights.
+#[derive(Clone, Copy)]
 pub(super) struct Loader<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) config: &'a ModelConfig,
-    pub(super) placement: &'a ExpertCopies,
-    /// The group of the placement whose experts it keeps; none: all.
-    pub(super) host: Option<GroupId>,
-    /// What it keeps of each.
-    pub(super) slice: ExpertSlice,
     /// The heads that the rank keeps; all of them are checked.
     pub(super) share: HeadShare,
 }
@@ -47,20 +43,33 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// `[layers]`: attention alone.
+    pub(super) fn load_heads(&self) -> Result<Vec<HeadWeights>, ModelError> {
+        let mut layers: Vec<HeadWeights> =
+            (0..self.config.num_layers).map(|layer| self.heads(layer)).collect::<Result<_, _>>()?;
+        settle(layers.iter_mut().flat_map(HeadWeights::linears).collect());
+        Ok(layers)
+    }
+
     fn block(&self, layer: usize) -> Result<Block, ModelError> {
         let hidden = self.config.hidden;
         let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-        let (attention, value_width) = self.attention(&format!("model.layers.{layer}.self_attn"))?;
-        let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
-        let attention_out = self.checkpoint.tensor(&name("self_attn.o_proj"), &[hidden, out_width])?;
-        let own = own.start * value_width..own.end * value_width;
         Ok(Block {
             input_norm: self.vector(&name("input_layernorm"), hidden)?,
-            attention,
-            attention_out: Linear::pack_columns(attention_out, out_width, own),
+            heads: self.heads(layer)?,
             post_norm: self.vector(&name("post_attention_layernorm"), hidden)?,
             feed_forward: self.feed_forward(layer)?,
         })
+    }
+
+    fn heads(&self, layer: usize) -> Result<HeadWeights, ModelError> {
+        let hidden = self.config.hidden;
+        let (attention, value_width) = self.attention(&format!("model.layers.{layer}.self_attn"))?;
+        let (out_width, own) = (self.config.heads * value_width, self.share.heads(self.config.heads));
+        let attention_out =
+            self.checkpoint.tensor(&format!("model.layers.{layer}.self_attn.o_proj.weight"), &[hidden, out_width])?;
+        let own = own.start * value_width..own.end * value_width;
+        Ok(HeadWeights { attention, out: Linear::pack_columns(attention_out, out_width, own) })
     }
 
     /// The attention of a layer, and the width of what each of its heads gives.
@@ -163,9 +172,40 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Every expert is checked; this rank keeps its slices of those that it has a copy of, or of all.
+    /// The experts of all layers: every one is checked; the rank keeps those, or the slices of those, that the spread
+    /// gives it.
+    pub(super) fn experts(&self, at: Place, spread: &ExpertSpread, slots: Option<u16>) -> Result<Experts, ModelError> {
+        let layers = || (0..self.config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16));
+        let mut types = ExpertTypes { gate_up: PanelType::Bf16, down: PanelType::Bf16 };
+        for layer in layers() {
+            for expert in (0..self.config.num_experts as u16).map(ExpertId::new) {
+                let [gate, up, down] = self.expert_tensors(layer, expert)?;
+                // One that is not bf16 makes all f32: experts of one size can take each other's place.
+                for (of_all, of_one) in
+                    [(&mut types.gate_up, PanelType::of(&[gate, up])), (&mut types.down, PanelType::of(&[down]))]
+                {
+                    *of_all = if of_one == PanelType::F32 { of_one } else { *of_all };
+                }
+            }
+        }
+        let mut experts = Experts::new(self.config, at, spread, types, slots)?;
+        for layer in layers() {
+            experts.load(layer, |expert| self.expert_tensors(layer, expert))?;
+        }
+        experts.settle();
+        Ok(experts)
+    }
+
+    /// Gate, up, down.
+    fn expert_tensors(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorData<'a>; 3], ModelError> {
+        let names = self.config.architecture.moe_names();
+        let prefix = format!("model.layers.{}.{}.experts.{expert}", self.config.moe_layers[layer.index()], names.block);
+        self.mlp_tensors(&prefix, names.projections, self.config.expert_width)
+    }
+
+    /// What every rank has of an MoE layer.
     fn moe(&self, below: &str, layer: LayerIdx) -> Result<Moe, ModelError> {
-        let ModelConfig { hidden, num_experts, expert_width, .. } = *self.config;
+        let ModelConfig { hidden, num_experts, .. } = *self.config;
         let names = self.config.architecture.moe_names();
         let block = format!("{below}.{}", names.block);
         let router = self.checkpoint.tensor(&format!("{block}.gate.weight"), &[num_experts, hidden])?;
@@ -175,15 +215,6 @@ impl<'a> Loader<'a> {
                 Some(self.vector(&format!("{block}.gate.e_score_correction_bias"), num_experts)?)
             }
         };
-        let mut experts = Vec::new();
-        for expert in 0..num_experts as u16 {
-            let prefix = format!("{block}.experts.{expert}");
-            let tensors = self.mlp_tensors(&prefix, names.projections, expert_width)?;
-            if self.host.is_none_or(|host| self.placement.holds(host, layer, ExpertId::new(expert))) {
-                let columns = self.slice.columns(expert_width);
-                experts.push(Expert::new(self.pack_mlp(&tensors, expert_width, columns)));
-            }
-        }
         let prefix = format!("{block}.{}", names.shared);
         let shared = self.config.shared.map(|shared| {
             let mlp = self.mlp(&prefix, GATED, shared.width)?;
@@ -193,11 +224,12 @@ impl<'a> Loader<'a> {
             };
             Ok(Shared { mlp, gate: gate.map(|gate| Linear::pack(&[gate], hidden)) })
         });
-        Ok(Moe { layer, router: Linear::pack(&[router], hidden), correction, experts, shared: shared.transpose()? })
+        Ok(Moe { layer, router: Linear::pack(&[router], hidden), correction, shared: shared.transpose()? })
     }
 
     fn mlp(&self, prefix: &str, names: [&str; 3], width: usize) -> Result<Mlp, ModelError> {
-        Ok(self.pack_mlp(&self.mlp_tensors(prefix, names, width)?, width, 0..width))
+        let [gate, up, down] = self.mlp_tensors(prefix, names, width)?;
+        Ok(Mlp { gate_up: Linear::pack(&[gate, up], self.config.hidden), down: Linear::pack(&[down], width) })
     }
 
     /// Gate, up, down.
@@ -206,17 +238,10 @@ impl<'a> Loader<'a> {
         prefix: &str,
         [gate, up, down]: [&str; 3],
         width: usize,
-    ) -> Result<[TensorData<'_>; 3], ModelError> {
+    ) -> Result<[TensorData<'a>; 3], ModelError> {
         let hidden = self.config.hidden;
         let tensor = |part: &str, shape: [usize; 2]| self.checkpoint.tensor(&format!("{prefix}.{part}.weight"), &shape);
         Ok([tensor(gate, [width, hidden])?, tensor(up, [width, hidden])?, tensor(down, [hidden, width])?])
-    }
-
-    /// Keeps some columns of the intermediate width.
-    fn pack_mlp(&self, [gate, up, down]: &[TensorData<'_>; 3], width: usize, columns: Range<usize>) -> Mlp {
-        let hidden = self.config.hidden;
-        let [gate, up] = [gate, up].map(|part| part.part(columns.start * hidden..columns.end * hidden));
-        Mlp { gate_up: Linear::pack(&[gate, up], hidden), down: Linear::pack_columns(*down, width, columns) }
     }
 
     fn vector(&self, name: &str, width: usize) -> Result<Vec<f32>, ModelError> {

@@ -1,4 +1,4 @@
-//! A gated feed-forward network: an expert, or the whole of a dense layer; and the expert that every token takes.
+//! A gated feed-forward network: the whole of a dense layer, or the expert that every token takes.
 
 use super::compute::{Linear, add, add_scaled, silu_product};
 
@@ -42,11 +42,6 @@ impl Mlp {
         self.gate_up.apply(x, gate_up);
         silu_product(gate_up, width, product);
         self.down.apply(product, out);
-    }
-
-    /// Multiply-adds of one row.
-    pub(super) fn multiply_adds(&self) -> usize {
-        self.gate_up.outputs() / 2 * 3 * self.down.outputs()
     }
 }
 

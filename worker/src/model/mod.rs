@@ -13,11 +13,14 @@
 //! | `attention`, `kv`, `rope` | causal attention over one sequence's cache |
 //! | `grouped`, `latent` | the two kinds of attention: what makes queries, keys and values |
 //! | `slice` | experts tp: a rank's part of every expert |
-//! | `router`, `mlp`, `expert` | the choice of experts, and an expert |
-//! | `moves`, `switch` | experts move to another spread: what goes where, and the moves themselves |
+//! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
+//! | `expert` | the routed experts of a rank, in one buffer |
+//! | `switch` | experts move to another spread |
+//! | `relayout`, `agree` | attention changes between dp and tp; what ranks say to each other meanwhile |
 //! | `compute` | matrix products and element-wise functions |
 //! | `probe` | a look inside, for tests |
 
+mod agree;
 mod attention;
 mod checkpoint;
 mod compute;
@@ -30,8 +33,8 @@ mod kv;
 mod latent;
 mod load;
 mod mlp;
-mod moves;
 mod probe;
+mod relayout;
 mod rope;
 mod router;
 mod rows;
@@ -45,23 +48,27 @@ mod weights;
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_tables::{ExpertCopies, GroupId, RankId, Tables};
+use semmoe_tables::{Attention, ExpertCopies, GroupId, RankId, Tables};
 
+pub(crate) use agree::tell_all;
 pub(crate) use compute::instructions;
 pub use config::{
     Architecture, AttentionKind, GroupLimit, GroupScore, GroupedAttention, HeadNormKind, LatentAttention, ModelConfig,
     Rope, RopeLayout, Router, Scoring, SharedExpert, Yarn,
 };
 pub use error::{ModelError, StepError};
-pub use kv::{CacheShape, KvCache, KvPool, KvUsage, PAGE_TOKENS};
+pub use kv::{CacheShape, KvCache, KvObjection, KvPhase, KvPool, KvUsage, MovingSequence, PAGE_TOKENS, StagedKv};
 pub use probe::Probe;
+pub use relayout::AttentionChange;
+use relayout::OtherAttention;
 pub use share::HeadShare;
 pub use step::{StepItem, StepOutput, likeliest};
 pub use switch::{Objection, SwitchOutcome};
 
-use crate::ep::{ExpertLayout, ExpertParallel};
+use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread};
 pub use crate::threads::with_threads;
 use checkpoint::Checkpoint;
+use expert::{Experts, Place};
 use forward::{Forward, Scratch};
 use load::Loader;
 use probe::NoProbe;
@@ -69,36 +76,72 @@ use rope::RotaryTable;
 use rows::RowPlan;
 pub(crate) use slice::ExpertSlice;
 use step::OutputBuffers;
+use switch::Peers;
 use weights::Weights;
+
+/// How experts are divided, and how many of them a rank has room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ExpertRoom {
+    /// How they are divided at first.
+    pub layout: ExpertLayout,
+    /// Whole experts of a layer that any rank may have after a switch; as many as with the placement at the start if
+    /// that is more, or this is none.
+    pub slots: Option<u16>,
+}
+
+impl From<ExpertLayout> for ExpertRoom {
+    fn from(layout: ExpertLayout) -> Self {
+        Self { layout, slots: None }
+    }
+}
 
 /// One rank's model: loaded once, stepped by one thread.
 pub struct Model {
     config: ModelConfig,
-    share: HeadShare,
+    division: Division,
     weights: Weights,
+    /// What it needs to go on with the other attention, if it may.
+    other: Option<OtherAttention>,
+    experts: Experts,
+    peers: Peers,
     angles: RotaryTable,
     /// For sequences that share nothing.
     pool: KvPool,
-    /// With attention tp.
-    rows: Option<RowPlan>,
     scratch: Scratch,
     out: OutputBuffers,
 }
 
+/// How attention is divided among ranks.
+struct Division {
+    share: HeadShare,
+    /// With attention tp: which rows go on where.
+    rows: Option<RowPlan>,
+}
+
+impl Division {
+    /// Attention dp.
+    const WHOLE: Self = Self { share: HeadShare::ALL, rows: None };
+
+    fn attention(&self) -> Attention {
+        if self.rows.is_some() { Attention::Tp } else { Attention::Dp }
+    }
+}
+
 impl Model {
-    /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement` gives this
-    /// rank (group g is rank g), its own copies of replicated ones among them. Every tensor is checked, also those that other
-    /// ranks keep.
+    /// Loads `config.json` and the safetensors files of a model directory, and keeps the experts that `placement` gives
+    /// this rank (group g is rank g), its own copies of replicated ones among them. Every tensor is checked, also those
+    /// that other ranks keep.
     ///
     /// # Errors
-    /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not supported; a
-    /// tensor that is missing or has another shape or type; a placement for another model.
+    /// One sentence: a file that is missing, cut short or not valid; an architecture or a setting that is not
+    /// supported; a tensor that is missing or has another shape or type; a placement for another model.
     pub fn load(model_dir: &Path, rank: RankId, placement: impl Into<ExpertCopies>) -> Result<Self, ModelError> {
         Self::load_experts(model_dir, rank, placement, ExpertLayout::Ep)
     }
 
-    /// The same with experts in any layout: with [`ExpertLayout::Tp`] the rank keeps its slice of every expert, and of the
-    /// placement only the shape counts; with [`ExpertLayout::Hybrid`] its slice of its node's experts, and group g is node g.
+    /// The same with experts in any layout: with [`ExpertLayout::Tp`] the rank keeps its slice of every expert, and of
+    /// the placement only the shape counts; with [`ExpertLayout::Hybrid`] its slice of its node's experts, and group g
+    /// is node g.
     ///
     /// # Errors
     /// As [`Model::load`]; experts that cannot be cut into so many slices.
@@ -106,14 +149,14 @@ impl Model {
         model_dir: &Path,
         rank: RankId,
         placement: impl Into<ExpertCopies>,
-        experts: ExpertLayout,
+        experts: impl Into<ExpertRoom>,
     ) -> Result<Self, ModelError> {
-        Self::load_split(model_dir, (rank, &placement.into()), experts, |_| Ok((HeadShare::ALL, None)))
+        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |_| Ok((Division::WHOLE, None)))
     }
 
-    /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and between
-    /// attention and the next layer each goes on with some of the rows: with those that `tables` place on it, which are
-    /// checked to be the model's and the placement's, or with even parts.
+    /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and
+    /// between attention and the next layer each goes on with some of the rows: with those that `tables` place on it,
+    /// which are checked to be the model's and the placement's, or with even parts.
     ///
     /// # Errors
     /// As [`Model::load_experts`]; heads that cannot be split over so many ranks.
@@ -121,35 +164,44 @@ impl Model {
         model_dir: &Path,
         rank: RankId,
         placement: impl Into<ExpertCopies>,
-        experts: ExpertLayout,
+        experts: impl Into<ExpertRoom>,
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
-        let placement = placement.into();
-        let ranks = experts.world(placement.groups().into());
-        Self::load_split(model_dir, (rank, &placement), experts, |config| {
-            Ok((HeadShare::new(config, rank.index(), ranks)?, Some(RowPlan::new(ranks, tables))))
+        let (placement, experts) = (placement.into(), experts.into());
+        let ranks = experts.layout.world(placement.groups().into());
+        Self::load_divided(model_dir, (rank, placement), experts, |config| {
+            let share = HeadShare::new(config, rank.index(), ranks)?;
+            Ok((Division { share, rows: Some(RowPlan::new(ranks, tables)) }, None))
         })
     }
 
-    fn load_split(
+    /// `divide` gives how attention is divided, and how it may be.
+    fn load_divided(
         model_dir: &Path,
-        (rank, placement): (RankId, &ExpertCopies),
-        experts: ExpertLayout,
-        split: impl FnOnce(&ModelConfig) -> Result<(HeadShare, Option<RowPlan>), ModelError>,
+        (rank, copies): (RankId, ExpertCopies),
+        ExpertRoom { layout, slots }: ExpertRoom,
+        divide: impl FnOnce(&ModelConfig) -> Result<(Division, Option<Division>), ModelError>,
     ) -> Result<Self, ModelError> {
         let config = ModelConfig::load(model_dir)?;
-        let host = GroupId::new(experts.host(rank.index()) as u16);
-        check_placement(&config, host, placement)?;
-        let slice = ExpertSlice::new(&config, experts, rank.index(), experts.world(placement.groups().into()))?;
-        let host = (experts != ExpertLayout::Tp).then_some(host);
-        let (share, rows) = split(&config)?;
+        check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
+        let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
+        ExpertSlice::new(&config, layout, at.rank, at.world)?;
+        let (division, other) = divide(&config)?;
         let checkpoint = Checkpoint::open(model_dir)?;
-        let mut weights = Loader { checkpoint: &checkpoint, config: &config, placement, host, slice, share }.load()?;
+        let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
+        let mut weights = loader.load()?;
         weights.settle();
+        let other = other.map(|division| {
+            let weights = Loader { share: division.share, ..loader }.load_heads()?;
+            Ok(OtherAttention { division, weights })
+        });
+        let other = other.transpose()?;
+        let experts = loader.experts(at, &ExpertSpread { layout, copies }, slots)?;
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
-        let pool = KvPool::new(share.cache_shape(&config), usize::MAX, false);
+        let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
         let (scratch, out) = (Scratch::default(), OutputBuffers::default());
-        Ok(Self { config, share, weights, angles, pool, rows, scratch, out })
+        let peers = Peers::Near(Vec::new());
+        Ok(Self { config, division, weights, other, experts, peers, angles, pool, scratch, out })
     }
 
     /// The checkpoint's configuration.
@@ -160,12 +212,7 @@ impl Model {
 
     /// What a sequence's cache holds on this rank.
     pub(crate) fn cache_shape(&self) -> CacheShape {
-        self.share.cache_shape(&self.config)
-    }
-
-    /// Whether attention is split over ranks.
-    pub(crate) fn splits_attention(&self) -> bool {
-        self.rows.is_some()
+        self.division.share.cache_shape(&self.config)
     }
 
     /// The cache of a sequence that has no tokens yet and shares nothing, without a limit; see [`KvPool`] for others.
@@ -174,14 +221,14 @@ impl Model {
         self.pool.alone()
     }
 
-    /// Takes some tokens of any number of sequences through all layers, in lockstep with the other ranks: two collectives
-    /// per MoE layer, also for an empty step. With attention tp every rank has the same tokens of the same sequences, and each
-    /// layer has two collectives more; which items want logits may differ. A token's logits and routes do not depend on what else is in the step, nor on
-    /// how its sequence was cut into steps (bitwise).
+    /// Takes some tokens of any number of sequences through all layers, in lockstep with the other ranks: two
+    /// collectives per MoE layer, also for an empty step. With attention tp every rank has the same tokens of the same
+    /// sequences, and each layer has two collectives more; which items want logits may differ. A token's logits and
+    /// routes do not depend on what else is in the step, nor on how its sequence was cut into steps (bitwise).
     ///
     /// # Errors
-    /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the caches of
-    /// these items are as they were.
+    /// [`StepError::Item`] before anything happened; [`StepError::Transport`] when a rank failed, after which the
+    /// caches of these items are as they were.
     pub fn step(&mut self, items: &mut [StepItem<'_>], ep: &mut ExpertParallel) -> Result<StepOutput<'_>, StepError> {
         self.step_probed(items, ep, &mut NoProbe)
     }
@@ -211,16 +258,17 @@ impl Model {
         let mut forward = Forward {
             config: &self.config,
             weights: &self.weights,
+            experts: &self.experts,
             angles: &self.angles,
             scratch: &mut self.scratch,
             out: &mut self.out,
             ep,
-            rows: self.rows.as_mut(),
+            rows: self.division.rows.as_mut(),
             probe,
         };
         forward.run(items)?;
         // With attention tp all ranks have the same tokens: they are counted once.
-        let counts = self.rows.is_none() || ep.rank().get() == 0;
+        let counts = self.division.rows.is_none() || ep.rank().get() == 0;
         for (item, rows) in items.iter_mut().zip(self.out.offsets.windows(2)) {
             let width = self.out.route_width;
             item.kv.commit(item.tokens, &self.out.routes[rows[0] * width..rows[1] * width]);

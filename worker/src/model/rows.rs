@@ -1,8 +1,9 @@
 //! Which rows of a step go to which rank in a layer, with attention tp: Algorithm 3 of the paper, lines 2 to 6.
 //!
-//! Every rank has the same tokens and the same routes of the layers before, so that all of them come to the same split without
-//! a word. Line 2 is the tables' own rule ([`Tables::group_shares`]: T of the token, A of the groups of its two layers before), and
-//! so is line 5, `align` ([`EvenGroups`]: no rank gets more rows than its part, as collectives wait for the fullest).
+//! Every rank has the same tokens and the same routes of the layers before, so that all of them come to the same split
+//! without a word. Line 2 is the tables' own rule ([`Tables::group_shares`]: T of the token, A of the groups of its two
+//! layers before), and so is line 5, `align` ([`EvenGroups`]: no rank gets more rows than its part, as collectives wait
+//! for the fullest).
 
 use std::sync::Arc;
 

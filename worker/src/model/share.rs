@@ -1,5 +1,5 @@
-//! Which heads of every layer a rank computes. With attention tp heads are split evenly over the ranks; where there are fewer
-//! heads of keys and values than ranks, neighbouring ranks have the same one.
+//! Which heads of every layer a rank computes. With attention tp heads are split evenly over the ranks; where there are
+//! fewer heads of keys and values than ranks, neighbouring ranks have the same one.
 
 use std::ops::Range;
 

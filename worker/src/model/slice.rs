@@ -1,5 +1,6 @@
-//! Experts tp and hybrid: the part of an expert's intermediate width that a rank keeps. It has these columns of gate and up (rows of the
-//! checkpoint's tensors) and these rows of down (their columns), so that the ranks' results sum up to the expert's.
+//! Experts tp and hybrid: the part of an expert's intermediate width that a rank keeps. It has these columns of gate
+//! and up (rows of the checkpoint's tensors) and these rows of down (their columns), so that the ranks' results sum up
+//! to the expert's.
 
 use std::ops::Range;
 

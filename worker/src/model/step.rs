@@ -53,7 +53,8 @@ impl<'a> StepOutput<'a> {
         Some(&self.buffers.logits[row * vocab..][..vocab])
     }
 
-    /// `[tokens of the item, L, k]`: the logical experts of each token, strongest first. Panics if there is no such item.
+    /// `[tokens of the item, L, k]`: the logical experts of each token, strongest first. Panics if there is no such
+    /// item.
     #[must_use]
     pub fn routes(&self, item: usize) -> &'a [u16] {
         let (from, to) = (self.buffers.offsets[item], self.buffers.offsets[item + 1]);

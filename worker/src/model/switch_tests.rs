@@ -1,12 +1,15 @@
 //! Weights that broke in memory are found before anything is replaced.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use semmoe_tables::{ExpertCopies, Placement};
+use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_tables::{ExpertCopies, Placement, RankId};
 
 use super::*;
 use crate::ep::{Counters, LocalTransport};
+use crate::model::ExpertRoom;
 
 fn spread(layout: ExpertLayout, group_of: fn(u16) -> u16) -> ExpertSpread {
     let placement = Placement::new(2, vec![(0..32).map(group_of).collect(); 7]).unwrap();
@@ -19,24 +22,20 @@ fn broken_weights_take_the_switch_back_on_every_rank() {
     let halves: fn(u16) -> u16 = |expert| expert / 16;
     let (whole, slices) = (spread(ExpertLayout::Ep, halves), spread(ExpertLayout::Tp, halves));
     let other = spread(ExpertLayout::Ep, |expert| expert % 2);
-    for (from, to) in [(&whole, &other), (&whole, &slices), (&slices, &whole)] {
+    let moves = [(&whole, &other), (&whole, &slices), (&slices, &whole)];
+    for ((from, to), near) in moves.into_iter().flat_map(|change| [(change, true), (change, false)]) {
         let run = |link: LocalTransport| {
             let rank = RankId::new(crate::ep::Lockstep::rank(&link) as u16);
             let mut model = Model::load_experts(dir, rank, &from.copies, from.layout).unwrap();
             let counters = Arc::new(Counters::new(7));
-            let memory = semmoe_kernels::collectives::PrivateMemory::new(rank.index());
-            let rows = semmoe_kernels::collectives::RowCollectives::new(link, memory);
+            let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));
             let unit = crate::ep::WireRows::f32(Box::new(rows));
             let mut ep = ExpertParallel::over(unit, &from.copies, from.layout, counters).unwrap();
-            let mut corrupt = |layer: usize| {
-                let moes = model.weights.blocks.iter_mut().filter_map(|block| match &mut block.feed_forward {
-                    FeedForward::Moe(moe) => Some(moe),
-                    FeedForward::Dense(_) => None,
-                });
-                moes.into_iter().nth(layer).unwrap().experts.iter_mut().for_each(Expert::corrupt);
-            };
+            if near {
+                model.share_experts(&[0, 1]);
+            }
             if rank.index() == 1 {
-                corrupt(3);
+                model.experts.corrupt(3);
             }
             let outcome = model.switch_experts(to, &mut ep, &mut |_| None).unwrap();
             let SwitchOutcome::RolledBack { cause } = outcome else { panic!("{:?} to {:?}", from.layout, to.layout) };
@@ -49,5 +48,41 @@ fn broken_weights_take_the_switch_back_on_every_rank() {
         });
         assert_eq!(causes[0], causes[1]);
         assert!(causes[0].contains("layer 3") && causes[0].contains("checksum"), "{}", causes[0]);
+    }
+}
+
+/// K + 1 slots for K layers, times (N + R) / N for R redundant ones; what is taken of it is the experts at first, and
+/// never more than all.
+#[test]
+fn experts_take_one_slot_more_than_they_are() {
+    const EXPERT_BYTES: u64 = 3 * 64 * 256 * 2;
+    let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
+    let (whole, slices) =
+        (spread(ExpertLayout::Ep, |expert| expert / 16), spread(ExpertLayout::Tp, |expert| expert / 16));
+    for redundant in [0_u64, 4] {
+        let run = |link: LocalTransport| {
+            let rank = RankId::new(crate::ep::Lockstep::rank(&link) as u16);
+            let room = ExpertRoom { layout: ExpertLayout::Ep, slots: Some(16 + redundant as u16 / 2) };
+            let mut model = Model::load_experts(dir, rank, &whole.copies, room).unwrap();
+            model.share_experts(&[0, 1]);
+            let (experts, slot) = (7 * 16 * EXPERT_BYTES, (32 + redundant) / 2 * EXPERT_BYTES);
+            assert_eq!(model.experts.pool.bytes() as u64, experts * 8 / 7 * (32 + redundant) / 32);
+            let fd = model.experts.memory.address().fd;
+            let taken = || std::fs::metadata(format!("/proc/self/fd/{fd}")).unwrap().blocks() * 512;
+            assert!((experts..=experts + slot).contains(&taken()), "{} of {experts}", taken());
+            let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));
+            let unit = crate::ep::WireRows::f32(Box::new(rows));
+            let mut ep =
+                ExpertParallel::over(unit, &whole.copies, ExpertLayout::Ep, Arc::new(Counters::new(7))).unwrap();
+            assert!(model.switch_bytes(&ep) as u64 <= slot + 7 * redundant / 2 * EXPERT_BYTES);
+            for to in [&slices, &whole, &slices, &whole] {
+                assert_eq!(model.switch_experts(to, &mut ep, &mut |_| None).unwrap(), SwitchOutcome::Committed);
+                assert!(taken() <= 7 * slot + slot, "{} of {experts}", taken());
+            }
+            assert_eq!(model.switch_bytes(&ep), 0);
+        };
+        std::thread::scope(|scope| {
+            LocalTransport::mesh(2).into_iter().for_each(|link| drop(scope.spawn(|| run(link))));
+        });
     }
 }

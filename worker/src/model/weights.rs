@@ -1,14 +1,14 @@
-//! What one rank keeps of a checkpoint. One block for all architectures: what differs between them is a variant of a field.
+//! What one rank keeps of a checkpoint. One block for all architectures: what differs between them is a variant of a
+//! field.
 
 use semmoe_tables::LayerIdx;
 
 use super::attention::Attention;
 use super::checkpoint::{TensorData, bf16_to_f32};
 use super::compute::{Arena, Linear};
-use super::expert::Expert;
 use super::mlp::{Mlp, Shared};
 
-/// All weights that one rank keeps.
+/// All weights that one rank keeps but its routed experts.
 pub(super) struct Weights {
     pub(super) embedding: Embedding,
     pub(super) blocks: Vec<Block>,
@@ -21,30 +21,32 @@ impl Weights {
     pub(super) fn settle(&mut self) {
         let mut linears: Vec<&mut Linear> = self.blocks.iter_mut().flat_map(Block::linears).collect();
         linears.push(&mut self.output);
-        let mut arena = Arena::new(linears.iter().map(|linear| linear.arena_bytes()).sum());
-        linears.into_iter().for_each(|linear| linear.settle(&mut arena));
+        settle(linears);
     }
+}
+
+/// Moves packed weights into one arena, in this order.
+pub(super) fn settle(linears: Vec<&mut Linear>) {
+    let mut arena = Arena::new(linears.iter().map(|linear| linear.arena_bytes()).sum());
+    linears.into_iter().for_each(|linear| linear.settle(&mut arena));
 }
 
 /// One transformer layer.
 pub(super) struct Block {
     pub(super) input_norm: Vec<f32>,
-    pub(super) attention: Attention,
-    pub(super) attention_out: Linear,
+    pub(super) heads: HeadWeights,
     pub(super) post_norm: Vec<f32>,
     pub(super) feed_forward: FeedForward,
 }
 
 impl Block {
     fn linears(&mut self) -> Vec<&mut Linear> {
-        let mut linears = self.attention.linears();
-        linears.push(&mut self.attention_out);
+        let mut linears = self.heads.linears();
         match &mut self.feed_forward {
             FeedForward::Dense(mlp) => linears.extend(mlp.linears()),
             FeedForward::Moe(moe) => {
                 let moe = &mut **moe;
                 linears.push(&mut moe.router);
-                linears.extend(moe.experts.iter_mut().flat_map(|expert| expert.mlp.linears()));
                 if let Some(shared) = &mut moe.shared {
                     linears.extend(shared.mlp.linears());
                     linears.extend(&mut shared.gate);
@@ -55,21 +57,35 @@ impl Block {
     }
 }
 
+/// The attention of a layer, of all heads or of some.
+pub(super) struct HeadWeights {
+    pub(super) attention: Attention,
+    /// Of what the heads give.
+    pub(super) out: Linear,
+}
+
+impl HeadWeights {
+    /// All packed weights, in the order in which they are used.
+    pub(super) fn linears(&mut self) -> Vec<&mut Linear> {
+        let mut linears = self.attention.linears();
+        linears.push(&mut self.out);
+        linears
+    }
+}
+
 /// What follows the attention of a layer.
 pub(super) enum FeedForward {
     Dense(Mlp),
     Moe(Box<Moe>),
 }
 
-/// An MoE layer as one rank has it.
+/// An MoE layer without its routed experts.
 pub(super) struct Moe {
     pub(super) layer: LayerIdx,
     /// `[N, H]`
     pub(super) router: Linear,
     /// `[N]`: added to the router's scores for the choice alone.
     pub(super) correction: Option<Vec<f32>>,
-    /// This rank's experts in ascending id.
-    pub(super) experts: Vec<Expert>,
     /// Every rank has it, for its own tokens.
     pub(super) shared: Option<Shared>,
 }

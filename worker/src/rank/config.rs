@@ -51,18 +51,31 @@ pub struct WorkerConfig {
     pub rendezvous: SocketAddr,
     /// How experts are divided among ranks.
     pub experts: ExpertLayout,
+    /// Expert domains: with whole experts and without tables, each of so many neighbouring ranks holds the experts of
+    /// all of them.
+    pub domains: u16,
+    /// Nodes of the unit, neighbouring ranks on each, for counts by level; without it a node is the ranks that share
+    /// memory. Hybrid experts have their own.
+    pub nodes: Option<u16>,
+    /// Where this rank writes, when it leaves, when the stages of its last MoE layers began and ended.
+    pub stages: Option<PathBuf>,
+    /// Whole experts of a layer for which every rank has room, so that it can be switched to placements with more of
+    /// them than the first one has.
+    pub expert_slots: Option<u16>,
     /// How the ranks exchange.
     pub transport: TransportChoice,
     /// The element type of the rows that they send each other.
     pub wire: WireType,
-    /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them where the
-    /// rendezvous is, and the others at the address from which they reach it.
+    /// This rank's own address for data links, where they have a network of their own; without it rank 0 takes them
+    /// where the rendezvous is, and the others at the address from which they reach it.
     pub data_address: Option<IpAddr>,
     /// Ranks that are given different places share no memory, as if they were on several hosts.
     pub place: Option<String>,
-    /// What ranks prove to each other that they know; needed where the rendezvous or the data is not on a loopback address.
+    /// What ranks prove to each other that they know; needed where the rendezvous or the data is not on a loopback
+    /// address.
     pub secret: Option<Secret>,
-    /// What admin routes ask for; without it they are open where HTTP is served on a loopback address, and shut elsewhere.
+    /// What admin routes ask for; without it they are open where HTTP is served on a loopback address, and shut
+    /// elsewhere.
     pub admin_token: Option<Secret>,
     /// Rank 0 serves HTTP here (port 0: any); the others ignore it.
     pub listen: Option<SocketAddr>,
@@ -70,6 +83,8 @@ pub struct WorkerConfig {
     pub tables: Option<PathBuf>,
     /// How attention is parallel: each rank its own sequences, or every rank some heads of all of them.
     pub attention: Attention,
+    /// Whether that may change while the unit serves: ranks then keep the weights of both.
+    pub both_attentions: bool,
     /// With attention tp: whether rows are shuffled to the ranks that the tables name, if there are tables.
     pub shuffle: bool,
     /// Whether to stop when standard input ends: the parent process is gone or wants it.
@@ -90,6 +105,8 @@ pub struct WorkerConfig {
     pub rendezvous_timeout: Duration,
     /// How long one collective may take before the rank that is late counts as lost.
     pub collective_timeout: Duration,
+    /// How long a prepared switch waits for its commit.
+    pub prepared_timeout: Duration,
     /// How long running requests may go on after the wish to stop.
     pub grace: Duration,
     /// How long rank 0 answers with the cause after a rank was lost, before it exits; `None`: until it is asked to
@@ -107,6 +124,10 @@ impl WorkerConfig {
             world,
             rendezvous,
             experts: ExpertLayout::default(),
+            domains: 1,
+            nodes: None,
+            stages: None,
+            expert_slots: None,
             transport: TransportChoice::default(),
             wire: WireType::default(),
             data_address: None,
@@ -116,6 +137,7 @@ impl WorkerConfig {
             listen: None,
             tables: None,
             attention: Attention::Dp,
+            both_attentions: false,
             shuffle: true,
             exit_on_stdin_eof: false,
             handle_signals: true,
@@ -126,6 +148,7 @@ impl WorkerConfig {
             limits: EngineLimits::default(),
             rendezvous_timeout: Duration::from_secs(60),
             collective_timeout: Duration::from_secs(30),
+            prepared_timeout: Duration::from_secs(30),
             grace: Duration::from_secs(4),
             exit_after_loss: Some(Duration::from_secs(5)),
         }
@@ -133,6 +156,15 @@ impl WorkerConfig {
 
     pub(super) fn location(&self) -> Location<'_> {
         Location { rendezvous: self.rendezvous, data: self.data_address, place: self.place.as_deref() }
+    }
+
+    /// How attention may be divided, as at the start first.
+    pub(super) fn attentions(&self) -> Vec<Attention> {
+        let all = match self.attention {
+            Attention::Dp => [Attention::Dp, Attention::Tp],
+            Attention::Tp => [Attention::Tp, Attention::Dp],
+        };
+        all[..if self.both_attentions { 2 } else { 1 }].to_vec()
     }
 
     pub(super) fn check(&self) -> Result<(), WorkerError> {

@@ -8,6 +8,7 @@ use semmoe_tables::{Attention, FormatError};
 use semmoe_text::TextError;
 
 use crate::control::RendezvousError;
+use crate::ep::ExpertLayout;
 use crate::model::ModelError;
 
 /// Why a rank did not start or did not go on.
@@ -44,15 +45,21 @@ pub enum WorkerError {
         /// The cause; it names the file.
         source: FormatError,
     },
-    /// Tables for another number of ranks.
-    #[error("the tables in {} are for {found} groups, this unit has {expected} ranks", path.display())]
-    TablesWorld {
+    /// Tables for another number of ranks, or of nodes where experts belong to nodes.
+    #[error(
+        "the tables in {} are for {found} groups, this unit has {expected} {}",
+        path.display(),
+        if matches!(experts, ExpertLayout::Hybrid(_)) { "nodes" } else { "ranks" }
+    )]
+    TablesGroups {
         /// The file.
         path: PathBuf,
         /// Groups of the tables.
         found: u16,
-        /// Ranks of the unit.
+        /// Ranks or nodes of the unit.
         expected: u16,
+        /// How its experts are divided.
+        experts: ExpertLayout,
     },
     /// Tables for another kind of attention.
     #[error("the tables in {} are for attention {found}, this unit runs attention {expected}", path.display())]
@@ -74,9 +81,10 @@ pub enum WorkerError {
         /// The file.
         path: PathBuf,
     },
-    /// Tables that place experts on ranks, where nodes have them.
+    /// Tables for attention tp, which send rows to ranks, where experts belong to nodes.
     #[error(
-        "the tables in {} place experts on ranks, and with experts hybrid they belong to nodes: serve without them, or with experts ep",
+        "the tables in {} send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: serve without them, \
+         with experts ep, or with attention dp",
         path.display()
     )]
     TablesNodes {
@@ -140,7 +148,7 @@ impl WorkerError {
             | Self::Text { .. }
             | Self::Inconsistent { .. }
             | Self::Tables { .. }
-            | Self::TablesWorld { .. }
+            | Self::TablesGroups { .. }
             | Self::TablesAttention { .. }
             | Self::TablesExperts { .. }
             | Self::TablesNodes { .. }

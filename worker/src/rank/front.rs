@@ -20,9 +20,10 @@ use crate::control::{Host, Patience};
 use crate::engine::{Engine, EngineEnd, UnitLimits};
 use crate::ep::ExpertSpread;
 use crate::serve::{self, App, Gate};
-use crate::unit::{Lost, Port, Shutdown, Unit, UnitLayout, UnitStatus};
+use crate::unit::{Lost, Port, Shutdown, Timeouts, Unit, UnitLayout, UnitStatus};
 
-/// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the grace.
+/// How long cancelled sequences, then open connections, then the ranks and their links may take to end, after the
+/// grace.
 const CANCEL_LIMIT: Duration = Duration::from_millis(1500);
 const CONNECTIONS_LIMIT: Duration = Duration::from_millis(1000);
 const STOP_LIMIT: Duration = Duration::from_millis(1500);
@@ -58,7 +59,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         config.world,
         UnitLayout { epoch: 0, attention: prepared.attention, spread, placement_digest },
         limits,
-        config.collective_timeout,
+        Timeouts { step: config.collective_timeout, prepared: config.prepared_timeout },
     );
     unit.connect(ports(&unit, &connected, members.control)?);
     // Held to the end of this function: peers may still be finishing a step.

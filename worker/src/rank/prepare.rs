@@ -1,10 +1,13 @@
-//! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables fit together.
+//! Everything that can be refused before anything is bound or loaded: model, tokenizer, template and tables fit
+//! together.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use semmoe_kernels::NodeGrid;
 use semmoe_tables::{Attention, ExpertCopies, ModelInfo, Placement, RankId, Tables};
 use semmoe_text::{ChatTemplate, TextError, Tokenizer};
 use serde::Deserialize;
@@ -16,7 +19,7 @@ use super::error::WorkerError;
 
 use crate::control::Identity;
 use crate::engine::UnitLimits;
-use crate::ep::ExpertLayout;
+use crate::ep::{ExpertLayout, StageLog};
 use crate::memory::available_bytes;
 use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError};
 use crate::serve::Defaults;
@@ -33,13 +36,28 @@ pub(super) struct Prepared {
     pub(super) template: Option<ChatTemplate>,
     pub(super) placement: ExpertCopies,
     pub(super) attention: Attention,
+    /// Whether that may change.
+    pub(super) both_attentions: bool,
     /// By what rows are shuffled, with attention tp.
     pub(super) shuffle: Option<Arc<Tables>>,
+    /// By what sequences are placed when attention becomes dp.
+    pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
+    /// The ranks of this rank's node, where the configuration says.
+    pub(super) node: Option<Range<usize>>,
+    pub(super) stages: Option<StageFile>,
     pub(super) eos: Vec<u32>,
     pub(super) defaults: Defaults,
     /// As this rank alone would have them.
     pub(super) limits: UnitLimits,
+}
+
+/// Stages are logged, and written there in the end.
+#[derive(Clone)]
+pub(super) struct StageFile {
+    pub(super) path: PathBuf,
+    pub(super) file: Arc<File>,
+    pub(super) log: StageLog,
 }
 
 /// What this worker reads of `generation_config.json`.
@@ -57,6 +75,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         .map_err(|source| ModelError::Io { path: config.model_dir.clone(), source })?;
     let model = ModelConfig::load(&model_dir)?;
     check_experts(config, &model)?;
+    let node = node(config)?;
     let tokenizer = tokenizer(&model_dir, &model)?;
     let template = template(&model_dir)?;
     let generation = generation(&model_dir)?;
@@ -64,13 +83,19 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
 
     let name = model_dir.file_name().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned());
     let info = model.model_info(&name, Some(tokenizer.sha256().to_owned()));
-    let share = match config.attention {
-        Attention::Dp => HeadShare::ALL,
-        Attention::Tp => HeadShare::new(&model, RankId::new(config.rank).index(), usize::from(config.world))?,
+    let share = |attention| match attention {
+        Attention::Dp => Ok((attention, HeadShare::ALL)),
+        Attention::Tp => HeadShare::new(&model, RankId::new(config.rank).index(), usize::from(config.world))
+            .map(|share| (attention, share)),
     };
+    let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;
     let tables = tables(config, &info)?;
     let (placement, placement_digest) = placement(config, tables.as_ref(), &info)?;
-    let shuffle = tables.filter(|_| config.attention == Attention::Tp && config.shuffle).map(Arc::new);
+    let stages = config.stages.as_deref().map(stage_file).transpose()?;
+    let tables = tables.map(Arc::new);
+    let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
+    let shuffle = of(Attention::Tp).filter(|_| config.shuffle);
+    let affinity = of(Attention::Dp).filter(|_| config.both_attentions);
     let identity = Identity {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         world: config.world,
@@ -78,9 +103,10 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         checkpoint: checkpoint_digest(&model_dir)?,
         placement: placement_digest,
         experts: config.experts,
+        expert_slots: config.expert_slots,
         transport: config.transport,
         wire: config.wire,
-        attention: config.attention.to_string(),
+        attention: config.attentions().iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         shuffle: shuffle.as_ref().map_or_else(String::new, |tables| tables.digest().to_owned()),
     };
     let neutral = Defaults::NEUTRAL;
@@ -91,19 +117,22 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     };
     let limits = config
         .limits
-        .fitted((&model, share), config.world, available_bytes())
+        .fitted((&model, &shares[..]), config.world, available_bytes())
         .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
     let tokenizer = Arc::new(tokenizer);
-    let attention = config.attention;
     Ok(Prepared {
         model_dir,
         model,
         tokenizer,
         template,
         placement,
-        attention,
+        attention: config.attention,
+        both_attentions: config.both_attentions,
         shuffle,
+        affinity,
         identity,
+        node,
+        stages,
         eos,
         defaults,
         limits,
@@ -115,15 +144,16 @@ fn tables(config: &WorkerConfig, info: &ModelInfo) -> Result<Option<Tables>, Wor
     let Some(path) = &config.tables else { return Ok(None) };
     let tables = Tables::open(path).map_err(|source| WorkerError::Tables { source })?;
     tables.model().check_compatible(info).map_err(|source| WorkerError::Tables { source: source.in_file(path) })?;
-    if tables.attention() != config.attention {
+    if !config.attentions().contains(&tables.attention()) {
         let (found, expected) = (tables.attention(), config.attention);
         return Err(WorkerError::TablesAttention { path: path.clone(), found, expected });
     }
-    if tables.groups() != config.world {
-        let (found, expected) = (tables.groups(), config.world);
-        return Err(WorkerError::TablesWorld { path: path.clone(), found, expected });
+    let expected = config.experts.hosts(config.world.into()) as u16;
+    if tables.groups() != expected {
+        let (path, found, experts) = (path.clone(), tables.groups(), config.experts);
+        return Err(WorkerError::TablesGroups { path, found, expected, experts });
     }
-    if config.attention == Attention::Tp && tables.physical_to_logical().is_some() {
+    if config.attentions().contains(&Attention::Tp) && tables.physical_to_logical().is_some() {
         return Err(WorkerError::TablesReplicas { path: path.clone() });
     }
     Ok(Some(tables))
@@ -141,15 +171,69 @@ fn placement(
             Ok((copies, tables.placement_digest().to_owned()))
         }
         None => {
-            let placement = Placement::contiguous(
-                info.layers(),
-                info.num_experts,
-                config.experts.hosts(config.world.into()) as u16,
-            )
-            .map_err(|source| WorkerError::Placement { source })?;
-            Ok((ExpertCopies::from(&placement), placement.digest()))
+            let hosts = config.experts.hosts(config.world.into()) as u16;
+            let divided = |source| WorkerError::Placement { source };
+            let placement = Placement::contiguous(info.layers(), info.num_experts, hosts).map_err(divided)?;
+            let digest = placement.digest();
+            match config.domains {
+                1 => Ok((ExpertCopies::from(&placement), digest)),
+                size => {
+                    let copies = ExpertCopies::in_domains(&placement, size).map_err(divided)?;
+                    Ok((copies, format!("{digest}, domains of {size}")))
+                }
+            }
         }
     }
+}
+
+/// Whether this rank has room for the experts of its domain.
+fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u64>) -> Result<(), WorkerError> {
+    let refused = |detail: String| Err(WorkerError::Arguments { detail });
+    let size = config.domains;
+    if size == 1 {
+        return Ok(());
+    }
+    if let Some(path) = &config.tables {
+        let path = path.display();
+        return refused(format!(
+            "expert domains of {size} ranks and the tables in {path} both say where experts are: give one of them"
+        ));
+    }
+    if config.experts != ExpertLayout::Ep {
+        return refused(format!("expert domains are for experts ep, this unit has experts {}", config.experts));
+    }
+    if size == 0 || !config.world.is_multiple_of(size) {
+        return refused(format!("expert domains of {size} ranks do not divide the world of {}", config.world));
+    }
+    // Two bytes of a weight are the least that a checkpoint has.
+    let expert_bytes = 2 * 3 * model.hidden as u64 * model.expert_width as u64;
+    let experts = model.num_moe_layers() as u64 * model.num_experts as u64 * u64::from(size) / u64::from(config.world);
+    let bytes = experts.saturating_mul(expert_bytes);
+    match available {
+        Some(available) if bytes > available => refused(format!(
+            "the experts of a domain of {size} ranks take at least {bytes} bytes on each of them, of which {available} are available"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The ranks of this rank's node, if nodes are given.
+fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
+    let Some(nodes) = config.nodes else { return Ok(None) };
+    let (rank, world) = (usize::from(config.rank), usize::from(config.world));
+    let grid = NodeGrid::new(world, nodes.into())
+        .map_err(|error| WorkerError::Arguments { detail: format!("--nodes: {error}") })?;
+    if matches!(config.experts, ExpertLayout::Hybrid(layout) if layout.nodes() != nodes) {
+        let detail = format!("{nodes} nodes and experts {} contradict each other", config.experts);
+        return Err(WorkerError::Arguments { detail });
+    }
+    let first = grid.rank(grid.node(rank), 0);
+    Ok(Some(first..first + grid.width()))
+}
+
+fn stage_file(path: &Path) -> Result<StageFile, WorkerError> {
+    let file = File::create(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })?;
+    Ok(StageFile { path: path.to_owned(), file: Arc::new(file), log: StageLog::default() })
 }
 
 /// Whether experts can be cut as the layout has it, and that no tables are given that it cannot use.
@@ -157,7 +241,9 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
     let (layout, world) = (config.experts, usize::from(config.world));
     match (layout, &config.tables) {
         (ExpertLayout::Tp, Some(path)) => return Err(WorkerError::TablesExperts { path: path.clone() }),
-        (ExpertLayout::Hybrid(_), Some(path)) => return Err(WorkerError::TablesNodes { path: path.clone() }),
+        (ExpertLayout::Hybrid(_), Some(path)) if config.attention == Attention::Tp => {
+            return Err(WorkerError::TablesNodes { path: path.clone() });
+        }
         _ => {}
     }
     if layout.world(layout.hosts(world)) != world {
@@ -165,7 +251,11 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
         return Err(WorkerError::Arguments { detail });
     }
     ExpertSlice::new(model, layout, config.rank.into(), world)?;
-    Ok(())
+    if let Some(slots) = config.expert_slots.filter(|slots| usize::from(*slots) > model.num_experts) {
+        let detail = format!("{slots} expert slots on each rank, the model has {} experts", model.num_experts);
+        return Err(WorkerError::Arguments { detail });
+    }
+    check_domain(config, model, available_bytes())
 }
 
 fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerError> {
@@ -218,7 +308,8 @@ fn generation(model_dir: &Path) -> Result<Generation, WorkerError> {
     serde_json::from_slice(&bytes).map_err(|error| ModelError::Json { path, detail: error.to_string() }.into())
 }
 
-/// The tokens that end a text: those of `generation_config.json` and of `config.json`. Each must be the tokenizer's too.
+/// The tokens that end a text: those of `generation_config.json` and of `config.json`. Each must be the tokenizer's
+/// too.
 fn eos(
     model_dir: &Path,
     model: &ModelConfig,
@@ -294,4 +385,27 @@ fn sample(path: &Path, size: u64, hash: &mut Sha256) -> std::io::Result<()> {
         hash.update(&piece);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_that_memory_does_not_hold_is_refused() {
+        let dir = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/tiny-qwen3moe-15m"));
+        let model = ModelConfig::load(dir).unwrap();
+        let mut config = WorkerConfig::new(dir.to_owned(), 0, 4, ([127, 0, 0, 1], 0).into());
+        config.domains = 2;
+        // 7 layers of 16 experts, 3 matrices of 256 x 64 in bf16.
+        let bytes = 7 * 16 * 3 * 256 * 64 * 2;
+        for available in [None, Some(bytes)] {
+            check_domain(&config, &model, available).unwrap();
+        }
+        let error = check_domain(&config, &model, Some(bytes - 1)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the experts of a domain of 2 ranks take at least 11010048 bytes on each of them, of which 11010047 are available"
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! Collectives, model and engine, once the unit has come together.
 
-use std::io;
+use std::io::{self, BufWriter};
 use std::net::TcpStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,29 +8,32 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use semmoe_kernels::Element;
-use semmoe_kernels::collectives::{Collectives, PrivateMemory};
+use semmoe_kernels::collectives::{Collectives, PrivateMemory, StageObserver, Unobserved};
 use semmoe_tables::{Attention, RankId};
 
 use super::config::WorkerConfig;
 use super::cpus::CpuList;
 use super::error::WorkerError;
-use super::prepare::Prepared;
+use super::prepare::{Prepared, StageFile};
 use crate::control::SharedMemory;
 use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
 use crate::ep::{
-    Counters, ExpertLayout, ExpertParallel, LocalTransport, ShmTransport, TcpTransport, WireRows, WireType,
+    Counters, ExpertLayout, ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType,
 };
-use crate::model::{Model, instructions, with_threads};
+use crate::model::{ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
 /// A rank that is connected but has no model yet. Orders can be sent already.
 pub(super) struct Connected {
     rank: RankId,
     ep: ExpertParallel,
+    /// The ranks that it shares memory with.
+    near: Vec<usize>,
     inbox: Inbox,
     pub(super) handle: EngineHandle,
     /// What carries the data between the ranks.
     pub(super) transport: &'static str,
+    stages: Option<StageFile>,
 }
 
 /// Where and on how many threads a rank computes.
@@ -63,17 +66,29 @@ pub(super) fn connect(
     collective_timeout: Duration,
 ) -> Result<Connected, WorkerError> {
     let (transport, wire, experts) = (ends.transport(), prepared.identity.wire, prepared.identity.experts);
+    let stages = prepared.stages.clone();
+    let node: Vec<usize> = match (&prepared.node, &ends.memory) {
+        (Some(node), _) => node.clone().collect(),
+        (None, Some(shared)) => shared.ranks.clone(),
+        (None, None) => Vec::new(),
+    };
+    let join = Join { rank, experts, limit: collective_timeout, stages: stages.as_ref().map(|file| file.log.clone()) };
+    let near = ends.memory.as_ref().map(|shared| shared.ranks.clone()).unwrap_or_default();
     let unit = match wire {
-        WireType::F32 => ends.join(rank, experts, collective_timeout).map(WireRows::f32),
-        WireType::Bf16 => ends.join(rank, experts, collective_timeout).map(WireRows::bf16),
+        WireType::F32 => ends.join(join).map(WireRows::f32),
+        WireType::Bf16 => ends.join(join).map(WireRows::bf16),
     };
     let unit = unit.map_err(|source| WorkerError::Runtime { source })?;
     tracing::info!(%rank, transport, %wire, "the rank is connected");
     let counters = Arc::new(Counters::new(prepared.model.num_moe_layers()));
-    let ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
-        .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?;
+    let mut ep = ExpertParallel::over(unit, &prepared.placement, experts, counters)
+        .map_err(|error| WorkerError::Arguments { detail: error.to_string() })?
+        .with_neighbours(node);
+    if let Some(file) = &stages {
+        ep = ep.with_stages(file.log.clone());
+    }
     let (inbox, handle) = Inbox::new(ep.waker());
-    Ok(Connected { rank, ep, inbox, handle, transport })
+    Ok(Connected { rank, ep, near, inbox, handle, transport, stages })
 }
 
 /// What a rank exchanges through.
@@ -94,29 +109,38 @@ impl Ends {
         }
     }
 
-    fn join<T: Element>(
-        self,
-        rank: RankId,
-        experts: ExpertLayout,
-        limit: Duration,
-    ) -> io::Result<Box<dyn Collectives<T>>> {
+    fn join<T: Element>(self, join: Join) -> io::Result<Box<dyn Collectives<T>>> {
+        let Join { rank, experts, limit, stages } = join;
         let rank = rank.index();
         let private = || PrivateMemory::new(rank);
+        let observer: Box<dyn StageObserver + Send> = match stages {
+            Some(log) => Box::new(log),
+            None => Box::new(Unobserved),
+        };
         let unit = match self.memory {
-            _ if self.data.len() == 1 => experts.join(LocalTransport::mesh(1).remove(0), private()),
+            _ if self.data.len() == 1 => experts.join_observed(LocalTransport::mesh(1).remove(0), private(), observer),
             Some(shared) if shared.ranks.len() == self.data.len() => {
                 let (link, rows) = ShmTransport::new(rank, shared.memory, self.data, limit)?;
-                experts.join(link, rows)
+                experts.join_observed(link, rows, observer)
             }
             // Who waits for ranks of other hosts, too, waits for sockets.
             Some(shared) => {
                 let rows = Arc::new(shared.memory).rows(rank, &shared.ranks, self.data.len());
-                experts.join(TcpTransport::new(rank, self.data, limit)?, rows)
+                experts.join_observed(TcpTransport::new(rank, self.data, limit)?, rows, observer)
             }
-            None => experts.join(TcpTransport::new(rank, self.data, limit)?, private()),
+            None => experts.join_observed(TcpTransport::new(rank, self.data, limit)?, private(), observer),
         };
         unit.map_err(io::Error::other)
     }
+}
+
+/// What a rank joins its unit with.
+struct Join {
+    rank: RankId,
+    experts: ExpertLayout,
+    /// How long one collective may take.
+    limit: Duration,
+    stages: Option<StageLog>,
 }
 
 impl Connected {
@@ -131,20 +155,27 @@ impl Connected {
         ended: impl FnOnce(Ended) + Send + 'static,
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let rank = self.rank;
-        let (dir, placement, experts) = (&prepared.model_dir, &prepared.placement, prepared.identity.experts);
-        let model = match prepared.attention {
+        let (dir, placement) = (&prepared.model_dir, &prepared.placement);
+        let experts = ExpertRoom { layout: prepared.identity.experts, slots: prepared.identity.expert_slots };
+        let mut model = match prepared.attention {
+            start if prepared.both_attentions => {
+                Model::load_both(dir, rank, placement, experts, (start, prepared.shuffle.clone()))?
+            }
             Attention::Dp => Model::load_experts(dir, rank, placement, experts)?,
             Attention::Tp => Model::load_tp(dir, rank, placement, experts, prepared.shuffle.clone())?,
         };
+        model.share_experts(&self.near);
         tracing::info!(%rank, instructions = instructions(), threads = place.threads, "the model is loaded");
+        let stages = self.stages;
         let mut engine = Engine::new(model, self.ep, Arc::clone(&prepared.tokenizer), limits, self.inbox, emit);
+        engine.affinity = prepared.affinity.clone();
         let work = move || {
             if let Some(Err(error)) = place.cpus.as_ref().map(CpuList::pin) {
                 // They were this process's when it started.
                 tracing::warn!(%error, "the rank runs wherever it is put");
             }
             // A panic is a bug; the unit should still be told which rank it was.
-            ended(match catch_unwind(AssertUnwindSafe(|| with_threads(place.threads, || engine.run()))) {
+            let end = match catch_unwind(AssertUnwindSafe(|| with_threads(place.threads, || engine.run()))) {
                 Ok(Ok(Ok(end))) => Ended::By(end),
                 Ok(Err(error)) => {
                     Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: it got no threads: {error}") })
@@ -153,7 +184,14 @@ impl Connected {
                     Ended::Lost(Lost { rank: RankId::new(error.rank() as u16), cause: error.to_string() })
                 }
                 Err(_) => Ended::Lost(Lost { rank, cause: format!("rank {rank} was lost: its engine panicked") }),
-            });
+            };
+            // Before the end is known: the process may leave then.
+            if let Some(StageFile { path, file, log }) = stages
+                && let Err(error) = log.write(BufWriter::new(&*file))
+            {
+                tracing::warn!(%error, "the stages cannot be written to {}", path.display());
+            }
+            ended(end);
             engine
         };
         std::thread::Builder::new()

@@ -30,8 +30,8 @@ impl Gate {
 
     fn check(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), ApiError> {
         let Some(token) = &self.token else {
-            // A web page that a browser on this machine shows may not speak for its user: neither under a name of its own
-            // (Host, by DNS rebinding) nor across sites (Origin).
+            // A web page that a browser on this machine shows may not speak for its user: neither under a name of its
+            // own (Host, by DNS rebinding) nor across sites (Origin).
             let here = names_loopback(headers, uri) && comes_from_loopback(headers);
             return match self.loopback && here {
                 true => Ok(()),

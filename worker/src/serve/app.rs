@@ -49,12 +49,8 @@ pub(crate) struct Defaults {
 pub(crate) struct WorkerInfo {
     #[serde(flatten)]
     engine: ServerInfo,
-    /// The layout in force: `ep`, `tp`, `dp-tp` or `tp-ep`.
-    layout: LayoutName,
     /// Switches of layouts since the start.
     epoch: u64,
-    /// The layouts that it can be switched to, its own among them.
-    layouts: Vec<LayoutName>,
     /// `dp` or `tp`.
     attention: String,
     /// With attention tp: `tables`, or `off`.
@@ -84,9 +80,7 @@ impl App {
         let shuffle = (attention == Attention::Tp).then_some(if self.shuffles { "tables" } else { "off" });
         WorkerInfo {
             engine: self.engine_info(&layout),
-            layout: layout.name(),
             epoch: layout.epoch,
-            layouts: self.layouts(),
             attention: attention.to_string(),
             shuffle,
             ep_num_redundant_experts: layout.redundant(),
@@ -94,15 +88,19 @@ impl App {
         }
     }
 
-    /// The layouts that the unit can be switched to, its own among them: attention stays as it is, and slices must be even.
+    /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
+    /// of both, and slices must be even.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let current = self.unit.layout().name();
         let even = self.model.expert_width.is_multiple_of(self.unit.world().into());
-        let has = |layout: &LayoutName| match (current.experts(), layout.experts()) {
-            (Some(_), Some(experts)) => {
-                layout.attention() == current.attention() && (even || experts == ExpertLayout::Ep)
-            }
-            _ => *layout == current,
+        let has = |layout: &LayoutName| {
+            let attention = self.unit.has_both_attentions() || layout.attention() == current.attention();
+            attention
+                && match (current.experts(), layout.experts()) {
+                    (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
+                    (None, None) => true,
+                    _ => false,
+                }
         };
         LayoutName::ALL.into_iter().filter(has).collect()
     }
@@ -128,6 +126,8 @@ impl App {
             enable_return_routed_experts: Some(true),
             placement_digest: Some(layout.placement_digest.clone()),
             experts: Some(layout.spread.layout.to_string()),
+            layout: Some(layout.name().name().to_owned()),
+            layouts: Some(self.layouts().into_iter().map(|layout| layout.name().to_owned()).collect()),
             transport: Some(self.transport.to_owned()),
             tokenizer_sha256: info.tokenizer_sha256,
             num_experts: Some(info.num_experts),

@@ -74,8 +74,8 @@ pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, Ap
         return Err(ApiError::unavailable(lost.cause));
     }
     let limits = app.unit.limits();
-    let max_total = limits.kv_tokens() as u64;
     let used = |stats: &RankStats| stats.kv.used * PAGE_TOKENS as u64;
+    let total = |stats: &RankStats| stats.kv.capacity * PAGE_TOKENS as u64;
     let stats = app.unit.stats().await;
     let loads = (0..u32::from(app.unit.replicas())).zip(&stats).map(|(dp_rank, stats)| RankLoads {
         dp_rank,
@@ -84,9 +84,9 @@ pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, Ap
         num_waiting_uncached_tokens: Some(stats.waiting_tokens),
         num_used_tokens: Some(used(stats)),
         num_total_tokens: Some(stats.total_tokens),
-        max_total_num_tokens: Some(max_total),
+        max_total_num_tokens: Some(total(stats)),
         max_running_requests: Some(limits.running as u64),
-        token_usage: Some(used(stats) as f64 / max_total as f64),
+        token_usage: Some(used(stats) as f64 / total(stats).max(1) as f64),
         ..RankLoads::default()
     });
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
+use semmoe_tables::Attention;
 
 use super::app::App;
 use crate::engine::RankStats;
-use crate::ep::{ByPlace, Collective, StepPhase, TimedCollective, Traffic};
+use crate::ep::{ByPlace, Collective, StepCount, StepPhase, TimedCollective, Traffic};
 use crate::model::KvUsage;
-use crate::unit::{SwitchHistory, SwitchKind};
+use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
-/// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs; of a
-/// dead unit the last known ones are told.
+/// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
+/// of a dead unit the last known ones are told.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();
@@ -52,6 +53,13 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
                     page.sample(&labels, value);
                 }
             }
+        }
+    }
+    let help = "Bytes of dispatch and combine for the rank's tokens by how far they went: rank = none, node, other = between nodes.";
+    page.family("semmoe_level_bytes_total", "counter", help);
+    for (rank, stats) in stats.iter().enumerate() {
+        for (level, bytes) in stats.counters.levels.named() {
+            page.sample(&format!("rank=\"{rank}\",level=\"{level}\""), bytes);
         }
     }
     attention_tp(&mut page, stats);
@@ -142,6 +150,7 @@ fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
     for (rank, stats) in stats.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\""), stats.timings.step.as_secs_f64());
     }
+    steps_by_batch(page, stats);
     page.family("semmoe_moe_seconds_total", "counter", "Time from chosen experts to the sum of their results.");
     for (rank, stats) in stats.iter().enumerate() {
         for (layer, timings) in layers.iter().zip(&stats.timings.layers) {
@@ -161,6 +170,33 @@ fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
             }
         }
     }
+}
+
+/// The same steps by layout, phase and batch.
+fn steps_by_batch(page: &mut Page, stats: &[RankStats]) {
+    let counts = || {
+        let of_rank = |(rank, stats): (usize, &'_ RankStats)| {
+            let mut counts = stats.timings.by_batch.clone();
+            counts.sort_by_key(|count| (layout_of(count), count.prefill, count.batch));
+            counts.into_iter().map(move |count| (rank, count))
+        };
+        stats.iter().enumerate().flat_map(of_rank)
+    };
+    let labels = |rank: usize, count: &StepCount| {
+        let (layout, phase, batch) = (layout_of(count).name(), count.phase().name(), count.batch);
+        format!("rank=\"{rank}\",layout=\"{layout}\",phase=\"{phase}\",batch=\"{batch}\"")
+    };
+    let help = "Steps by the layout in force and by what this rank computed: prefill, with up to so many prompt tokens, or decode, of up \
+                to so many sequences; half octaves.";
+    page.family("semmoe_layout_steps_total", "counter", help);
+    counts().for_each(|(rank, count)| page.sample(&labels(rank, &count), count.steps));
+    page.family("semmoe_layout_step_seconds_total", "counter", "Time of these steps.");
+    counts().for_each(|(rank, count)| page.sample(&labels(rank, &count), count.time.as_secs_f64()));
+}
+
+fn layout_of(count: &StepCount) -> LayoutName {
+    let attention = if count.splits_attention { Attention::Tp } else { Attention::Dp };
+    LayoutName::of(attention, count.experts)
 }
 
 fn places(count: ByPlace) -> [(&'static str, u64); 2] {
@@ -194,7 +230,7 @@ mod tests {
     use semmoe_tables::LayerIdx;
 
     use super::*;
-    use crate::ep::{Counters, RowCounts};
+    use crate::ep::{Counters, LevelBytes, RowCounts};
 
     #[test]
     fn the_page_holds_every_series() {
@@ -210,6 +246,7 @@ mod tests {
                     {"activations": {"local": 5, "remote": 6}, "bytes": {"local": 7, "remote": 8}}
                 ]}"#,
             ),
+            LevelBytes { rank: 20, node: 21, other: 22 },
         );
         counters.add_rows(RowCounts { by_tables: 11, moved: 10, evenly: 12, fullest: 13, fullest_wanted: 14 });
         let stats = RankStats {
@@ -220,7 +257,12 @@ mod tests {
                     "collectives": [
                         {"secs": 0, "nanos": 250000000}, {"secs": 2, "nanos": 0}, {"secs": 3, "nanos": 0}, {"secs": 4, "nanos": 0}
                     ]
-                }], "steps": 9, "step": {"secs": 5, "nanos": 125000000}}"#,
+                }], "steps": 9, "step": {"secs": 5, "nanos": 125000000}, "by_batch": [
+                    {"splits_attention": false, "experts": "Tp", "prefill": false, "batch": 11, "steps": 4,
+                     "time": {"secs": 0, "nanos": 500000000}},
+                    {"splits_attention": false, "experts": "Ep", "prefill": true, "batch": 512, "steps": 5,
+                     "time": {"secs": 4, "nanos": 0}}
+                ]}"#,
             )
             .unwrap(),
             kv: KvUsage { used: 2, cached: 3, capacity: 9, ..KvUsage::default() },
@@ -233,6 +275,8 @@ mod tests {
             "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"local\"} 5",
             "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"local\"} 3",
             "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"remote\"} 8",
+            "semmoe_level_bytes_total{rank=\"0\",level=\"rank\"} 20",
+            "semmoe_level_bytes_total{rank=\"0\",level=\"other\"} 22",
             "semmoe_attention_bytes_total{rank=\"0\",collective=\"sag\"} 0",
             "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 12",
             "semmoe_attention_rows_total{rank=\"0\",by=\"moved\"} 10",
@@ -241,6 +285,8 @@ mod tests {
             "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
             "semmoe_steps_total{rank=\"0\"} 9",
             "semmoe_step_seconds_total{rank=\"0\"} 5.125",
+            "semmoe_layout_steps_total{rank=\"0\",layout=\"dp-tp\",phase=\"decode\",batch=\"11\"} 4",
+            "semmoe_layout_step_seconds_total{rank=\"0\",layout=\"ep\",phase=\"prefill\",batch=\"512\"} 4",
             "semmoe_moe_seconds_total{rank=\"0\",layer=\"7\"} 1.5",
             "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"dispatch\"} 0.25",
             "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"gather\"} 4",

@@ -68,6 +68,7 @@ impl SamplingFields {
             stop: self.stop_rules(app)?,
             routes_from: None,
             logprobs: None,
+            home: None,
         })
     }
 

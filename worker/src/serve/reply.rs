@@ -30,8 +30,9 @@ pub(super) trait Dialect: Send + 'static {
     fn closing(&self, answers: &[Answer]) -> Vec<Value>;
 }
 
-/// Runs a wish and answers it. Errors before the first token have their status, streams included; later ones end a stream
-/// with one event. If the client leaves, the future or the stream is dropped, and with it the sequences are cancelled.
+/// Runs a wish and answers it. Errors before the first token have their status, streams included; later ones end a
+/// stream with one event. If the client leaves, the future or the stream is dropped, and with it the sequences are
+/// cancelled.
 pub(super) async fn reply(app: &Arc<App>, wish: Wish, dialect: impl Dialect) -> Result<Response, ApiError> {
     let stream = wish.stream;
     let mut answers = Answers::begin(app, wish)?;

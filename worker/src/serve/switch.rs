@@ -1,4 +1,4 @@
-//! `/switch`: another layout of experts, or another placement, while requests run.
+//! `/switch`: another layout of attention or experts, or another placement, while requests run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ pub(super) async fn switch(State(app): State<Arc<App>>, body: Bytes) -> Result<J
     let unit = app.unit.clone();
     let work = tokio::spawn(async move {
         if let Some(target) = target {
-            if unit.layout().spread == target.spread {
+            let current = unit.layout();
+            if (&current.spread, current.attention) == (&target.spread, target.attention) {
                 return Ok(());
             }
             unit.prepare_switch(target, if_epoch).await?;
@@ -63,7 +64,7 @@ async fn target(app: &Arc<App>, to: SwitchTarget) -> Result<UnitLayout, ApiError
             };
             let experts = layout.experts().unwrap_or(current.spread.layout);
             let spread = ExpertSpread { layout: experts, copies: current.spread.copies.clone() };
-            Ok(UnitLayout { spread, ..(*current).clone() })
+            Ok(UnitLayout { spread, attention: layout.attention(), ..(*current).clone() })
         }
         SwitchTarget::Tables(SwitchTables { tables }) => {
             if app.shuffles {

@@ -68,10 +68,10 @@ pub(super) fn pinned_rank(
 ) -> Result<Option<RankId>, ApiError> {
     let pinned = pin::client_pin(Engine::Semmoe, route, headers, body)
         .map_err(|error| ApiError::bad(format!("the data-parallel rank cannot be used: {error}")))?;
-    let replicas = app.unit.replicas();
+    let ranks = app.unit.pins();
     match pinned {
-        Some(rank) if rank.get() >= replicas => {
-            Err(ApiError::bad(format!("the data-parallel rank must be below {replicas}, found {rank}")))
+        Some(rank) if rank.get() >= ranks => {
+            Err(ApiError::bad(format!("the data-parallel rank must be below {ranks}, found {rank}")))
         }
         pinned => Ok(pinned),
     }

@@ -8,6 +8,7 @@ use semmoe_tables::{Attention, RankId};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::layout::UnitLayout;
+use super::passage::Events;
 use super::running::{Running, SubmitError};
 use super::switch::{Switch, SwitchHistory};
 use crate::control::link::LinkSender;
@@ -65,12 +66,22 @@ pub(crate) struct UnitStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct Unit(Arc<Shared>);
 
+/// How long the unit waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    /// For a rank that is kept from answering by a step.
+    pub(crate) step: Duration,
+    /// For the commit of a prepared switch.
+    pub(crate) prepared: Duration,
+}
+
 #[derive(Debug)]
 struct Shared {
     world: u16,
     limits: UnitLimits,
-    /// How long a step may keep a rank from answering.
-    step_limit: Duration,
+    timeouts: Timeouts,
+    /// Whether attention may change, so that requests can be pinned in either layout.
+    both_attentions: bool,
     state: Mutex<State>,
     status: watch::Sender<UnitStatus>,
 }
@@ -83,9 +94,9 @@ pub(super) struct State {
     /// One that has not ended.
     pub(super) switch: Option<Switch>,
     pub(super) switches: SwitchHistory,
-    sequences: HashMap<u64, Entry>,
+    pub(super) sequences: HashMap<u64, Entry>,
     /// By replica.
-    in_flight: Vec<usize>,
+    pub(super) in_flight: Vec<usize>,
     next_id: u64,
     next_rank: u16,
     pub(super) draining: bool,
@@ -95,14 +106,16 @@ pub(super) struct State {
 }
 
 #[derive(Debug)]
-struct Entry {
-    rank: RankId,
+pub(super) struct Entry {
+    pub(super) rank: RankId,
+    /// What it asked for.
+    pub(super) pinned: Option<RankId>,
     /// None once nobody listens any more.
     listener: Option<mpsc::UnboundedSender<SequenceEvent>>,
 }
 
 impl Unit {
-    pub(crate) fn new(world: u16, layout: UnitLayout, limits: UnitLimits, step_limit: Duration) -> Self {
+    pub(crate) fn new(world: u16, layout: UnitLayout, limits: UnitLimits, timeouts: Timeouts) -> Self {
         let state = State {
             ports: Vec::new(),
             in_flight: vec![0; usize::from(replicas(world, layout.attention))],
@@ -117,7 +130,8 @@ impl Unit {
             last_stats: vec![RankStats::default(); usize::from(world)],
         };
         let status = watch::Sender::new(UnitStatus::default());
-        Self(Arc::new(Shared { world, limits, step_limit, state: Mutex::new(state), status }))
+        let both_attentions = limits.kv_pages.are_both();
+        Self(Arc::new(Shared { world, limits, timeouts, both_attentions, state: Mutex::new(state), status }))
     }
 
     /// Connects the ranks, in rank order.
@@ -135,17 +149,27 @@ impl Unit {
         self.state().layout.attention
     }
 
-    /// Ranks that a sequence can be pinned to: with attention tp all ranks are one, and rank 0 speaks for them.
+    /// Replicas that run sequences: with attention tp all ranks are one, and rank 0 speaks for them.
     pub(crate) fn replicas(&self) -> u16 {
         replicas(self.0.world, self.attention())
+    }
+
+    /// Ranks that a sequence can be pinned to, in any layout that the unit may have.
+    pub(crate) fn pins(&self) -> u16 {
+        if self.0.both_attentions { self.0.world } else { self.replicas() }
+    }
+
+    /// Whether attention may change.
+    pub(crate) fn has_both_attentions(&self) -> bool {
+        self.0.both_attentions
     }
 
     pub(crate) fn limits(&self) -> UnitLimits {
         self.0.limits
     }
 
-    pub(super) fn step_limit(&self) -> Duration {
-        self.0.step_limit
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.0.timeouts
     }
 
     /// Follows the state of the unit.
@@ -158,7 +182,8 @@ impl Unit {
         self.0.status.borrow().lost.clone()
     }
 
-    /// Runs a sequence on `rank`, or on the next one in turn; its id is set here.
+    /// Runs a sequence on `rank`, or on the next one in turn; its id is set here. With attention tp the rank is where
+    /// it goes if attention becomes dp.
     pub(crate) fn submit(&self, rank: Option<RankId>, mut request: SequenceRequest) -> Result<Running, SubmitError> {
         let mut state = self.state();
         if let Some(lost) = self.lost() {
@@ -167,11 +192,9 @@ impl Unit {
         if state.draining || state.ports.is_empty() {
             return Err(SubmitError::Stopping);
         }
-        let rank = rank.unwrap_or_else(|| {
-            let rank = RankId::new(state.next_rank);
-            state.next_rank = (state.next_rank + 1) % replicas(self.0.world, state.layout.attention);
-            rank
-        });
+        let pinned = rank;
+        request.home = pinned.map(RankId::get);
+        let rank = state.rank_for(rank, self.0.world);
         let limit = self.0.limits.running + self.0.limits.waiting;
         if state.in_flight[rank.index()] >= limit {
             return Err(SubmitError::Full { rank, limit });
@@ -179,10 +202,10 @@ impl Unit {
         let id = state.take_id();
         request.id = id;
         let (listener, events) = mpsc::unbounded_channel();
-        state.sequences.insert(id, Entry { rank, listener: Some(listener) });
+        state.sequences.insert(id, Entry { rank, pinned, listener: Some(listener) });
         state.in_flight[rank.index()] += 1;
         self.0.status.send_modify(|status| status.in_flight += 1);
-        state.ports[rank.index()].send(ToRank::Submit(Box::new(request)));
+        state.order(rank, ToRank::Submit(Box::new(request)));
         Ok(Running::new(id, rank, events, self.clone()))
     }
 
@@ -192,7 +215,7 @@ impl Unit {
         let Some(entry) = state.sequences.get_mut(&id) else { return };
         entry.listener = None;
         let rank = entry.rank;
-        state.send(rank, ToRank::Cancel { id });
+        state.order(rank, ToRank::Cancel { id });
     }
 
     /// Takes no sequences any more.
@@ -207,23 +230,15 @@ impl Unit {
 
     /// Cancels all sequences; their listeners see them end.
     pub(crate) fn cancel_all(&self) {
-        let state = self.state();
-        for (&id, entry) in &state.sequences {
-            state.send(entry.rank, ToRank::Cancel { id });
-        }
+        let mut state = self.state();
+        let all: Vec<(u64, RankId)> = state.sequences.iter().map(|(&id, entry)| (id, entry.rank)).collect();
+        all.into_iter().for_each(|(id, rank)| state.order(rank, ToRank::Cancel { id }));
     }
 
-    /// Sends the same order to every rank. With attention tp rank 0 tells the others what changes sequences and caches, so
-    /// that all ranks do it between the same two steps.
+    /// Sends the same order to every rank. With attention tp rank 0 tells the others what changes sequences and caches,
+    /// so that all ranks do it between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
-        let all = match order {
-            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => self.0.world,
-            ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => match self.attention() {
-                Attention::Dp => self.0.world,
-                Attention::Tp => 1,
-            },
-        };
-        self.state().ports.iter().take(usize::from(all)).for_each(|port| port.send(order.clone()));
+        self.state().broadcast(self.0.world, order);
     }
 
     /// Closes the links to the other ranks once everything sent is written.
@@ -287,14 +302,19 @@ impl Unit {
             FromRank::Switch { ticket, report } => self.switch_report(rank, ticket, report),
             FromRank::Events(events) => {
                 let mut state = self.state();
-                let mut ended = 0;
-                for (id, event) in events {
-                    ended += usize::from(state.take_event(rank, id, event));
-                }
-                if ended > 0 {
-                    self.0.status.send_modify(|status| status.in_flight -= ended);
-                }
+                let events = match state.passage() {
+                    Some(passage) => passage.filter(rank, events),
+                    None => Some(events),
+                };
+                let ended = state.take_events(rank, events.unwrap_or_default());
+                self.note_ended(ended);
             }
+        }
+    }
+
+    pub(super) fn note_ended(&self, sequences: usize) {
+        if sequences > 0 {
+            self.0.status.send_modify(|status| status.in_flight -= sequences);
         }
     }
 
@@ -334,7 +354,7 @@ impl Unit {
 }
 
 /// Ranks that a sequence can be pinned to.
-fn replicas(world: u16, attention: Attention) -> u16 {
+pub(super) fn replicas(world: u16, attention: Attention) -> u16 {
     match attention {
         Attention::Dp => world,
         Attention::Tp => 1,
@@ -353,6 +373,39 @@ impl State {
         if let Some(port) = self.ports.get(rank.index()) {
             port.send(order);
         }
+    }
+
+    /// See [`Unit::broadcast`].
+    pub(super) fn broadcast(&mut self, world: u16, order: &ToRank) {
+        let all = match order {
+            ToRank::Abort { .. } | ToRank::Stats { .. } | ToRank::Switch { .. } => world,
+            ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush | ToRank::Stop => {
+                if let Some(passage) = self.passage() {
+                    return passage.hold(order.clone());
+                }
+                replicas(world, self.layout.attention)
+            }
+        };
+        self.ports.iter().take(usize::from(all)).for_each(|port| port.send(order.clone()));
+    }
+
+    /// The replica that runs a sequence: the one that is asked for, or the next in turn.
+    pub(super) fn rank_for(&mut self, asked: Option<RankId>, world: u16) -> RankId {
+        let replicas = replicas(world, self.layout.attention);
+        asked.filter(|_| replicas > 1).unwrap_or_else(|| {
+            let rank = RankId::new(self.next_rank % replicas);
+            self.next_rank = (rank.get() + 1) % replicas;
+            rank
+        })
+    }
+
+    /// Passes events on; how many were the last of their sequence.
+    pub(super) fn take_events(&mut self, rank: RankId, events: Events) -> usize {
+        let mut ended = 0;
+        for (id, event) in events {
+            ended += usize::from(self.take_event(rank, id, event));
+        }
+        ended
     }
 
     /// Passes an event on; true if it was the last of its sequence.

@@ -16,7 +16,8 @@ pub(crate) struct UnitLayout {
     pub(crate) placement_digest: String,
 }
 
-/// The two axes by one name: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the two mixed ones.
+/// The two axes by one name: `ep` = attention dp and experts ep, `tp` = attention tp and experts tp, and the two mixed
+/// ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LayoutName {

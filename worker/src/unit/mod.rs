@@ -2,12 +2,13 @@
 
 mod hub;
 mod layout;
+mod passage;
 mod running;
 mod shutdown;
 mod switch;
 
 pub(crate) use hub::Lost;
-pub(crate) use hub::{Port, Unit, UnitStatus};
+pub(crate) use hub::{Port, Timeouts, Unit, UnitStatus};
 pub(crate) use layout::{LayoutName, UnitLayout};
 pub(crate) use running::{Running, SubmitError};
 pub use shutdown::Shutdown;

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Every rank checks the switch before anything changes (`preparing`). A prepared one waits for its commit for
-//! [`PREPARED_LIMIT`]. `holding` lets the steps that run end; requests that come meanwhile wait on their ranks. In `moving` the ranks
-//! decide together, layer by layer, and end alike: with the new layout or the old one. A rank that is lost on the way ends the unit, as it
-//! does at any time.
+//! a limited time. `holding` lets the steps that run end; requests that come meanwhile wait on their ranks. In `moving`
+//! the ranks decide together, layer by layer, and end alike: with the new layout or the old one. A rank that is lost on
+//! the way ends the unit, as it does at any time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,15 +21,14 @@ use tokio::time::{Instant as Deadline, timeout_at};
 
 use super::hub::{State, Unit};
 use super::layout::{LayoutName, UnitLayout};
+use super::passage::Passage;
 use super::running::SubmitError;
 use crate::control::message::ToRank;
-use crate::engine::{SwitchOrder, SwitchReport};
+use crate::engine::{SwitchOrder, SwitchReport, SwitchTo};
 use crate::model::SwitchOutcome;
 
 /// How long all ranks may take to check a switch.
 const PREPARE_LIMIT: Duration = Duration::from_secs(10);
-/// How long a prepared switch waits for its commit.
-const PREPARED_LIMIT: Duration = Duration::from_secs(30);
 
 /// A switch that has not ended.
 #[derive(Debug)]
@@ -40,6 +39,8 @@ pub(super) struct Switch {
     /// The MoE layer that moves.
     layer: Option<u16>,
     reports: mpsc::UnboundedSender<(RankId, SwitchReport)>,
+    /// What waits while ranks move.
+    passage: Passage,
     /// Taken by the phase that waits for reports.
     receiver: Option<mpsc::UnboundedReceiver<(RankId, SwitchReport)>>,
 }
@@ -96,7 +97,7 @@ pub(crate) enum SwitchError {
     Late { rank: RankId, phase: SwitchState, limit: Duration },
     #[error("the switch was aborted")]
     Aborted,
-    #[error("the experts are where they were: {cause}")]
+    #[error("nothing has changed: {cause}")]
     RolledBack { cause: String },
     #[error(transparent)]
     Unit(SubmitError),
@@ -172,7 +173,7 @@ impl Unit {
         driver.end = None;
         let unit = self.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(PREPARED_LIMIT).await;
+            tokio::time::sleep(unit.timeouts().prepared).await;
             let waits = unit.state().switch_of(ticket).is_some_and(|switch| switch.phase == SwitchState::Prepared);
             if waits {
                 tracing::warn!("a prepared switch was not committed in time");
@@ -193,7 +194,7 @@ impl Unit {
         for (order, answer) in [(SwitchOrder::Hold, SwitchReport::Held), (SwitchOrder::Quiet, SwitchReport::Quiet)] {
             self.order_all(ticket, &order);
             let answered = |report| (report == answer).then_some(Ok(()));
-            self.collect(&mut receiver, SwitchState::Holding, self.step_limit(), answered).await?;
+            self.collect(&mut receiver, SwitchState::Holding, self.timeouts().step, answered).await?;
         }
         self.order_move(ticket)?;
         let mut outcome = None;
@@ -256,12 +257,14 @@ impl Unit {
         state.check_epoch(if_epoch)?;
         let (reports, receiver) = mpsc::unbounded_channel();
         let ticket = state.take_id();
-        let spread = Box::new(to.spread.clone());
+        let turns_attention = to.attention != state.layout.attention;
+        let order = Box::new(SwitchTo { spread: to.spread.clone(), turns_attention });
         let to = Arc::new(UnitLayout { epoch: state.layout.epoch + 1, ..to });
         let phase = SwitchState::Preparing;
-        state.switch = Some(Switch { ticket, to, phase, layer: None, reports, receiver: None });
+        state.switch =
+            Some(Switch { ticket, to, phase, layer: None, reports, passage: Passage::default(), receiver: None });
         drop(state);
-        self.order_all(ticket, &SwitchOrder::Prepare(spread));
+        self.order_all(ticket, &SwitchOrder::Prepare(order));
         Ok((ticket, receiver))
     }
 
@@ -335,21 +338,32 @@ impl Unit {
         match end {
             SwitchEnd::Committed => state.layout = switch.to,
             _ => {
-                drop(state);
-                self.order_all(ticket, &SwitchOrder::Abort);
+                let abort = ToRank::Switch { ticket, order: SwitchOrder::Abort };
+                (0..self.world()).for_each(|rank| state.send(RankId::new(rank), abort.clone()));
             }
         }
+        self.pass(state, switch.passage);
     }
 
     /// A rank's report of a switch.
     pub(super) fn switch_report(&self, rank: RankId, ticket: u64, report: SwitchReport) {
         let mut state = self.state();
         let Some(switch) = state.switch_of(ticket) else { return };
-        if let SwitchReport::Layer(layer) = report {
-            switch.layer = Some(layer);
+        match &report {
+            SwitchReport::Layer(layer) => switch.layer = Some(*layer),
+            SwitchReport::Homes(homes) => switch.passage.moves_to(homes),
+            SwitchReport::Ended(_) => switch.passage.end(rank),
+            _ => {}
         }
         // Its driver may have left.
         let _ = switch.reports.send((rank, report));
+    }
+}
+
+impl Switch {
+    /// What waits, once ranks may be in different layouts.
+    pub(super) fn passage(&mut self) -> Option<&mut Passage> {
+        (self.phase == SwitchState::Moving).then_some(&mut self.passage)
     }
 }
 

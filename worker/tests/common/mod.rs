@@ -16,7 +16,7 @@ use semmoe_worker::ep::{
     Counters, CountersSnapshot, ExpertLayout, ExpertParallel, LocalTransport, Lockstep, StepPhase, UnitError, Wake,
     Waker, WireRows,
 };
-use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
+use semmoe_worker::model::{ExpertRoom, KvCache, Model, ModelConfig, StepItem};
 use serde_json::Value;
 
 pub(crate) fn model_dir() -> PathBuf {
@@ -163,12 +163,12 @@ impl Rank {
         model_dir: &Path,
         transport: Box<dyn Lockstep>,
         placement: impl Placed,
-        experts: ExpertLayout,
+        experts: impl Into<ExpertRoom>,
     ) -> Self {
-        let rank = transport.rank();
+        let (rank, experts) = (transport.rank(), experts.into());
         let placement = &placement.into();
         let model = Model::load_experts(model_dir, RankId::new(rank as u16), placement, experts).unwrap();
-        Self { rank, model, ep: join(transport, placement, experts) }
+        Self { rank, model, ep: join(transport, placement, experts.layout) }
     }
 
     /// A rank of a unit with attention tp, with its experts or its slices of all.
@@ -223,7 +223,8 @@ impl Rank {
     }
 }
 
-/// Runs every rank of a unit in a thread of its own, over the given transports, and returns their results in rank order.
+/// Runs every rank of a unit in a thread of its own, over the given transports, and returns their results in rank
+/// order.
 pub(crate) fn on_ranks<T: Send>(
     transports: Vec<Box<dyn Lockstep>>,
     placement: impl Placed,

@@ -17,10 +17,10 @@ use super::slices::{Event, List, Slices};
 
 /// Endpoints come in slices of a hundred, of some 10 kB each.
 const PAGE: usize = 200;
-const MOST_PAGES: usize = 50;
+const MAX_PAGES: usize = 50;
 const LIST: AnswerLimits = AnswerLimits { timeout: Duration::from_secs(30), max_bytes: 32 << 20 };
 /// Longest event, in bytes: one slice.
-const LONGEST_EVENT: usize = 4 << 20;
+const MAX_EVENT: usize = 4 << 20;
 /// The API server ends a watch after this time, and it begins anew: an API server that fell silent is noticed so.
 const WATCH_SECONDS: u64 = 60;
 /// ...and this much later at the latest.
@@ -28,7 +28,7 @@ const WATCH_GRACE: Duration = Duration::from_secs(15);
 /// To the head of an answer.
 const HEAD: Duration = Duration::from_secs(15);
 /// Tokens have one or two kB.
-const LONGEST_TOKEN: u64 = 64 << 10;
+const MAX_TOKEN: u64 = 64 << 10;
 
 /// Why there is no answer to go by.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ impl<'a> Api<'a> {
     /// Everything that is there now; returns the version to watch from.
     pub(super) async fn list(&self, slices: &mut Slices) -> Result<String, ApiError> {
         let mut next = String::new();
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let request = self.get(&format!("&limit={PAGE}{next}")).await?;
             let answered = self.client.whole(request, &LIST).await;
             let (_, body) = answered.map_err(|error| match error {
@@ -98,10 +98,10 @@ impl<'a> Api<'a> {
                 Some(token) => next = format!("&continue={}", escaped(&token)),
             }
         }
-        Err(ApiError::Answer { cause: format!("the service has more than {} EndpointSlices", PAGE * MOST_PAGES) })
+        Err(ApiError::Answer { cause: format!("the service has more than {} EndpointSlices", PAGE * MAX_PAGES) })
     }
 
-    /// What changes from a version on.
+    /// The changes from a version on.
     pub(super) async fn watch(&self, version: &str) -> Result<Watch, ApiError> {
         let version = escaped(version);
         let query =
@@ -147,8 +147,8 @@ impl Watch {
                 return Event::parse(&line).map(Some);
             }
             seen = self.rest.len();
-            if seen > LONGEST_EVENT {
-                return Err(HttpError::TooLarge { url: self.url.clone(), limit_bytes: LONGEST_EVENT }.into());
+            if seen > MAX_EVENT {
+                return Err(HttpError::TooLarge { url: self.url.clone(), limit_bytes: MAX_EVENT }.into());
             }
             let late = |_| ApiError::Answer { cause: "the API server fell silent in the middle of a watch".to_owned() };
             match timeout_at(self.end, self.body.frame()).await.map_err(late)? {
@@ -170,11 +170,11 @@ impl Watch {
 fn bearer(path: &Path) -> Result<HeaderValue, ApiError> {
     let fail = |cause: String| ApiError::Token { path: path.display().to_string(), cause };
     let length = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
-    if length > LONGEST_TOKEN {
-        return Err(fail(format!("{length} bytes, expected at most {LONGEST_TOKEN}")));
+    if length > MAX_TOKEN {
+        return Err(fail(format!("{length} bytes, expected at most {MAX_TOKEN}")));
     }
     let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    // What is in the file is not repeated.
+    // The file's content is not repeated.
     let mut value = HeaderValue::try_from(format!("Bearer {}", text.trim()))
         .map_err(|_| fail("expected one line of printable characters".to_owned()))?;
     value.set_sensitive(true);

@@ -1,8 +1,9 @@
 //! The endpoints of a Kubernetes service, followed by one task: listed once, then watched.
 //!
-//! The API server may go away, forget the version that a watch goes on from (410), or refuse (403). Then everything is listed
-//! anew, after a wait that grows with every failure, and until that succeeds the answer is a failure: backends stay as they
-//! are known. It is spoken to through the one HTTP client; [`api`] has the requests, [`slices`] what comes back.
+//! The API server may go away, forget the version that a watch goes on from (410), or refuse (403). Then everything is
+//! listed anew, after a wait that grows with every failure, and until that succeeds the answer is a failure: backends
+//! stay as they are known. It is spoken to through the one HTTP client; [`api`] has the requests, [`slices`] what comes
+//! back.
 
 mod api;
 mod slices;
@@ -24,9 +25,9 @@ use slices::Slices;
 
 /// First and longest wait after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// So often in a row a version may be forgotten before that is a failure.
-const MOST_GONE: u32 = 3;
+const MAX_GONE: u32 = 3;
 /// A watch that ends in order sooner than this, and told nothing, is no watch.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 
@@ -36,7 +37,7 @@ pub(super) struct Followed {
     _stop: DropGuard,
 }
 
-/// What the task knows.
+/// The task's state.
 struct Told {
     answer: Mutex<Option<Result<Answer, String>>>,
     changed: AtomicBool,
@@ -44,7 +45,7 @@ struct Told {
 }
 
 impl Followed {
-    /// Begins; `wake` is told of every change.
+    /// Begins; `wake` is called at every change.
     pub(super) fn start(config: KubernetesConfig, wake: Arc<Notify>) -> Self {
         let told = Arc::new(Told { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
         let stop = CancellationToken::new();
@@ -72,7 +73,7 @@ impl Followed {
 impl Told {
     fn tell(&self, answer: Result<Answer, String>) {
         let mut told = self.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        // Every failure is told, as each is counted.
+        // Every failure is passed on, as each is counted.
         if answer.is_ok() && told.as_ref() == Some(&answer) {
             return;
         }
@@ -89,8 +90,8 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
         let began = Instant::now();
         let mut told_something = false;
         match session(&config, &told, &mut told_something).await {
-            // What was known is still the best that is known, and is listed anew.
-            ApiError::Gone if too_old < MOST_GONE => {
+            // The last answer is still the best one, and is listed anew.
+            ApiError::Gone if too_old < MAX_GONE => {
                 tracing::debug!(service = config.service, "the watch is too old, listing anew");
                 too_old += 1;
             }
@@ -99,12 +100,12 @@ async fn follow(config: KubernetesConfig, told: Arc<Told>) {
                 told.tell(Err(error.to_string()));
             }
         }
-        if told_something || began.elapsed() >= LONGEST_WAIT {
+        if told_something || began.elapsed() >= MAX_WAIT {
             (wait, too_old) = (FIRST_WAIT, 0);
         }
         // Several gateways do not come at the same moment.
         tokio::time::sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-        wait = (wait * 2).min(LONGEST_WAIT);
+        wait = (wait * 2).min(MAX_WAIT);
     }
 }
 

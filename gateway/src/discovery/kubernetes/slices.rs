@@ -9,7 +9,7 @@ use super::api::ApiError;
 use crate::discovery::answer::Answer;
 
 /// More slices than the backends of one source can fill.
-const MOST_SLICES: usize = 10_000;
+const MAX_SLICES: usize = 10_000;
 
 /// One page.
 #[derive(Debug, Deserialize)]
@@ -79,7 +79,7 @@ struct Port {
     protocol: Option<String>,
 }
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A slice is there, or is another one now.
@@ -161,8 +161,8 @@ impl Slices {
 
     fn set(&mut self, slice: Slice) -> Result<(), ApiError> {
         self.0.insert(slice.metadata.name.clone(), slice);
-        if self.0.len() > MOST_SLICES {
-            return Err(ApiError::Answer { cause: format!("more than {MOST_SLICES} EndpointSlices") });
+        if self.0.len() > MAX_SLICES {
+            return Err(ApiError::Answer { cause: format!("more than {MAX_SLICES} EndpointSlices") });
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ mod tests {
         let udp = json!([{ "name": "http", "port": 1, "protocol": "UDP" }, { "port": null }]);
         assert!(one(udp).answer(None).unwrap_err().contains("the ports none"));
         assert!(one(Value::Null).answer(None).is_err());
-        // Nobody is there: that is no mistake.
+        // An empty set is no error.
         assert_eq!(slices(vec![slice("a", Value::Null, Vec::new())]).answer(None), Ok(Answer::default()));
         let mut names = slice("a", json!([{ "port": 1 }]), vec![endpoint("a.example", None, None, None)]);
         names["addressType"] = json!("FQDN");

@@ -1,11 +1,11 @@
 //! Messages of the DNS, as far as SRV records need them (RFC 1035, RFC 2782): one question, and the answer to it.
 //!
-//! An answer comes from outside: what it says is followed only where the message itself bounds it. It is at most 65,535 bytes
-//! long, records are counted by reading them, and names may point backwards only.
+//! An answer comes from outside: what it says is followed only where the message itself bounds it. It is at most 65,535
+//! bytes long, records are counted by reading them, and names may point backwards only.
 
 /// Longest name, as text.
-const LONGEST_NAME_BYTES: usize = 253;
-const LONGEST_LABEL_BYTES: usize = 63;
+const MAX_NAME_BYTES: usize = 253;
+const MAX_LABEL_BYTES: usize = 63;
 
 const CNAME: u16 = 5;
 const SRV: u16 = 33;
@@ -71,8 +71,8 @@ pub(super) enum MessageError {
 /// Whether this is a name that can be asked for: labels of letters, digits, `-` and `_`.
 pub(crate) fn is_name(name: &str) -> bool {
     let is_label =
-        |label: &str| !label.is_empty() && label.len() <= LONGEST_LABEL_BYTES && label.bytes().all(is_letter_of_a_name);
-    name.len() <= LONGEST_NAME_BYTES && name.split('.').all(is_label)
+        |label: &str| !label.is_empty() && label.len() <= MAX_LABEL_BYTES && label.bytes().all(is_letter_of_a_name);
+    name.len() <= MAX_NAME_BYTES && name.split('.').all(is_label)
 }
 
 fn is_letter_of_a_name(byte: u8) -> bool {
@@ -95,8 +95,8 @@ pub(super) fn question(id: u16, name: &str) -> Vec<u8> {
     message
 }
 
-/// The records that an answer to [`question`] has; further names that the name stands for are followed. A target that is the
-/// root says that there is no such service, and makes no record.
+/// The records that an answer to [`question`] has; further names that the name stands for are followed. A target that
+/// is the root says that there is no such service, and makes no record.
 pub(super) fn records(message: &[u8], id: u16, name: &str) -> Result<Vec<Service>, MessageError> {
     let mut reader = Reader { message, at: 0 };
     let answers = header(&mut reader, id)?;
@@ -152,7 +152,7 @@ fn header(reader: &mut Reader<'_>, id: u16) -> Result<u16, MessageError> {
         return Err(MessageError::Malformed { found: "the mark of a cut answer", at: 2, expected: "a whole one" });
     }
     let [questions, answers] = [reader.number()?, reader.number()?];
-    // What is beside the answer is not needed.
+    // The other sections are not needed.
     reader.take(4)?;
     if questions != 1 {
         return Err(MessageError::Foreign { what: "number of questions" });
@@ -201,7 +201,7 @@ impl Reader<'_> {
                         name.push('.');
                     }
                     name.extend(label.iter().map(|byte| char::from(byte.to_ascii_lowercase())));
-                    if name.len() > LONGEST_NAME_BYTES {
+                    if name.len() > MAX_NAME_BYTES {
                         return malformed("a name of more than 253 bytes", self.at, "a shorter one");
                     }
                 }
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(read(&answer(0, 1, &service(0, 0, &[0]))), Ok(vec![]), "decidedly not there");
     }
 
-    /// What the name stands for counts, and what belongs to other names or is of other types does not.
+    /// Records of the name count; those of other names or types do not.
     #[test]
     fn other_names_are_followed_and_other_records_passed_over() {
         let alias = record(OWNER, CNAME, b"\x01a\x01x\x00");

@@ -1,5 +1,5 @@
-//! Backends by SRV records: which hosts and ports there are is asked of the nameservers of `/etc/resolv.conf`, over TCP; the
-//! addresses of the hosts are the resolver's, as everywhere.
+//! Backends by SRV records: which hosts and ports there are is asked of the nameservers of `/etc/resolv.conf`, over
+//! TCP; the addresses of the hosts are the resolver's, as everywhere.
 //!
 //! Over TCP an answer is whole (never cut, as over UDP) and cannot be forged by somebody who only guesses its number.
 
@@ -15,7 +15,7 @@ use futures_util::stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::MOST_FOUND;
+use super::MAX_FOUND;
 use super::answer::{Answer, Resolve};
 use message::{MessageError, Service, question, records};
 
@@ -24,7 +24,7 @@ pub(crate) use message::is_name;
 /// Longest wait for one nameserver; there are at most three.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(1500);
 /// As in the system's resolver.
-const MOST_SERVERS: usize = 3;
+const MAX_SERVERS: usize = 3;
 const DNS_PORT: u16 = 53;
 /// Hosts whose addresses are asked for at a time.
 const LOOKUPS: usize = 16;
@@ -34,7 +34,7 @@ const CONFIG_BYTES: u64 = 64 << 10;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 enum SrvError {
-    /// Nobody to ask.
+    /// No nameserver.
     #[error("cannot read the nameservers of /etc/resolv.conf: {0}")]
     Servers(io::Error),
     /// It has only lines that are no addresses.
@@ -53,7 +53,7 @@ enum SrvError {
     Message {
         /// Who was asked.
         server: SocketAddr,
-        /// What is wrong.
+        /// The problem.
         source: MessageError,
     },
     /// No target has an address.
@@ -66,8 +66,8 @@ enum SrvError {
     },
 }
 
-/// Where the instances of a service are: those of the lowest priority number, as the records want it. Weights are not looked at,
-/// as requests go by load.
+/// Where the instances of a service are: those of the lowest priority number, as the records want it. Weights are not
+/// looked at, as requests go by load.
 pub(super) async fn ask(resolver: &dyn Resolve, name: &str) -> Result<Answer, String> {
     let mut services = services(resolver, name).await.map_err(|error| error.to_string())?;
     let first = services.iter().map(|service| service.priority).min();
@@ -85,7 +85,7 @@ pub(super) async fn ask(resolver: &dyn Resolve, name: &str) -> Result<Answer, St
 async fn services(resolver: &dyn Resolve, name: &str) -> Result<Vec<Service>, SrvError> {
     let servers = resolver.nameservers().map_err(SrvError::Servers)?;
     let mut last = SrvError::NoServers;
-    for server in servers.into_iter().take(MOST_SERVERS) {
+    for server in servers.into_iter().take(MAX_SERVERS) {
         let timed = tokio::time::timeout(SERVER_TIMEOUT, exchange(server, name)).await;
         let done = timed.unwrap_or_else(|_| Err(SrvError::Server { server, source: io::ErrorKind::TimedOut.into() }));
         match done {
@@ -113,15 +113,16 @@ async fn tell(server: SocketAddr, message: &[u8]) -> io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// The addresses of all targets. Where the resolver does not know one of them, the others are taken, and it is told.
+/// The addresses of all targets. Where the resolver does not know one of them, the others are taken, and it is
+/// reported.
 async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> Result<Answer, SrvError> {
-    let too_many = targets.len().saturating_sub(MOST_FOUND);
+    let too_many = targets.len().saturating_sub(MAX_FOUND);
     let lookup = |(target, port): (String, u16)| async move {
         // With a dot behind it no search list is tried.
         let found = resolver.resolve(format!("{target}.:{port}")).await;
         (target, found)
     };
-    let mut lookups = stream::iter(targets.into_iter().take(MOST_FOUND)).map(lookup).buffered(LOOKUPS);
+    let mut lookups = stream::iter(targets.into_iter().take(MAX_FOUND)).map(lookup).buffered(LOOKUPS);
     let (mut answer, mut missing, mut first) = (Answer::default(), 0, None);
     while let Some((target, found)) = lookups.next().await {
         match found {
@@ -135,7 +136,7 @@ async fn addresses(resolver: &dyn Resolve, targets: BTreeSet<(String, u16)>) -> 
     match first {
         Some(error) if answer.addresses.is_empty() => return Err(error),
         Some(error) => answer.gaps = Some(format!("{missing} targets have no address, the first is {error}")),
-        None if too_many > 0 => answer.gaps = Some(format!("{too_many} more targets than {MOST_FOUND} are left out")),
+        None if too_many > 0 => answer.gaps = Some(format!("{too_many} more targets than {MAX_FOUND} are left out")),
         None => {}
     }
     Ok(answer)

@@ -1,8 +1,8 @@
-//! The engine that misbehaves: a process of its own, so that it can be killed and frozen. It speaks HTTP over bare sockets,
-//! so that it can say what no library would.
+//! The engine that misbehaves: a process of its own, so that it can be killed and frozen. It speaks HTTP over bare
+//! sockets, so that it can say what no library would.
 //!
-//! The process is this test binary, started again with one test and an environment variable. What it does to requests is
-//! told on its standard input, one word a line; it ends when that ends.
+//! The process is this test binary, started again with one test and an environment variable. It reads
+//! the fault for requests from its standard input, one word a line, and ends when that ends.
 
 use std::io::BufRead;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,10 +16,10 @@ use tokio::net::{TcpListener, TcpStream};
 pub(super) const PORT: &str = "SEMMOE_CHAOS_PORT";
 /// The test that is the engine.
 pub(super) const TEST: &str = "chaos::engine::process";
-/// What the engine prints before its port.
+/// The text that the engine prints before its port.
 pub(super) const READY: &str = "listening on ";
 
-/// What is done to requests. Probes are always answered well.
+/// The fault for requests. Probes are always answered well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Good,
@@ -198,7 +198,7 @@ async fn document(stream: &mut TcpStream, id: &Value) -> Option<()> {
     }
 }
 
-/// What was sent is on its way before the reset takes the rest.
+/// The sent bytes arrive before the reset discards the rest.
 async fn reset(stream: &mut TcpStream) -> Option<()> {
     tokio::time::sleep(Duration::from_millis(5)).await;
     stream.set_zero_linger().ok()?;

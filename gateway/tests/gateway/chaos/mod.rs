@@ -1,7 +1,7 @@
 //! Engines that are killed, frozen, restarted, slow, or lie, under load and with clients that leave at random.
 //!
-//! The law: a request fails only if bytes of its answer were relayed already; then it is cut off or told by an event with
-//! the cause. Nobody gets another one's bytes. Afterwards all counts are zero, and nothing hangs.
+//! The law: a request fails only if bytes of its answer were relayed already; then it is cut off or told by an event
+//! with the cause. No client gets another one's bytes. Afterwards all counts are zero, and nothing hangs.
 
 mod child;
 mod engine;
@@ -22,7 +22,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// Requests while one backend has one fault.
 const BATCH: usize = 16;
 
-/// What a good engine answers to a request.
+/// A good engine's answer to a request.
 fn document(id: &Value) -> String {
     json!({ "id": id, "text": format!("{id} ").repeat(50) }).to_string()
 }
@@ -33,7 +33,7 @@ fn events(id: &Value) -> Vec<String> {
     events.chain(["data: [DONE]\n\n".to_owned()]).collect()
 }
 
-/// What is done to one backend.
+/// The faults of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Mode(Mode),
@@ -56,7 +56,7 @@ impl Dice {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 enum End {
     Whole,
@@ -184,7 +184,7 @@ impl Field {
             Fault::Freeze => self.engines[at].thaw(),
             Fault::Restart => {}
         }
-        // Whoever died may not have been missed yet.
+        // A dead engine may not have been noticed yet.
         let name = bad.as_str();
         until_shown(&self.gateway, name, |pod| pod["healthy"] == true && pod["breaker"]["state"] != "open").await;
     }

@@ -26,7 +26,7 @@ struct Cluster {
     oldest: u64,
     events: Vec<(u64, String)>,
     watchers: Vec<Sender>,
-    /// What is answered in place of everything.
+    /// The answer in place of everything.
     fault: Option<(u16, String)>,
     lists: usize,
     watches: usize,
@@ -129,7 +129,7 @@ impl Api {
         cluster.events.clear();
     }
 
-    /// A change that nobody is told of, but those who list.
+    /// A change without an event: only lists show it.
     pub(crate) fn set_silently(&self, endpoints: &[(u16, Value)]) {
         let watchers = std::mem::take(&mut self.lock().watchers);
         self.set(endpoints);

@@ -14,7 +14,7 @@ use api::{Api, ending, ready, unready};
 const STALE: &str = r#"semmoe_discovery_stale{source="pods"}"#;
 const MODEL: &str = "[[models]]\nname = \"tiny\"\npolicy = \"round_robin\"\n[[models.discovery]]\nname = \"pods\"\n\
                      engine = \"sglang\"\nranks = 1\n";
-/// Longer than any test: whoever joins or leaves did so for an event.
+/// Longer than any test: a backend that joins or leaves did so for an event.
 const NEVER: &str = "interval_seconds = 3600.0";
 const OFTEN: &str = "interval_seconds = 0.01";
 
@@ -57,7 +57,7 @@ async fn backends_join_and_leave_with_the_endpoints() {
     for _ in 0..4 {
         assert_ne!(served_by(&gateway).await, named(&[&a])[0]);
     }
-    // Nobody is ready: what is known stays.
+    // No endpoint is ready: the known ones stay.
     api.set(&[ending(&a), unready(&b), unready(&c)]);
     answers(&gateway, "empty", 1.0).await;
     assert_eq!(metric(&gateway, STALE).await, 1.0);
@@ -88,7 +88,8 @@ async fn endpoints_that_vanish_leave_after_some_looks() {
     gateway.shutdown(PATIENCE).await;
 }
 
-/// 403, 500, what is no answer, a cut: the last known backends stay, and all of it is counted. Then what changed meanwhile counts.
+/// 403, 500, what is no answer, a cut: the last known backends stay, and all of it is counted. Then what changed
+/// meanwhile counts.
 #[tokio::test]
 async fn an_api_that_fails_loses_nobody() {
     let (a, b) = (Mock::start(1), Mock::start(1));

@@ -1,6 +1,6 @@
 //! A mock engine that sends routed experts, right or wrong: as SGLang and semmoe's worker do, or as vLLM does.
 //!
-//! What it does with a request is said by the request's header `x-mock`, a list of words, which the gateway passes on.
+//! The request's header `x-mock` selects the behaviour: it is a list of words, which the gateway passes on.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -109,7 +109,7 @@ pub(crate) fn completion(prompt: usize, sglext: &str) -> String {
     )
 }
 
-/// What vLLM 0.30 answers, with the prompt's ids where they are asked for, and with routed experts.
+/// vLLM 0.30's answer, with the prompt's ids where requested, and with routed experts.
 pub(crate) fn vllm_document(path: &str, prompt: usize, ids: Option<&[u32]>, experts: Option<&str>) -> String {
     let (output, ids) = (json!(ids.map(|_| GENERATED)), json!(ids));
     let (experts, total) = (json!(experts), prompt + GENERATED.len());

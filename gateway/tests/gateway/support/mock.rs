@@ -56,7 +56,7 @@ struct Shared {
     info: Mutex<Value>,
     /// Every request, probes too, must carry it.
     authorization: Mutex<Option<String>>,
-    /// What is done with requests that do not say it themselves.
+    /// The behaviour for requests that do not choose one.
     behaviour: Mutex<String>,
     /// Bytes of an endless answer that somebody took.
     flooded: AtomicUsize,
@@ -166,7 +166,7 @@ impl Mock {
         *self.shared.info.lock().unwrap() = info;
     }
 
-    /// Answers 401 to whoever sends another `authorization`.
+    /// Answers 401 to requests with another `authorization`.
     pub(crate) fn require(&self, authorization: &str) {
         *self.shared.authorization.lock().unwrap() = Some(authorization.to_owned());
     }
@@ -176,7 +176,7 @@ impl Mock {
         behaviour.clone_into(&mut self.shared.behaviour.lock().unwrap());
     }
 
-    /// Bytes of an endless answer that were taken before nobody took any more.
+    /// Bytes of an endless answer that were taken before the reader stopped.
     pub(crate) async fn flooded(&self) -> usize {
         let mut before = 0;
         loop {
@@ -209,7 +209,7 @@ impl Drop for Mock {
     }
 }
 
-/// Tells when an answer is dropped before its end.
+/// Reports when an answer is dropped before its end.
 struct Watch {
     gone: mpsc::UnboundedSender<()>,
     done: bool,
@@ -246,7 +246,7 @@ async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response
             }
             return StatusCode::from_u16(shared.health.load(Ordering::SeqCst)).unwrap().into_response();
         }
-        // What the gateway asks of its own accord is no request; this engine does not tell.
+        // The gateway's own probes are not requests; this engine does not report.
         "/v1/loads" | "/metrics" => return StatusCode::NOT_FOUND.into_response(),
         "/server_info" => return Json(shared.info.lock().unwrap().clone()).into_response(),
         _ => {}

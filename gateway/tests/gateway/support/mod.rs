@@ -1,6 +1,6 @@
 //! A mock engine that speaks SGLang's dialect, tables for it, and a client of the gateway.
 //!
-//! What the mock does with a request is said by the request's own header `x-mock`, which the gateway passes on.
+//! The request's own header `x-mock`, which the gateway passes on, selects the mock's behaviour.
 
 pub(crate) mod certs;
 pub(crate) mod experts;
@@ -9,6 +9,7 @@ mod mock;
 mod ranked;
 mod schema;
 mod tables;
+mod worker;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -26,6 +27,7 @@ pub(crate) use mock::{Mock, Seen};
 pub(crate) use ranked::{Behaviour, Ranked};
 pub(crate) use schema::check as check_schema;
 pub(crate) use tables::{Fixture, MODEL_DIR, tokenizer};
+pub(crate) use worker::{CURVES, Fault, Worker};
 
 /// Longer than anything here takes; a test that waits for it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,8 +48,8 @@ pub(crate) fn config(toml: &str) -> Config {
 /// Two texts whose words have their homes on different ranks.
 pub(crate) const TEXTS: [&str; 2] = ["river water boat fish", "king queen castle sword"];
 
-/// A gateway whose backend `pod-a` runs the tables `first` of the fixture's folder, which is the root of others; text `i` is at
-/// home on rank `i`. `sections` goes before the models.
+/// A gateway whose backend `pod-a` runs the tables `first` of the fixture's folder, which is the root of others; text
+/// `i` is at home on rank `i`. `sections` goes before the models.
 pub(crate) async fn reloadable(mock: &Mock, fixture: &Fixture, sections: &str) -> Running {
     mock.set_info(fixture.info());
     let tables = fixture.write("first", &TEXTS, 0);
@@ -210,7 +212,7 @@ pub(crate) async fn metric(gateway: &Running, line: &str) -> f64 {
     text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
 }
 
-/// What the admin plane shows of a backend.
+/// A backend as the admin plane shows it.
 pub(crate) async fn shown(gateway: &Running, backend: &str) -> Value {
     let shown = Client::admin(gateway).get("/admin/backends").await.json();
     let found = shown["backends"].as_array().unwrap().iter().find(|found| found["name"] == backend);

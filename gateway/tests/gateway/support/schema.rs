@@ -1,8 +1,9 @@
-//! Enough of JSON Schema to hold answers against the admin plane's own document. What it does not know, it does not pass.
+//! Enough of JSON Schema to hold answers against the admin plane's own document. What it does not know, it does not
+//! pass.
 
 use serde_json::{Map, Value};
 
-/// What is said about a schema, not about a value.
+/// Annotations of a schema, not constraints on a value.
 const REMARKS: [&str; 4] = ["description", "title", "format", "default"];
 
 /// Panics, naming the place, where `value` is not as `schema` says, or has a field that the schema does not name.

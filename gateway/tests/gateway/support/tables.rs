@@ -73,7 +73,7 @@ impl Fixture {
         Placement::contiguous(usize::from(LAYERS), EXPERTS, self.ranks).unwrap().digest()
     }
 
-    /// What a semmoe engine that runs this model and placement says about itself.
+    /// The report of a semmoe engine that runs this model and placement.
     pub(crate) fn info(&self) -> Value {
         json!({
             "model_path": "/models/tiny", "dp_size": self.ranks, "ep_size": self.ranks,

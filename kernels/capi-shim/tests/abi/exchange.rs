@@ -19,7 +19,7 @@ const EXPERTS_AT: usize = TOKENS_AT + 4096;
 const WEIGHTS_AT: usize = EXPERTS_AT + 8192;
 const SUMS_AT: usize = 1 << 17;
 
-/// What a rank sends.
+/// The rows that a rank sends.
 pub(crate) struct Sent<T> {
     x: Vec<T>,
     pub(crate) experts: Vec<i32>,

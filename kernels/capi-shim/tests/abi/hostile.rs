@@ -1,5 +1,5 @@
-//! What only the device sees stops the kernel, is told with a status and a sentence, and spends the communicator; what the host sees is
-//! refused before any launch, and the communicator goes on.
+//! Errors that only the device sees stop the kernel, return a status and a sentence, and spend the communicator; errors
+//! that the host sees are refused before any launch, and the communicator goes on.
 
 use std::sync::Barrier;
 
@@ -23,7 +23,7 @@ fn sum(tokens: u64) -> AllReduce {
     all_reduce_args(0, tokens, 8, 0, 8192)
 }
 
-/// A kernel of this rank stopped: the launch was taken, the report is told from then on.
+/// A kernel of this rank stopped: the launch was taken, every later call returns the report.
 fn stopped(rank: &Rank<'_>) -> (i32, String) {
     let told = rank.check();
     assert_ne!(told.0, abi::OK, "rank {} went on", rank.rank);
@@ -149,7 +149,7 @@ fn more_rows_than_the_capacity_stop_before_any_is_written() {
 /// Makes a call wrong; the number is an offset that is past the buffer's last row.
 type Change = fn(&mut ReduceScatter, u64);
 
-/// Nobody launched, so that the next call still meets the others.
+/// No rank launched, so that the next call still meets the others.
 #[test]
 fn what_the_host_sees_is_refused_and_the_ranks_go_on() {
     let Some(world) = World::new(2) else { return };

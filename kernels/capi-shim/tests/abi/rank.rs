@@ -126,7 +126,8 @@ pub(crate) fn read<T: Pod>(memory: &HostBuffer) -> Vec<T> {
 /// A call as C makes it; the answer is its status.
 macro_rules! call {
     ($rank:expr, $function:ident, $args:expr) => {
-        // SAFETY: the communicator is alive and the arguments name memory of the lengths that the header asks for, or what must be refused.
+        // SAFETY: the communicator is alive and the arguments name memory of the lengths that the header asks for, or
+        // what must be refused.
         unsafe { semmoe_kernels_capi_shim::capi::$function($rank.comm(), $args, std::ptr::null_mut()) }
     };
 }
@@ -146,7 +147,7 @@ impl Rank<'_> {
         self.world.buffers.len()
     }
 
-    /// What was reported behind the host's back.
+    /// Errors reported asynchronously.
     pub(crate) fn check(&self) -> (i32, String) {
         // SAFETY: the communicator is alive.
         let status = unsafe { capi::semmoe_check(self.comm) };

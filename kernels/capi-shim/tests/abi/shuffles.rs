@@ -7,7 +7,7 @@ use semmoe_kernels::{Element, RankOrder, RowSplit, argsort_by_rank, even_offsets
 
 use crate::rank::{BUFFER_BYTES, World, all_reduce_args, elements, read, same};
 
-/// What all ranks know, and what each must get.
+/// The inputs of all ranks, and the expected output of each.
 struct Case<T> {
     tokens: usize,
     hidden: usize,

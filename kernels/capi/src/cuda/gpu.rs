@@ -18,8 +18,8 @@ struct Gpu {
     caller: Option<CallerContext>,
 }
 
-// SAFETY: word and device may be used and freed by any thread that binds the GPU, as every method does; `caller` is set only by the
-// thread that drops it.
+// SAFETY: word and device may be used and freed by any thread that binds the GPU, as every method does; `caller` is set
+// only by the thread that drops it.
 unsafe impl Send for Gpu {}
 
 /// Whether this build has kernels.

@@ -1,4 +1,4 @@
-//! What the C interface launches, what it refuses, and what it tells.
+//! Launches, rejections and messages of the C interface.
 
 mod multicast;
 mod record;

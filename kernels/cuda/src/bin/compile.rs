@@ -1,5 +1,5 @@
-//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints registers, fails on spills. First it
-//! shows that it would: one more kernel that spills must be found.
+//! `semmoe-kernels-compile [--out DIR]`: compiles all kernels with NVRTC for all targets, prints registers, fails on
+//! spills. First it shows that it would: one more kernel that spills must be found.
 //!
 //! DIR gets one image per target, for a build with `SEMMOE_KERNEL_IMAGES=DIR`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command")]

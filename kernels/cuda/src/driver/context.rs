@@ -5,7 +5,7 @@ use cudarc::driver::sys::{self, CUcontext};
 
 use super::{Device, DeviceError};
 
-/// What the thread had current; put back when dropped.
+/// The context that was current on the thread; restored when dropped.
 pub struct CallerContext(CUcontext);
 
 impl CallerContext {

@@ -28,9 +28,9 @@ pub enum DeviceError {
     Params {
         /// Its name.
         kernel: &'static str,
-        /// What the library has.
+        /// The functions of the library.
         found: usize,
-        /// What the image has.
+        /// The functions of the image.
         expected: usize,
     },
     /// Blocks that wait for one another would not all run.

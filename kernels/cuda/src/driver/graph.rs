@@ -73,7 +73,7 @@ impl Graph {
     /// A driver that refuses.
     ///
     /// # Safety
-    /// What was promised to [`Graph::of`] still holds.
+    /// The caller's promise to [`Graph::of`] still holds.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: both are alive.
         unsafe { result::graph::launch(self.0, stream.0).map_err(Into::into) }

@@ -67,7 +67,7 @@ impl DeviceBuffer {
         unsafe { result::memcpy_htod_sync(self.pointer, bytes).map_err(Into::into) }
     }
 
-    /// What it holds, behind all work of the default stream.
+    /// Its content, behind all work of the default stream.
     ///
     /// # Errors
     /// A driver that refuses, or a kernel that trapped before.
@@ -86,7 +86,7 @@ impl DeviceBuffer {
         Buffer { address: self.pointer, bytes: self.bytes as u64 }
     }
 
-    /// What another process on this machine needs to map it.
+    /// The handle with which another process on this machine maps it.
     ///
     /// # Errors
     /// A driver that refuses.
@@ -245,7 +245,7 @@ pub unsafe fn write(to: Buffer, bytes: &[u8]) -> Result<(), DeviceError> {
     unsafe { result::memcpy_htod_sync(to.address, bytes).map_err(Into::into) }
 }
 
-/// What memory of the bound GPU holds, behind all work of the default stream: its first bytes.
+/// The first bytes of memory of the bound GPU, behind all work of the default stream.
 ///
 /// # Errors
 /// A driver that refuses.

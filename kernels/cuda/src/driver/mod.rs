@@ -1,7 +1,7 @@
 //! The kernels on a GPU: loaded from the embedded image, launched on the caller's stream.
 //!
-//! A launch allocates nothing and waits for nothing, so it may be captured in a graph. Memory and streams are the caller's, or come
-//! from [`memory`](mod@memory) for tools that have no framework beside them.
+//! A launch allocates nothing and waits for nothing, so it may be captured in a graph. Memory and streams are the
+//! caller's, or come from [`memory`](mod@memory) for tools that have no framework beside them.
 
 mod context;
 mod error;
@@ -43,7 +43,8 @@ struct Function {
     params: usize,
 }
 
-// SAFETY: a module and its functions belong to the context, which may be used from any thread that binds it; every method does.
+// SAFETY: a module and its functions belong to the context, which may be used from any thread that binds it; every
+// method does.
 unsafe impl Send for Device {}
 // SAFETY: as above; nothing is changed after `open`.
 unsafe impl Sync for Device {}
@@ -150,7 +151,8 @@ impl Device {
         Ok(self.context.bind_to_thread()?)
     }
 
-    /// The most blocks of a kernel that run at once; blocks of a collective wait for one another, so that all of them must.
+    /// The most blocks of a kernel that run at once; blocks of a collective wait for one another, so that all of them
+    /// must.
     ///
     /// # Errors
     /// A kernel that this image does not have, a driver that refuses.
@@ -166,7 +168,7 @@ impl Device {
         Ok(u32::try_from(blocks).unwrap_or(0) * self.processors)
     }
 
-    /// What can be refused of a launch before it happens.
+    /// Errors found before a launch.
     ///
     /// # Errors
     /// A kernel that this image does not have, more blocks than fit the GPU at once, a driver that refuses.
@@ -199,8 +201,8 @@ impl Device {
         let function = self.fits(launch)?;
         let ((blocks, ranks, threads), params) = (launch.shape(), launch.params());
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the one argument has the size that the kernel was compiled with and is copied before the call returns; the rest is
-        // the caller's promise.
+        // SAFETY: the one argument has the size that the kernel was compiled with and is copied before the call
+        // returns; the rest is the caller's promise.
         unsafe {
             result::launch_kernel(function.handle, (blocks, ranks, 1), (threads, 1, 1), 0, stream, &mut arguments)?;
         }

@@ -8,7 +8,7 @@ use semmoe_kernels::Dtype;
 use super::DeviceError;
 use crate::hosts::{Transfer, Wire};
 
-/// What rank 0 makes and every other rank must be told.
+/// The id that rank 0 creates and every other rank needs.
 pub type GroupId = [u8; 128];
 
 /// One rank of a group over NCCL.

@@ -1,8 +1,9 @@
 //! The collectives of [`semmoe_kernels::collectives`] over rows in GPU memory: what a compute backend on a GPU calls.
 //!
-//! Labels, splits and plans are the host's, as the host has to know how many rows come: they go over a [`Lockstep`], in the same
-//! messages as elsewhere, without rows. So ranks agree on a call, or learn of a lost one, before anything is launched. Rows then move
-//! on the rank's stream, between GPUs that have mapped each other ([`PeerMemory`]) or over NCCL ([`Hosts`](crate::hosts::Hosts)).
+//! Labels, splits and plans are the host's, as the host has to know how many rows come: they go over a [`Lockstep`], in
+//! the same messages as elsewhere, without rows. So ranks agree on a call, or learn of a lost one, before anything is
+//! launched. Rows then move on the rank's stream, between GPUs that have mapped each other ([`PeerMemory`]) or over
+//! NCCL ([`Hosts`](crate::hosts::Hosts)).
 
 mod mover;
 mod peers;

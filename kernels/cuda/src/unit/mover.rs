@@ -1,4 +1,4 @@
-//! What moves rows between GPUs, once the ranks have agreed on a call.
+//! Moves rows between GPUs, once the ranks have agreed on a call.
 
 use semmoe_kernels::collectives::NormIn;
 use semmoe_kernels::{Dtype, Element, RowSplit};
@@ -42,19 +42,19 @@ pub struct SentRows<'a> {
     pub received: &'a [u32],
 }
 
-/// One rank's end of what carries rows of T. Lengths have been checked, and every rank makes the same call. Nothing waits for the GPU:
-/// results are there when the rank's stream has come past the call.
+/// One rank's end of what carries rows of T. Lengths have been checked, and every rank makes the same call. Nothing
+/// waits for the GPU: results are there when the rank's stream has come past the call.
 pub trait RowMover<T: Element>: Send {
     /// All of a region.
     fn region(&self, region: Region) -> Buffer;
 
-    /// What a kernel stopped with, if any did.
+    /// The status that stopped a kernel, if any did.
     fn stopped(&self) -> Option<Stopped>;
 
     /// From [`Region::Rows`] of all ranks.
     ///
     /// # Errors
-    /// What [`MoveError`] lists.
+    /// As listed in [`MoveError`].
     fn reduce_scatter(
         &mut self,
         call: SplitRows<'_>,
@@ -65,7 +65,7 @@ pub trait RowMover<T: Element>: Send {
     /// `own` is `[m, H]`, `out` `[n, H]`.
     ///
     /// # Errors
-    /// What [`MoveError`] lists.
+    /// As listed in [`MoveError`].
     fn allgather(
         &mut self,
         call: SplitRows<'_>,
@@ -76,13 +76,13 @@ pub trait RowMover<T: Element>: Send {
     /// Into [`Region::Rows`] of the ranks that get rows of `x`.
     ///
     /// # Errors
-    /// What [`MoveError`] lists.
+    /// As listed in [`MoveError`].
     fn dispatch(&mut self, call: SentRows<'_>, x: DeviceRows<'_, T>) -> Result<(), MoveError>;
 
     /// From [`Region::Sums`] of the ranks that got rows in the last dispatch, the same `call`.
     ///
     /// # Errors
-    /// What [`MoveError`] lists.
+    /// As listed in [`MoveError`].
     fn combine(&mut self, call: SentRows<'_>, out: DeviceRows<'_, T>) -> Result<(), MoveError>;
 }
 

@@ -59,7 +59,8 @@ impl<R: Runner> PeerMemory<R> {
     /// Memory that is too small, a driver that refuses.
     ///
     /// # Safety
-    /// All of it is mapped on the runner's GPU, and only the values of these ranks use it, as long as any of them lives.
+    /// All of it is mapped on the runner's GPU, and only the values of these ranks use it, as long as any of them
+    /// lives.
     pub unsafe fn new(room: Room, team: Team, symmetric: &[Buffer], own: Buffer, runner: R) -> Result<Self, MoveError> {
         check_ranks("symmetric memory", symmetric.len(), &team)?;
         let mut parts: [Vec<Buffer>; 5] = Default::default();

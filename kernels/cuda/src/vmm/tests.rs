@@ -33,7 +33,7 @@ impl Books {
         Ok(self.next.get())
     }
 
-    /// What was made and not undone: of each pair of calls, one for one.
+    /// Resources created and not released: of each pair of calls, one for one.
     fn left(&self) -> Vec<String> {
         let calls = self.calls.borrow();
         let refused = self.refuses.get();

@@ -1,4 +1,5 @@
-//! What all carriers must do: every collective equal to `semmoe_kernels::reference`, bit for bit, in any order and number.
+//! The law of all carriers: every collective equal to `semmoe_kernels::reference`, bit for bit, in any order and
+//! number.
 
 use semmoe_kernels::collectives::{AllRowsIn, Collectives, Host, NormIn, OwnRowsIn, ReceivedIn, ReceivedRows, Space};
 use semmoe_kernels::reference::{self, NO_EXPERT, ResidualNorm, RoutedTokens};
@@ -51,7 +52,7 @@ struct Tokens<T> {
     weights: Vec<f32>,
 }
 
-/// What all ranks bring to one round.
+/// The inputs of all ranks for one round.
 struct Round<T> {
     order: RankOrder,
     parts: Vec<Vec<T>>,
@@ -135,7 +136,7 @@ fn bytes<T: Element>(values: &[T]) -> Vec<u8> {
     bytemuck::cast_slice(values).to_vec()
 }
 
-/// What a rank makes of a row, whatever it is.
+/// A rank's function of a row.
 fn sum<T: Element>(row: &[T], weights: f32, to: &mut [T]) {
     to.iter_mut().zip(row).for_each(|(to, value)| *to = T::round(value.widen() * weights));
 }

@@ -34,7 +34,7 @@ struct Tokens<T> {
     weights: Vec<f32>,
 }
 
-/// What all ranks bring to one layer.
+/// The inputs of all ranks for one layer.
 struct Layer<T> {
     hidden: usize,
     top_k: usize,
@@ -73,7 +73,7 @@ impl<T: Element> Layer<T> {
     }
 }
 
-/// What the slice of a local index makes of a row, whatever it is: other in every column, and for every slice.
+/// A slice's function of a row: different in every column, and for every slice.
 fn slice_of<T: Element>(local: usize, row: &[T], pairs: impl Iterator<Item = (u16, f32)>, to: &mut [T]) {
     let gain: f32 = pairs.map(|(expert, weight)| weight * (1.3 + f32::from(expert) * 0.7 + local as f32)).sum();
     let column = |(at, value): (usize, &T)| T::round(value.widen() * gain + 0.01 * (at * (local + 1)) as f32);
@@ -261,7 +261,7 @@ fn rows_that_travel_in_another_type_are_those_of_that_type() {
     }
 }
 
-/// What began and ended, in order.
+/// Events in order.
 #[derive(Default)]
 struct Events(Vec<(bool, Stage)>);
 
@@ -316,7 +316,7 @@ fn stages_of_both_levels_overlap_where_they_are_fused() {
         assert_eq!([Dispatch, Gather, Reduce, Combine].map(count), [2 * 4, 2 * 5, 2 * 4, 2 * 4]);
         for piece in 0..4 {
             assert!(events.overlap(stage(Dispatch, piece), stage(Gather, piece)));
-            // What crossed is gathered in the next step, and what was added crosses in the next.
+            // Crossed rows are gathered in the next step, and added rows cross in the next.
             assert!(events.at(false, Dispatch, piece) < events.at(true, Gather, piece + 1));
             assert!(events.at(false, Reduce, piece) < events.at(true, Combine, piece));
         }

@@ -23,7 +23,7 @@ pub(crate) struct Case {
     pub(crate) all_on: Option<usize>,
 }
 
-/// What a rank sends in one round.
+/// A rank's input for one round.
 struct Sent<T> {
     x: Vec<T>,
     experts: Vec<i32>,
@@ -56,7 +56,7 @@ impl<T: Element> Sent<T> {
     }
 }
 
-/// What a rank writes for itself in one round, and copies of what it received.
+/// A rank's own output of one round, and copies of the rows it received.
 struct Results {
     sent_rows: HostBuffer,
     source_offsets: HostBuffer,

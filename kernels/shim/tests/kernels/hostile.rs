@@ -1,4 +1,5 @@
-//! Ranks that never arrive or disagree, ids out of range, room that is too small: a stop with a report, never a hang or a wild access.
+//! Ranks that never arrive or disagree, ids out of range, room that is too small: a stop with a report, never a hang or
+//! a wild access.
 
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{

@@ -1,4 +1,5 @@
-//! The bytes that the README and the model give for each kernel are those that it moves, as the shim counts its 16-byte accesses.
+//! The bytes that the README and the model give for each kernel are those that it moves, as the shim counts its 16-byte
+//! accesses.
 
 use half::bf16;
 use semmoe_kernels::Dtype;

@@ -15,7 +15,8 @@ pub(crate) const SEEDS: std::ops::Range<u64> = 0..6;
 /// Every comparison that the other tests make, with a seed: what was noticed, by the collective that showed it.
 pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
     let grid = Grid { blocks: 2, threads: 64 };
-    // A rank without rows is through at once, and one comes late: what is not waited for is then read too early or too late.
+    // A rank without rows is through at once, and one comes late: what is not waited for is then read too early or too
+    // late.
     let uneven = Case { spread: Spread::AllOn(1), held: Some(0), grid, ..Case::new(3, 9, 64) };
     let late = Case { held: Some(2), grid, ..Case::new(3, 12, 64) };
     // Threads of one block drift apart over many rows.
@@ -49,7 +50,7 @@ pub(crate) fn noticed(shim: &Shim, run: Run) -> Vec<(&'static str, String)> {
     results.into_iter().filter_map(|(what, result)| result.err().map(|error| (what, error))).collect()
 }
 
-/// What every piece of the ranks' meeting must be noticed by.
+/// The test that must notice each fault of the ranks' synchronisation.
 const ALL: [&str; 5] = ["reduce-scatter", "allgather", "all-reduce", "dispatch and combine", "switch"];
 
 fn check(mutant: Mutant, collectives: &[&str]) {

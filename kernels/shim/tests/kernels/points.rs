@@ -1,4 +1,5 @@
-//! Every barrier of the sources, block or warp, left out one at a time: a comparison must notice, or a line here says why none can.
+//! Every barrier of the sources, block or warp, left out one at a time: a comparison must notice, or a line here says
+//! why none can.
 //!
 //! A kernel without a barrier may write anywhere, so each is run in a process of its own.
 
@@ -15,12 +16,13 @@ use crate::support::{Run, SANITIZED, shim};
 /// File, line of a barrier.
 type Point = (&'static str, u32);
 
-/// What the child is to leave out, and which library it opens.
+/// The step the child leaves out, and the library it opens.
 const CHILD: &str = "SEMMOE_SHIM_LEFT_OUT";
 const LIBRARY: &str = "SEMMOE_SHIM_LIBRARY";
 
-/// The n-th barrier of a file, from 0 on, that this model does not miss. Behind most of them the next warp operation, at which the shim's
-/// lanes meet as well, comes before anybody can go wrong; on a GPU that operation orders no memory, and the barrier does.
+/// The n-th barrier of a file, from 0 on, that this model does not miss. Behind most of them the next warp operation,
+/// at which the shim's lanes meet as well, comes before anybody can go wrong; on a GPU that operation orders no memory,
+/// and the barrier does.
 const NOT_NOTICED: &[(&str, usize)] = &[
     // Counts are zeroed; the lanes meet in __match_any_sync before the first is counted.
     ("argsort.cu", 0),
@@ -30,10 +32,10 @@ const NOT_NOTICED: &[(&str, usize)] = &[
     // Counts are zeroed, or one was counted; the lanes meet in __ballot_sync.
     ("dispatch_plan.cu", 0),
     ("dispatch_plan.cu", 2),
-    // The next row overwrites the sums of the last: a thread would have to wake only when others have been through a whole row, which the
-    // scheduler's uneven speeds have not brought about.
+    // The next row overwrites the sums of the last: a thread would have to wake only when others have been through a
+    // whole row, which the scheduler's uneven speeds have not brought about.
     ("srs_norm.cu", 1),
-    // All lanes look at the limits before any row is pushed: only a call that is about to stop could tell.
+    // All lanes look at the limits before any row is pushed: only a call that is about to stop shows it.
     ("pack.cu", 0),
 ];
 

@@ -78,7 +78,7 @@ pub(crate) struct World {
     pub(crate) reports: Vec<HostBuffer>,
 }
 
-/// In the shim's time, a microsecond is a round in which nobody could move on.
+/// In the shim's time, a microsecond is a round in which no lane could move on.
 pub(crate) const TIMEOUT: Duration = Duration::from_micros(200);
 
 impl World {
@@ -141,7 +141,8 @@ pub(crate) fn order(rng: &mut Rng, case: &Case) -> RankOrder {
 
 /// Runs streams that must all end well.
 pub(crate) fn run_all(shim: &Shim, streams: &[Vec<Step<'_>>], run: Run, world: &World) -> Result<(), String> {
-    // SAFETY: every buffer outlives this call and is only borrowed after it; signals were zeroed when the world was made.
+    // SAFETY: every buffer outlives this call and is only borrowed after it; signals were zeroed when the world was
+    // made.
     let ends = unsafe { shim.run(streams, run.seed, run.mutant) }.map_err(|error| error.to_string())?;
     match ends.iter().position(|&end| end == StreamEnd::Trapped) {
         None => Ok(()),
@@ -163,7 +164,8 @@ pub(crate) fn same<T: bytemuck::Pod>(what: &str, found: &[T], expected: &[T]) ->
     Err(format!("{what}: {} found, {} expected, first difference at {first:?}", found.len(), expected.len()))
 }
 
-/// The shapes that every collective is run with: odd and even, wide and narrow, more and fewer tokens than ranks, none at all.
+/// The shapes that every collective is run with: odd and even, wide and narrow, more and fewer tokens than ranks, none
+/// at all.
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, ranks) in [1, 2, 3, 4, 8].into_iter().enumerate() {

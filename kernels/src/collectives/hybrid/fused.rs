@@ -1,7 +1,8 @@
-//! AG-Dispatch and RS-Combine (MixServe, Algorithms 2 and 1): while one piece crosses nodes, another is gathered or added inside.
+//! AG-Dispatch and RS-Combine (MixServe, Algorithms 2 and 1): while one piece crosses nodes, another is gathered or
+//! added inside.
 //!
-//! A message inside a node is, in AG-Dispatch, the bytes of the own rows' message u64, that message, and the one that crossed a step
-//! before, as it came; in RS-Combine the partial sums T of own rows, then of those that cross.
+//! A message inside a node is, in AG-Dispatch, the bytes of the own rows' message u64, that message, and the one that
+//! crossed a step before, as it came; in RS-Combine the partial sums T of own rows, then of those that cross.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -305,7 +306,8 @@ impl<L: Lockstep, T: Element> Fused<L, T> {
         Ok(())
     }
 
-    /// Adds what the ranks of this node made of the rows that came by way of this one: own rows stay, the others cross next.
+    /// Adds what the ranks of this node made of the rows that came by way of this one: own rows stay, the others cross
+    /// next.
     fn reduce(&mut self, step: usize) -> Result<(), UnitError> {
         let Self { shards, sums, reduced, returned, step: messages, .. } = self;
         let (pieces, hidden) = (self.pieces, self.arrived.hidden);
@@ -343,8 +345,8 @@ fn split_gather(message: &[u8]) -> Result<(&[u8], &[u8]), String> {
     split.ok_or_else(|| format!("a gather of {length} bytes, shorter than its own rows"))
 }
 
-/// The rows that came by way of one local index and are added in a step, among all that arrived: those of the own node, then those that
-/// cross next.
+/// The rows that came by way of one local index and are added in a step, among all that arrived: those of the own node,
+/// then those that cross next.
 fn rows_to_reduce<T>(shard: &Shard<T>, pieces: Pieces, step: usize) -> [Range<usize>; 2] {
     let crossing = match step < pieces.crossing() {
         true => shard.of_nodes[pieces.from(step)].rows(pieces.chunk(step)),

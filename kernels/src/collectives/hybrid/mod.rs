@@ -1,11 +1,12 @@
 //! Hybrid TP-EP: an expert belongs to a node and is sliced over the node's ranks (MixServe, section III-C).
 //!
-//! A row crosses to each node that needs it once, to the rank with the local index of the row's own rank, and is gathered by the
-//! ranks of that node. The ranks' partial sums are added on that same rank, whose result crosses back. So of both directions each
-//! rank carries 1/P between nodes. MixServe cuts rows into P columns, as attention tp leaves each row on all ranks of a node; here
-//! each row is on one rank alone (a rank's own tokens, or what a reduce-scatter left it), so that rows are cut in place of columns,
-//! and no allgather has to follow the combine. What is computed, bit for bit: [`hybrid_dispatch`](crate::reference::hybrid_dispatch)
-//! and [`hybrid_combine`](crate::reference::hybrid_combine).
+//! A row crosses to each node that needs it once, to the rank with the local index of the row's own rank, and is
+//! gathered by the ranks of that node. The ranks' partial sums are added on that same rank, whose result crosses back.
+//! So of both directions each rank carries 1/P between nodes. MixServe cuts rows into P columns, as attention tp leaves
+//! each row on all ranks of a node; here each row is on one rank alone (a rank's own tokens, or what a reduce-scatter
+//! left it), so that rows are cut in place of columns, and no allgather has to follow the combine. What is computed,
+//! bit for bit: [`hybrid_dispatch`](crate::reference::hybrid_dispatch) and
+//! [`hybrid_combine`](crate::reference::hybrid_combine).
 //!
 //! | exchange | between nodes | inside a node |
 //! |---|---|---|
@@ -36,12 +37,14 @@ pub use stage::{Stage, StageName, StageObserver, Unobserved};
 /// The most chunks into which a fused exchange cuts what one node sends another.
 pub const MAX_CHUNKS: usize = 64;
 
-/// The collectives of a unit in which dispatch and combine go by node: their plan is over the N nodes, and what is received is the same on
-/// all ranks of a node, by the source's local index, then by its node. The other collectives are the unit's.
+/// The collectives of a unit in which dispatch and combine go by node: their plan is over the N nodes, and what is
+/// received is the same on all ranks of a node, by the source's local index, then by its node. The other collectives
+/// are the unit's.
 pub struct HybridCollectives<L, T> {
     unit: Box<dyn Collectives<T>>,
     link: UnitLink<L>,
     route: Route<L, T>,
+    observer: Box<dyn StageObserver + Send>,
 }
 
 enum Route<L, T> {
@@ -50,16 +53,17 @@ enum Route<L, T> {
 }
 
 impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
-    /// One level after the other. `unit` is over a clone of the link; `inside` is memory of the ranks of this node alone, counted by
-    /// local index, and used by no other collectives.
+    /// One level after the other. `unit` is over a clone of the link; `inside` is memory of the ranks of this node
+    /// alone, counted by local index, and used by no other collectives.
     pub fn unfused(link: UnitLink<L>, unit: Box<dyn Collectives<T>>, inside: impl RowMemory<T> + 'static) -> Self {
         let across = RowCollectives::of_group(link.across(), PrivateMemory::new(link.grid().node(link.rank())));
         let inside = RowCollectives::of_group(link.inside(), inside);
-        Self { unit, link, route: Route::Unfused(Box::new(Unfused::new(Box::new(across), Box::new(inside)))) }
+        let route = Route::Unfused(Box::new(Unfused::new(Box::new(across), Box::new(inside))));
+        Self { unit, link, route, observer: Box::new(Unobserved) }
     }
 
-    /// Both levels at once. What one node sends another is cut into `chunks`: the same number on every rank. Rows travel in messages
-    /// at both levels.
+    /// Both levels at once. What one node sends another is cut into `chunks`: the same number on every rank. Rows
+    /// travel in messages at both levels.
     ///
     /// # Errors
     /// No chunks, or more than [`MAX_CHUNKS`].
@@ -69,7 +73,21 @@ impl<L: Lockstep + 'static, T: Element> HybridCollectives<L, T> {
             return Err(UnitError::Operands { rank: link.rank(), detail });
         }
         let route = Route::Fused(Box::new(Fused::new(link.clone(), chunks)));
-        Ok(Self { unit, link, route })
+        Ok(Self { unit, link, route, observer: Box::new(Unobserved) })
+    }
+
+    /// An observer of every dispatch and combine.
+    #[must_use]
+    pub fn observed_by(self, observer: Box<dyn StageObserver + Send>) -> Self {
+        Self { observer, ..self }
+    }
+
+    /// Hands the observer to an exchange; a box of nothing takes no memory.
+    fn observed<R>(&mut self, exchange: impl FnOnce(&mut Self, &mut dyn StageObserver) -> R) -> R {
+        let mut observer = std::mem::replace(&mut self.observer, Box::new(Unobserved));
+        let result = exchange(self, &mut *observer);
+        self.observer = observer;
+        result
     }
 
     /// [`Collectives::dispatch`], whose stages an observer follows.
@@ -129,7 +147,7 @@ impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, 
     }
 
     fn dispatch(&mut self, x: &[T], hidden: usize, plan: &DispatchPlan) -> Result<(), UnitError> {
-        self.dispatch_observed(x, hidden, plan, &mut Unobserved)
+        self.observed(|this, observer| this.dispatch_observed(x, hidden, plan, observer))
     }
 
     fn received(&mut self) -> Received<'_, T> {
@@ -140,7 +158,7 @@ impl<L: Lockstep + 'static, T: Element> Collectives<T> for HybridCollectives<L, 
     }
 
     fn combine(&mut self, plan: &DispatchPlan, out: &mut [T]) -> Result<(), UnitError> {
-        self.combine_observed(plan, out, &mut Unobserved)
+        self.observed(|this, observer| this.combine_observed(plan, out, observer))
     }
 }
 

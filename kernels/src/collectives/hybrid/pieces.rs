@@ -7,8 +7,8 @@ use crate::dispatch::DispatchPlan;
 use crate::element::Dtype;
 use crate::nodes::NodeGrid;
 
-/// The rows that cross, in pieces: first those to the next node, in C chunks, then those to the node after that, and so on: N - 1
-/// rounds of pairs, as in Algorithms 1 and 2 of MixServe.
+/// The rows that cross, in pieces: first those to the next node, in C chunks, then those to the node after that, and so
+/// on: N - 1 rounds of pairs, as in Algorithms 1 and 2 of MixServe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pieces {
     pub(super) grid: NodeGrid,
@@ -54,8 +54,8 @@ pub(super) fn part(rows: usize, index: usize, parts: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }
 
-/// What a rank's tokens bring to other nodes and back: the exact bytes of messages. `plan` is over nodes, `chunks` 1 where the exchange
-/// is not fused.
+/// What a rank's tokens bring to other nodes and back: the exact bytes of messages. `plan` is over nodes, `chunks` 1
+/// where the exchange is not fused.
 #[must_use]
 pub fn hybrid_bytes(plan: &DispatchPlan, node: usize, dtype: Dtype, hidden: usize, chunks: usize) -> u64 {
     let others = (0..plan.ranks()).filter(|&other| other != node).map(|other| plan.rank(other));

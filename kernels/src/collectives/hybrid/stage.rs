@@ -35,8 +35,8 @@ impl StageName {
     }
 }
 
-/// Follows the stages of one rank. A stage begins when the rank offers its messages, and ends when the last one that it waits for has
-/// arrived. Every stage that began ends, unless the unit fails.
+/// Follows the stages of one rank. A stage begins when the rank offers its messages, and ends when the last one that it
+/// waits for has arrived. Every stage that began ends, unless the unit fails.
 pub trait StageObserver {
     /// A stage begins.
     fn began(&mut self, stage: Stage);

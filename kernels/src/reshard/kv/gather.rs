@@ -7,7 +7,8 @@ use super::pool::{KvError, KvPage, KvPool, KvSequence, KvShape};
 
 impl KvPlan {
     /// The union of all ranks' pools, as every rank has it afterwards. Sealed pages with the same tokens before and in
-    /// them are bitwise equal: the lowest rank's is kept. `capacity` is the number of pages of a rank's share that fit its memory.
+    /// them are bitwise equal: the lowest rank's is kept. `capacity` is the number of pages of a rank's share that fit
+    /// its memory.
     ///
     /// Idle pages stay as far as there is room. They are evicted in the order of their age in their own pools, each
     /// counted from the youngest; a page that several ranks have is as young as in the pool where it is youngest. So no

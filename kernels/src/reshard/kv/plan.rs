@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::pool::{KvPool, KvShape};
-use crate::reshard::PieceHash;
+use crate::reshard::checksum::mix;
 
 /// A page of a pool before the switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -119,8 +119,8 @@ impl KvPlan {
     /// A number that is, in all likelihood, equal on two ranks only if their plans are.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mut hash = PieceHash::default();
-        let mut word = |word: u64| hash.update(&word.to_le_bytes());
+        let mut hash = 0;
+        let mut word = |word: u64| hash = mix(hash, word.wrapping_add(1));
         for planned in &self.pools {
             let PlannedPool { pool, sources } = planned;
             let counts = [pool.pages.len(), pool.sequences.len(), pool.idle.len()];
@@ -137,7 +137,7 @@ impl KvPlan {
             }
             pool.idle.iter().for_each(|&page| word(page.into()));
         }
-        hash.finish()
+        hash ^ (hash >> 32)
     }
 }
 

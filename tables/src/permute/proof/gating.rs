@@ -19,7 +19,7 @@ pub(super) struct Gating {
 /// The choice of one layer for one token.
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// What experts are chosen by: \[N\]
+    /// Scores by which experts are chosen: \[N\]
     pub(super) scores: Vec<f32>,
     /// Strongest first, ties to the lower number.
     pub(super) experts: Vec<usize>,
@@ -41,7 +41,7 @@ impl Gating {
     /// Chooses from the logits of a token and the bias of the router, if it has one.
     pub(super) fn choose(&self, logits: &[f32], bias: Option<&[f32]>) -> Choice {
         let biased = |expert: usize, value: f32| value + bias.map_or(0.0, |bias| bias[expert]);
-        // What a weight is proportional to, up to a factor that is the same for all experts of the token.
+        // Proportional to the weight, with one factor for all experts of the token.
         let affinities: Vec<f32> = match self.scoring {
             Scoring::Softmax => logits.to_vec(),
             Scoring::BiasedSoftmax => logits.iter().enumerate().map(|(e, &logit)| biased(e, logit)).collect(),

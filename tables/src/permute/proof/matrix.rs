@@ -1,8 +1,6 @@
 //! Stored matrices as rows of f32.
 
-use half::{bf16, f16};
-
-use crate::container::ForeignTensor;
+use crate::container::{FloatType, ForeignTensor};
 
 /// DeepSeek's FP8 has one scale for each block of 128 x 128.
 const FP8_BLOCK: usize = 128;
@@ -25,49 +23,14 @@ pub(super) struct Matrix<'s> {
 
 #[derive(Debug)]
 enum Form<'s> {
-    Plain { element: Element, bytes: &'s [u8] },
+    Plain { element: FloatType, bytes: &'s [u8] },
     Fp8 { bytes: &'s [u8], scales: Vec<f32>, values: Vec<f32> },
     Mxfp4 { blocks: &'s [u8], scales: &'s [u8] },
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Element {
-    F32,
-    F16,
-    BF16,
-}
-
-impl Element {
-    fn of(dtype: &str) -> Option<Self> {
-        match dtype {
-            "F32" => Some(Self::F32),
-            "F16" => Some(Self::F16),
-            "BF16" => Some(Self::BF16),
-            _ => None,
-        }
-    }
-
-    fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 2,
-        }
-    }
-
-    /// From as many bytes as it has.
-    fn decode(self, bytes: &[u8]) -> f32 {
-        match (self, bytes) {
-            (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-            (Self::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f32(),
-            (Self::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f32(),
-            _ => f32::NAN,
-        }
-    }
-}
-
 /// All numbers of a plain tensor.
 pub(super) fn numbers((tensor, bytes): Stored<'_>) -> Result<Vec<f32>, String> {
-    let element = Element::of(&tensor.dtype).ok_or_else(|| form_of(tensor))?;
+    let element = FloatType::of(&tensor.dtype).ok_or_else(|| form_of(tensor))?;
     Ok(bytes.chunks_exact(element.size()).map(|bytes| element.decode(bytes)).collect())
 }
 
@@ -79,7 +42,7 @@ impl<'s> Matrix<'s> {
         let (Ok(rows), Ok(cols), false) = (usize::try_from(rows), usize::try_from(cols), bytes.is_empty()) else {
             return Err(form_of(tensor));
         };
-        let form = match (Element::of(&tensor.dtype), scale) {
+        let form = match (FloatType::of(&tensor.dtype), scale) {
             (Some(element), None) => Form::Plain { element, bytes },
             (None, Some(scale)) if tensor.dtype == "F8_E4M3" => {
                 let expected = [rows.div_ceil(FP8_BLOCK) as u64, cols.div_ceil(FP8_BLOCK) as u64];

@@ -1,11 +1,12 @@
-//! The numeric half of the self-check: every permuted layer, computed on random hidden states, gives what the original gives.
+//! The numeric half of the self-check: every permuted layer, computed on random hidden states, gives what the original
+//! gives.
 //!
-//! The comparison of bytes shows that tensors moved as planned; this shows that the plan was right. Each checkpoint is computed
-//! from its own files, in its own numbering, by the gating of its family: nothing here knows how tensors moved, but that new
-//! expert p is old expert pi(p). Both sides do the same operations in the same order, so results are compared bit by bit:
-//! router logits, the scores that experts are chosen by, the experts chosen, and the output y = sum of `w_i` f_i(h) over them,
-//! strongest first. Weights are normalised over the chosen experts; a model that does not do so, or scales its output, differs
-//! by one factor on both sides.
+//! The comparison of bytes shows that tensors moved as planned; this shows that the plan was right. Each checkpoint is
+//! computed from its own files, in its own numbering, by the gating of its family: nothing here knows how tensors
+//! moved, but that new expert p is old expert pi(p). Both sides do the same operations in the same order, so results
+//! are compared bit by bit: router logits, the scores that experts are chosen by, the experts chosen, and the output y
+//! = sum of `w_i` f_i(h) over them, strongest first. Weights are normalised over the chosen experts; a model that does
+//! not do so, or scales its output, differs by one factor on both sides.
 //!
 //! | module | what |
 //! |---|---|
@@ -25,31 +26,34 @@ use super::config::Config;
 use super::permutation::LayerPermutation;
 use super::source::{CONFIG, Source};
 use super::{Permutation, PermuteError};
-use crate::Tables;
+use crate::{Tables, mix64};
 use gating::{Choice, Gating};
 use layer::MoeLayer;
 
 /// Hidden states per layer.
 const STATES: u64 = 2;
 
-/// What was computed and found equal.
+/// The parts that were computed and found equal.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Proof {
     /// Vectors of router logits compared: layers x states.
     pub logits: u64,
     /// Outputs of layers compared.
     pub outputs: u64,
-    /// Hidden states on which experts tie exactly. Engines give a tie to the lower number, which a permutation changes; outputs
-    /// are not compared there.
+    /// Hidden states on which experts tie exactly. Engines give a tie to the lower number, which a permutation changes;
+    /// outputs are not compared there.
     pub ties: u64,
-    /// Why some logits or outputs were not computed: a form of weights that is not known here. Their bytes were compared.
+    /// Why some logits or outputs were not computed: a form of weights that is not known here. Their bytes were
+    /// compared.
     pub not_computed: Option<String>,
 }
 
-/// Computes both checkpoints' MoE layers on the same random hidden states and compares them; `permuted` needs no `config.json`.
+/// Computes both checkpoints' MoE layers on the same random hidden states and compares them; `permuted` needs no
+/// `config.json`.
 ///
 /// # Errors
-/// [`PermuteError::Computes`] when a layer gives something else; otherwise as [`super::permute`] for what cannot be read.
+/// [`PermuteError::Computes`] when a layer gives something else; otherwise as [`super::permute`] for what cannot be
+/// read.
 pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, PermuteError> {
     let permutation = Permutation::of(tables)?;
     let config = Config::read(&source.join(CONFIG), tables.model(), &permutation)?;
@@ -143,10 +147,8 @@ fn hidden_state(len: usize, number: u64) -> Vec<f32> {
     let mut state = number.wrapping_mul(0xd6e8_feb8_6659_fd93);
     let mut next = || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         // 24 bits, which an f32 holds exactly.
-        ((z ^ (z >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        (mix64(state) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
     };
     (0..len).map(|_| next()).collect()
 }

@@ -1,4 +1,5 @@
-//! The memory that the ranks of one host share: a bell for each rank, a ring from each rank to each other, and each rank's rows.
+//! The memory that the ranks of one host share: a bell for each rank, a ring from each rank to each other, and each
+//! rank's rows.
 
 use std::fmt;
 use std::fs::File;
@@ -58,7 +59,8 @@ pub struct ShmMemory {
     layout: Layout,
 }
 
-/// Header, bells, words of the rings, rings, rows of each rank; each part begins a page. Rings lie by sender, then by receiver.
+/// Header, bells, words of the rings, rings, rows of each rank; each part begins a page. Rings lie by sender, then by
+/// receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
     world: usize,
@@ -85,8 +87,9 @@ impl ShmError {
 }
 
 impl ShmMemory {
-    /// Makes the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one collective. Nothing
-    /// of it is left when the last process that has the file or the map ends, however it ends. The other ranks attach to the file, by its path under `/proc`.
+    /// Makes the memory of a unit, with room for `elements` elements of rows that a rank sends or returns in one
+    /// collective. Nothing of it is left when the last process that has the file or the map ends, however it ends. The
+    /// other ranks attach to the file, by its path under `/proc`.
     ///
     /// # Errors
     /// More ranks than share memory, or memory that cannot be had.
@@ -141,16 +144,17 @@ impl ShmMemory {
         (words, self.at(self.layout.rings + ring * self.layout.ring_bytes))
     }
 
-    /// The end of a rank of a unit of `world` for the memory for rows, which `ranks` of the unit share: as many as there are here, in
-    /// ascending order, this one among them. To be called once for each, in the process that is that rank.
+    /// The end of a rank of a unit of `world` for the memory for rows, which `ranks` of the unit share: as many as
+    /// there are here, in ascending order, this one among them. To be called once for each, in the process that is that
+    /// rank.
     pub(crate) fn rows<T: Element>(self: &Arc<Self>, rank: usize, ranks: &[usize], world: usize) -> SharedHalves<T> {
         const { assert!(size_of::<T>() <= size_of::<f32>(), "the memory has room for f32") };
         let Layout { elements, rows, rows_stride, .. } = self.layout;
         assert_eq!(ranks.len(), self.layout.world, "the memory of so many ranks");
         let mut buffers = vec![std::ptr::null_mut(); world];
         ranks.iter().enumerate().for_each(|(at, &rank)| buffers[rank] = self.at(rows + at * rows_stride));
-        // SAFETY: a part of the map for each rank, at multiples of a page, which the end keeps; a rank joins once, and its
-        // collectives are those of the unit.
+        // SAFETY: a part of the map for each rank, at multiples of a page, which the end keeps; a rank joins once, and
+        // its collectives are those of the unit.
         unsafe { SharedHalves::new(rank, &buffers, elements, Box::new(Arc::clone(self))) }
     }
 

@@ -1,5 +1,5 @@
-//! Streams through memory that the processes of one host share. Who waits spins for a moment, if there is a core for each
-//! rank, and then sleeps on its bell (a futex), which whoever writes to it or makes room for it rings.
+//! Streams through memory that the processes of one host share. Who waits spins for a moment, if there is a core for
+//! each rank, and then sleeps on its bell (a futex), which whoever writes to it or makes room for it rings.
 //!
 //! | module | what |
 //! |---|---|
@@ -29,19 +29,21 @@ use semmoe_ranks::SharedHalves;
 
 use super::links::check_links;
 
-/// Looks at the bell before sleeping, if every rank can have a core of its own: a few microseconds, about what sleeping costs. Longer
-/// would take the core from the very rank that is waited for, where others use the machine, too.
+/// Looks at the bell before sleeping, if every rank can have a core of its own: a few microseconds, about what sleeping
+/// costs. Longer would take the core from the very rank that is waited for, where others use the machine, too.
 const SPINS: u32 = 64;
 
 /// One rank's end over shared memory.
 pub type ShmTransport = StreamTransport<Rings>;
 
 impl ShmTransport {
-    /// Joins as a rank, once: the link, and the memory for rows, of the same type on all ranks. `links[p]` is a connection to rank p
-    /// over which nothing is sent: its end means that the rank is no more. `limit` bounds one collective, which includes the time by which a slower rank arrives later.
+    /// Joins as a rank, once: the link, and the memory for rows, of the same type on all ranks. `links[p]` is a
+    /// connection to rank p over which nothing is sent: its end means that the rank is no more. `limit` bounds one
+    /// collective, which includes the time by which a slower rank arrives later.
     ///
     /// # Errors
-    /// A rank without a link, a link in the own slot, memory for another number of ranks, or a thread that cannot be had.
+    /// A rank without a link, a link in the own slot, memory for another number of ranks, or a thread that cannot be
+    /// had.
     pub fn new<T: Element>(
         rank: usize,
         memory: ShmMemory,

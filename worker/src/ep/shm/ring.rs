@@ -40,8 +40,8 @@ impl RingWriter {
         Self { memory: Arc::clone(memory), from, to, written: 0 }
     }
 
-    /// Writes what there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will wake this
-    /// rank when there is.
+    /// Writes what there is room for, up to a piece, and wakes the reader; 0 = there is none, and the reader will wake
+    /// this rank when there is.
     pub(super) fn write<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> Result<usize, BadRing> {
         let (words, bytes) = self.memory.ring(self.from, self.to);
         let mut room = self.room(words.receiver.read.load(Acquire))?;
@@ -59,8 +59,8 @@ impl RingWriter {
             let part = &part[..part.len().min(room - count)];
             let at = (self.written as usize + count) % size;
             let (first, second) = part.split_at(part.len().min(size - at));
-            // SAFETY: both places are in the ring, and of them the reader reads nothing before `written` says so; it is done
-            // with what was there before, as its `read` says.
+            // SAFETY: both places are in the ring, and of them the reader reads nothing before `written` says so; it is
+            // done with what was there before, as its `read` says.
             unsafe {
                 bytes.add(at).copy_from_nonoverlapping(first.as_ptr(), first.len());
                 bytes.copy_from_nonoverlapping(second.as_ptr(), second.len());
@@ -95,7 +95,8 @@ impl RingReader {
         }
         let at = self.read as usize % size;
         let (first, second) = to[..count].split_at_mut(count.min(size - at));
-        // SAFETY: both places are in the ring, and the writer leaves them alone from its `written` on until `read` passes them.
+        // SAFETY: both places are in the ring, and the writer leaves them alone from its `written` on until `read`
+        // passes them.
         unsafe {
             bytes.add(at).copy_to_nonoverlapping(first.as_mut_ptr(), first.len());
             bytes.copy_to_nonoverlapping(second.as_mut_ptr(), second.len());

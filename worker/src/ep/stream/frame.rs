@@ -1,7 +1,7 @@
 //! The frame that precedes everything a rank writes to another.
 //!
-//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the count of the collective (data) or
-//! the rank that failed (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
+//! 24 bytes, little-endian: magic u32, kind u32, number u64, length u64. `number` is the count of the collective (data)
+//! or the rank that failed (failure); `length` bytes follow: the message, or why the rank failed (UTF-8).
 
 use semmoe_kernels::collectives::MAX_MESSAGE_BYTES;
 

@@ -1,9 +1,10 @@
-//! Ranks as processes: one byte stream between every two of them, read and written at the same time, so that messages larger
-//! than what a stream holds cannot block each other. What carries the streams is a [`Medium`]: sockets, or shared memory.
+//! Ranks as processes: one byte stream between every two of them, read and written at the same time, so that messages
+//! larger than what a stream holds cannot block each other. What carries the streams is a [`Medium`]: sockets, or
+//! shared memory.
 //!
-//! When a rank dies, every other rank sees its stream end; but a rank that only sees the *next* one leave must not blame that
-//! one. So a rank that gives up first tells its peers which rank failed and why, and a rank that finds a closed or silent
-//! peer listens for a moment whether another knows better.
+//! When a rank dies, every other rank sees its stream end; but a rank that only sees the *next* one leave must not
+//! blame that one. So a rank that gives up first tells its peers which rank failed and why, and a rank that finds a
+//! closed or silent peer listens for a moment whether another knows better.
 
 mod frame;
 mod peer;
@@ -19,8 +20,8 @@ use peer::{Fault, Progress};
 /// How long a rank that found a failure listens for an earlier cause, and how long it tries to tell its own.
 const SETTLE: Duration = Duration::from_millis(150);
 
-/// Bytes to and from one peer. Reads and writes take what they can and never block (`WouldBlock`); a read of 0 bytes is the
-/// end; `InvalidData` is what no rank would send.
+/// Bytes to and from one peer. Reads and writes take what they can and never block (`WouldBlock`); a read of 0 bytes is
+/// the end; `InvalidData` is what no rank would send.
 pub trait ByteStream: Read + Write + Send {
     /// Whether each read costs so much that more should be read than is needed.
     const READ_AHEAD: bool;
@@ -34,8 +35,8 @@ pub trait Medium: Send {
     /// A stream to one peer.
     type Stream: ByteStream;
 
-    /// Sleeps until something that is wanted of a peer may be possible, and says so in `ready`; with `bell`, until the waker
-    /// rang as well. False = `deadline` has passed (none: no limit).
+    /// Sleeps until something that is wanted of a peer may be possible, and says so in `ready`; with `bell`, until the
+    /// waker rang as well. False = `deadline` has passed (none: no limit).
     fn poll(
         &mut self,
         peers: &[Option<Peer<Self::Stream>>],
@@ -185,7 +186,8 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Tells every peer why this rank gives up: after the message that is on the wire to it, if that can still be finished.
+    /// Tells every peer why this rank gives up: after the message that is on the wire to it, if that can still be
+    /// finished.
     fn tell(&mut self, error: &UnitError, sending: Sending<'_>) {
         let deadline = Instant::now() + SETTLE;
         let cause = match error {

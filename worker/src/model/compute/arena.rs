@@ -1,8 +1,8 @@
 //! Large memory for what every step reads: weights and pages of keys and values.
 //!
-//! A piece of a few hundred kilobytes from the heap lies in small pages, each of which takes an entry of the processor's
-//! address cache; and pieces that are read one after the other lie anywhere. An arena is one mapping for which huge pages are
-//! asked, and its pieces lie in the order in which they were taken.
+//! A piece of a few hundred kilobytes from the heap lies in small pages, each of which takes an entry of the
+//! processor's address cache; and pieces that are read one after the other lie anywhere. An arena is one mapping for
+//! which huge pages are asked, and its pieces lie in the order in which they were taken.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::marker::PhantomData;
@@ -100,8 +100,8 @@ impl<T> Deref for Piece<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds these elements for as long as the piece does, zero or written through it, and nothing else
-        // refers to them.
+        // SAFETY: the mapping holds these elements for as long as the piece does, zero or written through it, and
+        // nothing else refers to them.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }

@@ -1,4 +1,5 @@
-//! 256-bit vectors: a row of a stripe is two of them, half a panel's, so that five rows of sums fit the sixteen registers.
+//! 256-bit vectors: a row of a stripe is two of them, half a panel's, so that five rows of sums fit the sixteen
+//! registers.
 
 use std::arch::x86_64::{
     __m256, __m256i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256,

@@ -3,8 +3,9 @@
 //! Each sum is taken in registers over all of k, one fused multiply-add per element and step: its order is k ascending,
 //! whatever the shape of the tile. `tile` has the loops.
 //!
-//! **One stream.** A product of few rows costs what reading B costs, and memory is read at its full rate only in order, in one
-//! stream. So the panels that a tile of few rows works on together, up to [`MAX_GROUP`], lie row by row beside each other.
+//! **One stream.** A product of few rows costs what reading B costs, and memory is read at its full rate only in order,
+//! in one stream. So the panels that a tile of few rows works on together, up to [`MAX_GROUP`], lie row by row beside
+//! each other.
 
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 
@@ -18,8 +19,8 @@ pub(in crate::model) const NR: usize = 32;
 /// Panels of a group at most.
 const MAX_GROUP: usize = 4;
 
-/// How far ahead of what is used weights are asked for, in bytes: some latencies of main memory, and with what is in use no
-/// more than the nearest cache holds.
+/// How far ahead of what is used weights are asked for, in bytes: some latencies of main memory, and with what is in
+/// use no more than the nearest cache holds.
 const AHEAD_BYTES: usize = 16 << 10;
 
 /// Rows of an f32 matrix, `rows x width`, each `stride` elements after the one before.
@@ -31,14 +32,25 @@ pub(in crate::model) struct Matrix<'a> {
     pub stride: usize,
 }
 
-/// The right operand, `[k, n]`; see [`group_of`] for the groups of packed ones.
+/// The right operand, `[k, n]`. Packed ones lie in groups of whole panels: of [`group_of`] its columns, or of as many
+/// for several operands that were packed by themselves and lie beside each other.
 #[derive(Clone, Copy)]
 pub(in crate::model) enum Columns<'a> {
-    /// Groups of `[k / 2 rounded up, columns]` words; word j of row i is column j, element 2 i in the low half, 2 i + 1 in the
-    /// high half, which is 0 past the end.
-    Bf16(&'a [u32]),
+    /// Groups of `[k / 2 rounded up, columns]` words; word j of row i is column j, element 2 i in the low half, 2 i + 1
+    /// in the high half, which is 0 past the end.
+    Bf16 {
+        /// The groups.
+        words: &'a [u32],
+        /// Columns of a group.
+        group: usize,
+    },
     /// Groups of `[k, columns]`.
-    F32(&'a [f32]),
+    F32 {
+        /// The groups.
+        values: &'a [f32],
+        /// Columns of a group.
+        group: usize,
+    },
     /// Row-major, `[k, stride]`; the stride is a multiple of [`NR`].
     Rows {
         /// The elements.
@@ -49,7 +61,7 @@ pub(in crate::model) enum Columns<'a> {
 }
 
 /// Columns of each group of a packed right operand of n columns: whole panels, and the same for all groups.
-pub(super) fn group_of(n: usize) -> usize {
+pub(in crate::model) fn group_of(n: usize) -> usize {
     let panels = n.div_ceil(NR);
     let mut group = MAX_GROUP;
     while !panels.is_multiple_of(group) {
@@ -72,8 +84,8 @@ pub(in crate::model) fn multiply(
     multiply_on(Isa::best(), (m, k, n), a, b, (c, c_stride), Begin::AtZero);
 }
 
-/// As [`multiply`], but goes on with the sums that are in `c`: the k of several products, one after the other, give the very
-/// sums of one product over all of them.
+/// As [`multiply`], but goes on with the sums that are in `c`: the k of several products, one after the other, give the
+/// very sums of one product over all of them.
 ///
 /// # Panics
 /// As [`multiply`].
@@ -90,8 +102,8 @@ pub(in crate::model) fn multiply_on_top(
 /// Rows up to which a product waits for B rather than for its operations.
 const FEW_ROWS: usize = 4;
 
-/// How much of a group such a product works through at a time where a tile is narrower than a group: half of the nearest cache,
-/// whose other half takes what comes next.
+/// How much of a group such a product works through at a time where a tile is narrower than a group: half of the
+/// nearest cache, whose other half takes what comes next.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// What a sum begins with.
@@ -116,11 +128,14 @@ pub(super) fn multiply_on(
     assert!(k > 0 && k <= a.stride && n <= c_stride, "rows may not overlap");
     assert!((m - 1) * a.stride + k <= a.data.len(), "A is too short");
     assert!((m - 1) * c_stride + n <= c.len(), "C is too short");
-    let (panels, columns) = (n.div_ceil(NR), group_of(n));
+    let panels = n.div_ceil(NR);
+    if let Columns::Bf16 { group, .. } | Columns::F32 { group, .. } = b {
+        assert!(group > 0 && group.is_multiple_of(NR), "groups are whole panels");
+    }
     let a = (a.data.as_ptr(), a.stride);
     let c = (c.as_mut_ptr(), c_stride);
     match b {
-        Columns::Bf16(words) => {
+        Columns::Bf16 { words, group: columns } => {
             let b_group = k.div_ceil(2) * columns;
             assert!(n.div_ceil(columns) * b_group <= words.len(), "B is too short");
             let ahead = Ahead::InStream(AHEAD_BYTES);
@@ -128,7 +143,7 @@ pub(super) fn multiply_on(
             // SAFETY: all three operands were just checked to be as long as the job says.
             unsafe { launch(isa, &job) }
         }
-        Columns::F32(values) => {
+        Columns::F32 { values, group: columns } => {
             let b_group = k * columns;
             assert!(n.div_ceil(columns) * b_group <= values.len(), "B is too short");
             let ahead = Ahead::InStream(AHEAD_BYTES);
@@ -150,8 +165,8 @@ pub(super) fn multiply_on(
 /// A job that threads share: they read its operands, and each writes columns of its own.
 struct Shared<'a, E>(&'a Job<E>);
 
-// SAFETY: all that is behind the job's pointers is borrowed for as long as the threads run; A and B are only read, and the
-// parts of C that `launch` gives to different threads are different columns.
+// SAFETY: all that is behind the job's pointers is borrowed for as long as the threads run; A and B are only read, and
+// the parts of C that `launch` gives to different threads are different columns.
 unsafe impl<E> Sync for Shared<'_, E> {}
 
 /// One group after the other, and of each some rows at a time: so B is read in the order in which it lies.

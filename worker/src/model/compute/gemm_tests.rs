@@ -13,6 +13,8 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 struct Layouts {
     words: Vec<u32>,
     groups: Vec<f32>,
+    /// Columns of a group.
+    group: usize,
     rows: Vec<f32>,
     rows_stride: usize,
     plain: Vec<f32>,
@@ -20,9 +22,13 @@ struct Layouts {
 
 impl Layouts {
     fn new(k: usize, n: usize) -> Self {
+        Self::in_groups(k, n, group_of(n))
+    }
+
+    fn in_groups(k: usize, n: usize, columns: usize) -> Self {
         let bits: Vec<u16> = numbers(k * n, 7).iter().map(|v| (v.to_bits() >> 16) as u16).collect();
         let plain: Vec<f32> = bits.iter().map(|&b| bf16_to_f32(b)).collect();
-        let (rows_stride, columns) = (n.next_multiple_of(NR), group_of(n));
+        let rows_stride = n.next_multiple_of(NR);
         let mut words = vec![0; rows_stride * k.div_ceil(2)];
         let mut groups = vec![0.0; rows_stride * k];
         let mut rows = vec![0.0; rows_stride * k];
@@ -33,13 +39,14 @@ impl Layouts {
             groups[(group * k + i) * columns + column] = plain[at];
             rows[i * rows_stride + j] = plain[at];
         }
-        Self { words, groups, rows, rows_stride, plain }
+        Self { words, groups, group: columns, rows, rows_stride, plain }
     }
 
     fn all(&self) -> [Columns<'_>; 3] {
         let matrix = Matrix { data: &self.rows, stride: self.rows_stride };
         let next = Some(&self.rows[..]);
-        [Columns::Bf16(&self.words), Columns::F32(&self.groups), Columns::Rows { matrix, next }]
+        let (words, values, group) = (&self.words[..], &self.groups[..], self.group);
+        [Columns::Bf16 { words, group }, Columns::F32 { values, group }, Columns::Rows { matrix, next }]
     }
 }
 
@@ -164,6 +171,29 @@ fn packing_keeps_every_weight() {
             let expected: Vec<f32> =
                 parts.iter().flat_map(|p| (0..p.len() / inputs).map(|o| p.get(o * inputs + input))).collect();
             assert_eq!(out, expected);
+        }
+    }
+}
+
+/// Operands that were packed by themselves and lie beside each other have narrower groups than one of all their columns
+/// would have: the same sums, bit for bit.
+#[test]
+fn narrower_groups_give_the_same_bits() {
+    let (k, n) = (37, 256);
+    let (wide, narrow) = (Layouts::new(k, n), [32, 64].map(|group| Layouts::in_groups(k, n, group)));
+    for m in [1, 3, 5, 70] {
+        let a = numbers(m * k, 5);
+        for isa in Isa::available() {
+            let product = |columns| {
+                let mut c = vec![0.0; m * n];
+                multiply_on(isa, (m, k, n), Matrix { data: &a, stride: k }, columns, (&mut c, n), Begin::AtZero);
+                c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            for narrow in &narrow {
+                for (narrow, wide) in narrow.all().into_iter().zip(wide.all()).take(2) {
+                    assert_eq!(product(narrow), product(wide), "{m} rows");
+                }
+            }
         }
     }
 }

@@ -65,8 +65,8 @@ impl Isa {
     }
 }
 
-/// Compiles one function for every instruction set and chooses when it is called. The body is ordinary safe code without
-/// fused multiply-add, so that all versions give the same bits; only the width of the vectors differs.
+/// Compiles one function for every instruction set and chooses when it is called. The body is ordinary safe code
+/// without fused multiply-add, so that all versions give the same bits; only the width of the vectors differs.
 macro_rules! by_isa {
     ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$doc])*

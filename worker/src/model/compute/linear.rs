@@ -1,7 +1,6 @@
-//! A weight matrix packed into panels when it is loaded. Packed panels can be sent to another rank as they are, or unpacked again
-//! to be cut and joined.
+//! A weight matrix packed into panels when it is loaded.
 
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::{Deref, Range};
 
 use bytemuck::Pod;
 
@@ -43,15 +42,6 @@ impl<T> Deref for Store<T> {
     }
 }
 
-impl<T> DerefMut for Store<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        match self {
-            Self::Heap(values) => values,
-            Self::Arena(values) => values,
-        }
-    }
-}
-
 /// The element type of packed weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::model) enum PanelType {
@@ -59,30 +49,17 @@ pub(in crate::model) enum PanelType {
     F32,
 }
 
-/// Weights in row-major order.
-pub(in crate::model) enum RowMajor {
-    Bf16(Vec<[u8; 2]>),
-    F32(Vec<[u8; 4]>),
-}
-
-impl RowMajor {
-    pub(in crate::model) fn data(&self) -> TensorData<'_> {
-        match self {
-            Self::Bf16(values) => TensorData::Bf16(values),
-            Self::F32(values) => TensorData::F32(values),
+impl PanelType {
+    /// Without loss: bf16 where all parts are.
+    pub(in crate::model) fn of(parts: &[TensorData<'_>]) -> Self {
+        match parts.iter().all(|part| matches!(part, TensorData::Bf16(_))) {
+            true => Self::Bf16,
+            false => Self::F32,
         }
     }
 }
 
 impl<T: Pod> Store<T> {
-    /// Gives the memory back, as far as it is this store's alone.
-    fn release(&mut self) {
-        match self {
-            Self::Heap(values) => *values = Vec::new(),
-            Self::Arena(piece) => piece.release(),
-        }
-    }
-
     fn settle(&mut self, arena: &mut Arena) {
         if let Some(mut piece) = arena.take(self.len()) {
             piece.copy_from_slice(self);
@@ -94,14 +71,16 @@ impl<T: Pod> Store<T> {
 impl Linear {
     /// Packs weights that share their input, one below the other; each is row-major `[any, inputs]`.
     pub(in crate::model) fn pack(parts: &[TensorData<'_>], inputs: usize) -> Self {
+        Self::pack_as(PanelType::of(parts), parts, inputs)
+    }
+
+    /// As panels of a type; as f32 where a part is no bf16.
+    pub(in crate::model) fn pack_as(panel_type: PanelType, parts: &[TensorData<'_>], inputs: usize) -> Self {
         let outputs = parts.iter().map(|part| part.len() / inputs).sum();
-        let all_bf16: Option<Vec<&[[u8; 2]]>> = parts
-            .iter()
-            .map(|part| match part {
-                TensorData::Bf16(values) => Some(*values),
-                TensorData::F16(_) | TensorData::F32(_) => None,
-            })
-            .collect();
+        let all_bf16 = match panel_type {
+            PanelType::Bf16 => parts.iter().map(as_bf16).collect::<Option<Vec<&[[u8; 2]]>>>(),
+            PanelType::F32 => None,
+        };
         let panels = match all_bf16 {
             Some(parts) => Panels::Bf16(Store::Heap(pack_bf16(&parts, inputs, outputs))),
             None => Panels::F32(Store::Heap(pack_f32(parts, inputs, outputs))),
@@ -120,37 +99,24 @@ impl Linear {
 
     /// Packs some of the inputs of one weight, which is row-major `[any, inputs]`.
     pub(in crate::model) fn pack_columns(part: TensorData<'_>, inputs: usize, columns: Range<usize>) -> Self {
-        let kept = columns.len();
-        if kept == inputs {
-            return Self::pack(&[part], inputs);
-        }
-        match part {
-            TensorData::Bf16(values) => Self::pack(&[TensorData::Bf16(&some_columns(values, inputs, columns))], kept),
-            TensorData::F16(values) => Self::pack(&[TensorData::F16(&some_columns(values, inputs, columns))], kept),
-            TensorData::F32(values) => Self::pack(&[TensorData::F32(&some_columns(values, inputs, columns))], kept),
-        }
+        Self::pack_columns_as(PanelType::of(&[part]), part, inputs, columns)
     }
 
-    /// Weights `[outputs, inputs]` from the bytes of [`Linear::packed`]; none if they have another length.
-    pub(in crate::model) fn from_packed(
+    /// The same as panels of a type, as [`Linear::pack_as`] has it.
+    pub(in crate::model) fn pack_columns_as(
         panel_type: PanelType,
-        outputs: usize,
+        part: TensorData<'_>,
         inputs: usize,
-        packed: &[u8],
-    ) -> Option<Self> {
-        if packed.len() != Self::packed_bytes(panel_type, outputs, inputs) {
-            return None;
+        columns: Range<usize>,
+    ) -> Self {
+        let kept = columns.len();
+        let pack = |part| Self::pack_as(panel_type, &[part], kept);
+        match part {
+            part if kept == inputs => pack(part),
+            TensorData::Bf16(values) => pack(TensorData::Bf16(&some_columns(values, inputs, columns))),
+            TensorData::F16(values) => pack(TensorData::F16(&some_columns(values, inputs, columns))),
+            TensorData::F32(values) => pack(TensorData::F32(&some_columns(values, inputs, columns))),
         }
-        fn copied<T: Pod>(bytes: &[u8]) -> Store<T> {
-            let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
-            bytemuck::cast_slice_mut(&mut values).copy_from_slice(bytes);
-            Store::Heap(values)
-        }
-        let panels = match panel_type {
-            PanelType::Bf16 => Panels::Bf16(copied(packed)),
-            PanelType::F32 => Panels::F32(copied(packed)),
-        };
-        Some(Self { outputs, inputs, panels, bias: None })
     }
 
     /// Bytes of the packed panels of `[outputs, inputs]`.
@@ -162,13 +128,6 @@ impl Linear {
         outputs.next_multiple_of(group_of(outputs)) * rows * size_of::<u32>()
     }
 
-    pub(in crate::model) fn panel_type(&self) -> PanelType {
-        match &self.panels {
-            Panels::Bf16(_) => PanelType::Bf16,
-            Panels::F32(_) => PanelType::F32,
-        }
-    }
-
     /// The packed panels.
     pub(in crate::model) fn packed(&self) -> &[u8] {
         match &self.panels {
@@ -177,51 +136,11 @@ impl Linear {
         }
     }
 
-    /// Whether another matrix has the same shape and packed type.
-    pub(in crate::model) fn is_like(&self, other: &Self) -> bool {
-        let shape = |linear: &Self| (linear.outputs, linear.inputs, linear.panel_type());
-        shape(self) == shape(other)
-    }
-
-    /// Takes over the weights of a matrix of the same shape and type, where its own lie.
-    ///
-    /// # Panics
-    /// If [`Linear::is_like`] is false.
-    pub(in crate::model) fn overwrite(&mut self, with: &Self) {
-        assert!(self.is_like(with), "weights of another shape");
-        match (&mut self.panels, &with.panels) {
-            (Panels::Bf16(own), Panels::Bf16(other)) => own.copy_from_slice(other),
-            (Panels::F32(own), Panels::F32(other)) => own.copy_from_slice(other),
-            (Panels::Bf16(_), Panels::F32(_)) | (Panels::F32(_), Panels::Bf16(_)) => {}
-        }
-    }
-
-    /// Gives the memory of the packed weights back to the system.
-    pub(in crate::model) fn release(mut self) {
-        match &mut self.panels {
-            Panels::Bf16(words) => words.release(),
-            Panels::F32(values) => values.release(),
-        }
-    }
-
-    /// `[outputs, inputs]`, without the bias.
-    pub(in crate::model) fn unpack(&self) -> RowMajor {
-        match &self.panels {
-            Panels::Bf16(words) => RowMajor::Bf16(unpack_bf16(words, self.inputs, self.outputs)),
-            Panels::F32(values) => RowMajor::F32(unpack_f32(values, self.inputs, self.outputs)),
-        }
-    }
-
     /// With a bias `[outputs]`.
     pub(in crate::model) fn with_bias(mut self, bias: Vec<f32>) -> Self {
         debug_assert_eq!(bias.len(), self.outputs);
         self.bias = Some(bias);
         self
-    }
-
-    /// Inputs per row.
-    pub(in crate::model) fn inputs(&self) -> usize {
-        self.inputs
     }
 
     /// Outputs per row.
@@ -254,7 +173,8 @@ impl Linear {
         }
     }
 
-    /// As [`Linear::apply`] without a bias, for rows that are parts of wider ones: those of `out` are `out_stride` apart.
+    /// As [`Linear::apply`] without a bias, for rows that are parts of wider ones: those of `out` are `out_stride`
+    /// apart.
     pub(in crate::model) fn apply_rows(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
         debug_assert!(self.bias.is_none());
         self.multiply(rows, x, out, out_stride);
@@ -262,10 +182,17 @@ impl Linear {
 
     fn multiply(&self, rows: usize, x: Matrix<'_>, out: &mut [f32], out_stride: usize) {
         let columns = match &self.panels {
-            Panels::Bf16(words) => Columns::Bf16(words),
-            Panels::F32(values) => Columns::F32(values),
+            Panels::Bf16(words) => Columns::Bf16 { words, group: group_of(self.outputs) },
+            Panels::F32(values) => Columns::F32 { values, group: group_of(self.outputs) },
         };
         multiply((rows, self.inputs, self.outputs), x, columns, out, out_stride);
+    }
+}
+
+fn as_bf16<'a>(part: &TensorData<'a>) -> Option<&'a [[u8; 2]]> {
+    match part {
+        TensorData::Bf16(values) => Some(values),
+        TensorData::F16(_) | TensorData::F32(_) => None,
     }
 }
 
@@ -311,67 +238,23 @@ fn pack_f32(parts: &[TensorData<'_>], inputs: usize, outputs: usize) -> Vec<f32>
     values
 }
 
-fn unpack_bf16(words: &[u32], inputs: usize, outputs: usize) -> Vec<[u8; 2]> {
-    let columns = group_of(outputs);
-    let group_words = columns * inputs.div_ceil(2);
-    let mut rows = Vec::with_capacity(outputs * inputs);
-    for output in 0..outputs {
-        let group = &words[output / columns * group_words..][..group_words];
-        let pairs = group[output % columns..].iter().step_by(columns);
-        let halves = pairs.flat_map(|word| [*word as u16, (*word >> 16) as u16]);
-        rows.extend(halves.take(inputs).map(u16::to_le_bytes));
-    }
-    rows
-}
-
-fn unpack_f32(values: &[f32], inputs: usize, outputs: usize) -> Vec<[u8; 4]> {
-    let columns = group_of(outputs);
-    let mut rows = Vec::with_capacity(outputs * inputs);
-    for output in 0..outputs {
-        let group = &values[output / columns * inputs * columns..][..inputs * columns];
-        rows.extend(group[output % columns..].iter().step_by(columns).map(|value| value.to_le_bytes()));
-    }
-    rows
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every bit pattern is kept, widths that fill no panel included.
+    /// What a slot of an expert is measured by, widths that fill no panel included.
     #[test]
-    fn packed_weights_unpack_to_what_was_packed() {
-        let mut random = fastrand::Rng::with_seed(3);
+    fn packed_weights_have_as_many_bytes_as_said() {
         for (outputs, inputs) in [(1, 1), (5, 3), (32, 8), (33, 7), (96, 17), (128, 64), (200, 31)] {
-            let count = outputs * inputs;
-            let halves: Vec<[u8; 2]> = (0..count).map(|_| random.u16(..).to_le_bytes()).collect();
-            let packed = Linear::pack(&[TensorData::Bf16(&halves)], inputs);
-            let RowMajor::Bf16(found) = packed.unpack() else { panic!("another type") };
-            assert_eq!(found, halves, "[{outputs}, {inputs}]");
-            assert_eq!(packed.packed().len(), Linear::packed_bytes(PanelType::Bf16, outputs, inputs));
-            let copy = Linear::from_packed(PanelType::Bf16, outputs, inputs, packed.packed()).unwrap();
-            assert_eq!(copy.packed(), packed.packed());
-            assert!(Linear::from_packed(PanelType::Bf16, outputs, inputs, &packed.packed()[4..]).is_none());
-
-            // Quiet NaNs only: f32 values pass through registers.
-            let values: Vec<[u8; 4]> = (0..count).map(|_| random.f32().to_le_bytes()).collect();
-            let packed = Linear::pack(&[TensorData::F32(&values)], inputs);
-            let RowMajor::F32(found) = packed.unpack() else { panic!("another type") };
-            assert_eq!(found, values, "[{outputs}, {inputs}]");
-            assert_eq!(packed.packed().len(), Linear::packed_bytes(PanelType::F32, outputs, inputs));
+            let (halves, values) = (vec![[1; 2]; outputs * inputs], vec![[1; 4]; outputs * inputs]);
+            for (panel_type, data) in
+                [(PanelType::Bf16, TensorData::Bf16(&halves)), (PanelType::F32, TensorData::F32(&values))]
+            {
+                let packed = Linear::pack(&[data], inputs);
+                assert_eq!(packed.packed().len(), Linear::packed_bytes(panel_type, outputs, inputs));
+            }
+            let widened = Linear::pack_as(PanelType::F32, &[TensorData::Bf16(&halves)], inputs);
+            assert_eq!(widened.packed().len(), Linear::packed_bytes(PanelType::F32, outputs, inputs));
         }
-    }
-
-    #[test]
-    fn weights_of_the_same_shape_are_overwritten_in_place() {
-        let pack = |value: f32, outputs: usize| {
-            let values = vec![value.to_le_bytes(); outputs * 4];
-            Linear::pack(&[TensorData::F32(&values)], 4)
-        };
-        let mut own = pack(1.0, 32);
-        let at = own.packed().as_ptr();
-        own.overwrite(&pack(2.0, 32));
-        assert_eq!((own.packed().as_ptr(), own.packed()), (at, pack(2.0, 32).packed()));
-        assert!(!own.is_like(&pack(3.0, 64)));
     }
 }

@@ -1,7 +1,7 @@
 //! The numbers: matrix products with packed weights, and the element-wise functions of a transformer.
 //!
-//! **Batch invariance.** Every sum has one fixed order that depends on absolute positions only, never on how many rows are
-//! computed together: a token's result is bitwise the same alone, in a batch, and whichever way its prompt was cut.
+//! **Batch invariance.** Every sum has one fixed order that depends on absolute positions only, never on how many rows
+//! are computed together: a token's result is bitwise the same alone, in a batch, and whichever way its prompt was cut.
 //!
 //! | module | what |
 //! |---|---|
@@ -24,8 +24,8 @@ mod portable;
 mod tile;
 
 pub(super) use arena::{Arena, Piece};
-pub(super) use gemm::{Columns, Matrix, NR, multiply, multiply_on_top};
-pub(super) use linear::{Linear, PanelType, RowMajor};
+pub(super) use gemm::{Columns, Matrix, NR, group_of, multiply, multiply_on_top};
+pub(super) use linear::{Linear, PanelType};
 pub(super) use ops::{
     add, add_scaled, clamp, first_largest, rms_norm, rotate, rotate_pairs, scale_to, silu_product, softmax,
 };

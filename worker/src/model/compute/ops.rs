@@ -142,8 +142,8 @@ by_isa! {
 }
 
 by_isa! {
-    /// Replaces the first `len` scores by `exp(scale * (score - max))`, all later ones by 0, and returns the sum. The row's
-    /// length is a multiple of 16.
+    /// Replaces the first `len` scores by `exp(scale * (score - max))`, all later ones by 0, and returns the sum. The
+    /// row's length is a multiple of 16.
     pub fn softmax(scores: &mut [f32], len: usize, scale: f32) -> f32 {
         scores[len..].fill(f32::NEG_INFINITY);
         let (chunks, _) = scores.as_chunks_mut::<LANES>();

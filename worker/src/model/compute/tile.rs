@@ -16,8 +16,8 @@ const ROW_BLOCK: usize = 64;
 
 const CACHE_LINE: usize = 64;
 
-/// One product by pointers. Column c of B begins at `b + c / group * b_group + c % group`, and its rows are `b_row` elements
-/// apart.
+/// One product by pointers. Column c of B begins at `b + c / group * b_group + c % group`, and its rows are `b_row`
+/// elements apart.
 pub(super) struct Job<E> {
     pub(super) m: usize,
     pub(super) k: usize,
@@ -87,8 +87,8 @@ pub(super) trait Vectors {
     type Splat: Copy;
     /// Rows of the largest tile that fits the registers.
     const MAX_ROWS: usize;
-    /// Stripes that tiles of so many rows work on together: more when there are few rows, so that sums need not wait for
-    /// themselves.
+    /// Stripes that tiles of so many rows work on together: more when there are few rows, so that sums need not wait
+    /// for themselves.
     fn stripes_for(rows: usize) -> usize;
 
     /// # Safety
@@ -269,8 +269,8 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
     stripe: usize,
     turn: Turn,
 ) {
-    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` are the job's, whose operands hold them whole; of the last
-    // stripe only the job's columns are read and written.
+    // SAFETY: rows `row..row + M` and stripes `stripe..stripe + P` are the job's, whose operands hold them whole; of
+    // the last stripe only the job's columns are read and written.
     unsafe {
         let a: [*const f32; M] = std::array::from_fn(|r| job.a.0.add((row + r) * job.a.1));
         // Several stripes begin with a panel, whose stripes lie beside each other.
@@ -311,7 +311,8 @@ unsafe fn tile<V: Load<E> + Load<f32>, E, const M: usize, const P: usize, const 
 /// Adds one value of k to all sums of a tile.
 ///
 /// # Safety
-/// The machine has the instruction set, and the pointers can be read: one element of each row of A, a row of each stripe.
+/// The machine has the instruction set, and the pointers can be read: one element of each row of A, a row of each
+/// stripe.
 #[inline(always)]
 unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     sums: &mut [[V::Row; P]; M],
@@ -323,7 +324,8 @@ unsafe fn add_step<V: Load<E>, E, const M: usize, const P: usize>(
     unsafe {
         // Of the two operands the one with fewer rows is kept in registers, the other passes by.
         if M <= P {
-            // Not by `map`: instructions of a set are calls where a closure stays one, as it does in development builds.
+            // Not by `map`: instructions of a set are calls where a closure stays one, as it does in development
+            // builds.
             let mut elements = [V::splat(a[0]); M];
             for (element, a) in elements.iter_mut().zip(&a) {
                 *element = V::splat(*a);
@@ -358,8 +360,8 @@ struct Turn {
     opens: bool,
 }
 
-/// What a tile has brought nearer while it computes: the stripes that are worked on next, some rows by each of the tiles. If
-/// the first of them asked for everything, memory would rest while the others compute.
+/// What a tile has brought nearer while it computes: the stripes that are worked on next, some rows by each of the
+/// tiles. If the first of them asked for everything, memory would rest while the others compute.
 struct Ask {
     at: *const i8,
     /// Bytes from one time to the next.

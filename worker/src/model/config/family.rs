@@ -1,5 +1,5 @@
-//! What each architecture's configuration means: its keys, its defaults, and what of it would compute something else than
-//! this worker does, which is refused.
+//! What each architecture's configuration means: its keys, its defaults, and what of it would compute something else
+//! than this worker does, which is refused.
 
 use super::architecture::Architecture;
 use super::fields::Fields;

@@ -1,4 +1,5 @@
-//! The keys of `config.json`, read one by one: what is wrong is told with the key, what was found and what was expected.
+//! The keys of `config.json`, read one by one: what is wrong is told with the key, what was found and what was
+//! expected.
 
 use std::path::Path;
 

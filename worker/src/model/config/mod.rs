@@ -80,7 +80,8 @@ impl ModelConfig {
     /// Reads and checks `config.json` of a model directory.
     ///
     /// # Errors
-    /// One sentence that names the file, the key, what was found and what was expected; an unknown architecture by name.
+    /// One sentence that names the file, the key, what was found and what was expected; an unknown architecture by
+    /// name.
     pub fn load(model_dir: &Path) -> Result<Self, ModelError> {
         let path = model_dir.join("config.json");
         let text = super::checkpoint::read_small_file(&path, MAX_CONFIG_BYTES, "a model configuration")?;

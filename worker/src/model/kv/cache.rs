@@ -1,73 +1,70 @@
-//! One sequence's pages. Dropping it lets go of them.
+//! One sequence's pages with their memory. Dropping it releases them.
+
+use std::sync::Arc;
 
 use super::CacheShape;
 use super::page::{PAGE_TOKENS, Page, value_stride};
-use super::pool::{Held, KvPool, ROOT};
+use super::pages::{Chain, PageId, Seal};
+use super::pool::{KvPool, State};
 
 /// Keys and values of one sequence in every layer, at most `max_positions` tokens.
 #[derive(Debug)]
 pub struct KvCache {
     pool: KvPool,
-    pages: Vec<Slot>,
-    len: usize,
-    /// The tokens of the page that is not full yet.
-    tail: Vec<u32>,
-    /// Tokens that were there from the start.
-    reused: usize,
-    /// None: it shares nothing and was promised nothing. Otherwise pages that it may still take.
-    promised: Option<usize>,
+    chain: Chain,
+    /// Of the chain's pages.
+    memory: Vec<Memory>,
 }
 
 #[derive(Debug)]
-enum Slot {
+pub(super) enum Memory {
     /// This sequence's alone: being filled, or never to be shared.
     Own(Page),
     /// Full, and known to the pool.
-    Shared(Held),
+    Shared(Arc<Page>),
 }
 
-impl Slot {
+impl Memory {
     fn page(&self) -> &Page {
         match self {
             Self::Own(page) => page,
-            Self::Shared(held) => &held.page,
+            Self::Shared(page) => page,
         }
     }
 }
 
 impl KvCache {
-    pub(super) fn alone(pool: KvPool) -> Self {
-        Self { pool, pages: Vec::new(), len: 0, tail: Vec::new(), reused: 0, promised: None }
-    }
-
-    pub(super) fn admitted(pool: KvPool, prefix: Vec<Held>, promised: usize) -> Self {
-        let reused = prefix.len() * PAGE_TOKENS;
-        let pages = prefix.into_iter().map(Slot::Shared).collect();
-        Self { pool, pages, len: reused, tail: Vec::new(), reused, promised: Some(promised) }
+    /// All pages of the chain are shared ones, but for those that `own` gives.
+    pub(super) fn new(pool: KvPool, chain: Chain, mut own: impl FnMut(PageId) -> Option<Page>) -> Self {
+        let state = pool.state();
+        let memory = |id| own(id).map_or_else(|| Memory::Shared(state.store.shared(id)), Memory::Own);
+        let memory = chain.pages.iter().copied().map(memory).collect();
+        drop(state);
+        Self { pool, chain, memory }
     }
 
     /// Tokens of the sequence so far.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.chain.tokens.len()
+    }
+
+    /// All tokens of the sequence so far.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.chain.tokens
     }
 
     /// Whether no token has been taken yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.chain.tokens.is_empty()
     }
 
     /// Tokens that the sequence may still take.
     #[must_use]
     pub fn remaining(&self) -> usize {
-        self.shape().max_positions - self.len
-    }
-
-    /// Tokens that another sequence had computed before this one began.
-    #[must_use]
-    pub fn reused(&self) -> usize {
-        self.reused
+        self.shape().max_positions - self.len()
     }
 
     /// Forgets all tokens after the first `len`; what remains is as if they had never been taken.
@@ -75,33 +72,33 @@ impl KvCache {
     /// # Panics
     /// If the sequence shares pages, which must not change.
     pub fn truncate(&mut self, len: usize) {
-        assert!(self.promised.is_none(), "a sequence that shares pages cannot be cut");
-        if len >= self.len {
+        assert!(self.chain.promised.is_none(), "a sequence that shares pages cannot be cut");
+        if len >= self.len() {
             return;
         }
-        let pages = len.div_ceil(PAGE_TOKENS);
-        for slot in self.pages.drain(pages..).rev() {
-            give_back(&self.pool, slot);
-        }
-        let held = (self.len - len / PAGE_TOKENS * PAGE_TOKENS).min(PAGE_TOKENS);
-        if let Some(Slot::Own(page)) = self.pages.last_mut().filter(|_| !len.is_multiple_of(PAGE_TOKENS)) {
+        let held = (self.len() - len / PAGE_TOKENS * PAGE_TOKENS).min(PAGE_TOKENS);
+        self.keep_pages(len.div_ceil(PAGE_TOKENS));
+        if let Some(Memory::Own(page)) = self.memory.last_mut().filter(|_| !len.is_multiple_of(PAGE_TOKENS)) {
             page.truncate_routes(len % PAGE_TOKENS, held);
         }
-        self.len = len;
+        self.chain.tokens.truncate(len);
     }
 
-    /// Makes room for `tokens` more, which count only after [`KvCache::commit`]; false if there are too few pages, which
-    /// cannot be for a sequence that was promised them.
+    /// Makes room for `tokens` more, which count only after [`KvCache::commit`]; false if there are too few pages,
+    /// which cannot be for a sequence that was promised them.
     pub(in crate::model) fn reserve(&mut self, tokens: usize) -> bool {
-        let pages = (self.len + tokens).div_ceil(PAGE_TOKENS);
-        while self.pages.len() < pages {
-            let promised = self.promised.is_some_and(|left| left > 0);
-            let Some(page) = self.pool.take(promised) else { return false };
-            if promised {
-                self.promised = self.promised.map(|left| left - 1);
-            }
-            self.pages.push(Slot::Own(page));
+        let pages = (self.len() + tokens).div_ceil(PAGE_TOKENS);
+        while self.memory.len() < pages {
+            let mut state = self.pool.state();
+            let State { pages, store } = &mut *state;
+            let Some(id) = pages.take(&mut self.chain) else { return false };
+            let Some(page) = store.page(self.pool.shape(), id) else {
+                pages.release_last(&mut self.chain);
+                return false;
+            };
+            self.memory.push(Memory::Own(page));
         }
+        self.chain.tokens.reserve(pages * PAGE_TOKENS - self.chain.tokens.len());
         true
     }
 
@@ -110,19 +107,16 @@ impl KvCache {
         let width = routes.len() / tokens.len().max(1);
         let (mut tokens, mut routes) = (tokens, routes);
         while !tokens.is_empty() {
-            let index = self.len / PAGE_TOKENS;
-            let count = tokens.len().min(PAGE_TOKENS - self.len % PAGE_TOKENS);
+            let index = self.len() / PAGE_TOKENS;
+            let count = tokens.len().min(PAGE_TOKENS - self.len() % PAGE_TOKENS);
             let (now, later) = tokens.split_at(count);
             let (new_routes, later_routes) = routes.split_at(count * width);
-            if let Some(Slot::Own(page)) = self.pages.get_mut(index) {
+            if let Some(Memory::Own(page)) = self.memory.get_mut(index) {
                 page.push_routes(new_routes, width);
             }
-            self.len += count;
-            if self.promised.is_some() {
-                self.tail.extend_from_slice(now);
-                if self.tail.len() == PAGE_TOKENS {
-                    self.seal(index);
-                }
+            self.chain.tokens.extend_from_slice(now);
+            if self.chain.promised.is_some() && self.len().is_multiple_of(PAGE_TOKENS) {
+                self.seal(index);
             }
             (tokens, routes) = (later, later_routes);
         }
@@ -130,21 +124,23 @@ impl KvCache {
 
     /// Lets others share the page, which is full.
     fn seal(&mut self, index: usize) {
-        let before = match index.checked_sub(1).map(|before| &self.pages[before]) {
-            None => ROOT,
-            Some(Slot::Shared(held)) => held.id,
-            // Without reuse.
-            Some(Slot::Own(_)) => return self.tail.clear(),
-        };
+        let mut state = self.pool.state();
+        let State { pages, store } = &mut *state;
+        let id = self.chain.pages[index];
+        let seal = pages.seal(&mut self.chain, index);
         // Pages are taken out of the middle: those of this very step may lie behind it.
-        if let Slot::Own(page) = self.pages.remove(index) {
-            let slot = match self.pool.seal(before, &self.tail, page) {
-                Ok(held) => Slot::Shared(held),
-                Err(page) => Slot::Own(page),
+        if seal != Seal::Own
+            && let Memory::Own(page) = self.memory.remove(index)
+        {
+            let page = match seal {
+                Seal::Duplicate { known } => {
+                    store.give_back(page);
+                    store.shared(known)
+                }
+                Seal::Own | Seal::Known => store.share(id, page),
             };
-            self.pages.insert(index, slot);
+            self.memory.insert(index, Memory::Shared(page));
         }
-        self.tail.clear();
     }
 
     pub(in crate::model) fn shape(&self) -> &CacheShape {
@@ -154,7 +150,7 @@ impl KvCache {
     /// The pages of the first `tokens` tokens, each with its first position and how many of the tokens it holds.
     pub(in crate::model) fn pages(&self, tokens: usize) -> impl Iterator<Item = (usize, usize, &Page)> {
         let starts = (0..tokens).step_by(PAGE_TOKENS);
-        starts.zip(&self.pages).map(move |(first, slot)| (first, (tokens - first).min(PAGE_TOKENS), slot.page()))
+        starts.zip(&self.memory).map(move |(first, memory)| (first, (tokens - first).min(PAGE_TOKENS), memory.page()))
     }
 
     /// Elements from one value to the next.
@@ -164,11 +160,11 @@ impl KvCache {
 
     /// Writes one head's key and value at a position that was reserved.
     pub(in crate::model) fn write(&mut self, layer: usize, head: usize, position: usize, key: &[f32], value: &[f32]) {
-        match &mut self.pages[position / PAGE_TOKENS] {
-            Slot::Own(page) => {
+        match &mut self.memory[position / PAGE_TOKENS] {
+            Memory::Own(page) => {
                 page.write(self.pool.shape(), (layer, head), position % PAGE_TOKENS, key, value);
             }
-            Slot::Shared(_) => unreachable!("a position that is not full is in a page of the sequence's own"),
+            Memory::Shared(_) => unreachable!("a position that is not full is in a page of the sequence's own"),
         }
     }
 
@@ -176,36 +172,41 @@ impl KvCache {
     #[must_use]
     pub fn routes(&self, first: usize) -> Vec<u16> {
         let mut routes = Vec::new();
-        for (start, held, page) in self.pages(self.len) {
+        for (start, held, page) in self.pages(self.len()) {
             let skipped = first.saturating_sub(start).min(held);
             let width = page.routes().len() / held;
             routes.extend_from_slice(&page.routes()[skipped * width..held * width]);
         }
         routes
     }
-}
 
-fn give_back(pool: &KvPool, slot: Slot) {
-    match slot {
-        Slot::Own(page) => pool.give_back(page),
-        Slot::Shared(held) => pool.release(held),
+    pub(super) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Each page with its memory.
+    pub(super) fn held(&self) -> impl Iterator<Item = (PageId, &Page)> {
+        self.chain.pages.iter().copied().zip(self.memory.iter().map(Memory::page))
+    }
+
+    /// Releases all pages but the first `count`, the last one first: see [`super::pages`] on eviction.
+    fn keep_pages(&mut self, count: usize) {
+        let mut state = self.pool.state();
+        let State { pages, store } = &mut *state;
+        for memory in self.memory.drain(count..).rev() {
+            match memory {
+                Memory::Own(page) => store.give_back(page),
+                // The store's own reference is the last one from here on: eviction takes the page out of it.
+                Memory::Shared(page) => drop(page),
+            }
+            pages.release_last(&mut self.chain);
+        }
     }
 }
 
 impl Drop for KvCache {
-    /// The last page first: see the pool on eviction.
     fn drop(&mut self) {
-        for slot in self.pages.drain(..).rev() {
-            give_back(&self.pool, slot);
-        }
-        self.pool.renounce(self.promised.unwrap_or(0));
-    }
-}
-
-#[cfg(test)]
-impl KvCache {
-    /// Which pages it holds.
-    pub(super) fn held_pages(&self) -> impl Iterator<Item = *const Page> {
-        self.pages.iter().map(|slot| std::ptr::from_ref(slot.page()))
+        self.keep_pages(0);
+        self.pool.state().pages.renounce(&mut self.chain);
     }
 }

@@ -3,20 +3,21 @@
 use super::CacheShape;
 use crate::model::compute::{Arena, NR, Piece};
 
-/// Tokens of a page: the unit in which prefixes are shared. Two panels, so that a product with one page keeps the vector
-/// units busy.
+/// Tokens of a page: the unit in which prefixes are shared. Two panels, so that a product with one page keeps the
+/// vector units busy.
 pub const PAGE_TOKENS: usize = 64;
 const _: () = assert!(PAGE_TOKENS.is_multiple_of(NR));
 
 /// Pages are allocated by so much: two huge pages of most machines.
 const ARENA_BYTES: usize = 4 << 20;
 
-/// Keys and values of [`PAGE_TOKENS`] tokens in every layer, and the experts that the tokens went to. What lies past the
-/// sequence's end is finite or masked, and never counts.
+/// Keys and values of [`PAGE_TOKENS`] tokens in every layer, and the experts that the tokens went to. What lies past
+/// the sequence's end is finite or masked, and never counts.
 #[derive(Debug)]
 pub(in crate::model) struct Page {
     /// `[layers, kv_heads]` of keys `[key_width, PAGE_TOKENS]` (the right operand of queries x keys), then values
-    /// `[PAGE_TOKENS, value_stride]` (the right operand of scores x values): both are read in the order in which they lie.
+    /// `[PAGE_TOKENS, value_stride]` (the right operand of scores x values): both are read in the order in which they
+    /// lie.
     data: Piece<f32>,
     /// `[tokens so far, L, k]`
     routes: Vec<u16>,
@@ -28,7 +29,7 @@ pub(super) fn value_stride(shape: &CacheShape) -> usize {
 }
 
 /// Elements of one head of one layer.
-fn head_elements(shape: &CacheShape) -> usize {
+pub(super) fn head_elements(shape: &CacheShape) -> usize {
     PAGE_TOKENS * (shape.key_width + value_stride(shape))
 }
 
@@ -90,7 +91,8 @@ impl Page {
         values[at * value_stride(shape)..][..shape.value_width].copy_from_slice(value);
     }
 
-    /// Adds the routes of the tokens that were written last, each of which has `width`; a page's first take room for all.
+    /// Adds the routes of the tokens that were written last, each of which has `width`; a page's first take room for
+    /// all.
     pub(super) fn push_routes(&mut self, routes: &[u16], width: usize) {
         if self.routes.is_empty() {
             self.routes.reserve_exact(PAGE_TOKENS * width);
@@ -107,5 +109,15 @@ impl Page {
     /// `[tokens so far, L, k]`
     pub(super) fn routes(&self) -> &[u16] {
         &self.routes
+    }
+
+    /// Keys and values as they lie.
+    pub(super) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.data)
+    }
+
+    /// The same, to be filled.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(&mut self.data)
     }
 }

@@ -3,6 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::model::kv::PAGE_TOKENS;
+use crate::model::kv::pages::PageId;
 
 const SHAPE: CacheShape =
     CacheShape { layers: 2, kv_heads: 1, key_width: 3, value_width: 2, max_positions: 64 * PAGE_TOKENS };
@@ -84,11 +86,11 @@ struct Running {
 /// Pages in use are exactly those that sequences hold, promises are kept, and nothing is beyond the capacity.
 fn laws(pool: &KvPool, running: &[Running]) {
     let usage = pool.usage();
-    let mut held: Vec<*const Page> = Vec::new();
+    let mut held: Vec<PageId> = Vec::new();
     let mut promised = 0;
     for Running { cache, tokens } in running {
-        held.extend(cache.held_pages());
-        promised += tokens.len().div_ceil(PAGE_TOKENS) - cache.held_pages().count();
+        held.extend(cache.held().map(|(page, _)| page));
+        promised += tokens.len().div_ceil(PAGE_TOKENS) - cache.held().count();
     }
     held.sort_unstable();
     held.dedup();
@@ -110,7 +112,7 @@ proptest! {
                     let before = pool.usage();
                     match pool.admit(&tokens[..prompt], tokens.len()) {
                         Some(cache) => {
-                            prop_assert!(cache.reused() < prompt && (reuse || cache.reused() == 0));
+                            prop_assert!(cache.len() < prompt && (reuse || cache.is_empty()));
                             check(&cache, &tokens);
                             running.push(Running { cache, tokens });
                         }
@@ -158,7 +160,7 @@ fn the_longest_known_prefix_is_shared_and_the_oldest_page_goes_first() {
     compute(&mut first, &long, long.len());
     // While it runs, another shares what is full, but computes at least one token of its prompt.
     let second = pool.admit(&long, long.len()).unwrap();
-    assert_eq!((second.reused(), pool.usage().used), (2 * PAGE_TOKENS, 3));
+    assert_eq!((second.len(), pool.usage().used), (2 * PAGE_TOKENS, 3));
     drop((first, second));
     assert_eq!((pool.usage().used, pool.usage().cached), (0, 3));
 
@@ -168,9 +170,9 @@ fn the_longest_known_prefix_is_shared_and_the_oldest_page_goes_first() {
     compute(&mut cache, &other, other.len());
     assert_eq!((pool.usage().evicted, pool.usage().cached), (1, 2));
     assert!(pool.admit(&other[1..], 3 * PAGE_TOKENS).is_none(), "two pages are left");
-    assert_eq!(pool.admit(&long, 3 * PAGE_TOKENS - 1).map(|cache| cache.reused()), None, "nor are there three");
+    assert_eq!(pool.admit(&long, 3 * PAGE_TOKENS - 1).map(|cache| cache.len()), None, "nor are there three");
     drop(cache);
-    assert_eq!(pool.admit(&long, long.len()).unwrap().reused(), 2 * PAGE_TOKENS);
+    assert_eq!(pool.admit(&long, long.len()).unwrap().len(), 2 * PAGE_TOKENS);
 }
 
 #[test]

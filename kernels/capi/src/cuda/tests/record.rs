@@ -27,7 +27,7 @@ pub(super) fn array<T>(place: usize) -> *mut T {
     std::ptr::without_provenance_mut(device(place))
 }
 
-/// What a test and its recorder share.
+/// The state that a test and its recorder share.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) launches: Mutex<Vec<(Launch, usize)>>,

@@ -1,5 +1,5 @@
-//! The collectives over GPU memory, behind the interface that all carriers have: ranks are threads, GPUs are the shim, and NCCL is what
-//! [`network`] makes of its calls.
+//! The collectives over GPU memory, behind the interface that all carriers have: ranks are threads, GPUs are the shim,
+//! and NCCL is what [`network`] makes of its calls.
 
 mod network;
 mod refused;

@@ -1,4 +1,4 @@
-//! What the collectives over GPU memory refuse, and what becomes of a rank that is lost inside a call.
+//! Calls that the collectives over GPU memory reject, and the loss of a rank inside a call.
 
 use semmoe_kernels::collectives::{AllRowsIn, OwnRowsIn, UnitError};
 use semmoe_kernels::{DispatchPlan, RowSplit};

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""House rules that no compiler checks: `house.py [lines | check | update]`.
+
+lines    counts lines of Rust that are neither blank nor comments, outside tests, benchmarks and examples, by crate
+check    compares what it counts by crate with .ci/house.json: repeated code, words the glossary replaces, long comment lines
+update   lowers the allowances in .ci/house.json to what is counted; none is ever raised
+
+Repeated code is a run of 30 or more equal tokens, outside tests, that stands elsewhere already. Signatures, attributes, imports and
+comments do not count: an implementation has the signature of its trait."""
+import collections
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+ALLOWED = ROOT / ".ci/house.json"
+RUN = 30
+COLUMNS = 120
+APART = re.compile(r"(^|/)(tests?|benches|examples)(/|\.rs$)|(^|/)\w*_tests?\.rs$|^bench/|^fuzz/|^build\.rs$")
+TOKEN = re.compile(
+    r"""(//[^\n]*|/\*.*?\*/)|b?r(\#*)".*?"\2|b?"(?:\\.|[^"\\])*"|b?'(?:\\(?:x..|u\{[^}]*\}|.)|[^'\\\n])'|'\w+|\w+|[^\w\s]""",
+    re.S,
+)
+COMMENT = re.compile(r"^\s*(//[/!]?)( ?)(.*)$")
+# What docs/glossary.md replaces. In comments and documents; names are changed as code is.
+WORDS = [
+    r"\bnobody\b",
+    r"\bwhoever\b",
+    r"\b(is|are|was|were|be) told\b",
+    r"\btells?\b",
+    r"\blets? go of\b",
+    r"\bin the mean\b",
+    r"\bof an ill\b",
+    r"\bhas its turn\b",
+    r"\basks for ahead\b",
+]
+WORD = re.compile("|".join(WORDS), re.I)
+
+
+def tracked(*patterns):
+    command = ["git", "ls-files", "-z", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.split("\0") if name and (ROOT / name).exists()]
+
+
+CRATES = sorted((str(pathlib.Path(name).parent) for name in tracked("*Cargo.toml")), key=len, reverse=True)
+
+
+def crate_of(name):
+    return next(crate for crate in CRATES if crate == "." or name.startswith(crate + "/"))
+
+
+def without_tests(text):
+    """The text with the items after `#[cfg(test)]` blanked."""
+    kept, until, pending = [], None, False
+    for line in text.split("\n"):
+        bare = line.strip()
+        if until is not None:
+            until = None if line.rstrip() == until else until
+            line = ""
+        elif bare.startswith(("#[cfg(test)]", "#[cfg(all(test")):
+            pending, line = True, ""
+        elif pending:
+            if not bare.startswith("#["):
+                pending = False
+                if bare.endswith("{"):
+                    until = line[: len(line) - len(line.lstrip())] + "}"
+            line = ""
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def code_lines(text):
+    bare = (line.strip() for line in without_tests(text).split("\n"))
+    return sum(1 for line in bare if line and not line.startswith("//"))
+
+
+def skip(tokens, at, ends, opens="([{", closes=")]}"):
+    """The index of the first of `ends` outside of brackets."""
+    depth = 0
+    while at < len(tokens) and not (depth == 0 and tokens[at][0] in ends):
+        depth += (tokens[at][0] in opens) - (tokens[at][0] in closes)
+        at += 1
+    return at
+
+
+def code_tokens(text):
+    """Tokens with their lines; in place of what does not count stands a token that equals nothing."""
+    text = without_tests(text)
+    tokens, line, before = [], 1, 0
+    for match in TOKEN.finditer(text):
+        line, before = line + text.count("\n", before, match.start()), match.start()
+        if not match[1]:
+            tokens.append((match[0], line))
+    kept, at = [], 0
+    while at < len(tokens):
+        word, line = tokens[at]
+        if word in ("use", "mod"):
+            end = skip(tokens, at, (";", "{") if word == "mod" else (";",))
+        elif word == "fn":
+            end = skip(tokens, at, ("{", ";"))
+        elif word == "#" and at + 1 < len(tokens) and tokens[at + 1][0] == "[":
+            end = skip(tokens, at + 2, ("]",)) + 1
+        else:
+            kept.append((word, line))
+            at += 1
+            continue
+        kept.append((object(), line))
+        at = max(end, at + 1)
+    return kept
+
+
+def repeats():
+    """For each repeated run: its tokens, and both places."""
+    files = [(name, code_tokens((ROOT / name).read_text())) for name in tracked("*.rs") if not APART.search(name)]
+    seen, found = {}, []
+    for here, (name, tokens) in enumerate(files):
+        at = 0
+        while at + RUN <= len(tokens):
+            key = tuple(word for word, _ in tokens[at : at + RUN])
+            there, first = seen.setdefault(key, (here, at))
+            if (there, first) == (here, at) or (there == here and first + RUN > at):
+                at += 1
+                continue
+            other, length = files[there][1], RUN
+            while (
+                at + length < len(tokens)
+                and first + length < len(other)
+                and tokens[at + length][0] == other[first + length][0]
+                and not (there == here and first + length >= at)
+            ):
+                length += 1
+            found.append((length, f"{name}:{tokens[at][1]}", f"{files[there][0]}:{other[first][1]}"))
+            at += length
+    return found
+
+
+def counts():
+    """By rule and crate: the places."""
+    places = {rule: collections.defaultdict(list) for rule in ("repeats", "words", "what", "columns")}
+    for length, here, there in repeats():
+        places["repeats"][crate_of(here)].append(f"{here}: {length} tokens as at {there}")
+    for name in tracked("*.rs", "*.md"):
+        for number, line in enumerate((ROOT / name).read_text().split("\n"), 1):
+            comment = COMMENT.match(line)
+            prose = name.endswith(".md") and name != "docs/glossary.md" or comment
+            at = f"{name}:{number}: {line.strip()[:100]}"
+            if prose and WORD.search(line):
+                places["words"][crate_of(name)].append(at)
+            if comment and comment[3].startswith("What "):
+                places["what"][crate_of(name)].append(at)
+            if comment and len(line) > COLUMNS and not comment[3].startswith("|"):
+                places["columns"][crate_of(name)].append(at)
+    return places
+
+
+def main():
+    command = sys.argv[1] if len(sys.argv) == 2 else "check"
+    if command == "lines":
+        by = collections.Counter()
+        for name in tracked("*.rs"):
+            if not APART.search(name):
+                by[crate_of(name)] += code_lines((ROOT / name).read_text())
+        for crate, lines in sorted(by.items()):
+            print(f"{lines:7} {crate}")
+        print(f"{sum(by.values()):7} in all")
+        return 0
+    places, allowed = counts(), json.loads(ALLOWED.read_text())
+    if command == "update":
+        for rule, crates in allowed.items():
+            allowed[rule] = {crate: n for crate, n in ((c, min(n, len(places[rule][c]))) for c, n in crates.items()) if n}
+        ALLOWED.write_text(json.dumps(allowed, indent=1) + "\n")
+        return 0
+    if command != "check":
+        sys.exit(__doc__)
+    failed = False
+    for rule, crates in places.items():
+        for crate, found in sorted(crates.items()):
+            limit = allowed[rule].get(crate, 0)
+            if len(found) > limit:
+                failed = True
+                print(f"{rule}: {len(found)} in {crate}, allowed {limit}:", *found, sep="\n  ")
+        print(f"{rule}: {sum(map(len, crates.values()))} in all, allowed {sum(allowed[rule].values())}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

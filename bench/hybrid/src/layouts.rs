@@ -1,0 +1,94 @@
+//! What is compared, and what the planner says of it.
+
+use semmoe_bench_e2e::error::BenchError;
+use semmoe_planner::PlanError;
+use semmoe_planner::hybridep::{HybridLevel, Stream, Use, best_domains};
+use semmoe_planner::mixserve::TwoLevels;
+
+/// Nodes of the unit, and ranks of each.
+pub(crate) const NODES: u16 = 2;
+pub(crate) const WIDTH: u16 = 2;
+pub(crate) const RANKS: u16 = NODES * WIDTH;
+
+/// How the experts of a unit lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Layout {
+    /// Whole experts in domains of so many ranks; 1 is plain expert parallelism.
+    Domains(u16),
+    /// On nodes, one level after the other.
+    Unfused,
+    /// On nodes, both levels at once in so many chunks.
+    Fused(u16),
+}
+
+impl Layout {
+    /// As tables show it.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Domains(1) => "ep".to_owned(),
+            Self::Domains(size) => format!("ep, domains of {size}"),
+            Self::Unfused => format!("hybrid:{NODES}x{WIDTH}"),
+            Self::Fused(chunks) => format!("hybrid:{NODES}x{WIDTH}:{chunks}"),
+        }
+    }
+
+    /// Arguments of `semmoe worker`.
+    pub(crate) fn arguments(self) -> Vec<String> {
+        let words = match self {
+            Self::Domains(size) => ["--domains".to_owned(), size.to_string()],
+            Self::Unfused | Self::Fused(_) => ["--experts".to_owned(), self.name()],
+        };
+        words.to_vec()
+    }
+
+    /// Seconds of a layer's dispatch and combine.
+    pub(crate) fn predicted(self, unit: &TwoLevels) -> Result<f64, BenchError> {
+        match self {
+            Self::Domains(size) => unit.domains(size.into()).map_err(BenchError::failed),
+            Self::Unfused => Ok(unit.unfused()),
+            Self::Fused(chunks) => Ok(unit.fused(chunks.into())),
+        }
+    }
+}
+
+/// The size of resident domains that HybridEP's model takes with memory for the experts of so many ranks on each.
+pub(crate) fn best_size(unit: &TwoLevels, memory_of_ranks: u64) -> Result<u64, PlanError> {
+    let stream = Stream {
+        workers: unit.nodes * unit.width,
+        bytes_per_second: unit.between,
+        before_experts: 0.0,
+        data_bytes: unit.tokens * unit.top_k as f64 * unit.row_bytes,
+        // In units of what one rank has.
+        expert_bytes: 1.0,
+    };
+    let levels = [
+        HybridLevel { workers: unit.nodes, bytes_per_second: unit.between },
+        HybridLevel { workers: unit.width, bytes_per_second: unit.inside },
+    ];
+    let choice = best_domains(&stream, &levels, Use::Resident { memory: memory_of_ranks as f64, layers: 1 })?;
+    Ok(choice.domains.iter().product())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts_have_arguments_and_predictions() {
+        let unit = TwoLevels {
+            tokens: 256.0,
+            row_bytes: 1024.0,
+            experts: 32,
+            top_k: 4,
+            nodes: NODES.into(),
+            width: WIDTH.into(),
+            inside: 2e6,
+            between: 1e6,
+        };
+        assert_eq!(Layout::Fused(4).arguments(), ["--experts", "hybrid:2x2:4"]);
+        assert_eq!(Layout::Domains(1).arguments(), ["--domains", "1"]);
+        let of = |layout: Layout| layout.predicted(&unit).unwrap();
+        assert!(of(Layout::Fused(4)) < of(Layout::Unfused) && of(Layout::Domains(2)) < of(Layout::Domains(1)));
+        assert_eq!([1, 4].map(|memory| best_size(&unit, memory).unwrap()), [1, 4]);
+    }
+}

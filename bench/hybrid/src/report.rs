@@ -1,0 +1,184 @@
+//! Tables and verdicts. Pure.
+
+use std::fmt::Write as _;
+
+use semmoe_bench_e2e::error::BenchError;
+use semmoe_planner::mixserve::TwoLevels;
+
+use crate::layouts::{Layout, best_size};
+use crate::measure::Block;
+use crate::stages::Exchange;
+
+/// A layout over links of one ratio, over all rounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) layout: Layout,
+    /// Inner over outer bandwidth; none where it is not limited.
+    pub(crate) ratio: Option<f64>,
+    /// Tokens a second: median, least, most.
+    pub(crate) throughput: [f64; 3],
+    pub(crate) other_bytes: f64,
+    pub(crate) node_bytes: f64,
+    /// Medians of full layers, and how many there were.
+    pub(crate) exchange: Option<(Exchange, usize)>,
+}
+
+impl Row {
+    /// Of the blocks of one layout and ratio, at least one.
+    pub(crate) fn of(blocks: &[&Block], exchange: Option<(Exchange, usize)>) -> Option<Self> {
+        let first = blocks.first()?;
+        let mut rates: Vec<f64> = blocks.iter().map(|block| block.throughput).collect();
+        rates.sort_by(f64::total_cmp);
+        let mean = |of: fn(&Block) -> f64| blocks.iter().map(|block| of(block)).sum::<f64>() / blocks.len() as f64;
+        Some(Self {
+            layout: first.layout,
+            ratio: first.ratio,
+            throughput: [rates[rates.len() / 2], rates[0], rates[rates.len() - 1]],
+            other_bytes: mean(|block| block.other_bytes),
+            node_bytes: mean(|block| block.node_bytes),
+            exchange,
+        })
+    }
+
+    /// Whether a run of this one was never as slow as the fastest of the other.
+    fn beats(&self, other: &Self) -> bool {
+        self.throughput[1] > other.throughput[2]
+    }
+}
+
+/// The rows of one ratio.
+#[derive(Clone, Debug)]
+pub(crate) struct Links {
+    /// As the planner has them; of no use where the links inside are not limited.
+    pub(crate) unit: TwoLevels,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Links {
+    fn find(&self, layout: Layout) -> Option<&Row> {
+        self.rows.iter().find(|row| row.layout == layout)
+    }
+
+    /// Time of the fused exchange over that of both levels in turns.
+    fn fused_share(&self, chunks: u16) -> Option<f64> {
+        let fused = self.find(Layout::Fused(chunks))?.exchange?.0.seconds;
+        let turns = self.find(Layout::Unfused)?.exchange?.0;
+        Some(fused / (turns.inside + turns.between))
+    }
+
+    /// Pairs whose throughputs differ by more than their spread, and those of them that the planner ranks the other way
+    /// round.
+    fn misranked(&self) -> Result<(usize, Vec<String>), BenchError> {
+        let (mut pairs, mut wrong) = (0, Vec::new());
+        for fast in &self.rows {
+            for slow in self.rows.iter().filter(|slow| fast.beats(slow)) {
+                pairs += 1;
+                if fast.layout.predicted(&self.unit)? >= slow.layout.predicted(&self.unit)? {
+                    wrong.push(format!("{} over {}", fast.layout.name(), slow.layout.name()));
+                }
+            }
+        }
+        Ok((pairs, wrong))
+    }
+}
+
+/// Everything as Markdown.
+pub(crate) fn markdown(limited: &[Links], host: &[Row], chunks: u16) -> Result<String, BenchError> {
+    let mut out = String::from(
+        "| inner / outer bandwidth | layout | tokens/s (least to most) | bytes a token: other nodes, own node | exchange of a layer, ms | planned, ms | layers |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
+    for links in limited {
+        for row in &links.rows {
+            let planned = format!("{:.1}", row.layout.predicted(&links.unit)? * 1e3);
+            line(row, &planned, &mut out);
+        }
+    }
+    host.iter().for_each(|row| line(row, "", &mut out));
+    out.push_str("\n| inner / outer bandwidth | inner, ms | outer, ms | fused over both in turns | planned | fused over ep, tokens/s | pairs apart, misranked | best of domains: measured, planned |\n|---|---|---|---|---|---|---|---|\n");
+    for links in limited {
+        verdicts(links, chunks, &mut out)?;
+    }
+    Ok(out)
+}
+
+fn line(row: &Row, planned: &str, out: &mut String) {
+    let ratio = row.ratio.map_or_else(|| "one host".to_owned(), |ratio| ratio.to_string());
+    let [middle, least, most] = row.throughput;
+    let (exchange, layers) = row
+        .exchange
+        .map_or_else(Default::default, |(of, layers)| (format!("{:.1}", of.seconds * 1e3), layers.to_string()));
+    let (name, other, node) = (row.layout.name(), row.other_bytes, row.node_bytes);
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        out,
+        "| {ratio} | {name} | {middle:.0} ({least:.0} to {most:.0}) | {other:.0}, {node:.0} | {exchange} | {planned} | {layers} |"
+    );
+}
+
+fn verdicts(links: &Links, chunks: u16, out: &mut String) -> Result<(), BenchError> {
+    let shown = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
+    let turns = links.find(Layout::Unfused).and_then(|row| row.exchange).map(|(of, _)| of).unwrap_or_default();
+    let rate = |layout| links.find(layout).map(|row| row.throughput[0]);
+    let gain = rate(Layout::Fused(chunks)).zip(rate(Layout::Domains(1))).map(|(fused, flat)| fused / flat);
+    let (pairs, wrong) = links.misranked()?;
+    let wrong = if wrong.is_empty() { "none".to_owned() } else { wrong.join("; ") };
+    let domains = |row: &&Row| matches!(row.layout, Layout::Domains(_));
+    let best = links.rows.iter().filter(domains).max_by(|a, b| a.throughput[0].total_cmp(&b.throughput[0]));
+    let all = links.unit.nodes * links.unit.width;
+    let planned = best_size(&links.unit, all).map_err(BenchError::failed)?;
+    let ratio = links.rows.first().and_then(|row| row.ratio).unwrap_or_default();
+    // As above.
+    let _ = writeln!(
+        out,
+        "| {ratio} | {:.1} | {:.1} | {} | {:.2} | {} | {pairs}, {wrong} | {}, {planned} |",
+        turns.inside * 1e3,
+        turns.between * 1e3,
+        shown(links.fused_share(chunks)),
+        links.unit.fused(chunks.into()) / links.unit.unfused(),
+        shown(gain),
+        best.map_or_else(String::new, |row| match row.layout {
+            Layout::Domains(size) => size.to_string(),
+            _ => String::new(),
+        }),
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(layout: Layout, throughput: [f64; 3], seconds: f64) -> Row {
+        let exchange = Exchange { seconds, between: seconds / 2.0, inside: seconds / 2.0 };
+        let (other_bytes, node_bytes) = (1.0, 2.0);
+        Row { layout, ratio: Some(2.0), throughput, other_bytes, node_bytes, exchange: Some((exchange, 9)) }
+    }
+
+    #[test]
+    fn layouts_that_are_apart_are_compared_with_the_plan() {
+        let unit = TwoLevels {
+            tokens: 256.0,
+            row_bytes: 1024.0,
+            experts: 32,
+            top_k: 4,
+            nodes: 2,
+            width: 2,
+            inside: 2e6,
+            between: 1e6,
+        };
+        let rows = vec![
+            row(Layout::Domains(1), [10.0, 9.0, 11.0], 0.3),
+            row(Layout::Unfused, [10.5, 9.5, 12.0], 0.4),
+            row(Layout::Fused(4), [8.0, 7.0, 8.5], 0.3),
+        ];
+        let links = Links { unit, rows };
+        // ep and unfused are not apart; both beat fused, which is planned to be faster than either.
+        let (pairs, wrong) = links.misranked().unwrap();
+        assert_eq!((pairs, wrong.len()), (2, 2), "{wrong:?}");
+        assert!((links.fused_share(4).unwrap() - 0.75).abs() < 1e-12);
+        let text = markdown(std::slice::from_ref(&links), &links.rows[..1], 4).unwrap();
+        assert!(text.contains("| 2 | hybrid:2x2:4 | 8 (7 to 8) |") || text.contains("8 (7 to 9)"), "{text}");
+        assert!(text.contains("2, ep over hybrid:2x2:4; hybrid:2x2 over hybrid:2x2:4 | 1, 4 |"), "{text}");
+    }
+}

@@ -1,0 +1,329 @@
+//! `[switch]`: whether backends change between their TP and EP layouts by themselves, and by what rules.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use semmoe_engines::Engine;
+use semmoe_engines::http::BaseUrl;
+use semmoe_planner::policy::{
+    Adaptive, ByLayout, Layout, LayoutPrior, Point, Prior, Settings, SettingsError, StepCurve, SwitchCost,
+};
+use serde::{Deserialize, Serialize};
+
+use super::validate::{MAX_SECONDS, seconds};
+use super::{BackendConfig, ConfigError, ModelConfig};
+
+/// Whether the gateway switches layouts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum SwitchMode {
+    /// The policy is not asked.
+    #[default]
+    Off,
+    /// Decisions are shown, counted and logged, and nothing else.
+    Advise,
+    /// Decisions are carried out.
+    Drive,
+}
+
+/// New requests to a backend while it switches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Meanwhile {
+    /// They go there and wait there.
+    #[default]
+    Hold,
+    /// They go to other backends while there are some.
+    Redirect,
+}
+
+/// `[switch]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawSwitch {
+    /// `off`, `advise` (decisions are shown, counted and logged) or `drive` (they are carried out).
+    pub mode: SwitchMode,
+    /// New requests to a worker while it switches: `hold` (they wait there) or `redirect` (to other backends while
+    /// there are some).
+    pub meanwhile: Meanwhile,
+    /// The worker's name of the layout for small batches: `tp`, or `dp-tp` where attention stays dp.
+    pub tp_layout: String,
+    /// The worker's name of the layout for large batches: `ep`, or `tp-ep` where attention stays tp.
+    pub ep_layout: String,
+    /// Decode steps with TP before any was measured: `[[batch, milliseconds], ...]`, batches of the whole backend,
+    /// rising, the last at least `max_sequences`. Needed unless off.
+    pub tp_step_ms: Vec<(u32, f64)>,
+    /// The same with EP.
+    pub ep_step_ms: Vec<(u32, f64)>,
+    /// Prompt tokens a second with TP before any was measured. Needed unless off.
+    pub tp_prefill_rate: Option<f64>,
+    /// The same with EP.
+    pub ep_prefill_rate: Option<f64>,
+    /// Tokens of KV cache with TP; absent: the worker alone decides whether a switch has room.
+    pub tp_kv_tokens: Option<u64>,
+    /// The same with EP.
+    pub ep_kv_tokens: Option<u64>,
+    /// The assumed time of a switch until one was measured.
+    pub switch_seconds: f64,
+    /// How often a backend is looked at and the policy asked.
+    pub interval_seconds: f64,
+    /// Longest wait for a worker's answer to a preparation, a status or an abort; a preparation without one is aborted.
+    pub prepare_seconds: f64,
+    /// Longest wait for the end of a switch, and for a webhook's answer.
+    pub commit_seconds: f64,
+    /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
+    pub webhook: Option<String>,
+    /// So many seconds of a gain count at once, the rest as it comes.
+    pub horizon_seconds: f64,
+    /// Smaller gains, as a share of a step's time, are noise.
+    pub least_gain: f64,
+    /// What is saved must exceed the cost of the ways there and back by this factor.
+    pub margin: f64,
+    /// No switch so soon after another; after a failed one twice that (at least 2 s), doubled with each, up to 64
+    /// times.
+    pub dwell_seconds: f64,
+    /// Window of the fast average of arrivals.
+    pub fast_seconds: f64,
+    /// Window of the slow one.
+    pub slow_seconds: f64,
+    /// No switch to a layout whose KV cache would be fuller than this share.
+    pub guard_close: f64,
+    /// Nor, once refused, before it would be only this full.
+    pub guard_reopen: f64,
+    /// Prompt tokens that a backend computes in one step at most.
+    pub chunk_tokens: u32,
+    /// Sequences that a backend decodes at once at most.
+    pub max_sequences: u32,
+}
+
+impl Default for RawSwitch {
+    fn default() -> Self {
+        let policy = Settings::default();
+        Self {
+            mode: SwitchMode::Off,
+            meanwhile: Meanwhile::Hold,
+            tp_layout: "tp".to_owned(),
+            ep_layout: "ep".to_owned(),
+            tp_step_ms: Vec::new(),
+            ep_step_ms: Vec::new(),
+            tp_prefill_rate: None,
+            ep_prefill_rate: None,
+            tp_kv_tokens: None,
+            ep_kv_tokens: None,
+            switch_seconds: 0.5,
+            interval_seconds: 0.25,
+            // A worker gives its ranks 10 s.
+            prepare_seconds: 12.0,
+            commit_seconds: 60.0,
+            webhook: None,
+            horizon_seconds: policy.horizon_seconds,
+            least_gain: policy.least_gain,
+            margin: policy.margin,
+            dwell_seconds: policy.dwell_seconds,
+            fast_seconds: policy.fast_seconds,
+            slow_seconds: policy.slow_seconds,
+            guard_close: policy.guard_close,
+            guard_reopen: policy.guard_reopen,
+            chunk_tokens: policy.chunk_tokens,
+            max_sequences: policy.max_sequences,
+        }
+    }
+}
+
+/// Where switches of engines without a hook are asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Webhook {
+    pub(crate) server: BaseUrl,
+    /// Begins with `/`.
+    pub(crate) path: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct SwitchConfig {
+    pub(crate) mode: SwitchMode,
+    pub(crate) meanwhile: Meanwhile,
+    /// The worker's names of both layouts.
+    pub(crate) names: ByLayout<String>,
+    pub(crate) interval: Duration,
+    pub(crate) prepare: Duration,
+    pub(crate) commit: Duration,
+    pub(crate) webhook: Option<Webhook>,
+    pub(crate) prior: Prior,
+    settings: Settings,
+    switch_seconds: f64,
+    room_tokens: ByLayout<u64>,
+}
+
+impl SwitchConfig {
+    /// A policy that has seen nothing yet.
+    ///
+    /// # Errors
+    /// Never for a configuration that was checked.
+    pub(crate) fn policy(&self) -> std::result::Result<Adaptive, SettingsError> {
+        let cost = SwitchCost {
+            ranks: 1,
+            weight_bytes: 0,
+            token_bytes: ByLayout::default(),
+            bytes_per_second: 1.0,
+            fixed_seconds: self.switch_seconds,
+        };
+        Adaptive::new(self.settings.clone(), self.prior.clone(), cost, self.room_tokens)
+    }
+
+    /// The layout that a worker calls so.
+    pub(crate) fn layout(&self, name: &str) -> Option<Layout> {
+        [Layout::Tp, Layout::Ep].into_iter().find(|layout| self.names[*layout] == name)
+    }
+}
+
+type Result<T> = std::result::Result<T, ConfigError>;
+
+fn wrong<T>(key: &str, cause: impl std::fmt::Display) -> Result<T> {
+    Err(ConfigError::value(format!("switch.{key}"), cause))
+}
+
+pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchConfig> {
+    let settings = Settings {
+        horizon_seconds: raw.horizon_seconds,
+        least_gain: raw.least_gain,
+        margin: raw.margin,
+        dwell_seconds: raw.dwell_seconds,
+        fast_seconds: raw.fast_seconds,
+        slow_seconds: raw.slow_seconds,
+        guard_close: raw.guard_close,
+        guard_reopen: raw.guard_reopen,
+        chunk_tokens: raw.chunk_tokens,
+        max_sequences: raw.max_sequences,
+        // An engine does not report how long its requests have waited.
+        ttft: Vec::new(),
+    };
+    settings.validate().map_err(|error| ConfigError::value("switch", error))?;
+    if raw.tp_layout == raw.ep_layout {
+        return wrong("tp_layout", format!("'{}' is ep_layout, too", raw.tp_layout));
+    }
+    if !(0.0..=MAX_SECONDS).contains(&raw.switch_seconds) || raw.switch_seconds == 0.0 {
+        return wrong("switch_seconds", format!("{}, expected more than 0 and at most a day", raw.switch_seconds));
+    }
+    let side = |curve: Curve<'_>| curve.prior(raw.mode, raw.max_sequences);
+    let prior = ByLayout {
+        tp: side(Curve { side: "tp", steps: &raw.tp_step_ms, rate: raw.tp_prefill_rate })?,
+        ep: side(Curve { side: "ep", steps: &raw.ep_step_ms, rate: raw.ep_prefill_rate })?,
+    };
+    let webhook = raw.webhook.as_deref().map(webhook).transpose()?;
+    check_hooks(raw.mode, webhook.is_some(), models)?;
+    Ok(SwitchConfig {
+        mode: raw.mode,
+        meanwhile: raw.meanwhile,
+        names: ByLayout { tp: raw.tp_layout, ep: raw.ep_layout },
+        interval: seconds("switch.interval_seconds", raw.interval_seconds)?,
+        prepare: seconds("switch.prepare_seconds", raw.prepare_seconds)?,
+        commit: seconds("switch.commit_seconds", raw.commit_seconds)?,
+        webhook,
+        prior,
+        settings,
+        switch_seconds: raw.switch_seconds,
+        room_tokens: ByLayout { tp: raw.tp_kv_tokens.unwrap_or(u64::MAX), ep: raw.ep_kv_tokens.unwrap_or(u64::MAX) },
+    })
+}
+
+/// What the configuration says of a layout's times.
+struct Curve<'a> {
+    side: &'static str,
+    steps: &'a [(u32, f64)],
+    rate: Option<f64>,
+}
+
+impl Curve<'_> {
+    fn prior(&self, mode: SwitchMode, max_sequences: u32) -> Result<LayoutPrior> {
+        let (steps_key, rate_key) = (format!("{}_step_ms", self.side), format!("{}_prefill_rate", self.side));
+        if self.steps.is_empty() && mode == SwitchMode::Off {
+            return Ok(LayoutPrior::default());
+        }
+        if self.steps.is_empty() {
+            return wrong(&steps_key, "must be set unless switch.mode is \"off\", as the policy compares both layouts");
+        }
+        let points =
+            self.steps.iter().map(|&(sequences, milliseconds)| Point { sequences, seconds: milliseconds / 1e3 });
+        let curve = StepCurve::new(points.collect());
+        let curve = curve.map_err(|error| ConfigError::value(format!("switch.{steps_key}"), error))?;
+        if curve.seconds(max_sequences).is_none() {
+            let last = self.steps.last().map_or(0, |point| point.0);
+            return wrong(
+                &steps_key,
+                format!("ends at a batch of {last}, but switch.max_sequences is {max_sequences}"),
+            );
+        }
+        match self.rate {
+            Some(rate) if rate.is_finite() && rate > 0.0 => {
+                Ok(LayoutPrior { steps: Some(curve), prefill_tokens_per_second: Some(rate) })
+            }
+            Some(rate) => wrong(&rate_key, format!("{rate}, expected more than 0")),
+            None => wrong(&rate_key, "must be set where step times are"),
+        }
+    }
+}
+
+/// An address with any path.
+fn webhook(url: &str) -> Result<Webhook> {
+    let host = url.find("://").map_or(0, |at| at + 3);
+    let path = url[host..].find('/').map_or(url.len(), |at| host + at);
+    let server: BaseUrl = url[..path].parse().map_err(|error| ConfigError::value("switch.webhook", error))?;
+    let path = if path == url.len() { "/" } else { &url[path..] };
+    server.join(path).map_err(|error| ConfigError::value("switch.webhook", error))?;
+    Ok(Webhook { server, path: path.to_owned() })
+}
+
+/// Every backend that is to be switched has a way to be.
+fn check_hooks(mode: SwitchMode, webhook: bool, models: &[ModelConfig]) -> Result<()> {
+    for (model_at, model) in models.iter().enumerate() {
+        let templates = model.discovery.iter().map(|source| &source.template).enumerate();
+        let templates = templates.map(|(at, backend)| (format!("models[{model_at}].discovery[{at}]"), backend));
+        let configured = model.backends.iter().filter(|backend| backend.found.is_none()).enumerate();
+        let configured = configured.map(|(at, backend)| (format!("models[{model_at}].backends[{at}]"), backend));
+        let all: Vec<(String, &BackendConfig)> = configured.chain(templates).collect();
+        for (key, backend) in &all {
+            let refuse = |cause: String| Err(ConfigError::value(format!("{key}.layout"), cause));
+            match (backend.engine, backend.layout) {
+                (Engine::Semmoe, Some(_)) => {
+                    return refuse("set, but semmoe's worker reports its layout itself".to_owned());
+                }
+                (Engine::Semmoe, None) => {}
+                (engine, None) if mode == SwitchMode::Drive => {
+                    return refuse(format!(
+                        "must be set, as switch.mode is \"drive\" and {engine} has no hook to switch it: the layout that it runs \
+                         (moved between pools), or starts in (switch.webhook)"
+                    ));
+                }
+                (_, Some(layout)) if mode == SwitchMode::Drive && !webhook => {
+                    let other = layout.other();
+                    if !all.iter().any(|(_, backend)| backend.layout == Some(other)) {
+                        return refuse(format!(
+                            "'{}', but no backend of model '{}' has '{}' and there is no switch.webhook",
+                            layout.name(),
+                            model.name,
+                            other.name()
+                        ));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_webhook_is_a_server_and_a_path() {
+        let parsed = |url: &str| webhook(url).map(|hook| (hook.server.to_string(), hook.path));
+        assert_eq!(parsed("http://ops:9000").unwrap(), ("http://ops:9000".to_owned(), "/".to_owned()));
+        let found = parsed("https://ops/a/switch?unit=1").unwrap();
+        assert_eq!(found, ("https://ops".to_owned(), "/a/switch?unit=1".to_owned()));
+        for wrong in ["", "ops:9000/x", "ftp://ops/x", "http:///x"] {
+            assert!(parsed(wrong).unwrap_err().to_string().starts_with("switch.webhook: "), "{wrong}");
+        }
+    }
+}

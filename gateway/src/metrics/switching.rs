@@ -1,0 +1,94 @@
+//! Layouts of backends and their switches.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use semmoe_planner::policy::Layout;
+
+/// From the milliseconds of a small model to what a slow link takes for a large one.
+const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct UnitLabels {
+    unit: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DecisionLabels {
+    unit: String,
+    to: &'static str,
+    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, `advised`.
+    outcome: &'static str,
+}
+
+/// What is counted of switches.
+pub(crate) struct SwitchMetrics {
+    layout: Family<UnitLabels, Gauge>,
+    gain: Family<UnitLabels, Gauge<f64, AtomicU64>>,
+    decisions: Family<DecisionLabels, Counter>,
+    seconds: Family<UnitLabels, Histogram, fn() -> Histogram>,
+}
+
+impl Default for SwitchMetrics {
+    fn default() -> Self {
+        Self {
+            layout: Family::default(),
+            gain: Family::default(),
+            decisions: Family::default(),
+            seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+        }
+    }
+}
+
+impl SwitchMetrics {
+    pub(super) fn register(&self, registry: &mut Registry) {
+        registry.register("switch_layout", "0 TP, 1 EP, -1 not known", self.layout.clone());
+        registry.register(
+            "switch_gain",
+            "Share of a step's time that the other layout would save, when the policy last compared them",
+            self.gain.clone(),
+        );
+        registry.register(
+            "switch_decisions",
+            "Decisions of the switch policy and how they ended",
+            self.decisions.clone(),
+        );
+        registry.register("switch_seconds", "How long committed switches held requests", self.seconds.clone());
+    }
+
+    /// Where a unit is, and the gain, where it was compared.
+    pub(crate) fn looked(&self, unit: &str, layout: Option<Layout>, gain: Option<f64>) {
+        let number = match layout {
+            Some(Layout::Tp) => 0,
+            Some(Layout::Ep) => 1,
+            None => -1,
+        };
+        self.layout.get_or_create(&labels(unit)).set(number);
+        if let Some(gain) = gain {
+            self.gain.get_or_create(&labels(unit)).set(gain);
+        }
+    }
+
+    /// How a decision ended.
+    pub(crate) fn ended(&self, unit: &str, to: Layout, outcome: &'static str, seconds: Option<f64>) {
+        self.decisions.get_or_create(&DecisionLabels { unit: unit.to_owned(), to: to.name(), outcome }).inc();
+        if let Some(seconds) = seconds {
+            self.seconds.get_or_create(&labels(unit)).observe(seconds);
+        }
+    }
+
+    /// The unit is watched no longer; what was counted stays.
+    pub(crate) fn forget(&self, unit: &str) {
+        self.layout.remove(&labels(unit));
+        self.gain.remove(&labels(unit));
+    }
+}
+
+fn labels(unit: &str) -> UnitLabels {
+    UnitLabels { unit: unit.to_owned() }
+}

@@ -1,0 +1,201 @@
+//! A worker's step counters and loads at one moment, and what happened between two of them.
+//!
+//! Ranks run the same steps, so rank 0's count and time are the unit's, and a step's batch is the sum over the ranks.
+//! Which ranks' batches met in which step is not recorded: the steps of an interval are taken to be alike.
+
+use std::collections::BTreeMap;
+
+use semmoe_engines::metrics::Sample;
+use semmoe_engines::sglang::Loads;
+
+/// What is read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Reading {
+    /// Of rank 0, by the layout's name.
+    steps: BTreeMap<String, Steps>,
+    /// Through the model, on all ranks.
+    decode_tokens: f64,
+    prefill_tokens: f64,
+    pub(super) load: Load,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Steps {
+    count: f64,
+    seconds: f64,
+}
+
+/// What a unit holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) running: u32,
+    pub(super) waiting: u32,
+    /// Prompt tokens of those that wait.
+    pub(super) waiting_tokens: u64,
+    pub(super) live_kv_tokens: u64,
+    pub(super) promised_kv_tokens: u64,
+}
+
+/// What happened between two readings.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Interval {
+    /// Steps of one layout; none where none ran, or more than one did.
+    pub(super) steps: Option<MeanStep>,
+    /// Prompt tokens that came.
+    pub(super) arrived_tokens: u64,
+}
+
+/// The steps of an interval, taken to be alike.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MeanStep {
+    /// The worker's name of it.
+    pub(super) layout: String,
+    pub(super) steps: u32,
+    pub(super) sequences: u32,
+    pub(super) prompt_tokens: u32,
+    pub(super) seconds: f64,
+}
+
+/// An answer that lacks what is needed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("/metrics has no {name}: is the worker an older one?")]
+pub(super) struct Missing {
+    name: &'static str,
+}
+
+const STEPS: &str = "semmoe_layout_steps_total";
+const SECONDS: &str = "semmoe_layout_step_seconds_total";
+const TOKENS: &str = "semmoe_tokens_total";
+
+impl Reading {
+    /// Reads the worker's page of metrics and its loads.
+    pub(super) fn parse(metrics: &str, loads: &Loads) -> Result<Self, Missing> {
+        // Counters without a sample yet have their line of help.
+        if let Some(name) = [STEPS, SECONDS, TOKENS].into_iter().find(|name| !metrics.contains(name)) {
+            return Err(Missing { name });
+        }
+        let mut reading = Self { load: Load::of(loads), ..Self::default() };
+        for sample in metrics.lines().filter_map(Sample::parse).filter(|sample| sample.value.is_finite()) {
+            match (sample.name, sample.label("phase")) {
+                (TOKENS, Some("decode")) => reading.decode_tokens += sample.value,
+                (TOKENS, Some("prefill")) => reading.prefill_tokens += sample.value,
+                (STEPS | SECONDS, _) if sample.label("rank") == Some("0") => {
+                    let steps = reading.steps.entry(sample.label("layout").unwrap_or_default().to_owned()).or_default();
+                    *(if sample.name == STEPS { &mut steps.count } else { &mut steps.seconds }) += sample.value;
+                }
+                _ => {}
+            }
+        }
+        Ok(reading)
+    }
+
+    /// What happened since `before`. Nothing, where counters went back: another process answers.
+    pub(super) fn since(&self, before: &Self) -> Interval {
+        let nothing = Interval { steps: None, arrived_tokens: 0 };
+        let (decode, prefill) =
+            (self.decode_tokens - before.decode_tokens, self.prefill_tokens - before.prefill_tokens);
+        if decode < 0.0 || prefill < 0.0 {
+            return nothing;
+        }
+        let arrived = prefill + self.load.waiting_tokens as f64 - before.load.waiting_tokens as f64;
+        let mut ran = self.steps.iter().filter_map(|(layout, now)| {
+            let then = before.steps.get(layout).copied().unwrap_or_default();
+            let steps = Steps { count: now.count - then.count, seconds: now.seconds - then.seconds };
+            (steps.count > 0.0).then_some((layout, steps))
+        });
+        let steps = match (ran.next(), ran.next()) {
+            (Some((layout, Steps { count, seconds })), None) => Some(MeanStep {
+                layout: layout.clone(),
+                steps: count as u32,
+                sequences: (decode / count).round() as u32,
+                prompt_tokens: (prefill / count).round() as u32,
+                seconds: seconds / count,
+            }),
+            _ => None,
+        };
+        Interval { steps, arrived_tokens: arrived.max(0.0) as u64 }
+    }
+}
+
+impl Load {
+    fn of(loads: &Loads) -> Self {
+        let sum = |of: fn(&semmoe_engines::sglang::RankLoads) -> Option<u64>| -> u64 {
+            loads.loads.iter().filter_map(of).fold(0, u64::saturating_add)
+        };
+        let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        let live_kv_tokens = sum(|load| load.num_used_tokens);
+        Self {
+            running: count(sum(|load| load.num_running_reqs)),
+            waiting: count(sum(|load| load.num_waiting_reqs)),
+            waiting_tokens: sum(|load| load.num_waiting_uncached_tokens),
+            live_kv_tokens,
+            promised_kv_tokens: live_kv_tokens.max(sum(|load| load.num_total_tokens)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn loads(running: u64, waiting_tokens: u64) -> Loads {
+        let of = |rank: u32| {
+            json!({"dp_rank": rank, "num_running_reqs": running, "num_waiting_reqs": 1, "num_used_tokens": 100,
+                "num_waiting_uncached_tokens": waiting_tokens, "num_total_tokens": 150})
+        };
+        serde_json::from_value(json!({"loads": [of(0), of(1)]})).unwrap()
+    }
+
+    fn page(ep: [f64; 2], tp: [f64; 2], tokens: [f64; 2]) -> String {
+        let ([ep_steps, ep_seconds], [tp_steps, tp_seconds], [decode, prefill]) = (ep, tp, tokens);
+        format!(
+            "# HELP semmoe_layout_steps_total x\n\
+             semmoe_layout_steps_total{{rank=\"0\",layout=\"ep\",phase=\"decode\",batch=\"4\"}} {ep_steps}\n\
+             semmoe_layout_steps_total{{rank=\"0\",layout=\"ep\",phase=\"prefill\",batch=\"4\"}} {ep_steps}\n\
+             semmoe_layout_steps_total{{rank=\"1\",layout=\"ep\",phase=\"decode\",batch=\"4\"}} 999\n\
+             semmoe_layout_steps_total{{rank=\"0\",layout=\"tp\",phase=\"decode\",batch=\"4\"}} {tp_steps}\n\
+             semmoe_layout_step_seconds_total{{rank=\"0\",layout=\"ep\",phase=\"decode\",batch=\"4\"}} {ep_seconds}\n\
+             semmoe_layout_step_seconds_total{{rank=\"0\",layout=\"tp\",phase=\"decode\",batch=\"4\"}} {tp_seconds}\n\
+             semmoe_tokens_total{{rank=\"0\",phase=\"decode\"}} {decode}\n\
+             semmoe_tokens_total{{rank=\"1\",phase=\"decode\"}} {decode}\n\
+             semmoe_tokens_total{{rank=\"0\",phase=\"prefill\"}} {prefill}\n"
+        )
+    }
+
+    #[test]
+    fn the_steps_between_two_readings() {
+        let read = |page: &str, waiting| Reading::parse(page, &loads(3, waiting)).unwrap();
+        let first = read(&page([10.0, 1.0], [5.0, 1.0], [100.0, 1000.0]), 50);
+        let second = read(&page([15.0, 1.5], [5.0, 1.0], [180.0, 1500.0]), 150);
+        let steps = MeanStep { layout: "ep".to_owned(), steps: 10, sequences: 16, prompt_tokens: 50, seconds: 0.05 };
+        assert_eq!(second.since(&first), Interval { steps: Some(steps), arrived_tokens: 700 });
+        assert_eq!(second.load.running, 6);
+        assert_eq!((second.load.live_kv_tokens, second.load.promised_kv_tokens), (200, 300));
+        let both = read(&page([16.0, 1.6], [6.0, 1.1], [190.0, 1500.0]), 150);
+        assert_eq!(both.since(&second).steps, None, "which tokens were whose is not known");
+        let idle = Interval { steps: None, arrived_tokens: 0 };
+        assert_eq!(first.since(&second), idle, "another process");
+        assert_eq!(second.since(&second), idle);
+    }
+
+    #[test]
+    fn a_page_without_the_counters_is_named() {
+        let error = Reading::parse("semmoe_tokens_total{} 1", &loads(0, 0)).unwrap_err();
+        assert!(error.to_string().contains(STEPS), "{error}");
+    }
+
+    proptest! {
+        /// Whatever a page says, nothing panics, and a mean step is made of numbers.
+        #[test]
+        fn any_page_is_read(values in prop::collection::vec(any::<f64>(), 12)) {
+            let three = |at: usize| [values[at], values[at + 1]];
+            let read = |at| Reading::parse(&page(three(at), three(at + 2), three(at + 4)), &loads(u64::MAX, u64::MAX)).unwrap();
+            if let Some(step) = read(6).since(&read(0)).steps {
+                prop_assert!(!step.seconds.is_nan());
+            }
+        }
+    }
+}

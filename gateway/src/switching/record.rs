@@ -1,0 +1,152 @@
+//! Where every unit is, and its last decisions.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use schemars::JsonSchema;
+use semmoe_planner::policy::Layout;
+use serde::Serialize;
+
+use super::Outcome;
+use super::unit::Verdict;
+use crate::metrics::SwitchMetrics;
+
+/// Decisions of a unit that are kept.
+const KEPT: usize = 16;
+
+/// All units by name.
+#[derive(Default)]
+pub(crate) struct Records(Mutex<BTreeMap<String, Report>>);
+
+/// A unit that is switched as one: a backend, or the pools of a model.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub(crate) struct Report {
+    /// Name of the backend, or of the model where traffic moves between pools.
+    unit: String,
+    /// What carries its switches out: `worker`, `webhook` or `pools`.
+    by: &'static str,
+    /// `tp` or `ep`; null while it is not known.
+    layout: Option<&'static str>,
+    /// A switch is under way to this layout.
+    switching_to: Option<&'static str>,
+    /// What the policy said last, or why it was not asked.
+    reason: String,
+    /// Share of a step's time that the other layout saves, as far as the policy compared them.
+    gain: Option<f64>,
+    /// Requests that run and wait.
+    in_flight: u64,
+    /// Decisions to switch, latest first.
+    decisions: VecDeque<Past>,
+}
+
+/// A decision to switch.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub(crate) struct Past {
+    unix_seconds: f64,
+    to: &'static str,
+    /// Why the policy wanted it.
+    reason: String,
+    /// `committed`, `refused`, `rolled_back`, `lost`, `stopped`, or `advised` where nothing was to be done.
+    outcome: &'static str,
+    /// Why it failed.
+    cause: Option<String>,
+    /// For how long requests were held.
+    seconds: Option<f64>,
+}
+
+/// A unit's name and who switches it.
+#[derive(Clone, Copy)]
+pub(super) struct UnitName<'a> {
+    pub(super) name: &'a str,
+    pub(super) by: &'static str,
+}
+
+impl Records {
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<Report> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// The unit is watched no longer.
+    pub(super) fn forget(&self, metrics: &SwitchMetrics, unit: &str) {
+        if self.lock().remove(unit).is_some() {
+            metrics.forget(unit);
+        }
+    }
+
+    /// What the policy said, or why it could not be asked.
+    pub(super) fn looked(&self, metrics: &SwitchMetrics, unit: UnitName<'_>, look: Look<'_>) {
+        metrics.looked(unit.name, look.layout, look.verdict.gain);
+        self.with(unit, |report| {
+            report.layout = look.layout.map(Layout::name);
+            report.in_flight = look.in_flight;
+            report.gain = look.verdict.gain;
+            report.reason.clone_from(&look.verdict.reason);
+        });
+    }
+
+    /// A switch begins.
+    pub(super) fn begins(&self, unit: UnitName<'_>, to: Layout) {
+        self.with(unit, |report| report.switching_to = Some(to.name()));
+    }
+
+    /// A switch ended; without an outcome it was only advised.
+    pub(super) fn ended(&self, metrics: &SwitchMetrics, unit: UnitName<'_>, to: Layout, ended: Ended<'_>) {
+        let outcome = ended.outcome.map_or("advised", Outcome::name);
+        let seconds = match ended.outcome {
+            Some(Outcome::Committed { seconds }) => Some(*seconds),
+            _ => None,
+        };
+        let cause = ended.outcome.and_then(Outcome::cause).map(str::to_owned);
+        metrics.ended(unit.name, to, outcome, seconds);
+        let (backend, to_name, reason) = (unit.name, to.name(), ended.verdict.reason.as_str());
+        match (&cause, ended.outcome) {
+            (Some(cause), _) => {
+                tracing::warn!(unit = backend, to = to_name, outcome, cause, "a switch of layouts failed")
+            }
+            (None, None) => tracing::info!(unit = backend, to = to_name, reason, "a switch of layouts is advised"),
+            (None, Some(_)) => {
+                tracing::info!(unit = backend, to = to_name, outcome, seconds, reason, "a switch of layouts ended")
+            }
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        self.with(unit, |report| {
+            if seconds.is_some() {
+                report.layout = Some(to.name());
+            }
+            report.switching_to = None;
+            let reason = ended.verdict.reason.clone();
+            report.decisions.push_front(Past { unix_seconds: now, to: to.name(), reason, outcome, cause, seconds });
+            report.decisions.truncate(KEPT);
+        });
+    }
+
+    fn with(&self, unit: UnitName<'_>, change: impl FnOnce(&mut Report)) {
+        let mut reports = self.lock();
+        let report = reports.entry(unit.name.to_owned()).or_default();
+        unit.name.clone_into(&mut report.unit);
+        report.by = unit.by;
+        change(report);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Report>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One look at a unit.
+#[derive(Clone, Copy)]
+pub(super) struct Look<'a> {
+    pub(super) layout: Option<Layout>,
+    pub(super) in_flight: u64,
+    pub(super) verdict: &'a Verdict,
+}
+
+/// How a decision to switch ended.
+#[derive(Clone, Copy)]
+pub(super) struct Ended<'a> {
+    pub(super) verdict: &'a Verdict,
+    /// None: it was only advised.
+    pub(super) outcome: Option<&'a Outcome>,
+}

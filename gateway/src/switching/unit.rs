@@ -1,0 +1,145 @@
+//! A policy with its clock: fed with what a unit does, asked, and told what came of its decisions.
+
+use std::time::Instant;
+
+use semmoe_planner::policy::{Adaptive, Cause, Decision, Event, Layout, Stay, Step, SwitchPolicy, UnitView};
+
+use super::Outcome;
+use super::reading::{Load, MeanStep};
+use crate::config::SwitchConfig;
+
+/// Steps of one interval that are passed to the policy; more of the same kind teach it nothing.
+const MAX_STEPS: u32 = 1000;
+/// Requests of one interval that are passed to it.
+const MAX_ARRIVALS: u64 = 1000;
+
+/// What is switched as one.
+pub(super) struct Unit {
+    policy: Adaptive,
+    began: Instant,
+    /// Tokens that the last switch moved.
+    kv_tokens: u64,
+}
+
+/// What the policy says, for people.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Verdict {
+    pub(super) to: Option<Layout>,
+    /// Share of a step's time that the other layout saves, where both are known.
+    pub(super) gain: Option<f64>,
+    /// One sentence.
+    pub(super) reason: String,
+}
+
+impl Unit {
+    /// `None` for settings that were not checked.
+    pub(super) fn new(rules: &SwitchConfig) -> Option<Self> {
+        Some(Self { policy: rules.policy().ok()?, began: Instant::now(), kv_tokens: 0 })
+    }
+
+    fn now(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    /// Requests that came, with their prompt tokens in all.
+    pub(super) fn arrived(&mut self, requests: u64, tokens: u64) {
+        if tokens == 0 {
+            return;
+        }
+        let (at, requests) = (self.now(), requests.clamp(1, MAX_ARRIVALS));
+        let prompt_tokens = u32::try_from(tokens / requests).unwrap_or(u32::MAX);
+        (0..requests).for_each(|_| self.policy.observe(at, &Event::Arrived { prompt_tokens }));
+    }
+
+    /// Steps that ran in `layout`.
+    pub(super) fn stepped(&mut self, layout: Layout, steps: &MeanStep) {
+        let step =
+            Step { layout, sequences: steps.sequences, prompt_tokens: steps.prompt_tokens, seconds: steps.seconds };
+        let at = self.now();
+        (0..steps.steps.min(MAX_STEPS)).for_each(|_| self.policy.observe(at, &Event::Stepped(step)));
+    }
+
+    /// What to do now.
+    pub(super) fn decide(&mut self, layout: Layout, load: &Load) -> Verdict {
+        self.kv_tokens = load.live_kv_tokens;
+        let view = UnitView {
+            layout,
+            running: load.running,
+            waiting: load.waiting,
+            waiting_tokens: load.waiting_tokens,
+            live_kv_tokens: load.live_kv_tokens,
+            promised_kv_tokens: load.promised_kv_tokens,
+            blocked: false,
+            heads: &[],
+        };
+        let at = self.now();
+        match self.policy.decide(at, &view) {
+            Decision::Switch(switch) => Verdict {
+                to: Some(switch.to),
+                gain: match switch.cause {
+                    Cause::Gain { gain, .. } => Some(gain),
+                    _ => None,
+                },
+                reason: told(&switch.cause),
+            },
+            Decision::Stay(stay) => Verdict {
+                to: None,
+                gain: match stay {
+                    Stay::Best { gain } => Some(gain),
+                    _ => None,
+                },
+                reason: why(&stay),
+            },
+        }
+    }
+
+    /// What came of a switch that it decided. One that is only advised has failed, so that the policy goes on from
+    /// where it was.
+    pub(super) fn ended(&mut self, to: Layout, outcome: Option<&Outcome>) {
+        let event = match outcome {
+            Some(Outcome::Committed { seconds }) => {
+                Event::Switched { to, seconds: *seconds, kv_tokens: self.kv_tokens }
+            }
+            _ => Event::Failed { to },
+        };
+        let at = self.now();
+        self.policy.observe(at, &event);
+    }
+}
+
+fn told(cause: &Cause) -> String {
+    match *cause {
+        Cause::Gain { gain, regret, switch_seconds } => format!(
+            "steps take {:.1}% less there; {regret:.2} request-seconds were lost so far, and a switch takes {switch_seconds:.3} s",
+            100.0 * gain
+        ),
+        Cause::Ttft { priority, here_seconds, there_seconds } => format!(
+            "a request of priority {priority} has its first token after {here_seconds:.2} s here and {there_seconds:.2} s there"
+        ),
+        Cause::Threshold { in_flight, threshold } => {
+            format!("{in_flight:.0} requests in flight, threshold {threshold:.0}")
+        }
+        Cause::Phase { index } => format!("phase {index} begins"),
+    }
+}
+
+fn why(stay: &Stay) -> String {
+    match stay {
+        Stay::Fixed => "the layout is fixed".to_owned(),
+        Stay::Idle => "nothing runs or waits".to_owned(),
+        Stay::Best { gain } => {
+            format!("steps would take {:.1}% {} there", 100.0 * gain.abs(), if *gain > 0.0 { "less" } else { "more" })
+        }
+        Stay::Unpaid { saved, needed } => {
+            format!("a switch would save {saved:.2} request-seconds, and must save {needed:.2} to pay for itself")
+        }
+        Stay::Dwell { left_seconds } => {
+            format!("the last switch or failure is too recent: {left_seconds:.2} s to wait")
+        }
+        Stay::Switching { to } => format!("it switches to {}", to.name()),
+        Stay::NoRoom(no_room) => no_room.to_string(),
+        Stay::Unknown { layout, sequences } => {
+            format!("the time of a step of {sequences} sequences is not known for {}", layout.name())
+        }
+    }
+}

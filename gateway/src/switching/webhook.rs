@@ -1,0 +1,61 @@
+//! A switch of an engine without a hook, by an operator's service: one POST, whose answer must name the layout that
+//! runs then.
+
+use std::time::Instant;
+
+use semmoe_engines::http::{AnswerLimits, HttpClient};
+use semmoe_planner::policy::Layout;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use super::{Move, Outcome};
+use crate::config::{SwitchConfig, Webhook};
+
+/// The answer is one word.
+const ANSWER_BYTES: usize = 64 << 10;
+
+#[derive(Serialize)]
+struct Asked<'a> {
+    backend: &'a str,
+    from: Layout,
+    to: Layout,
+}
+
+#[derive(Deserialize)]
+struct Answered {
+    /// The layout that runs now.
+    layout: Layout,
+}
+
+/// Asks for a switch and waits for its end. It is not repeated here: after a failure the policy waits, and decides
+/// again.
+pub(super) async fn switch(
+    hook: &Webhook,
+    rules: &SwitchConfig,
+    backend: &str,
+    asked: Move,
+    stop: &CancellationToken,
+) -> Outcome {
+    let server = hook.server.clone();
+    // For https it reads the system's authorities.
+    let client = tokio::task::spawn_blocking(move || HttpClient::for_url(&server)).await;
+    let client = match client {
+        Ok(Ok(client)) => client,
+        Ok(Err(error)) => return Outcome::Lost { cause: error.reason() },
+        Err(error) => return Outcome::Lost { cause: error.to_string() },
+    };
+    let limits = AnswerLimits { timeout: rules.commit, max_bytes: ANSWER_BYTES };
+    let (began, body) = (Instant::now(), Asked { backend, from: asked.from, to: asked.to });
+    let answer = tokio::select! {
+        answer = client.post_json::<_, Answered>(&hook.server, &hook.path, &body, &limits) => answer,
+        () = stop.cancelled() => return Outcome::Stopped,
+    };
+    match answer {
+        Ok(Answered { layout }) if layout == asked.to => Outcome::Committed { seconds: began.elapsed().as_secs_f64() },
+        Ok(Answered { layout }) => {
+            Outcome::Refused { cause: format!("the webhook answers that {} runs", layout.name()) }
+        }
+        Err(error) if error.status().is_some() => Outcome::Refused { cause: error.reason() },
+        Err(error) => Outcome::Lost { cause: error.reason() },
+    }
+}

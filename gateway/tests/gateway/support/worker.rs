@@ -1,0 +1,199 @@
+//! A scripted worker: `/switch`, step counters and loads as semmoe's worker has them, and every way in which a switch
+//! can go wrong.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use http::{Method, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+/// What goes wrong with a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    RefusePrepare,
+    HangPrepare,
+    /// Prepares, and reports another epoch.
+    WrongEpoch,
+    RefuseCommit,
+    /// The connection breaks before the commit is done.
+    LoseCommitBefore,
+    /// The connection breaks after it.
+    LoseCommitAfter,
+    /// It moves for ever.
+    HangCommit,
+}
+
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) fault: Fault,
+    pub(crate) running: u64,
+    pub(crate) layout: String,
+    pub(crate) epoch: u64,
+    /// Bodies of `POST /switch`.
+    pub(crate) asked: Vec<Value>,
+    state: &'static str,
+    to: String,
+    steps: u64,
+    seconds: f64,
+    tokens: u64,
+}
+
+/// Milliseconds of a step of both layouts, as the configuration has them too: TP is faster below 16 sequences.
+pub(crate) const CURVES: &str = "tp_step_ms = [[1, 1.0], [16, 10.0], [2048, 1000.0]]\n\
+                                 ep_step_ms = [[1, 5.0], [16, 10.0], [2048, 100.0]]\n\
+                                 tp_prefill_rate = 10000.0\nep_prefill_rate = 10000.0\n";
+
+impl Script {
+    fn status(&self) -> Value {
+        json!({ "state": self.state, "epoch": self.epoch, "layout": self.layout, "placement_digest": "p", "last_seconds": 0.002 })
+    }
+
+    fn info(&self) -> Value {
+        let ranks = if self.layout == "ep" { 2 } else { 1 };
+        json!({ "version": "0.1.0", "dp_size": ranks, "tp_size": 2 / ranks, "layout": self.layout, "layouts": ["ep", "tp"] })
+    }
+
+    /// Some steps ran since the last look.
+    fn metrics(&mut self) -> String {
+        let step = if (self.layout == "tp") == (self.running < 16) { 0.001 } else { 0.005 };
+        if self.running > 0 && self.state == "stable" {
+            self.steps += 10;
+            self.seconds += 10.0 * step;
+            self.tokens += 10 * self.running;
+        }
+        let labels = format!("rank=\"0\",layout=\"{}\",phase=\"decode\",batch=\"64\"", self.layout);
+        format!(
+            "semmoe_layout_steps_total{{{labels}}} {}\nsemmoe_layout_step_seconds_total{{{labels}}} {}\n\
+             semmoe_tokens_total{{rank=\"0\",phase=\"decode\"}} {}\n",
+            self.steps, self.seconds, self.tokens
+        )
+    }
+}
+
+pub(crate) struct Worker {
+    pub(crate) address: SocketAddr,
+    script: Arc<Mutex<Script>>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Worker {
+    /// In this layout, with so many requests that run.
+    pub(crate) fn start(layout: &str, running: u64) -> Self {
+        let script = Arc::new(Mutex::new(Script {
+            fault: Fault::None,
+            running,
+            layout: layout.to_owned(),
+            epoch: 3,
+            asked: Vec::new(),
+            state: "stable",
+            to: String::new(),
+            steps: 0,
+            seconds: 0.0,
+            tokens: 0,
+        }));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&script));
+        runtime.spawn(async move { axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await });
+        Self { address, script, runtime: Some(runtime) }
+    }
+
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What was asked for, action by action.
+    pub(crate) fn actions(&self) -> Vec<String> {
+        self.script().asked.iter().map(|asked| asked["action"].as_str().unwrap().to_owned()).collect()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A runtime cannot be dropped inside another one.
+            std::thread::spawn(move || drop(runtime)).join().unwrap();
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+async fn answer(State(script): State<Arc<Mutex<Script>>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let locked = || script.lock().unwrap();
+    match (&head.method, head.uri.path()) {
+        (_, "/health" | "/ping") => "".into_response(),
+        (_, "/v1/models") => Json(json!({ "data": [{ "id": "tiny" }] })).into_response(),
+        (_, "/server_info") => Json(locked().info()).into_response(),
+        (_, "/metrics") => locked().metrics().into_response(),
+        (_, "/v1/loads") => {
+            let load = json!({ "dp_rank": 0, "num_running_reqs": locked().running, "num_waiting_reqs": 0 });
+            Json(json!({ "loads": [load] })).into_response()
+        }
+        (&Method::GET, "/switch") => Json(locked().status()).into_response(),
+        (_, "/switch") => switch(&script, body.collect().await.unwrap().to_bytes()).await,
+        _ => Json(json!({ "choices": [] })).into_response(),
+    }
+}
+
+async fn switch(script: &Mutex<Script>, body: Bytes) -> Response {
+    let asked: Value = serde_json::from_slice(&body).unwrap();
+    let action = asked["action"].as_str().unwrap_or("").to_owned();
+    let refusal =
+        |message: &str| (StatusCode::CONFLICT, Json(json!({ "error": { "message": message } }))).into_response();
+    {
+        let mut script = script.lock().unwrap();
+        script.asked.push(asked.clone());
+        match (action.as_str(), script.fault) {
+            ("prepare", Fault::RefusePrepare) => return refusal("rank 1 refuses: no room"),
+            ("prepare", Fault::HangPrepare) => {}
+            ("prepare", fault) => {
+                assert_eq!(asked["if_epoch"], script.epoch);
+                script.state = "prepared";
+                asked["to"].as_str().unwrap().clone_into(&mut script.to);
+                let mut status = script.status();
+                if fault == Fault::WrongEpoch {
+                    status["epoch"] = json!(script.epoch + 7);
+                }
+                return Json(status).into_response();
+            }
+            ("commit", Fault::RefuseCommit) => {
+                script.state = "stable";
+                return refusal("the experts are where they were: a checksum differs");
+            }
+            ("commit", Fault::LoseCommitBefore) => return broken(),
+            ("commit", Fault::HangCommit) => script.state = "moving",
+            ("commit", fault) => {
+                script.layout = script.to.clone();
+                (script.epoch, script.state) = (script.epoch + 1, "stable");
+                return if fault == Fault::LoseCommitAfter { broken() } else { Json(script.status()).into_response() };
+            }
+            _ => {
+                script.state = "stable";
+                return Json(script.status()).into_response();
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+/// A head, and then nothing but the end of the connection.
+fn broken() -> Response {
+    let cut = futures_util::stream::once(async { Err::<Bytes, _>(std::io::Error::other("killed")) });
+    ([("content-type", "application/json"), ("content-length", "100")], Body::from_stream(cut)).into_response()
+}

@@ -1,0 +1,254 @@
+//! Measured times of what one GPU computes, which count in place of the roofline.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::measured::Curve;
+use crate::PlanError;
+use crate::fields::Fields;
+use crate::shape::Dtype;
+
+/// One kernel, or a few that always run together, of one layer on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "operator", rename_all = "snake_case")]
+pub enum Kernel {
+    /// A product with dense weights: `tokens x inputs` by `inputs x outputs`.
+    Product {
+        /// Type of the weights.
+        dtype: Dtype,
+        /// Inner dimension.
+        inputs: u64,
+        /// Outputs of this rank.
+        outputs: u64,
+    },
+    /// All products of the routed experts of one rank. Tokens are those of the whole unit, spread over all experts.
+    Experts {
+        /// Type of the weights.
+        dtype: Dtype,
+        /// H.
+        hidden: u64,
+        /// Rows of an expert's gate projection on this rank.
+        width: u64,
+        /// E, of the model.
+        experts: u64,
+        /// Experts on this rank.
+        local: u64,
+        /// k.
+        top_k: u64,
+    },
+    /// Attention over one prompt of that many tokens, nothing cached.
+    Prefill {
+        /// Type of the cache.
+        dtype: Dtype,
+        /// Query heads of this rank.
+        heads: u64,
+        /// Heads of keys and values of this rank.
+        kv_heads: u64,
+        /// Elements of a key. Multi-head latent attention: one head for each query head, without and with position.
+        head_dim: u64,
+    },
+    /// Attention of one new token for each of that many sequences.
+    Decode {
+        /// Type of the cache.
+        dtype: Dtype,
+        /// Query heads of this rank.
+        heads: u64,
+        /// Heads of keys and values of this rank. Multi-head latent attention: 1.
+        kv_heads: u64,
+        /// Elements of a key. Multi-head latent attention: latent and rotary key together.
+        head_dim: u64,
+        /// Cached tokens of each sequence.
+        context: u64,
+    },
+}
+
+/// Times of one kernel by tokens.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct MeasuredKernel {
+    /// What was measured.
+    pub kernel: Kernel,
+    /// Tokens (of decoding: sequences), rising, and seconds.
+    pub points: Curve,
+}
+
+/// Tables of other shapes stand in up to this factor in each dimension, scaled by the roofline.
+const NEAR: f64 = 2.0;
+
+const PRODUCT_KEYS: &[&str] = &["operator", "points", "dtype", "inputs", "outputs"];
+const EXPERTS_KEYS: &[&str] = &["operator", "points", "dtype", "hidden", "width", "experts", "local", "top_k"];
+const PREFILL_KEYS: &[&str] = &["operator", "points", "dtype", "heads", "kv_heads", "head_dim"];
+const DECODE_KEYS: &[&str] = &["operator", "points", "dtype", "heads", "kv_heads", "head_dim", "context"];
+
+/// The keys of a table of this operator, if it is a kernel's.
+pub(super) fn keys(operator: &str) -> Option<&'static [&'static str]> {
+    match operator {
+        "product" => Some(PRODUCT_KEYS),
+        "experts" => Some(EXPERTS_KEYS),
+        "prefill" => Some(PREFILL_KEYS),
+        "decode" => Some(DECODE_KEYS),
+        _ => None,
+    }
+}
+
+impl MeasuredKernel {
+    /// Reads a table whose keys are those of its operator.
+    pub(super) fn read(fields: &Fields<'_>) -> Result<Self, PlanError> {
+        let dtype = fields.get("dtype").and_then(Value::as_str).and_then(Dtype::of);
+        let names = || Dtype::NAMES.map(|(name, _)| name).join(", ");
+        let dtype = dtype.ok_or_else(|| fields.unexpected("dtype", format!("one of {}", names())))?;
+        let size = |key| fields.dimension(key);
+        let kernel = match fields.text("operator")? {
+            Some("product") => Kernel::Product { dtype, inputs: size("inputs")?, outputs: size("outputs")? },
+            Some("experts") => Kernel::Experts {
+                dtype,
+                hidden: size("hidden")?,
+                width: size("width")?,
+                experts: size("experts")?,
+                local: size("local")?,
+                top_k: size("top_k")?,
+            },
+            Some("prefill") => Kernel::Prefill {
+                dtype,
+                heads: size("heads")?,
+                kv_heads: size("kv_heads")?,
+                head_dim: size("head_dim")?,
+            },
+            _ => Kernel::Decode {
+                dtype,
+                heads: size("heads")?,
+                kv_heads: size("kv_heads")?,
+                head_dim: size("head_dim")?,
+                context: size("context")?,
+            },
+        };
+        Ok(Self { kernel, points: Curve::read(fields, "tokens")? })
+    }
+}
+
+impl Kernel {
+    /// How far another kernel is: the sum of the logarithms of the dimensions' ratios, contexts apart. `None` if it
+    /// is of another kind or type, has another k or number of experts, or a dimension is more than twice or less than
+    /// half of this one's.
+    fn distance(&self, other: &Self) -> Option<f64> {
+        let pairs = match (*self, *other) {
+            (Self::Product { dtype: a, inputs, outputs }, Self::Product { dtype: b, inputs: i, outputs: o })
+                if a == b =>
+            {
+                [(inputs, i), (outputs, o), (1, 1)]
+            }
+            (
+                Self::Experts { dtype: a, hidden, width, experts, local, top_k },
+                Self::Experts { dtype: b, hidden: h, width: w, experts: e, local: l, top_k: k },
+            ) if a == b && experts == e && top_k == k => [(hidden, h), (width, w), (local, l)],
+            (
+                Self::Prefill { dtype: a, heads, kv_heads, head_dim },
+                Self::Prefill { dtype: b, heads: h, kv_heads: k, head_dim: d },
+            )
+            | (
+                Self::Decode { dtype: a, heads, kv_heads, head_dim, .. },
+                Self::Decode { dtype: b, heads: h, kv_heads: k, head_dim: d, .. },
+            ) if a == b && head_dim == d => [(heads, h), (kv_heads, k), (1, 1)],
+            _ => return None,
+        };
+        let ratios = pairs.map(|(wanted, found)| (wanted as f64 / found as f64).ln().abs());
+        ratios.iter().all(|ratio| *ratio <= NEAR.ln() + 1e-9).then(|| ratios.iter().sum())
+    }
+
+    fn context(&self) -> f64 {
+        match *self {
+            Self::Decode { context, .. } => context as f64,
+            _ => 0.0,
+        }
+    }
+}
+
+/// Seconds of `kernel` for `tokens`, if a table of it or of a near shape exists. Tables of other shapes are scaled by
+/// `modelled`, the roofline; between two measured contexts times grow evenly.
+pub(super) fn seconds(
+    tables: &[MeasuredKernel],
+    kernel: &Kernel,
+    tokens: f64,
+    modelled: impl Fn(&Kernel) -> f64,
+) -> Option<f64> {
+    let near = tables.iter().filter_map(|table| Some((kernel.distance(&table.kernel)?, table)));
+    let best = near.clone().map(|(distance, _)| distance).min_by(f64::total_cmp)?;
+    let near = near.filter(|(distance, _)| *distance <= best).map(|(_, table)| table);
+    let context = kernel.context();
+    let below = near.clone().filter(|table| table.kernel.context() <= context);
+    let below = below.max_by(|a, b| a.kernel.context().total_cmp(&b.kernel.context()));
+    let above = near.filter(|table| table.kernel.context() >= context);
+    let above = above.min_by(|a, b| a.kernel.context().total_cmp(&b.kernel.context()));
+    let scaled = |table: &MeasuredKernel| {
+        // A neighbour's shape is scaled by the roofline at the neighbour's own context.
+        let shape = kernel.at_context(table.kernel.context());
+        table.points.seconds(tokens) * modelled(&shape) / modelled(&table.kernel)
+    };
+    match (below, above) {
+        (Some(low), Some(high)) => {
+            let (from, to) = (low.kernel.context(), high.kernel.context());
+            let share = if to > from { (context - from) / (to - from) } else { 0.0 };
+            Some(scaled(low) * (1.0 - share) + scaled(high) * share)
+        }
+        (Some(only), None) | (None, Some(only)) => {
+            Some(only.points.seconds(tokens) * modelled(kernel) / modelled(&only.kernel))
+        }
+        (None, None) => None,
+    }
+}
+
+impl Kernel {
+    fn at_context(self, tokens: f64) -> Self {
+        match self {
+            Self::Decode { dtype, heads, kv_heads, head_dim, .. } => {
+                Self::Decode { dtype, heads, kv_heads, head_dim, context: tokens as u64 }
+            }
+            other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(inputs: u64, outputs: u64, points: Vec<[f64; 2]>) -> MeasuredKernel {
+        let kernel = Kernel::Product { dtype: Dtype::Fp8, inputs, outputs };
+        MeasuredKernel { kernel, points: Curve::new(points).unwrap() }
+    }
+
+    fn size(kernel: &Kernel) -> f64 {
+        match *kernel {
+            Kernel::Product { inputs, outputs, .. } => (inputs * outputs) as f64,
+            Kernel::Decode { heads, context, .. } => (heads * context) as f64,
+            _ => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn the_nearest_shape_counts_scaled_by_the_roofline() {
+        let tables = [product(4096, 1024, vec![[1.0, 1e-5], [64.0, 2e-5]]), product(4096, 4096, vec![[1.0, 4e-5]])];
+        let time = |inputs, outputs, dtype| {
+            seconds(&tables, &Kernel::Product { dtype, inputs, outputs }, 1.0, size).map(|seconds| seconds * 1e6)
+        };
+        assert_eq!(time(4096, 1024, Dtype::Fp8), Some(10.0));
+        assert!((time(4096, 1280, Dtype::Fp8).unwrap() - 12.5).abs() < 1e-9);
+        assert!((time(4096, 3072, Dtype::Fp8).unwrap() - 30.0).abs() < 1e-9, "from the table of 4096");
+        assert_eq!(time(4096, 1024, Dtype::Bf16), None, "another type");
+        assert_eq!(time(1024, 1024, Dtype::Fp8), None, "too far");
+    }
+
+    #[test]
+    fn contexts_are_interpolated() {
+        let kernel = |heads, context| Kernel::Decode { dtype: Dtype::Bf16, heads, kv_heads: 1, head_dim: 128, context };
+        let table = |context, us: f64| MeasuredKernel {
+            kernel: kernel(8, context),
+            points: Curve::new(vec![[1.0, us * 1e-6]]).unwrap(),
+        };
+        let tables = [table(1000, 10.0), table(3000, 20.0)];
+        let time = |heads, context| seconds(&tables, &kernel(heads, context), 1.0, size).unwrap() * 1e6;
+        for (heads, context, us) in [(8, 1000, 10.0), (8, 2000, 15.0), (16, 2000, 30.0), (8, 6000, 40.0), (8, 500, 5.0)]
+        {
+            assert!((time(heads, context) - us).abs() < 1e-9, "{heads} {context}");
+        }
+    }
+}

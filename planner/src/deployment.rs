@@ -1,0 +1,201 @@
+//! A step of a running deployment, as it was measured: where its time goes, and what leaves a rank now.
+
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::affinity::StepProfile;
+use crate::error::positive;
+use crate::fields::{Fields, toml};
+
+const KEYS: &[&str] = &[
+    "name",
+    "compute_ms",
+    "communication_ms",
+    "latency_ms",
+    "expert_mb",
+    "other_mb",
+    "links",
+    "overlap",
+    "local_rate",
+    "remote_ranks",
+];
+const LINK_KEYS: &[&str] = &["mbit_per_second", "share"];
+
+/// What is known of a deployment's steps.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Deployment {
+    /// For tables.
+    pub name: String,
+    /// The step, once for each rate of the links.
+    pub steps: Vec<NamedStep>,
+    /// Share of activations that are local now.
+    pub local_rate: Option<f64>,
+    /// Ranks other than its own that a token is sent to now, mean over tokens and layers.
+    pub remote_ranks: Option<f64>,
+}
+
+/// A step at one rate of the links.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NamedStep {
+    /// The rate, or "the measured step".
+    pub name: String,
+    /// Its times.
+    pub profile: StepProfile,
+}
+
+/// Sums over ranks since a unit's start, as its `/metrics` have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UnitCounts {
+    /// Steps of all ranks.
+    pub steps: f64,
+    /// Seconds of those steps.
+    pub step_seconds: f64,
+    /// Seconds of them in dispatch and combine, waiting for slower ranks included.
+    pub exchange_seconds: f64,
+    /// Activations on the token's own rank.
+    pub local: f64,
+    /// Activations elsewhere.
+    pub remote: f64,
+}
+
+impl Deployment {
+    /// Reads a description; `file` names it in errors. Either `communication_ms`, or bytes and links.
+    ///
+    /// ```toml
+    /// name = "4 ranks, attention dp"
+    /// compute_ms = 35.3             # a step without communication
+    /// local_rate = 0.25             # share of activations on the token's own rank, now
+    /// remote_ranks = 2.14           # ranks other than its own that a token goes to, now
+    /// overlap = false               # whether two micro-batches hide communication
+    /// communication_ms = 18         # in dispatch and combine
+    /// latency_ms = 4                # what of it does not grow with the bytes
+    /// # or, for links of several rates:
+    /// expert_mb = 3.96              # MB that a rank sends in a step to experts and back (1 MB = 10^6 bytes)
+    /// other_mb = 0                  # MB that it sends for anything else
+    /// links = [{ mbit_per_second = 1000, share = 0.95 }]    # share: of the rate that is reached
+    /// ```
+    ///
+    /// # Errors
+    /// [`PlanError::Syntax`] if it is not TOML, [`PlanError::Key`] about an unknown, missing or impossible value.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, PlanError> {
+        let object = toml(file, text)?;
+        let fields = Fields::of_toml(file, &object, KEYS)?;
+        let share = |key: &str| match fields.get(key) {
+            None => Ok(None),
+            Some(_) => fields
+                .not_negative(key)
+                .ok()
+                .filter(|rate| *rate < 1.0)
+                .map(Some)
+                .ok_or_else(|| fields.unexpected(key, "a share from 0 to below 1")),
+        };
+        Ok(Self {
+            name: fields.text("name")?.unwrap_or("the deployment").chars().take(64).collect(),
+            steps: steps(&fields)?,
+            local_rate: share("local_rate")?,
+            remote_ranks: fields.positive_if("remote_ranks")?,
+        })
+    }
+
+    /// From what a unit counted: all of dispatch and combine is taken to grow with the bytes.
+    ///
+    /// # Errors
+    /// [`PlanError::Value`] if it has made no steps yet or chosen no experts, or spent more time in collectives than in
+    /// steps.
+    pub fn of_counts(name: String, counts: &UnitCounts) -> Result<Self, PlanError> {
+        let steps = positive("the steps of the unit", counts.steps)?;
+        let activations = positive("the activations of the unit", counts.local + counts.remote)?;
+        let compute =
+            positive("the seconds of steps outside collectives", counts.step_seconds - counts.exchange_seconds)?;
+        let bytes = crate::error::not_negative("the seconds in collectives", counts.exchange_seconds)?;
+        let profile =
+            StepProfile { compute: compute / steps, bytes: bytes / steps, latency: 0.0, experts: 0.0, overlap: false };
+        let step = NamedStep { name: "the measured step".to_owned(), profile };
+        Ok(Self { name, steps: vec![step], local_rate: Some(counts.local / activations), remote_ranks: None })
+    }
+}
+
+fn steps(fields: &Fields<'_>) -> Result<Vec<NamedStep>, PlanError> {
+    let compute = fields.positive("compute_ms")? / 1e3;
+    let overlap = fields.flag("overlap", false)?;
+    let step = |name: String, bytes: f64, latency: f64| NamedStep {
+        name,
+        profile: StepProfile { compute, bytes, latency, experts: 0.0, overlap },
+    };
+    if fields.get("links").is_none() {
+        let communication = fields.not_negative("communication_ms")? / 1e3;
+        let latency = fields.get("latency_ms").map_or(Ok(0.0), |_| fields.not_negative("latency_ms"))? / 1e3;
+        if latency > communication {
+            return Err(fields.unexpected("latency_ms", "at most communication_ms"));
+        }
+        return Ok(vec![step("the measured step".to_owned(), communication - latency, latency)]);
+    }
+    if let Some(key) = ["communication_ms", "latency_ms"].into_iter().find(|key| fields.get(key).is_some()) {
+        return Err(fields.unexpected(key, "nothing beside `links`, from which it follows"));
+    }
+    let moved = fields.positive("expert_mb")? * 8.0;
+    let other = fields.get("other_mb").map_or(Ok(0.0), |_| fields.not_negative("other_mb"))? * 8.0;
+    let link = |link: &Fields<'_>| {
+        let (rate, share) = (link.positive("mbit_per_second")?, link.positive_if("share")?.unwrap_or(1.0));
+        Ok(step(format!("the step at {rate:.0} Mbit/s"), moved / (rate * share), other / (rate * share)))
+    };
+    let steps: Vec<NamedStep> =
+        fields.sections("links", LINK_KEYS)?.iter().map(link).collect::<Result<_, PlanError>>()?;
+    if steps.is_empty() { Err(fields.unexpected("links", "one or more { mbit_per_second, share }")) } else { Ok(steps) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::affinity::{Remote, gain};
+
+    const LINKS: &str = "compute_ms = 36\nexpert_mb = 4\nother_mb = 1\nlocal_rate = 0.25\nremote_ranks = 2.0\n\
+        links = [{ mbit_per_second = 1000 }, { mbit_per_second = 2000, share = 0.5 }]\n";
+
+    #[test]
+    fn bytes_over_links_give_the_gain_that_amdahl_gives() {
+        let found = Deployment::from_toml("d", LINKS).unwrap();
+        // 36 ms, 32 ms of experts' rows, 8 ms of others; half as many rows.
+        for step in &found.steps {
+            let gain = gain(&step.profile, &Remote { before: 2.0, after: 1.0, error: 0.0 }, 1.0).unwrap();
+            assert!((gain.range[1] - 16.0 / 60.0).abs() < 1e-12, "{}: {gain}", step.name);
+        }
+        assert_eq!(found.steps[1].name, "the step at 2000 Mbit/s");
+        let timed = Deployment::from_toml("d", "compute_ms = 34\ncommunication_ms = 18\nlatency_ms = 4\n").unwrap();
+        assert!((timed.steps[0].profile.bytes - 0.014).abs() < 1e-12 && timed.local_rate.is_none());
+    }
+
+    #[test]
+    fn counters_give_the_mean_step() {
+        let counts = UnitCounts { steps: 40.0, step_seconds: 2.0, exchange_seconds: 0.5, local: 30.0, remote: 70.0 };
+        let found = Deployment::of_counts("unit".to_owned(), &counts).unwrap();
+        assert_eq!((found.steps[0].profile.compute, found.steps[0].profile.bytes), (0.0375, 0.0125));
+        assert_eq!(found.local_rate, Some(0.3));
+        for wrong in [
+            UnitCounts { steps: 0.0, ..counts },
+            UnitCounts { step_seconds: 0.1, ..counts },
+            UnitCounts { local: 0.0, remote: 0.0, ..counts },
+            UnitCounts { exchange_seconds: f64::NAN, ..counts },
+        ] {
+            assert!(Deployment::of_counts("unit".to_owned(), &wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_by_its_key() {
+        let cases = [
+            (LINKS, "compute_ms = 36", "compute_ms = nan", "`compute_ms` is null, NaN or infinite"),
+            (LINKS, "other_mb", "communication_ms", "`communication_ms` is 1, expected nothing beside `links`"),
+            (LINKS, "expert_mb = 4\n", "", "`expert_mb` is missing"),
+            (LINKS, "0.25", "1.0", "`local_rate` is 1.0, expected a share"),
+            (LINKS, "mbit_per_second = 1000", "gbit = 1", "`links[0].gbit` is an unknown key"),
+            ("links = []\ncompute_ms = 1\nexpert_mb = 1\n", "", "", "`links` is []"),
+            ("compute_ms = 1\n", "", "", "`communication_ms` is missing"),
+            ("compute_ms = 1\ncommunication_ms = 1\nlatency_ms = 2\n", "", "", "`latency_ms` is 2"),
+        ];
+        for (text, from, to, message) in cases {
+            let error = Deployment::from_toml("d", &text.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}\nlacks: {message}");
+        }
+    }
+}

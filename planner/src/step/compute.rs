@@ -1,0 +1,100 @@
+//! Seconds of kernels: as measured, or else by roofline.
+
+use super::{Target, Timed};
+use crate::cluster::Kernel;
+use crate::shape::{Attention, Dtype};
+
+/// Shares of the GPU's peaks.
+#[derive(Clone, Copy)]
+struct Shares {
+    flops: f64,
+    bandwidth: f64,
+}
+
+impl Target<'_> {
+    /// Seconds of a kernel for `tokens`.
+    pub(super) fn kernel(&self, kernel: &Kernel, tokens: f64) -> Timed {
+        match self.cluster.measured.kernel(kernel, tokens, |kernel| self.roofline(kernel, tokens)) {
+            Some(seconds) => Timed { seconds, measured: true },
+            None => Timed { seconds: self.roofline(kernel, tokens), measured: false },
+        }
+    }
+
+    fn roofline(&self, kernel: &Kernel, tokens: f64) -> f64 {
+        let constants = self.constants;
+        match *kernel {
+            Kernel::Product { dtype, inputs, outputs } => {
+                let parameters = inputs as f64 * outputs as f64;
+                let shares = Shares { flops: constants.dense_flops_share, bandwidth: constants.weight_bandwidth_share };
+                self.product(2.0 * parameters * tokens, parameters * dtype.bytes(), dtype, shares)
+            }
+            Kernel::Experts { dtype, hidden, width, experts, local, top_k } => {
+                let parameters = 3.0 * hidden as f64 * width as f64;
+                let (share, k) = (local as f64 / experts as f64, top_k as f64);
+                let busiest = tokens * k * share * constants.expert_load_max_over_mean;
+                let read = local as f64 * activated(k / experts as f64, tokens * constants.expert_spread);
+                let shares =
+                    Shares { flops: constants.expert_flops_share, bandwidth: constants.expert_bandwidth_share };
+                self.product(2.0 * parameters * busiest, read * parameters * dtype.bytes(), dtype, shares)
+            }
+            Kernel::Prefill { dtype, heads, kv_heads, head_dim } => {
+                let pairs = heads as f64 * self.pair_operations(head_dim) * tokens * tokens / 2.0;
+                self.attention_core(pairs, tokens * kv_heads as f64 * self.cached(head_dim) * dtype.bytes())
+            }
+            Kernel::Decode { dtype, heads, kv_heads, head_dim, context } => {
+                let seen = tokens * context as f64;
+                let read = seen * kv_heads as f64 * self.cached(head_dim) * dtype.bytes();
+                self.attention_core(seen * heads as f64 * self.pair_operations(head_dim), read)
+            }
+        }
+    }
+
+    /// Computing `flops` with elements of `dtype` and reading `bytes`, each at a share of the peak: the longer of both,
+    /// a little more where they are alike.
+    fn product(&self, flops: f64, bytes: f64, dtype: Dtype, shares: Shares) -> f64 {
+        let compute = flops / (self.cluster.gpu.flops(dtype) * shares.flops);
+        let read = bytes / (self.cluster.gpu.hbm * shares.bandwidth);
+        let (low, high) = (compute.min(read), compute.max(read));
+        if high <= 0.0 {
+            return 0.0;
+        }
+        let sharpness = self.constants.roofline_sharpness;
+        high * (1.0 + (low / high).powf(sharpness)).powf(1.0 / sharpness)
+    }
+
+    fn attention_core(&self, flops: f64, bytes: f64) -> f64 {
+        let compute = flops / (self.cluster.gpu.bf16 * self.constants.attention_flops_share);
+        compute.max(bytes / (self.cluster.gpu.hbm * self.constants.cache_bandwidth_share))
+    }
+
+    /// FLOPs of one query head with one cached token; `head_dim` is that of the key.
+    fn pair_operations(&self, head_dim: u64) -> f64 {
+        let value = match self.shape.attention {
+            Attention::Grouped { .. } => head_dim,
+            // Absorbed: values are the latent, keys have the rotary part, too.
+            Attention::Latent { kv_rank, rope_dim, .. } if head_dim == kv_rank + rope_dim => kv_rank,
+            Attention::Latent { value_dim, .. } => value_dim,
+        };
+        2.0 * (head_dim + value) as f64
+    }
+
+    /// Elements cached for a token and a head of keys and values.
+    fn cached(&self, head_dim: u64) -> f64 {
+        match self.shape.attention {
+            Attention::Latent { .. } => head_dim as f64,
+            Attention::Grouped { .. } => 2.0 * head_dim as f64,
+        }
+    }
+
+    /// Experts of one rank that a step of `tokens` activates, expected where every set of k experts is equally likely.
+    #[must_use]
+    pub fn distinct_experts(&self, tokens: f64) -> f64 {
+        let (experts, k) = (self.shape.experts as f64, self.shape.top_k as f64);
+        experts / self.layout.expert_ep as f64 * activated(k / experts, tokens * self.constants.expert_spread)
+    }
+}
+
+/// The share of the experts that tokens activate that each choose an expert with `probability`.
+fn activated(probability: f64, tokens: f64) -> f64 {
+    1.0 - (1.0 - probability).powf(tokens)
+}

@@ -1,0 +1,338 @@
+//! How many units of a cluster should run slices of experts (TP) and how many whole ones (EP) under a trace: each split
+//! is replayed with every unit fixed, and beside them all units with the switch policy ([`crate::policy`]) deciding.
+//!
+//! Step times are the model's. A request goes to the unit with the fewest in flight; a step decodes one token for each
+//! running sequence and computes a chunk of waiting prompts.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use serde::Serialize;
+
+use crate::advice::{NoSwitch, Switching, unit_layouts};
+use crate::layout::Layout as Degrees;
+use crate::memory::Memory;
+use crate::policy::{
+    Adaptive, ByLayout, Decision, Event, Fixed, Layout, LayoutPrior, Point, Prior, Settings, Step, StepCurve,
+    SwitchCost, SwitchPolicy, UnitView,
+};
+use crate::search::Question;
+use crate::step::{Target, prefill_occupancy};
+
+/// Requests of a trace that are replayed at most, from its beginning.
+pub const MOST_REQUESTS: usize = 20_000;
+/// Splits that are replayed at most, evenly spread.
+const MOST_SPLITS: u64 = 9;
+/// Prompt tokens of one step.
+const CHUNK_TOKENS: u64 = 8192;
+
+/// A request of a trace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Arrival {
+    /// Since any fixed origin, not before the one before it.
+    pub seconds: f64,
+    /// Of its prompt.
+    pub input_tokens: u64,
+    /// Of its answer, at least 1.
+    pub output_tokens: u64,
+}
+
+/// What a replay gave.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Replayed {
+    /// Units with whole experts; of the adaptive policy the mean over time.
+    pub ep_units: f64,
+    /// Mean seconds from arrival to the last token.
+    pub request_seconds: f64,
+    /// Changes of layout, of all units.
+    pub switches: u64,
+}
+
+/// Splits of the units under a trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UnitMix {
+    /// Units of the cluster.
+    pub units: u64,
+    /// GPUs of each.
+    pub gpus: u64,
+    /// Requests that were replayed.
+    pub requests: usize,
+    /// Fixed splits, by units with whole experts.
+    pub splits: Vec<Replayed>,
+    /// The split with the least mean time of a request.
+    pub best: Replayed,
+    /// Every unit by the policy.
+    pub adaptive: Replayed,
+}
+
+/// Replays a trace on the units of the innermost level.
+///
+/// # Errors
+/// [`NoSwitch`] if one of the layouts does not run there.
+pub fn unit_mix(question: &Question<'_>, switching: &Switching, trace: &[Arrival]) -> Result<UnitMix, NoSwitch> {
+    let plan = UnitPlan::of(question, switching)?;
+    let units = question.cluster.gpus() / switching.gpus.max(1);
+    let trace = &trace[..trace.len().min(MOST_REQUESTS)];
+    let stride = units.div_ceil(MOST_SPLITS - 1).max(1);
+    let counts = (0..=units).step_by(stride as usize).chain((!units.is_multiple_of(stride)).then_some(units));
+    let fixed = |ep: u64| {
+        let unit = |at: u64| {
+            let layout = if at < ep { Layout::Ep } else { Layout::Tp };
+            Unit::new(&plan, layout, Box::new(Fixed { layout }))
+        };
+        Replayed { ep_units: ep as f64, ..replay((0..units).map(unit).collect(), trace) }
+    };
+    let splits: Vec<Replayed> = counts.map(fixed).collect();
+    let least = |a: &&Replayed, b: &&Replayed| a.request_seconds.total_cmp(&b.request_seconds);
+    let best = splits.iter().min_by(least).copied();
+    let start = Adaptive::start_layout(&plan.prior, 1).unwrap_or(Layout::Ep);
+    let adaptive =
+        (0..units).map(|_| Ok(Unit::new(&plan, start, Box::new(plan.policy()?)))).collect::<Result<_, NoSwitch>>()?;
+    let adaptive = replay(adaptive, trace);
+    let best = best.unwrap_or(adaptive);
+    Ok(UnitMix { units, gpus: switching.gpus, requests: trace.len(), splits, best, adaptive })
+}
+
+/// What all units have in common.
+struct UnitPlan {
+    prior: Prior,
+    prefill: ByLayout<f64>,
+    cost: SwitchCost,
+    room: ByLayout<u64>,
+    most_sequences: u32,
+}
+
+impl UnitPlan {
+    fn of(question: &Question<'_>, switching: &Switching) -> Result<Self, NoSwitch> {
+        let (shape, cluster, constants) = (question.shape, question.cluster, question.constants);
+        let ranks = switching.gpus;
+        let layouts = unit_layouts(ranks);
+        let load = question.workload.load(1.0);
+        let prefill = |layout: Degrees| {
+            load.input_tokens / prefill_occupancy(&Target { shape, cluster, layout, constants }, &load)
+        };
+        let room = |layout: Degrees| {
+            let memory = Memory::with(shape, &layout, cluster.gpu.memory, constants);
+            let memory = memory.map_err(|reason| NoSwitch::Infeasible { layout: layout.name(), reason })?;
+            Ok::<_, NoSwitch>((memory.cache_tokens * layout.attention_dp as f64) as u64)
+        };
+        let curve = |of: fn(&crate::switching::StepPair) -> f64| {
+            let points = switching.steps.iter();
+            let points = points.map(|pair| Point { sequences: pair.sequences as u32, seconds: of(pair) }).collect();
+            StepCurve::new(points).ok()
+        };
+        let prefill = ByLayout { tp: prefill(layouts.tp), ep: prefill(layouts.ep) };
+        let prior = |steps, rate| LayoutPrior { steps, prefill_tokens_per_second: Some(rate) };
+        let bandwidth = cluster.levels.first().map_or(1.0, |level| level.bytes_per_second);
+        Ok(Self {
+            prior: ByLayout {
+                tp: prior(curve(|pair| pair.tp), prefill.tp),
+                ep: prior(curve(|pair| pair.ep), prefill.ep),
+            },
+            prefill,
+            cost: SwitchCost {
+                ranks: ranks as u32,
+                weight_bytes: (shape.routed_parameters() as f64 * shape.precision.experts.bytes() / ranks as f64)
+                    as u64,
+                token_bytes: ByLayout {
+                    tp: shape.kv_moved_to_tp(ranks) as u64,
+                    ep: shape.kv_moved_to_ep(ranks) as u64,
+                },
+                bytes_per_second: bandwidth * constants.link_bandwidth_share,
+                fixed_seconds: 0.0,
+            },
+            room: ByLayout { tp: room(layouts.tp)?, ep: room(layouts.ep)? },
+            most_sequences: switching.steps.last().map_or(1, |pair| pair.sequences as u32),
+        })
+    }
+
+    fn policy(&self) -> Result<Adaptive, NoSwitch> {
+        let settings = Settings { max_sequences: self.most_sequences, ..Settings::default() };
+        Adaptive::new(settings, self.prior.clone(), self.cost, self.room)
+            .map_err(|error| NoSwitch::Policy { cause: error.to_string() })
+    }
+}
+
+/// A request in a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Running {
+    /// The step that brings its last token.
+    ends: u64,
+    /// Which of the trace.
+    request: usize,
+    /// Tokens that it holds at the end.
+    tokens: u64,
+}
+
+struct Unit<'a> {
+    plan: &'a UnitPlan,
+    policy: Box<dyn SwitchPolicy>,
+    layout: Layout,
+    now: f64,
+    steps: u64,
+    running: BinaryHeap<Reverse<Running>>,
+    /// Requests and the tokens of their prompts that are still to be computed.
+    waiting: VecDeque<(usize, Arrival, u64)>,
+    /// Tokens of them still to be computed.
+    waiting_tokens: u64,
+    held: u64,
+    ep_seconds: f64,
+    switches: u64,
+}
+
+fn replay(mut units: Vec<Unit<'_>>, trace: &[Arrival]) -> Replayed {
+    let mut ends = vec![0.0; trace.len()];
+    for (request, arrival) in trace.iter().enumerate() {
+        units.iter_mut().for_each(|unit| unit.advance(arrival.seconds, trace, &mut ends));
+        let fewest = units.iter_mut().min_by_key(|unit| unit.running.len() + unit.waiting.len());
+        if let Some(unit) = fewest {
+            let prompt_tokens = u32::try_from(arrival.input_tokens).unwrap_or(u32::MAX);
+            unit.policy.observe(unit.now, &Event::Arrived { prompt_tokens });
+            unit.waiting.push_back((request, *arrival, arrival.input_tokens.max(1)));
+            unit.waiting_tokens += arrival.input_tokens.max(1);
+        }
+    }
+    units.iter_mut().for_each(|unit| unit.advance(f64::INFINITY, trace, &mut ends));
+    let first = trace.first().map_or(0.0, |arrival| arrival.seconds);
+    let last = ends.iter().copied().fold(first, f64::max);
+    let waited: f64 = ends.iter().zip(trace).map(|(end, arrival)| end - arrival.seconds).sum();
+    Replayed {
+        ep_units: units.iter().map(|unit| unit.ep_seconds).sum::<f64>() / (last - first).max(f64::MIN_POSITIVE),
+        request_seconds: waited / trace.len().max(1) as f64,
+        switches: units.iter().map(|unit| unit.switches).sum(),
+    }
+}
+
+impl<'a> Unit<'a> {
+    fn new(plan: &'a UnitPlan, layout: Layout, policy: Box<dyn SwitchPolicy>) -> Self {
+        let (running, waiting) = (BinaryHeap::new(), VecDeque::new());
+        Self {
+            plan,
+            policy,
+            layout,
+            now: 0.0,
+            steps: 0,
+            running,
+            waiting,
+            waiting_tokens: 0,
+            held: 0,
+            ep_seconds: 0.0,
+            switches: 0,
+        }
+    }
+
+    /// Steps until `until`, or until nothing is left.
+    fn advance(&mut self, until: f64, trace: &[Arrival], ends: &mut [f64]) {
+        while self.now < until && !(self.running.is_empty() && self.waiting.is_empty()) {
+            self.decide();
+            self.step(trace, ends);
+        }
+        if until.is_finite() && self.now < until {
+            self.pass(until - self.now);
+        }
+    }
+
+    fn pass(&mut self, seconds: f64) {
+        self.now += seconds;
+        self.ep_seconds += if self.layout == Layout::Ep { seconds } else { 0.0 };
+    }
+
+    fn decide(&mut self) {
+        let view = UnitView {
+            layout: self.layout,
+            running: self.running.len() as u32,
+            waiting: self.waiting.len() as u32,
+            waiting_tokens: self.waiting_tokens,
+            live_kv_tokens: self.held,
+            promised_kv_tokens: self.held,
+            blocked: false,
+            heads: &[],
+        };
+        if let Decision::Switch(switch) = self.policy.decide(self.now, &view) {
+            let seconds = self.plan.cost.seconds(switch.to, self.held);
+            self.pass(seconds);
+            self.layout = switch.to;
+            self.switches += 1;
+            self.policy.observe(self.now, &Event::Switched { to: switch.to, seconds, kv_tokens: self.held });
+        }
+    }
+
+    fn step(&mut self, trace: &[Arrival], ends: &mut [f64]) {
+        let sequences = (self.running.len() as u32).min(self.plan.most_sequences);
+        let mut prompt = 0;
+        // Prompts are computed in their order; one that does not fit the cache waits for running sequences to end.
+        while prompt < CHUNK_TOKENS {
+            let Some((request, arrival, left)) = self.waiting.front_mut() else { break };
+            let tokens = arrival.input_tokens.saturating_add(arrival.output_tokens);
+            let fits = self.held.saturating_add(tokens) <= self.plan.room[self.layout] || self.running.is_empty();
+            if !fits || self.running.len() as u32 >= self.plan.most_sequences {
+                break;
+            }
+            let chunk = (*left).min(CHUNK_TOKENS - prompt);
+            (*left, prompt) = (*left - chunk, prompt + chunk);
+            self.waiting_tokens -= chunk;
+            if *left == 0 {
+                let ends = self.steps + arrival.output_tokens.max(1);
+                let running = Running { ends, request: *request, tokens };
+                self.held += tokens;
+                self.running.push(Reverse(running));
+                self.waiting.pop_front();
+            }
+        }
+        let curve = self.plan.prior[self.layout].steps.as_ref();
+        let decode = if sequences > 0 { curve.and_then(|curve| curve.seconds(sequences)).unwrap_or(0.0) } else { 0.0 };
+        let seconds = (decode + prompt as f64 / self.plan.prefill[self.layout]).max(f64::MIN_POSITIVE);
+        self.pass(seconds);
+        self.steps += 1;
+        let step = Step { layout: self.layout, sequences, prompt_tokens: prompt as u32, seconds };
+        self.policy.observe(self.now, &Event::Stepped(step));
+        while let Some(Reverse(done)) = self.running.peek().copied().filter(|Reverse(first)| first.ends <= self.steps) {
+            debug_assert!(done.request < trace.len());
+            self.running.pop();
+            self.held -= done.tokens;
+            ends[done.request] = self.now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::advice::switching;
+    use crate::fixtures::{h200, qwen3_235b};
+    use crate::step::Constants;
+    use crate::workload::Workload;
+
+    fn mix(nodes: u64, trace: &[Arrival]) -> UnitMix {
+        let (shape, cluster, constants) = (qwen3_235b(), h200(nodes), Constants::uncalibrated());
+        let text = "requests_per_second = 1\ninput_tokens = 512\noutput_tokens = 256\n";
+        let workload = Workload::from_toml("w", text).unwrap();
+        let question = Question { shape: &shape, cluster: &cluster, workload: &workload, constants: &constants };
+        unit_mix(&question, &switching(&question, 1.0).unwrap(), trace).unwrap()
+    }
+
+    fn trace(requests: usize, per_second: f64) -> Vec<Arrival> {
+        let at = |request| Arrival { seconds: request as f64 / per_second, input_tokens: 512, output_tokens: 256 };
+        (0..requests).map(at).collect()
+    }
+
+    /// Few requests want slices on every unit.
+    #[test]
+    fn a_light_load_runs_slices() {
+        let found = mix(2, &trace(40, 0.5));
+        assert_eq!((found.units, found.gpus, found.splits.len()), (2, 8, 3));
+        assert_eq!((found.best.ep_units, found.adaptive.switches), (0.0, 0));
+        assert!(found.adaptive.request_seconds <= found.best.request_seconds * 1.01, "{found:?}");
+    }
+
+    #[test]
+    fn every_request_ends_and_more_load_never_ends_sooner() {
+        let (light, heavy) = (mix(1, &trace(300, 5.0)), mix(1, &trace(300, 500.0)));
+        for (light, heavy) in light.splits.iter().zip(&heavy.splits) {
+            assert!(light.request_seconds > 0.0 && heavy.request_seconds > light.request_seconds);
+        }
+        let empty = mix(1, &[]);
+        assert_eq!((empty.requests, empty.best.request_seconds), (0, 0.0));
+        assert_eq!(mix(1, &trace(MOST_REQUESTS + 5, 1e6)).requests, MOST_REQUESTS);
+    }
+}

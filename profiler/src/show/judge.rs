@@ -1,0 +1,53 @@
+//! What a study's figures mean.
+
+use super::Study;
+use crate::verdict::{Grade, Verdict};
+
+/// A token predicts so much of its experts that affinity has something to work with.
+const GOOD_PREDICTION: f64 = 0.5;
+/// So much better than chance is worth a solve.
+const FAIR_OVER_CHANCE: f64 = 2.0;
+/// Less of the traffic with evidence deserves more prompts.
+const ENOUGH_EVIDENCE: f64 = 0.9;
+
+impl Study {
+    /// Share of a token's experts that its hottest top-k predict, over occurrences, mean over layers; and by chance.
+    #[must_use]
+    pub fn prediction(&self) -> (f64, f64) {
+        let mean = self.layers.iter().map(|layer| layer.f1_mean).sum::<f64>() / self.layers.len().max(1) as f64;
+        (mean, self.rows.top_k as f64 / self.rows.experts as f64)
+    }
+
+    /// Whether a solve is worth it; `file` is how the user calls the file.
+    #[must_use]
+    pub fn verdict(&self, file: &str) -> Verdict {
+        let (prediction, chance) = self.prediction();
+        let evidence = self.coverage_of_traffic;
+        let grade = match prediction {
+            _ if prediction < FAIR_OVER_CHANCE * chance => Grade::Poor,
+            _ if prediction < GOOD_PREDICTION || evidence < ENOUGH_EVIDENCE => Grade::Fair,
+            _ => Grade::Good,
+        };
+        let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+        let mut text = format!(
+            "A token alone predicts {} of the experts that it activates ({} by chance), and {} of the traffic has evidence.",
+            percent(prediction),
+            percent(chance),
+            percent(evidence)
+        );
+        text.push_str(match grade {
+            Grade::Poor => " Routing by tokens has little to work with.",
+            _ if evidence < ENOUGH_EVIDENCE => {
+                " More prompts would help: tokens that were never seen are routed by load."
+            }
+            _ => "",
+        });
+        let next = if self.summary.kind == "profile" {
+            format!("semmoe solve --profile {file} --groups 8 --out m.tables.safetensors")
+        } else {
+            let stem = file.strip_suffix(".trace.safetensors").unwrap_or(file);
+            format!("semmoe profile build {file} --out {stem}.profile.safetensors")
+        };
+        Verdict { grade, text, next }
+    }
+}

@@ -1,0 +1,81 @@
+//! The study as a table for terminals.
+
+use std::fmt;
+
+use super::{LayerTable, NextLayer, Study};
+
+/// A column: the words above it, from its subject down to what is good and what is poor, and its figure.
+struct Column {
+    subject: &'static str,
+    name: &'static str,
+    good: &'static str,
+    poor: String,
+    figure: fn(&LayerTable, Option<&NextLayer>) -> String,
+}
+
+fn three(value: f64) -> String {
+    format!("{value:.3}")
+}
+
+/// From left to right; the subject stands above the first of its columns.
+fn columns(chance: f64) -> Vec<Column> {
+    type Figure = fn(&LayerTable, Option<&NextLayer>) -> String;
+    let column = |subject, name, (good, poor): (&'static str, &str), figure: Figure| Column {
+        subject,
+        name,
+        good,
+        poor: poor.to_owned(),
+        figure,
+    };
+    let (no, by_chance) = (("", ""), three(chance));
+    vec![
+        column("predicted (F1)", "p25", no, |layer, _| three(layer.f1.p25)),
+        column("", "p50", no, |layer, _| three(layer.f1.p50)),
+        column("", "p75", no, |layer, _| three(layer.f1.p75)),
+        column("", "mean", ("1", &by_chance), |layer, _| three(layer.f1_mean)),
+        column("hottest top-k", "p25", no, |layer, _| three(layer.cumulative_hotness.p25)),
+        column("", "p50", ("1", &by_chance), |layer, _| three(layer.cumulative_hotness.p50)),
+        column("", "p75", no, |layer, _| three(layer.cumulative_hotness.p75)),
+        column("hottest other", "p50", ("0", "as top-k"), |layer, _| three(layer.hottest_other.p50)),
+        column("kurtosis", "p50", ("high", "3"), |layer, _| format!("{:.1}", layer.kurtosis.p50)),
+        column("load", "max/mean", ("1", "> 2"), |layer, _| format!("{:.2}", layer.load_max_over_mean)),
+        column("", "skew", ("0", "> 1"), |layer, _| format!("{:.2}", layer.load_skewness)),
+        column("next layer", "share", ("1", "chance"), |_, next| next.map_or("-".into(), |next| three(next.share))),
+        column("", "chance", no, |_, next| next.map_or("-".into(), |next| three(next.by_chance))),
+    ]
+}
+
+impl fmt::Display for Study {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\n", self.summary)?;
+        writeln!(
+            f,
+            "Each token's hottest top-k experts as the prediction of those it activates; quartiles over tokens."
+        )?;
+        writeln!(f, "Predicted: {}.", self.held_out.describe())?;
+        writeln!(f, "Tokens with evidence: {:.1}% of the traffic.\n", self.coverage_of_traffic * 100.0)?;
+        let columns = columns(self.prediction().1);
+        let line = |f: &mut fmt::Formatter<'_>, name: &str, cell: &dyn Fn(&Column) -> String| {
+            write!(f, "{name:<6}")?;
+            columns.iter().try_for_each(|column| write!(f, " {:>8}", cell(column)))
+        };
+        // A subject is longer than a column: it begins where its first column's name does, and runs on over the others.
+        let mut subjects = String::from("      ");
+        for (at, column) in columns.iter().enumerate().filter(|(_, column)| !column.subject.is_empty()) {
+            let from = 6 + 9 * (at + 1) - column.name.len();
+            subjects.push_str(&" ".repeat(from.saturating_sub(subjects.len()).max(1)));
+            subjects.push_str(column.subject);
+        }
+        writeln!(f, "{subjects}")?;
+        line(f, "layer", &|column| column.name.to_owned())?;
+        writeln!(f)?;
+        line(f, "good", &|column| column.good.to_owned())?;
+        writeln!(f)?;
+        line(f, "poor", &|column| column.poor.clone())?;
+        for (at, layer) in self.layers.iter().enumerate() {
+            writeln!(f)?;
+            line(f, &format!("{:>5}", layer.layer_id), &|column| (column.figure)(layer, self.next.get(at)))?;
+        }
+        Ok(())
+    }
+}

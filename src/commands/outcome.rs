@@ -1,0 +1,244 @@
+//! What `solve` and `evaluate` end with: what runs before, what to expect with the tables, one verdict, and the next
+//! command.
+
+use std::fmt::{self, Display};
+
+use semmoe_profiler::html::GroupLoads;
+use semmoe_profiler::{Grade, Verdict};
+use semmoe_solver::{Evaluation, SolveReport, Unit};
+use serde::Serialize;
+
+/// Tables that save less of the bytes between ranks are not worth a deployment.
+const LEAST_SAVED: f64 = 0.03;
+/// New requests should gain at least this share of what the solved ones do.
+const LEAST_CARRIED_OVER: f64 = 0.7;
+/// Greatest tokens of a rank over the mean that deserves a word.
+const UNEVEN_TOKENS: f64 = 1.2;
+/// The share of a step that is communication in the verdict's example.
+const EXAMPLE_SHARE: f64 = 0.3;
+
+/// What the figures were measured on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum JudgedOn {
+    /// Requests kept out of the solve.
+    HeldOut,
+    /// What was solved on.
+    Input,
+    /// A file of the user's.
+    File,
+}
+
+/// A figure without tables and with them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Change {
+    /// With ranks chosen without a look at tokens, and blocks of neighbouring experts; none where it is not known.
+    pub(crate) before: Option<f64>,
+    pub(crate) expected: f64,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Outcome {
+    pub(crate) judged_on: JudgedOn,
+    /// Whether whole requests were placed, or tokens.
+    unit: Unit,
+    /// Share of activations on the own rank.
+    local_activation_rate: Change,
+    /// No placement is better on the traffic that was solved on.
+    bound: Option<f64>,
+    /// Ranks other than its own that a token is sent to; a profile does not say it.
+    remote_ranks_per_token: Option<Change>,
+    /// Share of the bytes of dispatch and combine that no longer leave their rank.
+    bytes_saved: f64,
+    /// Greatest over mean.
+    token_load: Change,
+    /// Greatest group over the mean, mean over layers.
+    expert_load: Change,
+}
+
+impl Outcome {
+    /// Of tables judged on traffic; `groups` are the loads of that traffic, or of the traffic solved on.
+    pub(crate) fn of_evaluation(judged: &Evaluation, judged_on: JudgedOn, groups: &GroupLoads) -> Self {
+        let ranks = judged.remote_ranks_per_token.zip(judged.remote_ranks_random);
+        let ranks = ranks.map(|(expected, before)| Change { before: Some(before), expected });
+        let round_robin = judged.policies.as_ref().and_then(|policies| policies.get("round_robin"));
+        Self::new(
+            judged_on,
+            judged.unit,
+            Change { before: Some(judged.lar_random), expected: judged.lar },
+            ranks,
+            Change { before: round_robin.map(|figures| figures.request_imbalance), expected: judged.token_imbalance },
+            groups,
+        )
+    }
+
+    /// Of a solve: on the requests held out where there are some, else on its input.
+    pub(crate) fn of_solve(report: &SolveReport, groups: &GroupLoads) -> Self {
+        let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
+        let outcome = match &report.held_out.figures {
+            Some(judged) => Self::of_evaluation(judged, JudgedOn::HeldOut, groups),
+            None => Self::new(
+                JudgedOn::Input,
+                report.unit,
+                // On a random rank, whatever the placement: replicas aside.
+                Change { before: Some(1.0 / f64::from(report.groups)), expected: report.lar },
+                None,
+                Change { before: None, expected: report.token_imbalance },
+                groups,
+            ),
+        };
+        Self { bound, ..outcome }
+    }
+
+    fn new(
+        judged_on: JudgedOn,
+        unit: Unit,
+        local_activation_rate: Change,
+        remote_ranks_per_token: Option<Change>,
+        token_load: Change,
+        groups: &GroupLoads,
+    ) -> Self {
+        let left = |of: Change, remote: fn(f64) -> f64| {
+            of.before.map(remote).filter(|before| *before > 0.0).map_or(1.0, |before| remote(of.expected) / before)
+        };
+        let kept = remote_ranks_per_token
+            .map_or_else(|| left(local_activation_rate, |rate| 1.0 - rate), |ranks| left(ranks, |ranks| ranks));
+        let (before, expected) = groups.greatest();
+        Self {
+            judged_on,
+            unit,
+            local_activation_rate,
+            bound: None,
+            remote_ranks_per_token,
+            bytes_saved: 1.0 - kept,
+            token_load,
+            expert_load: Change { before, expected },
+        }
+    }
+
+    /// What is in the way of a good verdict, worst first.
+    fn trouble(&self, solve: Option<&SolveReport>) -> Option<(Grade, String)> {
+        let percent = |share: f64| format!("{:.0}%", 100.0 * share);
+        let Change { before, expected } = self.local_activation_rate;
+        let gain = |rate: f64| rate - before.unwrap_or(0.0);
+        if self.bytes_saved < LEAST_SAVED {
+            let more = "record more prompts of your own traffic, or try fewer groups";
+            return Some((Grade::Poor, format!("That is too little for a deployment: {more}.")));
+        }
+        if self.judged_on == JudgedOn::Input {
+            let why = "It was judged on the traffic that was solved on, which flatters: judge it on other requests.";
+            return Some((Grade::Fair, why.to_owned()));
+        }
+        if let Some(report) = solve.filter(|report| gain(expected) < LEAST_CARRIED_OVER * gain(report.lar)) {
+            let share = percent(gain(expected) / gain(report.lar));
+            return Some((
+                Grade::Fair,
+                format!("New requests gain {share} of what the solved ones do: more prompts would help."),
+            ));
+        }
+        if let Some(report) = solve.filter(|report| !report.expert_load_limit_met) {
+            let worst = report.expert_load_imbalance_worst_layer;
+            let why = format!("In the worst layer a group serves {worst:.2} times the mean: try --redundant.");
+            return Some((Grade::Fair, why));
+        }
+        let uneven = self.token_load.expected;
+        (uneven > UNEVEN_TOKENS)
+            .then(|| (Grade::Fair, format!("The busiest rank gets {uneven:.2} times the mean of the tokens.")))
+    }
+
+    /// Whether the tables are worth it. `solve` is the report they come from, where it is known; `next` has the command
+    /// for good tables and the one for others.
+    pub(crate) fn verdict(&self, solve: Option<&SolveReport>, next: [String; 2]) -> Verdict {
+        let Change { before, expected } = self.local_activation_rate;
+        let percent = |share: f64| format!("{:.1}%", 100.0 * share);
+        let on = match self.judged_on {
+            JudgedOn::HeldOut => "On requests that were held out, ",
+            JudgedOn::Input => "On its input, ",
+            JudgedOn::File => "On this file, ",
+        };
+        let was = before.map_or_else(String::new, |before| format!(" ({} before)", percent(before)));
+        let local = percent(expected);
+        let mut text = if self.bytes_saved > 0.0 {
+            let times = 1.0 / (1.0 - EXAMPLE_SHARE * self.bytes_saved);
+            let saved = percent(self.bytes_saved);
+            let example = format!(
+                "a step that spends {:.0}% of its time on these is at most {times:.2} times as fast",
+                100.0 * EXAMPLE_SHARE
+            );
+            format!(
+                "{on}{local} of the activations stay on their rank{was}, which saves {saved} of the bytes between ranks: {example}."
+            )
+        } else {
+            format!("{on}{local} of the activations stay on their rank{was}, which saves no bytes between ranks.")
+        };
+        let (grade, more) = self.trouble(solve).unwrap_or((Grade::Good, String::new()));
+        if !more.is_empty() {
+            text.push(' ');
+            text.push_str(&more);
+        }
+        let [good, other] = next;
+        Verdict { grade, text, next: if grade == Grade::Good { good } else { other } }
+    }
+
+    /// Name, before, expected, bound.
+    fn rows(&self) -> Vec<[String; 4]> {
+        let row = |name: &str, Change { before, expected }: Change, digits: usize| {
+            let shown = |value: f64| format!("{value:.digits$}");
+            [name.to_owned(), before.map_or_else(|| "-".to_owned(), shown), shown(expected), String::new()]
+        };
+        let mut rate = row("local activation rate", self.local_activation_rate, 4);
+        rate[3] = self.bound.map_or_else(String::new, |bound| format!("{bound:.4}"));
+        let mut rows = vec![rate];
+        rows.extend(self.remote_ranks_per_token.map(|ranks| row("remote ranks per token", ranks, 3)));
+        rows.push(row("bytes between ranks", Change { before: Some(1.0), expected: 1.0 - self.bytes_saved }, 2));
+        rows.push(row("token load, max over mean", self.token_load, 3));
+        rows.push(row("expert load, max over mean", self.expert_load, 3));
+        rows
+    }
+
+    const HEAD: [&str; 4] = ["", "before", "expected", "bound"];
+
+    /// The same for a page.
+    pub(crate) fn html(&self) -> String {
+        let cells = |tag: &str, cells: &[String]| -> String {
+            cells.iter().map(|cell| format!("<{tag}>{cell}</{tag}>")).collect()
+        };
+        let rows = self
+            .rows()
+            .into_iter()
+            .map(|[name, figures @ ..]| format!("<tr><th>{name}</th>{}</tr>", cells("td", &figures)));
+        let head = cells("th", &Self::HEAD.map(str::to_owned));
+        let body = rows.collect::<String>();
+        format!(
+            "<div class=\"wide\"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n<p>{}</p>\n",
+            self.note()
+        )
+    }
+
+    fn note(&self) -> String {
+        let judged = match self.judged_on {
+            JudgedOn::HeldOut => "held out of the solve",
+            JudgedOn::Input => "of the traffic solved on",
+            JudgedOn::File => "of the file",
+        };
+        let units = match self.unit {
+            Unit::Request => format!("requests {judged}, each placed by the affinity policy"),
+            Unit::Token => format!("tokens {judged}, each on its likeliest rank, which is the most that T can give"),
+        };
+        let bound = if self.bound.is_some() { "; bound: of any placement, on the traffic solved on" } else { "" };
+        format!("before: random ranks and blocks of experts; expected: {units}{bound}")
+    }
+}
+
+impl Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |f: &mut fmt::Formatter<'_>, [name, before, expected, bound]: [&str; 4]| {
+            writeln!(f, "{}", format!("{name:<28}{before:>10}{expected:>10}{bound:>10}").trim_end())
+        };
+        let [name, before, expected, bound] = Self::HEAD;
+        line(f, [name, before, expected, if self.bound.is_some() { bound } else { "" }])?;
+        self.rows().iter().try_for_each(|row| line(f, row.each_ref().map(String::as_str)))?;
+        write!(f, "{}", self.note())
+    }
+}

@@ -1,0 +1,117 @@
+//! The measured machine as the files that `semmoe plan` reads.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+
+use semmoe_planner::calibration::{Accuracy, Calibration};
+use semmoe_planner::cluster::{Measured, Operator};
+use semmoe_worker::TransportChoice;
+
+use super::Findings;
+use crate::error::CliError;
+
+pub(super) const CLUSTER: &str = "cluster.toml";
+pub(super) const CALIBRATION: &str = "calibration.json";
+/// What the constants' shares are of. Their products with these figures count, not the figures.
+const NOMINAL: &str = "hbm_tb_per_second = 0.01\nbf16_tflops = 0.1\n";
+
+/// The name of the links that a carrier is.
+pub(super) fn level(carrier: TransportChoice) -> &'static str {
+    if carrier == TransportChoice::Tcp { "loopback" } else { "shared memory" }
+}
+
+/// Before long work: whether the folder takes files.
+pub(super) fn check(folder: &Path) -> Result<(), CliError> {
+    fs::create_dir_all(folder).map_err(cannot(folder))?;
+    tempfile::tempfile_in(folder).map(drop).map_err(cannot(folder))
+}
+
+/// The cluster file.
+pub(super) fn describe(found: &Findings, ranks: u64, carrier: TransportChoice) -> Result<String, CliError> {
+    let level = level(carrier);
+    let line = found.tables.iter().rfind(|table| table.operator == Operator::PointToPoint).and_then(Measured::line);
+    // One rank has no links: any figures do.
+    let (gigabytes, microseconds) = line.map_or((1.0, 0.0), |line| (1e-9 / line.seconds_per_byte, line.latency * 1e6));
+    let mut text = String::from("# Measured by `semmoe plan calibrate`.\n");
+    let sharing: Vec<String> = found
+        .sharing
+        .iter()
+        .map(|sharing| format!("{{ ranks = {}, slowdown = {:.4} }}", sharing.ranks, sharing.slowdown))
+        .collect();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "[gpu]\nname = {:?}\nmemory_gb = {:.3}\n{NOMINAL}source = \"measured\"\nsharing = [{}]\n\n\
+         [[levels]]\nname = {level:?}\ncount = {ranks}\nbandwidth_gb_per_second = {gigabytes:.4}\nlatency_us = {microseconds:.3}\n",
+        machine(),
+        memory_gb(),
+        sharing.join(", "),
+    );
+    for table in &found.tables {
+        let points: Vec<String> = table
+            .points
+            .points()
+            .iter()
+            .map(|[bytes, seconds]| format!("{{ bytes = {bytes:.0}, us = {:.3} }}", seconds * 1e6))
+            .collect();
+        let _ = write!(
+            text,
+            "\n[[measured]]\nlevel = {level:?}\noperator = \"{}\"\nranks = {}\npoints = [{}]\n",
+            table.operator.name(),
+            table.ranks,
+            points.join(", ")
+        );
+    }
+    Ok(text)
+}
+
+/// The processor and how many of it there are: a calibration belongs to this machine.
+pub(super) fn machine() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let name = name.map_or("an unknown processor", |(_, name)| name.trim());
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{} ({processors} processors)", name.chars().take(40).collect::<String>())
+}
+
+/// GB of memory of the machine.
+fn memory_gb() -> f64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kilobytes = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"));
+    kilobytes.and_then(|kilobytes| kilobytes.trim().parse::<f64>().ok()).map_or(1.0, |kilobytes| kilobytes * 1024e-9)
+}
+
+/// Writes both files, each whole or not at all.
+pub(super) fn write(folder: &Path, cluster: &str, calibration: &Calibration) -> Result<(), CliError> {
+    let json = serde_json::to_string_pretty(calibration).map_err(CliError::failed)? + "\n";
+    for (name, text) in [(CLUSTER, cluster), (CALIBRATION, &json)] {
+        let path = folder.join(name);
+        let written = tempfile::NamedTempFile::new_in(folder).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map(drop).map_err(|error| error.error)
+        });
+        written.map_err(cannot(&path))?;
+    }
+    Ok(())
+}
+
+fn cannot(path: &Path) -> impl FnOnce(std::io::Error) -> CliError {
+    let path = path.display().to_string();
+    move |error| CliError::failed(format!("cannot write {path}: {error}"))
+}
+
+/// The error figures.
+pub(super) fn accuracy(calibration: &Calibration) -> String {
+    let mut text = format!("{}\n", Accuracy::of(Some(calibration)));
+    if let Some(links) = calibration.links {
+        let (median, mean, rows) = (links.median * 100.0, links.mean * 100.0, links.rows);
+        let _ = writeln!(
+            text,
+            "links, sizes between those of the tables: off by {median:.0}% (mean {mean:.0}%, {rows} rows)"
+        );
+    }
+    text
+}

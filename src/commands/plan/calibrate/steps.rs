@@ -1,0 +1,193 @@
+//! Steps of the worker's model: on one rank for the fit, on several at once for what sharing processors costs, and in
+//! layouts that the fit has not seen.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_planner::calibration::StepPoint;
+use semmoe_planner::layout::Layout;
+use semmoe_planner::step::Work;
+use semmoe_tables::{Attention, Placement, RankId};
+use semmoe_worker::ep::{
+    Counters, ExpertLayout, ExpertParallel, LayerTimings, LocalTransport, StepPhase, TimedCollective, Timings, WireRows,
+};
+use semmoe_worker::model::{KvCache, Model, ModelConfig, StepItem};
+
+use super::team::{Meeting, Team, on_ranks, seconds};
+use crate::error::CliError;
+
+/// The work of a step: of each rank with attention dp, of all ranks with attention tp.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    pub(super) sequences: usize,
+    /// That each sequence adds.
+    pub(super) tokens: usize,
+    /// That each sequence has.
+    pub(super) cached: usize,
+}
+
+/// How a unit of the worker is laid out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WorkerLayout {
+    pub(super) ranks: usize,
+    pub(super) attention: Attention,
+    pub(super) experts: ExpertLayout,
+}
+
+/// One rank's model, ready for steps.
+struct Rank {
+    rank: usize,
+    /// Whether attention is split over the ranks.
+    split: bool,
+    model: Model,
+    ep: ExpertParallel,
+    /// Tokens so far: they are spread over the vocabulary, the same in every run.
+    drawn: u64,
+}
+
+impl Job {
+    /// Whether a sequence of so much fits the model.
+    pub(super) fn fits(&self, config: &ModelConfig) -> bool {
+        self.cached + self.tokens <= config.max_positions
+    }
+
+    fn work(&self, groups: usize) -> Work {
+        let sequences = (self.sequences * groups) as f64;
+        Work { sequences, tokens: self.tokens as f64, cached: self.cached as f64 }
+    }
+}
+
+impl WorkerLayout {
+    pub(super) const ONE: Self = Self { ranks: 1, attention: Attention::Dp, experts: ExpertLayout::Ep };
+
+    /// In the planner's terms.
+    pub(super) fn planned(self) -> Layout {
+        let ranks = self.ranks as u64;
+        let [tp, dp] = if self.attention == Attention::Tp { [ranks, 1] } else { [1, ranks] };
+        let [cut, whole] = if self.experts == ExpertLayout::Tp { [ranks, 1] } else { [1, ranks] };
+        Layout { pipeline: 1, attention_tp: tp, attention_dp: dp, expert_tp: cut, expert_ep: whole }
+    }
+
+    /// Groups with sequences of their own.
+    fn groups(self) -> usize {
+        if self.attention == Attention::Tp { 1 } else { self.ranks }
+    }
+}
+
+impl Rank {
+    fn load(folder: &Path, rank: usize, layout: WorkerLayout, unit: WireRows) -> Result<Self, CliError> {
+        let config = ModelConfig::load(folder).map_err(CliError::input)?;
+        let groups = u16::try_from(layout.ranks).unwrap_or(u16::MAX);
+        let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, groups)
+            .map_err(CliError::input)?;
+        let id = RankId::new(rank as u16);
+        let model = match layout.attention {
+            Attention::Dp => Model::load_experts(folder, id, &placement, layout.experts),
+            Attention::Tp => Model::load_tp(folder, id, &placement, layout.experts, None),
+        };
+        let counters = Arc::new(Counters::new(placement.layers()));
+        let ep = ExpertParallel::over(unit, &placement, layout.experts, counters).map_err(CliError::failed)?;
+        // With attention tp all ranks have the same tokens.
+        let drawn = if layout.attention == Attention::Tp { 0 } else { rank as u64 };
+        let (split, model) = (layout.attention == Attention::Tp, model.map_err(CliError::input)?);
+        Ok(Self { rank, split, model, ep, drawn })
+    }
+
+    fn alone(folder: &Path) -> Result<Self, CliError> {
+        let link = LocalTransport::mesh(1).remove(0);
+        let rows = RowCollectives::new(link, PrivateMemory::new(0));
+        Self::load(folder, 0, WorkerLayout::ONE, WireRows::f32(Box::new(rows)))
+    }
+
+    fn step(&mut self, caches: &mut [KvCache], tokens: usize, phase: StepPhase) -> Result<(), CliError> {
+        let Self { rank, split, model, ep, drawn } = self;
+        let vocabulary = model.config().vocab_size as u64;
+        let word = |_| {
+            *drawn = drawn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((*drawn >> 33) % vocabulary) as u32
+        };
+        let words: Vec<u32> = (0..caches.len() * tokens).map(word).collect();
+        // With attention tp each sequence has a rank that chooses its tokens.
+        let wanted = |at: usize| !*split || at % ep.world() == *rank;
+        let item = |(at, (kv, tokens))| StepItem { kv, tokens, want_logits: wanted(at), phase };
+        let mut items: Vec<StepItem<'_>> = caches.iter_mut().zip(words.chunks(tokens)).enumerate().map(item).collect();
+        model.step(&mut items, ep).map(drop).map_err(CliError::failed)
+    }
+
+    /// Seconds of the job's step, and of the experts in it, mean over its layers times their number.
+    fn measure(&mut self, job: Job, meeting: &Meeting, time: Duration) -> Result<Measured, CliError> {
+        let mut caches: Vec<KvCache> = (0..job.sequences).map(|_| self.model.new_sequence()).collect();
+        let phase = if job.tokens > 1 { StepPhase::Prefill } else { StepPhase::Decode };
+        if job.cached > 0 {
+            self.step(&mut caches, job.cached, StepPhase::Prefill)?;
+        }
+        let (rank, before) = (self.rank, experts(self.ep.timings()));
+        let mut steps = 0u32;
+        let whole = seconds((rank, meeting), time, || {
+            steps += 1;
+            self.step(&mut caches, job.tokens, phase)?;
+            caches.iter_mut().for_each(|cache| cache.truncate(job.cached));
+            Ok(())
+        })?;
+        let experts = (experts(self.ep.timings()) - before) / f64::from(steps);
+        Ok(Measured { whole, experts })
+    }
+}
+
+/// Seconds of a step.
+#[derive(Clone, Copy, Debug)]
+struct Measured {
+    whole: f64,
+    /// In the experts, mean of all steps.
+    experts: f64,
+}
+
+/// Seconds that a rank computed experts so far.
+fn experts(timings: &Timings) -> f64 {
+    let of = |layer: &LayerTimings| {
+        let exchange = layer.of(TimedCollective::Dispatch) + layer.of(TimedCollective::Combine);
+        layer.moe.saturating_sub(exchange).as_secs_f64()
+    };
+    timings.layers.iter().map(of).sum()
+}
+
+/// Steps of one rank, with the part of their experts.
+pub(super) fn alone(folder: &Path, jobs: &[Job], each: Duration) -> Result<Vec<StepPoint>, CliError> {
+    on_ranks(vec![()], |_, (), meeting| {
+        let mut rank = Rank::alone(folder)?;
+        let point = |job: &Job| {
+            let Measured { whole, experts } = rank.measure(*job, meeting, each)?;
+            let layout = WorkerLayout::ONE.planned();
+            Ok(StepPoint { layout, work: job.work(1), seconds: whole, experts: Some(experts) })
+        };
+        jobs.iter().map(point).collect()
+    })
+}
+
+/// Seconds of each job's step where so many ranks compute it at once, each for itself.
+pub(super) fn sharing(folder: &Path, ranks: usize, jobs: &[Job], each: Duration) -> Result<Vec<f64>, CliError> {
+    on_ranks(vec![(); ranks], |id, (), meeting| {
+        let mut rank = Rank { rank: id, ..Rank::alone(folder)? };
+        jobs.iter().map(|job| Ok(rank.measure(*job, meeting, each)?.whole)).collect()
+    })
+}
+
+/// Steps of a unit over a carrier.
+pub(super) fn together(
+    folder: &Path,
+    layout: WorkerLayout,
+    team: Team,
+    jobs: &[Job],
+    each: Duration,
+) -> Result<Vec<StepPoint>, CliError> {
+    on_ranks(team.units()?, |id, unit, meeting| {
+        let mut rank = Rank::load(folder, id, layout, WireRows::f32(unit))?;
+        let point = |job: &Job| {
+            let Measured { whole, .. } = rank.measure(*job, meeting, each)?;
+            Ok(StepPoint { layout: layout.planned(), work: job.work(layout.groups()), seconds: whole, experts: None })
+        };
+        jobs.iter().map(point).collect()
+    })
+}

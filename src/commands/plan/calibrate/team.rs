@@ -1,0 +1,181 @@
+//! Ranks as threads of this process, over the worker's own carriers.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use semmoe_kernels::collectives::{Collectives, PrivateMemory, RowCollectives, UnitError};
+use semmoe_worker::TransportChoice;
+use semmoe_worker::ep::{ShmMemory, ShmTransport, TcpTransport};
+
+use crate::error::CliError;
+
+/// The collectives of one rank.
+pub(super) type Unit = Box<dyn Collectives<f32>>;
+
+/// A rank that is later than this failed.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A measurement is the median of so many blocks, the last ones.
+const BLOCKS: f64 = 5.0;
+const MOST_BLOCKS: usize = 64;
+
+/// Where ranks are and what carries their rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Team {
+    pub(super) ranks: usize,
+    pub(super) carrier: TransportChoice,
+    /// Elements of rows that shared memory has room for.
+    pub(super) elements: usize,
+}
+
+impl Team {
+    /// The units of all ranks.
+    pub(super) fn units(self) -> Result<Vec<Unit>, CliError> {
+        let links = links(self.ranks).map_err(|error| CliError::failed(format!("loopback connections: {error}")))?;
+        let shared = match self.carrier {
+            TransportChoice::Tcp => None,
+            _ => Some(ShmMemory::create(self.ranks, self.elements, 1).map_err(CliError::failed)?.0),
+        };
+        let unit = |(rank, links)| -> Result<Unit, CliError> {
+            let Some(file) = &shared else {
+                let link = TcpTransport::new(rank, links, LIMIT).map_err(CliError::failed)?;
+                return Ok(Box::new(RowCollectives::new(link, PrivateMemory::new(rank))));
+            };
+            let memory = ShmMemory::attach(file, self.ranks, self.elements, 1).map_err(CliError::failed)?;
+            let (link, rows) = ShmTransport::new(rank, memory, links, LIMIT).map_err(CliError::failed)?;
+            Ok(Box::new(RowCollectives::new(link, rows)))
+        };
+        links.into_iter().enumerate().map(unit).collect()
+    }
+}
+
+/// Both ends of every pair of ranks: `links[a][b]` is a's link to b.
+fn links(ranks: usize) -> io::Result<Vec<Vec<Option<TcpStream>>>> {
+    let mut links: Vec<Vec<Option<TcpStream>>> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    for (a, b) in (0..ranks).flat_map(|a| (0..a).map(move |b| (a, b))) {
+        links[a][b] = Some(TcpStream::connect(listener.local_addr()?)?);
+        links[b][a] = Some(listener.accept()?.0);
+    }
+    Ok(links)
+}
+
+/// Where the threads of a measurement agree on its length.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    ranks: usize,
+    state: Mutex<MeetingState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct MeetingState {
+    arrived: usize,
+    meetings: u64,
+    /// What rank 0 brought to this meeting and to the one before, which some ranks may not have left yet.
+    numbers: [u32; 2],
+    /// A rank failed: no meeting will be complete.
+    broken: bool,
+}
+
+impl Meeting {
+    fn new(ranks: usize) -> Self {
+        Self { ranks, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    /// Waits for all ranks; rank 0's number.
+    fn agree(&self, rank: usize, number: u32) -> Result<u32, CliError> {
+        let mut state = self.lock();
+        let slot = (state.meetings % 2) as usize;
+        if rank == 0 {
+            state.numbers[slot] = number;
+        }
+        state.arrived += 1;
+        let meeting = state.meetings;
+        if state.arrived == self.ranks {
+            state.arrived = 0;
+            state.meetings += 1;
+            self.changed.notify_all();
+        }
+        while state.meetings == meeting && !state.broken {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.broken {
+            Err(CliError::failed("another rank of the measurement failed"))
+        } else {
+            Ok(state.numbers[slot])
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MeetingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Breaks the meeting if its rank ends in an error or a panic.
+struct Attendance<'a>(&'a Meeting, bool);
+
+impl Drop for Attendance<'_> {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.lock().broken = true;
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+/// Runs every rank on a thread of its own; what rank 0 gives, or the first error.
+pub(super) fn on_ranks<E: Send, T: Send>(
+    ends: Vec<E>,
+    work: impl Fn(usize, E, &Meeting) -> Result<T, CliError> + Sync,
+) -> Result<T, CliError> {
+    let meeting = Meeting::new(ends.len());
+    std::thread::scope(|scope| {
+        let run = |(rank, end)| {
+            let (work, meeting) = (&work, &meeting);
+            scope.spawn(move || {
+                let mut attendance = Attendance(meeting, false);
+                let outcome = work(rank, end, meeting);
+                attendance.1 = outcome.is_ok();
+                outcome
+            })
+        };
+        let threads: Vec<_> = ends.into_iter().enumerate().map(run).collect();
+        let outcomes = threads.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|_| Err(CliError::failed("a rank's thread panicked: a defect of semmoe")))
+        });
+        let outcomes: Vec<T> = outcomes.collect::<Result<_, _>>()?;
+        outcomes.into_iter().next().ok_or_else(|| CliError::failed("no ranks to measure"))
+    })
+}
+
+/// Seconds of one round, the median of blocks that take about `time` together. Blocks grow from one round, so that a
+/// first round that was quick by chance does not lead to a long measurement. All ranks call it alike.
+pub(super) fn seconds(
+    (rank, meeting): (usize, &Meeting),
+    time: Duration,
+    mut round: impl FnMut() -> Result<(), CliError>,
+) -> Result<f64, CliError> {
+    // The first round finds caches cold.
+    round()?;
+    let (mut times, mut rounds, began) = (Vec::new(), meeting.agree(rank, 1)?, Instant::now());
+    while rounds > 0 {
+        let block = Instant::now();
+        (0..rounds).try_for_each(|_| round())?;
+        let took = block.elapsed().as_secs_f64();
+        times.push(took / f64::from(rounds));
+        let more = began.elapsed() < time && times.len() < MOST_BLOCKS;
+        let longer = took * BLOCKS < time.as_secs_f64();
+        rounds = meeting.agree(rank, if more { rounds << u32::from(longer) } else { 0 })?;
+    }
+    // The last blocks are the long ones.
+    let mut last = times.split_off(times.len().saturating_sub(BLOCKS as usize));
+    last.sort_by(f64::total_cmp);
+    Ok(last[last.len() / 2])
+}
+
+/// A rank that failed.
+pub(super) fn failed(error: UnitError) -> CliError {
+    CliError::failed(error)
+}

@@ -1,0 +1,215 @@
+//! The chosen deployment as `semmoe plan --json` writes it and `worker --plan` and `up --plan` load it.
+
+use std::path::Path;
+
+use semmoe_planner::layout::Layout;
+use semmoe_planner::search::Candidate;
+use semmoe_planner::shape::ModelShape;
+use semmoe_planner::step::Constants;
+use semmoe_tables::Attention;
+use semmoe_worker::{ExpertLayout, WireType};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::commands::read_text;
+use crate::error::CliError;
+
+/// A plan lists what each rank loads, for up to 65,536 ranks.
+const MAX_PLAN_BYTES: u64 = 64 << 20;
+/// More ranks than a unit of the worker can have are a mistake.
+const MAX_DEGREE: u64 = 1 << 10;
+
+/// The best plan of a search.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Chosen {
+    /// Of semmoe, when it was planned.
+    version: String,
+    /// The model's shape, without its element types.
+    model: Value,
+    /// Units side by side.
+    units: u64,
+    /// Of each unit.
+    layout: Layout,
+    /// Bytes of an element on its way between ranks.
+    element_bytes: f64,
+}
+
+/// The part of the document that is read.
+#[derive(Deserialize)]
+struct Document {
+    chosen: Option<Chosen>,
+}
+
+/// What a unit of the worker is started with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct UnitPlan {
+    pub(crate) ranks: u16,
+    pub(crate) attention: Attention,
+    pub(crate) experts: ExpertLayout,
+    pub(crate) wire: WireType,
+}
+
+impl Chosen {
+    pub(crate) fn of(shape: &ModelShape, best: &Candidate, constants: &Constants) -> Result<Self, CliError> {
+        Ok(Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: identity(shape)?,
+            units: best.units,
+            layout: best.layout,
+            element_bytes: constants.dispatch_bytes.max(constants.combine_bytes),
+        })
+    }
+
+    /// Reads what `semmoe plan --json` wrote for the model in `folder`.
+    pub(crate) fn read(path: &Path, folder: &Path) -> Result<Self, CliError> {
+        let refuse = |cause: String| CliError::input(format!("the plan {}: {cause}", path.display()));
+        let text = read_text(path, "plan", MAX_PLAN_BYTES)?;
+        let document: Document = serde_json::from_str(&text)
+            .map_err(|error| refuse(format!("{error}, expected the output of `semmoe plan --json`")))?;
+        let chosen = document
+            .chosen
+            .ok_or_else(|| refuse("`chosen` is missing, expected the output of `semmoe plan --json`".to_owned()))?;
+        if chosen.version != env!("CARGO_PKG_VERSION") {
+            let (found, own) = (chosen.version.chars().take(40).collect::<String>(), env!("CARGO_PKG_VERSION"));
+            return Err(refuse(format!("it was made by semmoe {found}, and this is {own}: plan again")));
+        }
+        let shape = super::parse(&folder.join("config.json"), ModelShape::from_config)?;
+        if let Some((key, found, own)) = difference(&chosen.model, &identity(&shape)?) {
+            return Err(refuse(format!(
+                "it is for another model: its {key} is {found}, {} has {own}",
+                folder.display()
+            )));
+        }
+        Ok(chosen)
+    }
+
+    /// The unit that the worker runs for it.
+    ///
+    /// # Errors
+    /// Layouts that the worker does not have, by name and with the reason.
+    pub(crate) fn unit(&self) -> Result<UnitPlan, CliError> {
+        let Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep } = self.layout;
+        let degrees = [pipeline, attention_tp, attention_dp, expert_tp, expert_ep];
+        if degrees.iter().any(|degree| !(1..=MAX_DEGREE).contains(degree)) {
+            return Err(CliError::input(format!(
+                "a degree of the planned layout {degrees:?} is not in 1 to {MAX_DEGREE}"
+            )));
+        }
+        let (name, ranks) = (self.layout.name(), attention_tp * attention_dp);
+        let refuse = |cause: String| CliError::input(format!("the worker does not run {name}: {cause}"));
+        if expert_tp * expert_ep != ranks {
+            let experts = expert_tp * expert_ep;
+            return Err(refuse(format!("attention is on {ranks} ranks and experts on {experts}")));
+        }
+        if pipeline > 1 {
+            return Err(refuse(format!("it has no pipeline stages, the plan has {pipeline}")));
+        }
+        let attention = match (attention_tp, attention_dp) {
+            (1, _) => Attention::Dp,
+            (_, 1) => Attention::Tp,
+            _ => return Err(refuse("its attention is all DP or all TP, not TP inside DP groups".to_owned())),
+        };
+        let experts = match (expert_tp, expert_ep) {
+            (1, _) => "ep".to_owned(),
+            (_, 1) => "tp".to_owned(),
+            (width, nodes) => format!("hybrid:{nodes}x{width}"),
+        };
+        let wire = match self.element_bytes {
+            4.0 => WireType::F32,
+            2.0 => WireType::Bf16,
+            other => {
+                return Err(refuse(format!("rows have elements of 4 bytes (f32) or 2 (bf16), planned are {other}")));
+            }
+        };
+        let experts = experts.parse().map_err(CliError::input)?;
+        let ranks = u16::try_from(ranks).map_err(|_| refuse(format!("{ranks} ranks are too many")))?;
+        Ok(UnitPlan { ranks, attention, experts, wire })
+    }
+
+    /// Units side by side.
+    pub(crate) fn units(&self) -> u64 {
+        self.units
+    }
+}
+
+/// The model that a plan is for: the shape without the element types, which `--weights` and `--cache` replace.
+fn identity(shape: &ModelShape) -> Result<Value, CliError> {
+    let mut value = serde_json::to_value(shape).map_err(CliError::failed)?;
+    if let Value::Object(fields) = &mut value {
+        fields.remove("precision");
+    }
+    Ok(value)
+}
+
+/// The first key that differs, with both values, shortened.
+fn difference(found: &Value, own: &Value) -> Option<(String, String, String)> {
+    let short = |value: Option<&Value>| {
+        value.map_or_else(|| "missing".to_owned(), |value| value.to_string().chars().take(60).collect())
+    };
+    if found == own {
+        return None;
+    }
+    let keys = own.as_object().into_iter().flat_map(|fields| fields.keys());
+    let key = keys.into_iter().find(|key| found.get(key) != own.get(key));
+    let key = key.map_or_else(|| "shape".to_owned(), Clone::clone);
+    Some((key.clone(), short(found.get(&key)), short(own.get(&key))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(layout: [u64; 5]) -> Chosen {
+        let [pipeline, attention_tp, attention_dp, expert_tp, expert_ep] = layout;
+        Chosen {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: Value::Null,
+            units: 1,
+            layout: Layout { pipeline, attention_tp, attention_dp, expert_tp, expert_ep },
+            element_bytes: 4.0,
+        }
+    }
+
+    /// MixServe's three cases: as many attention groups as expert groups, more, and fewer.
+    #[test]
+    fn the_workers_layouts_are_found_by_their_degrees() {
+        for (layout, attention, experts) in [
+            ([1, 1, 4, 1, 4], Attention::Dp, "ep"),
+            ([1, 1, 4, 4, 1], Attention::Dp, "tp"),
+            ([1, 1, 4, 2, 2], Attention::Dp, "hybrid:2x2"),
+            ([1, 4, 1, 1, 4], Attention::Tp, "ep"),
+            ([1, 4, 1, 4, 1], Attention::Tp, "tp"),
+            ([1, 4, 1, 2, 2], Attention::Tp, "hybrid:2x2"),
+            ([1, 1, 1, 1, 1], Attention::Dp, "ep"),
+        ] {
+            let unit = chosen(layout).unit().unwrap();
+            let ranks = (layout[1] * layout[2]) as u16;
+            assert_eq!((unit.ranks, unit.attention, unit.experts.to_string().as_str()), (ranks, attention, experts));
+        }
+    }
+
+    #[test]
+    fn what_the_worker_lacks_is_refused_by_name() {
+        for (layout, message) in [
+            ([2, 1, 2, 1, 2], "the worker does not run DP2, EP2 PP2: it has no pipeline stages, the plan has 2"),
+            ([1, 2, 2, 1, 4], "the worker does not run TP2+DP2, EP4: its attention is all DP or all TP"),
+            ([1, 1, 4, 1, 2], "attention is on 4 ranks and experts on 2"),
+            ([1, 0, 4, 1, 4], "is not in 1 to 1024"),
+            ([1, u64::MAX, u64::MAX, 1, 4], "is not in 1 to 1024"),
+            ([1, 1, 1024, 1024, 1], ""),
+            ([1, 1024, 1024, 1024, 1024], "not TP inside DP groups"),
+        ] {
+            let outcome = chosen(layout).unit();
+            match message {
+                "" => assert!(outcome.is_ok()),
+                message => {
+                    let error = outcome.unwrap_err().to_string();
+                    assert!(error.contains(message), "{error}\nlacks: {message}");
+                }
+            }
+        }
+        let error = Chosen { element_bytes: 1.0, ..chosen([1, 1, 2, 1, 2]) }.unit().unwrap_err().to_string();
+        assert!(error.contains("planned are 1"), "{error}");
+    }
+}

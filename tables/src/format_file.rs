@@ -1,0 +1,57 @@
+//! Opening, identity and writing, which the three formats share.
+
+/// Gives a file type `open`, `from_bytes`, `model`, `provenance`, `has_stored_digest` and `write`. It has `container`,
+/// `model` and `provenance` as fields, and `from_container`, which checks everything but the stored digest.
+macro_rules! format_file {
+    ($file:ident, $format:expr) => {
+        impl $file {
+            /// Maps a file and checks everything in it, its stored digest last.
+            ///
+            /// # Errors
+            /// Names the file, the field or tensor, what was found and what was expected.
+            pub fn open(path: &std::path::Path) -> Result<Self, FormatError> {
+                Container::open(path, $format).and_then(Self::checked).map_err(|e| e.in_file(path))
+            }
+
+            /// The same for bytes in memory.
+            ///
+            /// # Errors
+            /// Names the field or tensor, what was found and what was expected.
+            pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+                Self::checked(Container::from_bytes(bytes, $format)?)
+            }
+
+            fn checked(container: Container) -> Result<Self, FormatError> {
+                let file = Self::from_container(container)?;
+                file.container.check_digest()?;
+                Ok(file)
+            }
+
+            /// The model that the file is about.
+            #[must_use]
+            pub fn model(&self) -> &ModelInfo {
+                &self.model
+            }
+
+            /// Where the data came from.
+            #[must_use]
+            pub fn provenance(&self) -> &Provenance {
+                &self.provenance
+            }
+
+            /// Whether the file states its digest, which was then checked. Files written before version 0.2 do not.
+            #[must_use]
+            pub fn has_stored_digest(&self) -> bool {
+                self.container.has_stored_digest()
+            }
+
+            /// Writes the file (temporary, flushed, renamed); gives the digest.
+            ///
+            /// # Errors
+            /// [`FormatError::Io`] names the path.
+            pub fn write(&self, path: &std::path::Path) -> Result<String, FormatError> {
+                self.container.layout().write(path)
+            }
+        }
+    };
+}

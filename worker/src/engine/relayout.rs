@@ -1,0 +1,176 @@
+//! A rank's part in a change of attention between dp and tp: what it runs goes on in the other form, on this rank or
+//! another.
+//!
+//! With dp each rank has its own sequences, with tp all ranks have all of them. So every rank sends the others, between
+//! two steps, what it alone knows: with dp its sequences and those that wait, with tp the state of those whose tokens
+//! it chooses (and rank 0 those that wait). Then all have the same list, and pages move
+//! ([`crate::model::Model::stage_attention`]). Nothing of the engine changes before all ranks have agreed.
+
+use std::collections::{HashMap, VecDeque};
+
+use semmoe_tables::{Attention, Score, TokenId};
+use serde::{Deserialize, Serialize};
+
+use super::inbox::Inbox;
+use super::request::{SequenceEvent, SequenceRequest};
+use super::run::Engine;
+use super::sequence::{Carried, Sequence};
+use super::together::Together;
+use crate::control::message::FromRank;
+use crate::ep::UnitError;
+use crate::model::{AttentionChange, KvCache, KvPhase, KvPool, MovingSequence, StagedKv, tell_all};
+
+/// The sequences that a rank sends the others; then those of all ranks, oldest first.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Known {
+    running: Vec<Carried>,
+    waiting: Vec<SequenceRequest>,
+}
+
+/// What the engine goes on with if all ranks agree.
+pub(super) struct Staged {
+    pool: KvPool,
+    running: Vec<(Carried, KvCache)>,
+    waiting: VecDeque<SequenceRequest>,
+    /// By sequence: the rank that runs it, 0 where all do.
+    pub(super) homes: Vec<(u64, u16)>,
+}
+
+impl Engine {
+    /// Makes ready to go on with the other attention, together with all ranks; the inner error is why that cannot be,
+    /// the same on all.
+    pub(super) fn stage_attention(
+        &mut self,
+        objection: &dyn Fn(&Inbox) -> Option<String>,
+    ) -> Result<Result<Staged, String>, UnitError> {
+        let to = match self.model.attention() {
+            Attention::Dp => Attention::Tp,
+            Attention::Tp => Attention::Dp,
+        };
+        let known = match self.tell_known(to)? {
+            Ok(known) => known,
+            Err(cause) => return Ok(Err(cause)),
+        };
+        let requests: HashMap<u64, &SequenceRequest> =
+            known.running.iter().map(|carried| (carried.request.id, &carried.request)).collect();
+        let moving =
+            |sequence: &'_ Sequence| requests.get(&sequence.id()).map_or_else(Vec::new, |request| self.shares(request));
+        let shares: Vec<Vec<f32>> = self.running.iter().map(moving).collect();
+        let sequences: Vec<MovingSequence<'_>> = self
+            .running
+            .iter()
+            .zip(shares)
+            .map(|(sequence, shares)| MovingSequence { id: sequence.id(), kv: &sequence.kv, shares })
+            .collect();
+        let change = AttentionChange { pool: &self.pool, sequences: &sequences, capacity: self.limits.kv_pages.of(to) };
+        let mut objects = |_: KvPhase| objection(&self.inbox);
+        let staged = self.model.stage_attention(&change, &mut self.ep, &mut objects)?;
+        Ok(staged.map(|staged| self.staged(to, known, staged)))
+    }
+
+    fn staged(&self, to: Attention, known: Known, kv: StagedKv) -> Staged {
+        let me = self.ep.rank().get();
+        let mut homes = kv.homes;
+        let mut waiting = VecDeque::new();
+        let mut loads = vec![0_usize; self.ep.world()];
+        homes.iter().for_each(|&(_, rank)| loads[usize::from(rank)] += 1);
+        let even = (homes.len() + known.waiting.len()).div_ceil(4 * self.ep.world());
+        for request in known.waiting {
+            let rank = if to == Attention::Tp { 0 } else { place(&loads, &self.shares(&request), even) };
+            loads[usize::from(rank)] += 1;
+            homes.push((request.id, rank));
+            if to == Attention::Tp || rank == me {
+                waiting.push_back(request);
+            }
+        }
+        let mut caches: HashMap<u64, KvCache> = kv.sequences.into_iter().collect();
+        let running = known.running.into_iter();
+        let running = running.filter_map(|carried| caches.remove(&carried.request.id).map(|cache| (carried, cache)));
+        Staged { pool: kv.pool, running: running.collect(), waiting, homes }
+    }
+
+    /// Goes on with what was made ready.
+    pub(super) fn install_attention(&mut self, staged: Staged) {
+        self.model.install_attention();
+        // Counts that were asked for before the orders that came first are those of now.
+        for ticket in self.together.take().map(Together::into_tickets).unwrap_or_default() {
+            let stats = Box::new(self.stats());
+            (self.emit)(FromRank::Stats { ticket, stats });
+        }
+        self.together = (self.model.attention() == Attention::Tp).then(Together::default);
+        (self.pool, self.waiting) = (staged.pool, staged.waiting);
+        self.running.clear();
+        for (carried, kv) in staged.running {
+            let id = carried.request.id;
+            match carried.resume(kv, self.running.len() % self.ep.world(), &self.tokenizer) {
+                Ok(sequence) => self.running.push(sequence),
+                Err(error) => self.events.push((id, SequenceEvent::Failed { message: error.to_string() })),
+            }
+        }
+        self.admitted = self.running.len();
+    }
+
+    /// Sends the other ranks what this one has, and receives theirs.
+    fn tell_known(&mut self, to: Attention) -> Result<Result<Known, String>, UnitError> {
+        let me = self.ep.rank().index();
+        let all = self.model.attention() == Attention::Dp;
+        let own = self.running.iter().filter(|sequence| all || sequence.owner == me).map(Sequence::carried);
+        let waiting = self.waiting.iter().filter(|_| all || me == 0).cloned();
+        let known = Known { running: own.collect(), waiting: waiting.collect() };
+        // What cannot be written is nothing, which no rank can read, this one included: all come to the same.
+        let told = tell_all(&mut self.ep, serde_json::to_vec(&known).unwrap_or_default())?;
+        let mut known = Known::default();
+        for (rank, message) in told.iter().enumerate() {
+            let mut heard: Known = match serde_json::from_slice(message) {
+                Ok(heard) => heard,
+                Err(error) => return Ok(Err(format!("rank {rank} cannot tell what it runs: {error}"))),
+            };
+            if to == Attention::Tp {
+                let running = heard.running.iter_mut().map(|carried| &mut carried.request);
+                running.chain(&mut heard.waiting).for_each(|request| request.home = Some(rank as u16));
+            }
+            known.running.append(&mut heard.running);
+            known.waiting.append(&mut heard.waiting);
+        }
+        known.running.sort_by_key(|carried| carried.request.id);
+        known.waiting.sort_by_key(|request| request.id);
+        Ok(Ok(known))
+    }
+
+    /// How much each rank is preferred for a sequence: the one that it was on or pinned to, or by T; empty where
+    /// neither is known.
+    fn shares(&self, request: &SequenceRequest) -> Vec<f32> {
+        let world = self.ep.world();
+        if let Some(home) = request.home.map(usize::from).filter(|home| *home < world) {
+            return (0..world).map(|rank| f32::from(u8::from(rank == home))).collect();
+        }
+        let Some(tables) = self.affinity.as_ref().filter(|tables| usize::from(tables.dp_ranks()) == world) else {
+            return Vec::new();
+        };
+        let rows = request.tokens.iter().filter_map(|&token| tables.token_row(TokenId::new(token)));
+        let shares = Score::of_rows(world, rows).share().unwrap_or_default();
+        shares.into_iter().map(|share| share as f32).collect()
+    }
+}
+
+/// The preferred one of the ranks that have at most `slack` more than the one that has the least.
+fn place(loads: &[usize], shares: &[f32], slack: usize) -> u16 {
+    let limit = loads.iter().min().map_or(0, |least| least + slack);
+    let share = |rank: &usize| shares.get(*rank).copied().unwrap_or_default();
+    let near = (0..loads.len()).filter(|&rank| loads[rank] <= limit);
+    let best = near.min_by(|a, b| share(b).total_cmp(&share(a)).then(loads[*a].cmp(&loads[*b])).then(a.cmp(b)));
+    best.unwrap_or(0) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_waiting_request_goes_where_it_is_at_home_unless_that_is_too_full() {
+        assert_eq!(place(&[3, 3], &[0.2, 0.8], 0), 1);
+        assert_eq!(place(&[3, 4], &[0.2, 0.8], 0), 0);
+        assert_eq!(place(&[3, 4], &[0.2, 0.8], 1), 1);
+        assert_eq!(place(&[4, 3, 3], &[], 1), 1, "the least loaded, then the lowest");
+    }
+}

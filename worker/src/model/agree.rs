@@ -1,0 +1,76 @@
+//! What ranks say to each other while they change layouts, between two steps.
+
+use crate::ep::{ExpertParallel, UnitError};
+
+/// Bytes that a rank sends another in one collective of a change.
+pub(super) const ROUND_BYTES: usize = 32 << 20;
+
+const AGREES: u8 = 0;
+const OBJECTS: u8 = 1;
+const CANNOT: u8 = 2;
+
+/// Why a rank cannot do its part.
+#[derive(Debug)]
+pub(super) enum Obstacle {
+    /// To be said to the others.
+    Own(String),
+    /// A rank did not send what it should have: it will say why.
+    Peer(usize),
+}
+
+/// Whether all ranks can go on and have the same: the digest of what each has. Otherwise the first objection by rank,
+/// which is the same on all ranks.
+///
+/// # Errors
+/// A rank was lost, or failed without saying why.
+pub(super) fn vote(ep: &mut ExpertParallel, own: Result<u64, &Obstacle>) -> Result<Option<String>, UnitError> {
+    let mut message = match own {
+        Ok(_) => vec![AGREES],
+        Err(Obstacle::Own(_)) => vec![OBJECTS],
+        Err(Obstacle::Peer(_)) => vec![CANNOT],
+    };
+    match own {
+        Ok(digest) => message.extend(digest.to_le_bytes()),
+        Err(Obstacle::Own(cause)) => message.extend(cause.as_bytes()),
+        Err(Obstacle::Peer(peer)) => message.extend((*peer as u64).to_le_bytes()),
+    }
+    let votes = tell_all(ep, message)?;
+    let objection = votes.iter().enumerate().find(|(_, vote)| vote.first() == Some(&OBJECTS));
+    if let Some((rank, vote)) = objection {
+        return Ok(Some(format!("rank {rank}: {}", String::from_utf8_lossy(&vote[1..]))));
+    }
+    if let Some(vote) = votes.iter().find(|vote| vote.first() != Some(&AGREES)) {
+        let peer = vote.get(1..).and_then(|word| word.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word));
+        return Err(UnitError::protocol(peer as usize, "it did not do its part of a switch, and did not say why"));
+    }
+    let other = votes.iter().position(|vote| vote != &votes[0]);
+    Ok(other.map(|rank| format!("rank {rank} came to another result than rank 0")))
+}
+
+/// Sends every rank the same message, of any length, and gives what all ranks sent, by rank.
+///
+/// # Errors
+/// A rank was lost.
+pub(crate) fn tell_all(ep: &mut ExpertParallel, message: Vec<u8>) -> Result<Vec<Vec<u8>>, UnitError> {
+    let me = ep.rank().index();
+    let mut heard = vec![Vec::new(); ep.world()];
+    let mut rest = &message[..];
+    loop {
+        let (now, later) = rest.split_at(rest.len().min(ROUND_BYTES));
+        // The last byte says whether there is more.
+        let piece: Vec<u8> = now.iter().copied().chain([u8::from(!later.is_empty())]).collect();
+        let mut more = !later.is_empty();
+        for (rank, mut piece) in ep.exchange(vec![piece; heard.len()])?.into_iter().enumerate() {
+            if rank != me {
+                more |= piece.pop() == Some(1);
+                heard[rank].append(&mut piece);
+            }
+        }
+        rest = later;
+        if !more {
+            break;
+        }
+    }
+    heard[me] = message;
+    Ok(heard)
+}

@@ -1,0 +1,172 @@
+//! A pool as the planner of moves sees it ([`semmoe_kernels::reshard::kv`]), and a pool as it was planned: ids are the
+//! plan's indices then.
+
+use std::collections::HashMap;
+
+use semmoe_kernels::reshard::kv::{KvPage, KvPool as PlanPool, KvSequence};
+use serde::{Deserialize, Serialize};
+
+use super::page::PAGE_TOKENS;
+use super::pages::{Chain, Content, PageId, Pages, Sealed};
+
+/// A pool, and where its pages are.
+#[derive(Debug, Default)]
+pub(super) struct Described {
+    pub(super) pool: PlanPool,
+    /// `[pages]`
+    pub(super) ids: Vec<PageId>,
+    numbers: HashMap<PageId, u32>,
+}
+
+/// A sequence whose pages are described.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named<'a> {
+    pub(super) id: u64,
+    pub(super) chain: &'a Chain,
+    /// See [`KvSequence::shares`].
+    pub(super) shares: &'a [f32],
+}
+
+impl Pages {
+    /// All pages that hold something; `sequences` are all that hold pages. Equal on ranks whose pools went through the
+    /// same.
+    pub(super) fn describe<'a>(&self, sequences: impl Iterator<Item = Named<'a>>) -> Described {
+        let mut described = Described::default();
+        for id in (0..self.sealed.len() as PageId).filter(|&id| self.sealed[id as usize].is_some()) {
+            self.number(id, &mut described);
+        }
+        for Named { id, chain, shares } in sequences {
+            let mut pages = Vec::new();
+            for (&page, tokens) in chain.pages.iter().zip(chain.tokens.chunks(PAGE_TOKENS)) {
+                let number = match described.numbers.get(&page) {
+                    Some(&number) => number,
+                    None => {
+                        let before = pages.last().copied();
+                        described.push(page, KvPage { before, tokens: tokens.to_vec(), sealed: false })
+                    }
+                };
+                pages.push(number);
+            }
+            let promised = chain.promised.unwrap_or(0);
+            described.pool.sequences.push(KvSequence { id, pages, promised, shares: shares.to_vec() });
+        }
+        described.pool.idle = self.idle.values().map(|id| described.numbers[id]).collect();
+        described
+    }
+
+    /// Numbers a known page, those before it first.
+    fn number(&self, id: PageId, described: &mut Described) -> u32 {
+        let mut unnumbered = Vec::new();
+        let mut at = Some(id);
+        while let Some((id, page)) = at.and_then(|id| Some((id, self.sealed[id as usize].as_ref()?))) {
+            if described.numbers.contains_key(&id) {
+                break;
+            }
+            unnumbered.push((id, page));
+            at = page.content.before;
+        }
+        for (id, page) in unnumbered.into_iter().rev() {
+            let before = page.content.before.map(|before| described.numbers[&before]);
+            described.push(id, KvPage { before, tokens: page.content.tokens.to_vec(), sealed: true });
+        }
+        described.numbers[&id]
+    }
+
+    /// The pages of a pool as it was planned, in the plan's numbers, and its sequences; the rest is as `before`.
+    pub(super) fn planned(plan: &PlanPool, capacity: usize, before: &Self) -> (Self, Vec<Chain>) {
+        let mut pages = Self::new(capacity, before.reuse);
+        pages.evicted = before.evicted;
+        for (id, page) in plan.pages.iter().enumerate() {
+            pages.sealed.push(page.sealed.then(|| {
+                let content = Content { before: page.before, tokens: page.tokens.as_slice().into() };
+                pages.index.insert(content.clone(), id as PageId);
+                Sealed { content, holders: 0, idle_since: 0 }
+            }));
+        }
+        for &page in plan.sequences.iter().flat_map(|sequence| &sequence.pages) {
+            if let Some(page) = &mut pages.sealed[page as usize] {
+                page.holders += 1;
+            }
+        }
+        for &page in &plan.idle {
+            pages.clock += 1;
+            pages.idle.insert(pages.clock, page);
+            if let Some(page) = &mut pages.sealed[page as usize] {
+                page.idle_since = pages.clock;
+            }
+        }
+        pages.used = plan.pages.len() - plan.idle.len();
+        pages.promised = plan.sequences.iter().map(|sequence| sequence.promised).sum();
+        let tokens = |pages: &[u32]| pages.iter().flat_map(|&page| plan.pages[page as usize].tokens.clone()).collect();
+        let chain = |KvSequence { pages, promised, .. }: &KvSequence| Chain {
+            pages: pages.clone(),
+            tokens: tokens(pages),
+            promised: Some(*promised),
+        };
+        let chains = plan.sequences.iter().map(chain).collect();
+        (pages, chains)
+    }
+}
+
+impl Described {
+    fn push(&mut self, id: PageId, page: KvPage) -> u32 {
+        let number = self.pool.pages.len() as u32;
+        self.pool.pages.push(page);
+        self.ids.push(id);
+        self.numbers.insert(id, number);
+        number
+    }
+}
+
+/// [`PlanPool`] as ranks send it.
+#[derive(Serialize, Deserialize)]
+struct WirePool {
+    pages: Vec<WirePage>,
+    sequences: Vec<WireSequence>,
+    idle: Vec<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WirePage {
+    before: Option<u32>,
+    tokens: Vec<u32>,
+    sealed: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireSequence {
+    id: u64,
+    pages: Vec<u32>,
+    promised: usize,
+}
+
+/// A pool as a message; shares stay behind, as only the way back needs them.
+pub(super) fn encode(pool: &PlanPool) -> Result<Vec<u8>, String> {
+    let page = |KvPage { before, tokens, sealed }: &KvPage| WirePage {
+        before: *before,
+        tokens: tokens.clone(),
+        sealed: *sealed,
+    };
+    let sequence = |KvSequence { id, pages, promised, .. }: &KvSequence| WireSequence {
+        id: *id,
+        pages: pages.clone(),
+        promised: *promised,
+    };
+    let wire = WirePool {
+        pages: pool.pages.iter().map(page).collect(),
+        sequences: pool.sequences.iter().map(sequence).collect(),
+        idle: pool.idle.clone(),
+    };
+    serde_json::to_vec(&wire).map_err(|error| format!("its pages cannot be described: {error}"))
+}
+
+pub(super) fn decode(message: &[u8]) -> Result<PlanPool, String> {
+    let wire: WirePool = serde_json::from_slice(message).map_err(|error| format!("pages that cannot be: {error}"))?;
+    let page = |WirePage { before, tokens, sealed }| KvPage { before, tokens, sealed };
+    let sequence = |WireSequence { id, pages, promised }| KvSequence { id, pages, promised, shares: Vec::new() };
+    Ok(PlanPool {
+        pages: wire.pages.into_iter().map(page).collect(),
+        sequences: wire.sequences.into_iter().map(sequence).collect(),
+        idle: wire.idle,
+    })
+}

@@ -1,0 +1,132 @@
+//! Attention changes between dp and tp while sequences run: a rank that may do that has the weights of both, all heads
+//! and its share of them, and its sequences' pages move to the other form ([`KvPool`](super::KvPool)).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use semmoe_kernels::reshard::kv::{KvError, KvShape};
+use semmoe_tables::{Attention, ExpertCopies, RankId, Tables};
+
+use super::config::AttentionKind;
+use super::kv::{CacheShape, KvChange, KvObjection, KvPool, MovingSequence, StagedKv};
+use super::rows::RowPlan;
+use super::share::HeadShare;
+use super::weights::HeadWeights;
+use super::{Division, ExpertRoom, Model, ModelConfig, ModelError};
+use crate::ep::{ExpertParallel, UnitError};
+
+/// What a rank needs to go on with the other attention: `[layers]` of weights.
+pub(super) struct OtherAttention {
+    pub(super) division: Division,
+    pub(super) weights: Vec<HeadWeights>,
+}
+
+/// A pool whose sequences go on with the other attention.
+#[derive(Debug)]
+pub struct AttentionChange<'a> {
+    /// The pool in use.
+    pub pool: &'a KvPool,
+    /// All sequences that hold pages of it.
+    pub sequences: &'a [MovingSequence<'a>],
+    /// Pages of the new pool.
+    pub capacity: usize,
+}
+
+impl Model {
+    /// As [`Model::load_experts`] or, to start with attention tp, [`Model::load_tp`], with the weights of both: the
+    /// rank can go on with the other one. They take the memory of attention once more, divided by the ranks. With
+    /// attention tp, `tables` say where rows go.
+    ///
+    /// # Errors
+    /// As [`Model::load_tp`].
+    pub fn load_both(
+        model_dir: &Path,
+        rank: RankId,
+        placement: impl Into<ExpertCopies>,
+        experts: impl Into<ExpertRoom>,
+        (start, tables): (Attention, Option<Arc<Tables>>),
+    ) -> Result<Self, ModelError> {
+        let (placement, experts) = (placement.into(), experts.into());
+        let ranks = experts.layout.world(placement.groups().into());
+        Self::load_divided(model_dir, (rank, placement), experts, |config| {
+            let tp = Division {
+                share: HeadShare::new(config, rank.index(), ranks)?,
+                rows: Some(RowPlan::new(ranks, tables)),
+            };
+            Ok(match start {
+                Attention::Dp => (Division::WHOLE, Some(tp)),
+                Attention::Tp => (tp, Some(Division::WHOLE)),
+            })
+        })
+    }
+
+    /// How attention is divided now.
+    #[must_use]
+    pub fn attention(&self) -> Attention {
+        self.division.attention()
+    }
+
+    /// How else it can be divided, if it can.
+    #[must_use]
+    pub fn other_attention(&self) -> Option<Attention> {
+        self.other.as_ref().map(|other| other.division.attention())
+    }
+
+    /// Moves pages to where the other attention needs them, together with all ranks and between two steps. Nothing
+    /// changes until
+    /// [`Model::install_attention`]; the inner error is the first rank's objection.
+    ///
+    /// # Errors
+    /// A rank was lost.
+    ///
+    /// # Panics
+    /// If the model does not have the other attention.
+    pub fn stage_attention(
+        &self,
+        change: &AttentionChange<'_>,
+        ep: &mut ExpertParallel,
+        objection: KvObjection<'_>,
+    ) -> Result<Result<StagedKv, String>, UnitError> {
+        let other = &self.other.as_ref().expect("a model with both attentions").division;
+        let whole = match plan_shape(&self.config, ep.world()) {
+            Ok(whole) => whole,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let change = KvChange {
+            pool: change.pool,
+            sequences: change.sequences,
+            whole,
+            to: other.attention(),
+            shape: other.share.cache_shape(&self.config),
+            capacity: change.capacity,
+            route_width: self.config.num_moe_layers() * self.config.top_k,
+        };
+        change.stage(ep, objection)
+    }
+
+    /// From now on attention is the other one.
+    ///
+    /// # Panics
+    /// As [`Model::stage_attention`].
+    pub fn install_attention(&mut self) {
+        let other = self.other.as_mut().expect("a model with both attentions");
+        std::mem::swap(&mut self.division, &mut other.division);
+        for (block, weights) in self.weights.blocks.iter_mut().zip(&mut other.weights) {
+            std::mem::swap(&mut block.heads, weights);
+        }
+        self.pool = KvPool::new(self.division.share.cache_shape(&self.config), usize::MAX, false);
+    }
+}
+
+/// The bytes of whole pages, and how ranks share them.
+fn plan_shape(config: &ModelConfig, ranks: usize) -> Result<KvShape, KvError> {
+    let shape: CacheShape = config.cache_shape();
+    match config.attention {
+        AttentionKind::Grouped(_) => KvShape::grouped(shape.layers, shape.kv_heads, shape.head_bytes(), ranks),
+        AttentionKind::Latent(_) => KvShape::latent(shape.layers, shape.head_bytes(), ranks),
+    }
+}
+
+#[cfg(test)]
+#[path = "relayout_tests.rs"]
+mod tests;

@@ -1,0 +1,450 @@
+//! Attention changes while sequences run: every step gives bit for bit what an oracle gives that replays the same
+//! schedule. The oracle knows no pages: at each change it loads nothing but a model of the one layout, and copies keys
+//! and values token by token and head by head, out of what all ranks have laid open. It proves that pages, prefixes,
+//! partial pages and routes arrive where and as they should; it takes from the run under test which rank a sequence
+//! goes to.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Barrier, Mutex};
+
+use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
+use semmoe_tables::Placement;
+use tempfile::TempDir;
+
+use super::*;
+use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
+use crate::model::kv::{KvCache, KvPhase, KvUsage, PAGE_TOKENS};
+use crate::model::step::StepItem;
+
+const FIXTURES: [&str; 7] =
+    ["qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "deepseek-v2-lite", "deepseek-v2", "deepseek-v3"];
+
+/// A fixture for sequences of several pages: its own context is a single one.
+fn fixture(name: &str) -> TempDir {
+    let from = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures")).join(name);
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = dir.path().join(entry.file_name());
+        match entry.file_name() == "config.json" {
+            false => std::os::unix::fs::symlink(entry.path(), to).unwrap(),
+            true => {
+                let config = std::fs::read_to_string(entry.path()).unwrap();
+                let (short, long) = ("\"max_position_embeddings\": 64", "\"max_position_embeddings\": 512");
+                assert!(config.contains(short));
+                std::fs::write(to, config.replace(short, long)).unwrap();
+            }
+        }
+    }
+    dir
+}
+
+/// Keys and values of a sequence by layer and head of the model, each one token after the other.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Content {
+    tokens: Vec<u32>,
+    routes: Vec<u16>,
+    /// By layer and head.
+    heads: BTreeMap<(usize, usize), Vec<KeyValue>>,
+}
+
+/// The bits of a token's key and value in one head.
+type KeyValue = (Vec<u32>, Vec<u32>);
+
+fn bits(values: impl Iterator<Item = f32>) -> Vec<u32> {
+    values.map(f32::to_bits).collect()
+}
+
+/// What a cache holds; its first head is the model's head `first`.
+fn content(cache: &KvCache, first: usize) -> Content {
+    let shape = *cache.shape();
+    let mut content = Content { tokens: cache.tokens().to_vec(), routes: cache.routes(0), ..Content::default() };
+    for (layer, head) in (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head))) {
+        let of_head = content.heads.entry((layer, first + head)).or_default();
+        for (_, held, page) in cache.pages(cache.len()) {
+            for at in 0..held {
+                let key = bits(page.keys(&shape, layer, head).iter().skip(at).step_by(PAGE_TOKENS).copied());
+                let value = &page.values(&shape, layer, head)[at * cache.value_stride()..][..shape.value_width];
+                of_head.push((key, bits(value.iter().copied())));
+            }
+        }
+    }
+    content
+}
+
+/// A cache of its own with that content.
+fn rebuilt(model: &Model, content: &Content, first: usize) -> KvCache {
+    let mut cache = model.new_sequence();
+    let shape = *cache.shape();
+    assert!(cache.reserve(content.tokens.len()));
+    for (layer, head) in (0..shape.layers).flat_map(|layer| (0..shape.kv_heads).map(move |head| (layer, head))) {
+        for (position, (key, value)) in content.heads[&(layer, first + head)].iter().enumerate() {
+            let floats = |bits: &[u32]| bits.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<f32>>();
+            cache.write(layer, head, position, &floats(key), &floats(value));
+        }
+    }
+    cache.commit(&content.tokens, &content.routes);
+    cache
+}
+
+/// A sequence's prompt and continuation.
+#[derive(Clone, Debug)]
+struct Text {
+    prompt: Vec<u32>,
+    generated: Vec<u32>,
+    /// Tokens of the prompt that went through the model.
+    fed: usize,
+    home: usize,
+}
+
+/// What all ranks can see.
+struct Shared {
+    world: usize,
+    barrier: Barrier,
+    texts: Mutex<BTreeMap<u64, Text>>,
+    contents: Mutex<BTreeMap<u64, Content>>,
+    logits: Mutex<BTreeMap<(usize, u64), Vec<u32>>>,
+    /// Of each change to dp.
+    homes: Mutex<Vec<BTreeMap<u64, u16>>>,
+    digests: Mutex<Vec<u64>>,
+}
+
+const CHUNK: usize = 45;
+/// Steps in each layout, beginning with dp.
+const SCHEDULE: [usize; 5] = [3, 3, 2, 3, 3];
+/// Before which change a sequence is cancelled, and which.
+const CANCELLED: (usize, u64) = (1, 4);
+
+/// Two families of prompts that share their first pages, within a rank and between ranks, and some of their own, longer
+/// and shorter.
+fn texts(config: &ModelConfig, world: usize) -> BTreeMap<u64, Text> {
+    let longest = config.max_positions - 24;
+    let text = |id: u64| {
+        let family = id % 3;
+        let length = [150, 131, 64, 9, 215][id as usize % 5].min(longest);
+        let token = |at: usize| match at < 130 && family < 2 {
+            true => (at as u32 * 7 + family as u32) % config.vocab_size as u32,
+            false => (at as u32 * 31 + id as u32 * 17) % config.vocab_size as u32,
+        };
+        Text { prompt: (0..length).map(token).collect(), generated: Vec::new(), fed: 0, home: id as usize % world }
+    };
+    (0..3 * world as u64 + 1).map(|id| (id, text(id))).collect()
+}
+
+impl Shared {
+    fn new(config: &ModelConfig, world: usize) -> Self {
+        Self {
+            world,
+            barrier: Barrier::new(world),
+            texts: Mutex::new(texts(config, world)),
+            contents: Mutex::default(),
+            logits: Mutex::default(),
+            homes: Mutex::default(),
+            digests: Mutex::default(),
+        }
+    }
+
+    /// The sequences that a rank runs.
+    fn own(&self, rank: usize, attention: Attention) -> BTreeMap<u64, Text> {
+        let texts = self.texts.lock().unwrap().clone();
+        texts.into_iter().filter(|(_, text)| attention == Attention::Tp || text.home == rank).collect()
+    }
+
+    /// One step of all sequences of a rank: a chunk of the prompt, or a token.
+    fn step(&self, at: usize, model: &mut Model, ep: &mut ExpertParallel, caches: &mut BTreeMap<u64, KvCache>) {
+        let texts = self.own(ep.rank().index(), model.attention());
+        let tokens: BTreeMap<u64, Vec<u32>> = texts
+            .iter()
+            .map(|(&id, text)| match text.generated.last() {
+                Some(&last) => (id, vec![last]),
+                None => (id, text.prompt[text.fed..].iter().take(CHUNK).copied().collect()),
+            })
+            .collect();
+        let mut items: Vec<StepItem<'_>> = caches
+            .iter_mut()
+            .map(|(id, kv)| StepItem { kv, tokens: &tokens[id], want_logits: true, phase: StepPhase::Prefill })
+            .collect();
+        let out = model.step(&mut items, ep).unwrap();
+        let mut seen = Vec::new();
+        for (item, &id) in tokens.keys().enumerate() {
+            seen.push((id, out.logits(item).unwrap().to_vec()));
+        }
+        for (id, logits) in seen {
+            let mut text = texts[&id].clone();
+            text.fed = (text.fed + tokens[&id].len()).min(text.prompt.len());
+            if text.fed == text.prompt.len() {
+                text.generated.extend(crate::model::likeliest(&logits));
+            }
+            self.texts.lock().unwrap().insert(id, text);
+            let logits = bits(logits.into_iter());
+            let before = self.logits.lock().unwrap().insert((at, id), logits.clone());
+            assert!(before.is_none_or(|before| before == logits), "all ranks have the same logits");
+        }
+        self.barrier.wait();
+    }
+
+    /// Publishes a rank's sequences.
+    fn publish(&self, caches: &BTreeMap<u64, KvCache>, first: usize) {
+        for (&id, cache) in caches {
+            let own = content(cache, first);
+            let mut contents = self.contents.lock().unwrap();
+            let all = contents.entry(id).or_default();
+            (all.tokens, all.routes) = (own.tokens, own.routes);
+            all.heads.extend(own.heads);
+        }
+        self.barrier.wait();
+    }
+}
+
+fn first_head(config: &ModelConfig, share: HeadShare) -> usize {
+    match &config.attention {
+        AttentionKind::Grouped(grouped) => share.kv_heads(grouped.kv_heads).start,
+        AttentionKind::Latent(_) => 0,
+    }
+}
+
+fn joined(link: LocalTransport, placement: &Placement) -> ExpertParallel {
+    let memory = PrivateMemory::new(Lockstep::rank(&link));
+    let counters = Arc::new(Counters::new(placement.layers()));
+    let unit = WireRows::f32(Box::new(RowCollectives::new(link, memory)));
+    ExpertParallel::over(unit, placement, ExpertLayout::Ep, counters).unwrap()
+}
+
+fn both(dir: &Path, rank: usize, placement: &Placement) -> Model {
+    Model::load_both(dir, RankId::new(rank as u16), placement, ExpertLayout::Ep, (Attention::Dp, None)).unwrap()
+}
+
+fn on_ranks<T: Send>(world: usize, work: impl Fn(usize, LocalTransport) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let start = |(rank, link)| scope.spawn(move || work(rank, link));
+        let threads: Vec<_> = LocalTransport::mesh(world).into_iter().enumerate().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Sequences of a rank, each promised all that it may need.
+fn admitted(pool: &KvPool, texts: BTreeMap<u64, Text>) -> BTreeMap<u64, KvCache> {
+    texts.into_iter().map(|(id, text)| (id, pool.admit(&text.prompt, text.prompt.len() + 20).unwrap())).collect()
+}
+
+/// Asks the model for a change of attention; the pool is large enough for all.
+fn stage(
+    model: &Model,
+    ep: &mut ExpertParallel,
+    (pool, caches): (&KvPool, &BTreeMap<u64, KvCache>),
+    capacity: usize,
+    objection: KvObjection<'_>,
+) -> Result<StagedKv, String> {
+    let sequences: Vec<MovingSequence<'_>> =
+        caches.iter().map(|(&id, kv)| MovingSequence { id, kv, shares: Vec::new() }).collect();
+    model.stage_attention(&AttentionChange { pool, sequences: &sequences, capacity }, ep, objection).unwrap()
+}
+
+fn run_switched(dir: &Path, shared: &Shared, placement: &Placement, rank: usize, link: LocalTransport) {
+    let (mut model, mut ep) = (both(dir, rank, placement), joined(link, placement));
+    let mut pool = KvPool::new(model.cache_shape(), 400, true);
+    let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+    let mut at = 0;
+    for (part, steps) in SCHEDULE.into_iter().enumerate() {
+        if part > 0 {
+            shared.barrier.wait();
+            if part == CANCELLED.0 {
+                caches.remove(&CANCELLED.1);
+                shared.texts.lock().unwrap().remove(&CANCELLED.1);
+            }
+            let staged = stage(&model, &mut ep, (&pool, &caches), 400, &mut |_| None).unwrap();
+            model.install_attention();
+            if model.attention() == Attention::Tp {
+                shared.digests.lock().unwrap().push(staged.digest);
+            }
+            shared.barrier.wait();
+            if rank == 0 {
+                let homes: BTreeMap<u64, u16> = staged.homes.iter().copied().collect();
+                let mut texts = shared.texts.lock().unwrap();
+                texts.iter_mut().for_each(|(id, text)| text.home = homes[id].into());
+                shared.homes.lock().unwrap().push(homes);
+            }
+            (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
+            shared.barrier.wait();
+        }
+        for _ in 0..steps {
+            shared.step(at, &mut model, &mut ep, &mut caches);
+            at += 1;
+        }
+    }
+}
+
+/// See the module.
+fn run_naively(
+    dir: &Path,
+    shared: &Shared,
+    homes: &[BTreeMap<u64, u16>],
+    placement: &Placement,
+    rank: usize,
+    links: Vec<LocalTransport>,
+) {
+    let config = ModelConfig::load(dir).unwrap();
+    let tp = HeadShare::new(&config, rank, shared.world).unwrap();
+    let mut caches: BTreeMap<u64, KvCache> = BTreeMap::new();
+    let mut first = 0;
+    let mut at = 0;
+    for ((part, steps), link) in SCHEDULE.into_iter().enumerate().zip(links) {
+        let is_tp = part % 2 == 1;
+        let id = RankId::new(rank as u16);
+        let mut model = match is_tp {
+            false => Model::load(dir, id, placement).unwrap(),
+            true => Model::load_tp(dir, id, placement, ExpertLayout::Ep, None).unwrap(),
+        };
+        let mut ep = joined(link, placement);
+        if part == 0 {
+            caches = shared.own(rank, Attention::Dp).into_keys().map(|id| (id, model.new_sequence())).collect();
+        } else {
+            shared.barrier.wait();
+            shared.publish(&caches, first);
+            if rank == 0 {
+                let mut texts = shared.texts.lock().unwrap();
+                if part == CANCELLED.0 {
+                    texts.remove(&CANCELLED.1);
+                }
+                texts.iter_mut().for_each(|(id, text)| text.home = homes[part - 1][id].into());
+            }
+            shared.barrier.wait();
+            first = if is_tp { first_head(&config, tp) } else { 0 };
+            let contents = shared.contents.lock().unwrap().clone();
+            let own = shared.own(rank, model.attention());
+            caches = own.into_keys().map(|id| (id, rebuilt(&model, &contents[&id], first))).collect();
+            shared.barrier.wait();
+            if rank == 0 {
+                shared.contents.lock().unwrap().clear();
+            }
+            shared.barrier.wait();
+        }
+        for _ in 0..steps {
+            shared.step(at, &mut model, &mut ep, &mut caches);
+            at += 1;
+        }
+    }
+}
+
+fn check(name: &str, world: usize) {
+    let folder = fixture(name);
+    let dir = folder.path();
+    let config = ModelConfig::load(dir).unwrap();
+    if HeadShare::new(&config, 0, world).is_err() {
+        return;
+    }
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
+    let found = Shared::new(&config, world);
+    on_ranks(world, |rank, link| run_switched(dir, &found, &placement, rank, link));
+    let homes = found.homes.into_inner().unwrap();
+    let expected = Shared::new(&config, world);
+    let meshes: Vec<Mutex<Vec<Option<LocalTransport>>>> =
+        SCHEDULE.iter().map(|_| Mutex::new(LocalTransport::mesh(world).into_iter().map(Some).collect())).collect();
+    on_ranks(world, |rank, _| {
+        let links = meshes.iter().map(|mesh| mesh.lock().unwrap()[rank].take().unwrap()).collect();
+        run_naively(dir, &expected, &homes, &placement, rank, links);
+    });
+    let (found_logits, expected) = (found.logits.into_inner().unwrap(), expected.logits.into_inner().unwrap());
+    assert!(found_logits.keys().eq(expected.keys()), "{name}, {world} ranks: other steps");
+    for (step, logits) in &found_logits {
+        assert!(logits == &expected[step], "{name}, {world} ranks: step and sequence {step:?}");
+    }
+    assert!(homes[1].values().any(|home| *home > 0), "{name}: more than one rank has sequences");
+    let digests = found.digests.into_inner().unwrap();
+    assert_eq!(digests.len(), 2 * world);
+    for change in digests.chunks(world) {
+        assert!(change.iter().all(|digest| *digest == change[0]), "{name}: pools differ between ranks");
+    }
+}
+
+#[test]
+fn every_family_steps_as_the_oracle_through_four_changes() {
+    for name in FIXTURES {
+        for world in [2, 4] {
+            check(name, world);
+        }
+    }
+}
+
+/// Everything that a rank's sequences hold, and its pool's counts.
+fn state(pool: &KvPool, caches: &BTreeMap<u64, KvCache>, first: usize) -> (Vec<Content>, KvUsage) {
+    (caches.values().map(|cache| content(cache, first)).collect(), pool.usage())
+}
+
+/// There and back without a step between: keys, values and routes are the same bytes, wherever they are now, and
+/// prefixes are known.
+#[test]
+fn there_and_back_every_byte_is_the_same() {
+    for (name, world) in [("qwen3-moe", 2), ("qwen3-moe", 4), ("deepseek-v2-lite", 2)] {
+        let folder = fixture(name);
+        let dir = folder.path();
+        let config = ModelConfig::load(dir).unwrap();
+        let placement =
+            Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
+        let shared = Shared::new(&config, world);
+        let found: Vec<(usize, usize)> = on_ranks(world, |rank, link| {
+            let (mut model, mut ep) = (both(dir, rank, &placement), joined(link, &placement));
+            let mut pool = KvPool::new(model.cache_shape(), 400, true);
+            let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+            (0..3).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
+            let texts = shared.texts.lock().unwrap().clone();
+            // One sequence ends: its pages stay known, and follow.
+            caches.pop_first();
+            shared.publish(&caches, 0);
+            let before = shared.contents.lock().unwrap().clone();
+            for _ in 0..2 {
+                let staged = stage(&model, &mut ep, (&pool, &caches), 400, &mut |_| None).unwrap();
+                model.install_attention();
+                (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
+            }
+            assert_eq!(model.attention(), Attention::Dp);
+            for (id, cache) in &caches {
+                assert!(content(cache, 0) == before[id], "{name}: sequence {id}");
+            }
+            // Wherever they have gone: the first sequence of each rank has ended.
+            let prompts = (0..world as u64).map(|ended| texts[&ended].prompt.clone());
+            (caches.len(), prompts.map(|prompt| pool.admit(&prompt, prompt.len()).map_or(0, |cache| cache.len())).sum())
+        });
+        assert_eq!(found.iter().map(|(sequences, _)| sequences).sum::<usize>(), 2 * world + 1, "{name}");
+        assert!(found.iter().any(|(_, known)| *known > 0), "{name}: pages that no sequence holds are known still");
+    }
+}
+
+/// An objection in any phase, of any rank, in both directions, and too little room: nothing has changed, and the next
+/// attempt succeeds.
+#[test]
+fn an_objection_changes_nothing_on_any_rank() {
+    let (folder, world) = (fixture("qwen3-moe"), 2);
+    let dir = folder.path();
+    let config = ModelConfig::load(dir).unwrap();
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, world as u16).unwrap();
+    let shared = Shared::new(&config, world);
+    on_ranks(world, |rank, link| {
+        let (mut model, mut ep) = (both(dir, rank, &placement), joined(link, &placement));
+        let mut pool = KvPool::new(model.cache_shape(), 400, true);
+        let mut caches = admitted(&pool, shared.own(rank, Attention::Dp));
+        let mut first = 0;
+        (0..2).for_each(|at| shared.step(at, &mut model, &mut ep, &mut caches));
+        for _ in 0..2 {
+            let before = state(&pool, &caches, first);
+            for objector in 0..world {
+                for phase in [KvPhase::Planning, KvPhase::Moving { round: 0 }, KvPhase::Checking] {
+                    let mut objection =
+                        |at| (objector == rank && at == phase).then(|| format!("it was asked to in {at:?}"));
+                    let cause = stage(&model, &mut ep, (&pool, &caches), 400, &mut objection).unwrap_err();
+                    assert_eq!(cause, format!("rank {objector}: it was asked to in {phase:?}"));
+                    assert!(state(&pool, &caches, first) == before);
+                }
+            }
+            let cause = stage(&model, &mut ep, (&pool, &caches), 3, &mut |_| None).unwrap_err();
+            assert!(cause.starts_with("rank 0: ") && cause.contains("pages") && cause.contains('3'), "{cause}");
+            assert!(state(&pool, &caches, first) == before);
+            let staged = stage(&model, &mut ep, (&pool, &caches), 400, &mut |_| None).unwrap();
+            model.install_attention();
+            (pool, caches) = (staged.pool, staged.sequences.into_iter().collect());
+            first = first_head(&config, HeadShare::new(&config, rank, world).unwrap());
+        }
+    });
+}
