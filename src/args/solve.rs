@@ -198,8 +198,8 @@ pub(crate) struct EvaluateArgs {
     /// Judge on this profile.
     #[arg(long, help_heading = "Input", value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
-    /// Nodes that the groups are on, G/M neighbours each, for figures of what leaves a node [default: those that were solved
-    /// for].
+    /// Nodes that the groups are on, G/M neighbours each, for figures of what leaves a node [default: those that were
+    /// solved for].
     #[arg(long, help_heading = "Deployment", value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
     /// Judge attention tp in steps of this many tokens of the trace, whose rows are split evenly in each layer, as the
