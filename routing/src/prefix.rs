@@ -1,7 +1,7 @@
 //! `prefix`: the rank with the least backlog and the fewest tokens of the prompt still to be computed.
 //!
-//! The [`cost`](crate::cost) of `affinity` without its communication, under the same load cap: what a gateway can do
-//! that knows prompts and caches, but not which experts a prompt needs.
+//! The [`cost`](crate::cost) of `affinity` without its communication, under the same load cap: the best that
+//! a gateway does if it knows prompts and caches, but not which experts a prompt needs.
 
 use crate::cost::Weighing;
 use crate::policy::{Choice, Needs, Policy, RankLoad, Request};

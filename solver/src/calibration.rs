@@ -110,8 +110,8 @@ pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Prof
 }
 
 impl ReliabilitySum {
-    /// Adds `count` occurrences of a token; `local` tells how many of its activations in a layer are local at a place,
-    /// and how many there are.
+    /// Adds `count` occurrences of a token; `local` returns how many of its activations in a layer are local at a
+    /// place, and how many there are.
     fn add_token(
         &mut self,
         tables: &Tables,

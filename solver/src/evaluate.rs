@@ -102,8 +102,8 @@ pub struct RequestFigures {
     pub burst_imbalance: f64,
     /// Mean of that figure.
     pub burst_imbalance_mean: f64,
-    /// Prompt tokens that their rank is believed to hold in its prefix cache already, over all; null where nobody
-    /// looked.
+    /// Prompt tokens that their rank is believed to hold in its prefix cache already, over all; null where this
+    /// was not simulated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_share: Option<f64>,
 }

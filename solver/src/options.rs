@@ -240,7 +240,7 @@ impl Default for EvalOptions {
     }
 }
 
-/// The policies that a trace tells apart: those that route by themselves, and by nothing that clients would have to
+/// The policies that a trace can compare: those that route by themselves, without anything that clients would have to
 /// send.
 fn simulated() -> impl Iterator<Item = &'static str> {
     let simulated =

@@ -64,7 +64,7 @@ async fn heldout(assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<T
 }
 
 /// What `evaluate` expects of tables on that routing; the gateway and its live loads are what it leaves to chance. With
-/// attention tp it is told how many tokens a step had in the mean, as the rows of small steps are harder to split
+/// attention tp it gets the mean number of tokens in a step, as the rows of small steps are harder to split
 /// evenly.
 fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usize) -> Result<Predicted, CliError> {
     let tables = Tables::open(tables).map_err(CliError::input)?;

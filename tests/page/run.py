@@ -3,7 +3,7 @@
 
 Every kind of picture must be drawn (many colours, not blank), nothing may be loaded, the console must stay silent, every text must have the contrast of
 WCAG's AA in light and dark, and one layer at a time is shown, chosen by mouse or keyboard. The browser is Chromium or Chrome; without one that
-works the pages are made all the same, and it is said that nobody looked. KEEP is a folder for the screenshots."""
+works the pages are made all the same, and a notice says that they were not looked at. KEEP is a folder for the screenshots."""
 import contextlib, pathlib, re, struct, subprocess, sys, tempfile, time, zlib
 
 from browser import FOUND as BROWSER, QUIET, Page
@@ -147,4 +147,4 @@ with tempfile.TemporaryDirectory() as folder:
             alone.write_text(f"<!doctype html><meta charset=\"utf-8\">{style}{svg}")
             assert not (said := look(alone, shot, 600)), said
             check_picture(number, pixels(shot), page)
-print("page: ok" if looks else "NOTICE: there is no Chromium or Chrome that works, so nobody looked at the page; its text was checked")
+print("page: ok" if looks else "NOTICE: there is no Chromium or Chrome that works, so only the text of the page was checked")

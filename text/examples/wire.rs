@@ -2,8 +2,8 @@
 //!
 //! `wire TOKENIZER.json RANKS PROMPTS.jsonl...`: prompts are cut or joined to about 1,000 tokens, each seen for the
 //! first time, and timed one by one: the whole score, the sum in it, and the oracle's ids; in turns of 100 prompts, so
-//! that both see the same machine and neither the other's caches. Then texts of one word, by length: what a request can
-//! cost at most. Set `FASTOKENS_BPE_THREADS=1` for one thread on long texts too.
+//! that both see the same machine and neither the other's caches. Then texts of one word, by length: the most that
+//! a request can cost. Set `FASTOKENS_BPE_THREADS=1` for one thread on long texts too.
 
 use std::error::Error;
 use std::io::Write;

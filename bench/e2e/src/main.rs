@@ -24,6 +24,7 @@ mod results;
 mod svg;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;

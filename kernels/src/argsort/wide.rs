@@ -1,4 +1,4 @@
-//! Counting sort 16 items at a time, for few ranks: a compare tells which items are a rank's, a compress writes them
+//! Counting sort 16 items at a time, for few ranks: a compare finds which items are a rank's, a compress writes them
 //! behind each other, an expand gives each its position. Not a gather or scatter in it, which are slow.
 
 use core::arch::x86_64::{

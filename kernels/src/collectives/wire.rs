@@ -1,5 +1,5 @@
 //! The bytes of one message, little-endian as they lie in memory. Rows are left out where the receiver reads them from
-//! the sender's memory, and what tells it where they are stands in their place.
+//! the sender's memory, and their place is taken by where to find them.
 //!
 //! | collective | fields |
 //! |---|---|

@@ -1,5 +1,5 @@
 //! The first words on every connection between ranks: both sides prove that they know the unit's secret, and neither
-//! tells it. Who accepts speaks first.
+//! sends it. The side that accepts speaks first.
 //!
 //! | step | from | what |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | answer | connector | a nonce of its own, and its proof: HMAC-SHA-256 of the secret over role, purpose and both nonces |
 //! | verdict | acceptor | its own proof, over the other role; or a refusal |
 //!
-//! This tells who is there, once. What follows is neither encrypted nor signed: between hosts it belongs on a network
+//! This proves who is there, once. What follows is neither encrypted nor signed: between hosts it belongs on a network
 //! that strangers cannot reach into.
 
 use std::fs::File;

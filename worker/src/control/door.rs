@@ -1,5 +1,5 @@
-//! Connections of whoever comes: each proves itself and says its first words on a thread of its own, so that a silent
-//! or slow stranger holds up nobody.
+//! Incoming connections: each proves itself and sends its first message on a thread of its own, so that a silent or
+//! slow stranger delays no other.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;

@@ -167,7 +167,7 @@ impl Engine {
     }
 
     /// Moves waiting sequences into the batch, oldest first, while there are pages for all that they may come to need:
-    /// what runs never waits for a page, so it ends, and what waits has its turn.
+    /// what runs never waits for a page, so it ends, and what waits follows.
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.limits.running {
             let Some(request) = self.waiting.front() else { return };
@@ -295,7 +295,7 @@ struct Member {
 /// Where it goes what becomes of sequences.
 pub(super) struct Events<'a> {
     pub(super) all: &'a mut Vec<(u64, SequenceEvent)>,
-    /// Whether this rank tells of routes, if they are asked for.
+    /// Whether this rank reports routes, if they are asked for.
     pub(super) routes: bool,
 }
 

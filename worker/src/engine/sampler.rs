@@ -172,7 +172,7 @@ mod tests {
         };
         assert_eq!(run(3), run(3));
         assert_ne!(run(3), run(4));
-        // Whoever takes over goes on with the same tokens.
+        // A sampler that takes over goes on with the same tokens.
         let mut first = sampler(0.8, 0.95, 50, 3);
         let mut tokens: Vec<_> = (0..20).map(|_| first.sample(&logits, |_| true).unwrap()).collect();
         let mut second = Sampler::resumed(first.sampling, first.state());

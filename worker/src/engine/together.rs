@@ -187,7 +187,7 @@ impl Engine {
                 return Err(protocol(owner, format!("it chose token {token}, expected below {vocabulary}")));
             }
             let sampled = token.map(|token| Sampled { token, logprobs });
-            // Rank 0 alone tells of routes.
+            // Only rank 0 reports routes.
             let routes = self.is_leader();
             let events = Events { all: &mut self.events, routes };
             if settle(&mut self.running[at], sampled, &self.tokenizer, &self.config, events) {

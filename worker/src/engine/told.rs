@@ -1,5 +1,5 @@
-//! What ranks tell each other before a step with attention tp: which step they have done, which tokens they chose in
-//! it, and rank 0's orders. Every length is checked; a rank that tells anything else breaks the protocol.
+//! What ranks send each other before a step with attention tp: which step they have done, which tokens they chose in
+//! it, and rank 0's orders. Every length is checked; a rank that sends anything else breaks the protocol.
 //!
 //! | field | type | what |
 //! |---|---|---|

@@ -133,8 +133,8 @@ impl Member {
         }
     }
 
-    /// Tells rank 0 what was lost and hears which rank was lost first: after a loss everybody leaves, and who leaves
-    /// later must not be blamed for it.
+    /// Reports to rank 0 what was lost and hears which rank was lost first: after a loss everybody leaves,
+    /// and who leaves later must not be blamed for it.
     async fn verdict(&mut self, lost: Lost) -> String {
         self.link.send(FromRank::Fatal { lost: lost.rank.get(), cause: lost.cause.clone() });
         let heard = async {

@@ -235,7 +235,7 @@ impl Unit {
         all.into_iter().for_each(|(id, rank)| state.order(rank, ToRank::Cancel { id }));
     }
 
-    /// Sends the same order to every rank. With attention tp rank 0 tells the others what changes sequences and caches,
+    /// Sends the same order to every rank. With attention tp rank 0 sends the others what changes sequences and caches,
     /// so that all ranks do it between the same two steps.
     pub(crate) fn broadcast(&self, order: &ToRank) {
         self.state().broadcast(self.0.world, order);

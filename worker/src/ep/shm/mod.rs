@@ -1,5 +1,5 @@
 //! Streams through memory that the processes of one host share. Who waits spins for a moment, if there is a core for
-//! each rank, and then sleeps on its bell (a futex), which whoever writes to it or makes room for it rings.
+//! each rank, and then sleeps on its bell (a futex), which the rank that writes to it or makes room for it rings.
 //!
 //! | module | what |
 //! |---|---|

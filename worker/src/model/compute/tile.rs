@@ -360,7 +360,7 @@ struct Turn {
     opens: bool,
 }
 
-/// What a tile has brought nearer while it computes: the stripes that are worked on next, some rows by each of the
+/// What a tile prefetches while it computes: the stripes that are worked on next, some rows by each of the
 /// tiles. If the first of them asked for everything, memory would rest while the others compute.
 struct Ask {
     at: *const i8,

@@ -1,4 +1,4 @@
-//! The keys of `config.json`, read one by one: what is wrong is told with the key, what was found and what was
+//! The keys of `config.json`, read one by one: an error names the key, what was found and what was
 //! expected.
 
 use std::path::Path;
