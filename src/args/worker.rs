@@ -143,6 +143,10 @@ pub(crate) struct WorkerNodesArgs {
     /// that share memory, or that of --experts hybrid.
     #[arg(long, value_name = "N")]
     pub(crate) nodes: Option<u16>,
+    /// Memory for this rank's experts: those that do not fit are read from the checkpoint in every step, ahead of their
+    /// layer. By default all stay in memory, and only then can they be switched. Ranks may differ.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) expert_memory: Option<u64>,
     /// When it leaves, write when the stages of the last 4096 MoE layers of this rank began and ended, one JSON object
     /// a line.
     #[arg(long, value_name = "FILE")]

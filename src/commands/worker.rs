@@ -24,7 +24,7 @@ pub(crate) fn run(args: WorkerArgs) -> Result<(), CliError> {
     config.wire = args.layout.wire;
     config.experts = args.layout.experts;
     (config.domains, config.nodes, config.stages) = (args.nodes.domains, args.nodes.nodes, args.nodes.stages);
-    config.expert_slots = args.expert_slots;
+    (config.expert_slots, config.expert_memory) = (args.expert_slots, args.nodes.expert_memory);
     let unit = args.attention.read()?;
     (config.attention, config.both_attentions, config.shuffle) = (unit.attention, unit.both, unit.shuffle);
     if let Some(path) = &args.plan {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use semmoe_tables::{EvenGroups, GroupId, LikelyGroup, Placement, RankId};
 use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LocalTransport, StepPhase};
-use semmoe_worker::model::{KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem};
+use semmoe_worker::model::{ExpertMemory, ExpertRoom, KvCache, Model, ModelConfig, PAGE_TOKENS, StepItem};
 
 /// The system's allocator, which counts for each thread.
 struct Counting;
@@ -84,6 +84,16 @@ fn a_decode_step_allocates_nothing() {
     let config = ModelConfig::load(model_dir()).unwrap();
     let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
     assert_decoding_allocates_nothing(Model::load(model_dir(), RankId::new(0), &placement).unwrap(), &placement);
+}
+
+#[test]
+fn nor_does_one_whose_experts_are_streamed() {
+    let config = ModelConfig::load(model_dir()).unwrap();
+    let placement = Placement::contiguous(config.num_moe_layers(), config.num_experts as u16, 1).unwrap();
+    let room = ExpertRoom { memory: Some(ExpertMemory::Bytes(10 << 20)), ..ExpertLayout::Ep.into() };
+    let model = Model::load_experts(model_dir(), RankId::new(0), &placement, room).unwrap();
+    assert!(model.expert_fetches().unwrap().memory_bytes < 10 << 20);
+    assert_decoding_allocates_nothing(model, &placement);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn slices(copies: impl Into<ExpertCopies>) -> ExpertSpread {
 
 /// Room for every spread of the schedule.
 fn room(config: &ModelConfig, world: u16, layout: ExpertLayout) -> ExpertRoom {
-    ExpertRoom { layout, slots: Some((config.num_experts / usize::from(world)) as u16 + 2) }
+    ExpertRoom { layout, slots: Some((config.num_experts / usize::from(world)) as u16 + 2), memory: None }
 }
 
 /// From E to another E, to slices, and back; and replicas where experts were alone and the other way round.

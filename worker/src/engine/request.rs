@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ep::{CountersSnapshot, Timings};
-use crate::model::KvUsage;
+use crate::model::{ExpertFetches, KvUsage};
 
 /// One sequence to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,6 +127,8 @@ pub(crate) struct RankStats {
     pub(crate) kv: KvUsage,
     /// Prompt tokens that needed no computing since the start, as their pages were there already.
     pub(crate) cached_tokens: u64,
+    /// Of experts that are streamed.
+    pub(crate) fetches: Option<ExpertFetches>,
     /// Prompt and generated tokens of all sequences here, running and waiting.
     pub(crate) total_tokens: u64,
 }

@@ -277,6 +277,7 @@ impl Engine {
             waiting_tokens: total(waiting_tokens),
             kv: self.pool.usage(),
             cached_tokens: self.cached_tokens,
+            fetches: self.model.expert_fetches(),
             total_tokens: total(self.running.iter().map(Sequence::tokens).sum::<usize>() + waiting_tokens),
         }
     }

@@ -24,6 +24,14 @@ pub trait LocalExperts: Sync {
     /// Among how many threads the rows of a layer are shared that have so many pairs of row and expert; at least 1.
     fn threads(&self, pairs: usize) -> usize;
 
+    /// Waits until the experts of the layer are here; called once in a layer, when the rows have come.
+    ///
+    /// # Errors
+    /// Why they will not come, in a sentence: the rank cannot go on.
+    fn ready(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Applies one expert, `slot` counting this rank's experts of the layer in ascending id: `x` `[m, H]` to `out`
     /// `[m, H]` (overwritten, not weighted). Each row's result must not depend on the other rows. `work` is a buffer of
     /// the thread's, of any length and content.
@@ -321,6 +329,7 @@ impl ExpertParallel {
         self.unit.dispatch(x, hidden, &self.plan)?;
         self.end(layer, TimedCollective::Dispatch, dispatch);
 
+        experts.ready().map_err(|cause| UnitError::PeerLost { rank: self.unit.rank(), cause })?;
         self.log(|stages| stages.begin(EXPERTS, 0));
         let hosts = &self.layers[layer.index()];
         let received = self.unit.received();

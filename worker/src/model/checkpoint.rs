@@ -53,6 +53,43 @@ pub(super) enum TensorData<'a> {
     F32(&'a [[u8; 4]]),
 }
 
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum TensorKind {
+    Bf16,
+    F16,
+    F32,
+}
+
+impl TensorKind {
+    /// Bytes of an element.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    pub(super) fn of(self, bytes: &[u8]) -> TensorData<'_> {
+        match self {
+            Self::Bf16 => TensorData::Bf16(bytes.as_chunks().0),
+            Self::F16 => TensorData::F16(bytes.as_chunks().0),
+            Self::F32 => TensorData::F32(bytes.as_chunks().0),
+        }
+    }
+}
+
+/// A tensor in the files of a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TensorPlace {
+    /// Which file, of [`Checkpoint::files`].
+    pub(super) file: usize,
+    /// Its first byte there.
+    pub(super) at: u64,
+    pub(super) bytes: usize,
+    pub(super) kind: TensorKind,
+}
+
 impl<'a> TensorData<'a> {
     /// Number of elements.
     pub(super) fn len(&self) -> usize {
@@ -127,12 +164,20 @@ impl Checkpoint {
 
     /// A tensor of exactly this shape.
     pub(super) fn tensor(&self, name: &str, shape: &[usize]) -> Result<TensorData<'_>, ModelError> {
-        let shard = match &self.shard_of {
-            None => self.shards.first(),
-            Some(shard_of) => shard_of.get(name).and_then(|&shard| self.shards.get(shard)),
+        let place = self.place(name, shape)?;
+        let from = place.at as usize;
+        Ok(place.kind.of(&self.shards[place.file].map[from..from + place.bytes]))
+    }
+
+    /// Where a tensor of exactly this shape lies.
+    pub(super) fn place(&self, name: &str, shape: &[usize]) -> Result<TensorPlace, ModelError> {
+        let file = match &self.shard_of {
+            None => Some(0),
+            Some(shard_of) => shard_of.get(name).copied(),
         };
         let missing = |path: &Path| ModelError::MissingTensor { path: path.to_path_buf(), tensor: name.to_owned() };
-        let shard = shard.ok_or_else(|| missing(&self.path))?;
+        let shard = file.and_then(|file| Some((file, self.shards.get(file)?)));
+        let (file, shard) = shard.ok_or_else(|| missing(&self.path))?;
         let info = shard.metadata.info(name).ok_or_else(|| missing(&shard.path))?;
         if info.shape != shape {
             return Err(ModelError::Shape {
@@ -143,15 +188,21 @@ impl Checkpoint {
             });
         }
         let (from, to) = info.data_offsets;
-        let bytes = &shard.map[shard.data_start + from..shard.data_start + to];
-        match info.dtype {
-            Dtype::BF16 => Ok(TensorData::Bf16(bytes.as_chunks().0)),
-            Dtype::F16 => Ok(TensorData::F16(bytes.as_chunks().0)),
-            Dtype::F32 => Ok(TensorData::F32(bytes.as_chunks().0)),
+        let kind = match info.dtype {
+            Dtype::BF16 => TensorKind::Bf16,
+            Dtype::F16 => TensorKind::F16,
+            Dtype::F32 => TensorKind::F32,
             other => {
-                Err(ModelError::Dtype { path: shard.path.clone(), tensor: name.to_owned(), found: other.to_string() })
+                let (path, tensor) = (shard.path.clone(), name.to_owned());
+                return Err(ModelError::Dtype { path, tensor, found: other.to_string() });
             }
-        }
+        };
+        Ok(TensorPlace { file, at: (shard.data_start + from) as u64, bytes: to - from, kind })
+    }
+
+    /// Its files, as [`TensorPlace::file`] counts them.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(|shard| &*shard.path)
     }
 }
 

@@ -119,6 +119,28 @@ pub enum ModelError {
         /// What failed.
         detail: String,
     },
+    /// A limit on the memory for experts below what streaming takes.
+    #[error(
+        "the experts of this rank take at least {least} bytes of memory with two layers of those that are streamed, \
+         --expert-memory is {limit}"
+    )]
+    ExpertBudget {
+        /// The limit.
+        limit: u64,
+        /// The least that would do.
+        least: u64,
+    },
+    /// A file that experts are streamed from is another than at the start.
+    #[error("{} was changed while experts are streamed from it: {detail}", path.display())]
+    FileChanged {
+        /// The file.
+        path: PathBuf,
+        /// What is different.
+        detail: String,
+    },
+    /// Experts that are read again and again stay where they are.
+    #[error("experts that are streamed (--expert-memory) cannot be switched while the unit runs")]
+    StreamedExperts,
     /// A placement with more experts on a rank than it has slots.
     #[error(
         "the placement has {found} experts on a rank, the ranks were started with {limit} expert slots: expected --expert-slots {found}"

@@ -11,6 +11,8 @@
 //! So an expert is one product with array 0 and one with array 1 in either layout, and a slice leaves it as one copy of
 //! array 0 and one for each group of array 1.
 
+use std::ops::Range;
+
 use semmoe_kernels::reshard::{
     Checksums, Cluster, ExpertArray, ExpertMemory as _, ExpertShape, Hosts, Layout, NO_HOST, PieceHash, Pool,
     ReshardError, Side, Slot,
@@ -44,7 +46,7 @@ pub(super) struct ExpertTypes {
 
 /// How an expert is packed.
 #[derive(Clone, Copy, Debug)]
-struct Packing {
+pub(super) struct Packing {
     hidden: usize,
     slices: usize,
     /// Columns of a slice.
@@ -70,6 +72,68 @@ impl Packing {
         Ok(Self { hidden, slices, width: kept.len() / slices, first: kept.start, types })
     }
 
+    /// A rank's part of an expert as one slice, which nothing moves.
+    pub(super) fn in_place(
+        config: &ModelConfig,
+        layout: ExpertLayout,
+        at: Place,
+        types: ExpertTypes,
+    ) -> Result<Self, ModelError> {
+        let ModelConfig { hidden, expert_width, .. } = *config;
+        let kept = ExpertSlice::new(config, layout, at.rank, at.world)?.columns(expert_width);
+        Ok(Self { hidden, slices: 1, width: kept.len(), first: kept.start, types })
+    }
+
+    /// The columns of a whole expert that are packed.
+    pub(super) fn columns(&self) -> Range<usize> {
+        self.first..self.first + self.slices * self.width
+    }
+
+    /// Bytes of the arrays of one slice.
+    pub(super) fn array_bytes(&self) -> [usize; 2] {
+        [
+            Linear::packed_bytes(self.types.gate_up, 2 * self.width, self.hidden),
+            Linear::packed_bytes(self.types.down, self.hidden, self.width),
+        ]
+    }
+
+    /// Packs gate and up, of which there are the rows of [`Packing::columns`] alone, and down of the whole `width`,
+    /// into the arrays of an expert of one slice. Their padding stays as it is.
+    pub(super) fn pack_in_place(
+        &self,
+        [gate, up, down]: &[TensorData<'_>; 3],
+        width: usize,
+        [gate_up, packed_down]: [&mut [u32]; 2],
+    ) {
+        Linear::pack_into(self.types.gate_up, &[*gate, *up], (self.hidden, 0..self.hidden), gate_up);
+        Linear::pack_into(self.types.down, &[*down], (width, self.columns()), packed_down);
+    }
+
+    /// As [`LocalExperts::threads`], of so many experts, each of so many slices.
+    pub(super) fn threads(&self, pairs: usize, experts: usize, slices: usize) -> usize {
+        let by_rows = pairs / (ROWS_OF_A_THREAD * experts).max(1);
+        shares(pairs * 3 * self.hidden * self.width * slices).min(by_rows).max(1)
+    }
+
+    /// As [`LocalExperts::apply`], of an expert of so many slices.
+    pub(super) fn apply(
+        &self,
+        (slices, [gate_up, down]): (usize, [&[u8]; 2]),
+        x: &[f32],
+        out: &mut [f32],
+        work: &mut Vec<f32>,
+    ) {
+        let hidden = self.hidden;
+        let (rows, outputs, inputs) = (x.len() / hidden, slices * self.outputs(), slices * self.inputs());
+        work.resize(rows * (outputs + inputs), 0.0);
+        let (both, product) = work.split_at_mut(rows * outputs);
+        let columns = packed(self.types.gate_up, gate_up, group_of(2 * self.width));
+        multiply((rows, hidden, outputs), Matrix { data: x, stride: hidden }, columns, both, outputs);
+        self.activate(both, product);
+        let columns = packed(self.types.down, down, group_of(hidden));
+        multiply((rows, inputs, hidden), Matrix { data: product, stride: inputs }, columns, out, hidden);
+    }
+
     /// Gate and up of a slice with the padding to whole panels.
     fn outputs(&self) -> usize {
         (2 * self.width).next_multiple_of(group_of(2 * self.width))
@@ -84,8 +148,7 @@ impl Packing {
     }
 
     fn shape(&self) -> Result<ExpertShape, ReshardError> {
-        let gate_up = Linear::packed_bytes(self.types.gate_up, 2 * self.width, self.hidden);
-        let down = Linear::packed_bytes(self.types.down, self.hidden, self.width);
+        let [gate_up, down] = self.array_bytes();
         let groups = self.hidden.div_ceil(group_of(self.hidden));
         let arrays = [(1, gate_up), (groups, down / groups)];
         let arrays = arrays.map(|(outer, inner_bytes)| ExpertArray { outer, inner_bytes });
@@ -273,23 +336,12 @@ pub(super) struct LayerExperts<'a> {
 
 impl LocalExperts for LayerExperts<'_> {
     fn threads(&self, pairs: usize) -> usize {
-        let Packing { hidden, width, .. } = self.experts.packing;
-        let by_rows = pairs / (ROWS_OF_A_THREAD * self.experts.count(self.layer)).max(1);
-        shares(pairs * 3 * hidden * width * self.experts.slices()).min(by_rows).max(1)
+        self.experts.packing.threads(pairs, self.experts.count(self.layer), self.experts.slices())
     }
 
     fn apply(&self, layer: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
-        let (packing, slices) = (&self.experts.packing, self.experts.slices());
-        let hidden = packing.hidden;
-        let (rows, outputs, inputs) = (x.len() / hidden, slices * packing.outputs(), slices * packing.inputs());
-        work.resize(rows * (outputs + inputs), 0.0);
-        let (gate_up, product) = work.split_at_mut(rows * outputs);
-        let array = self.experts.array(layer, slot, GATE_UP);
-        let columns = packed(packing.types.gate_up, array, group_of(2 * packing.width));
-        multiply((rows, hidden, outputs), Matrix { data: x, stride: hidden }, columns, gate_up, outputs);
-        packing.activate(gate_up, product);
-        let columns = packed(packing.types.down, self.experts.array(layer, slot, DOWN), group_of(hidden));
-        multiply((rows, inputs, hidden), Matrix { data: product, stride: inputs }, columns, out, hidden);
+        let arrays = [GATE_UP, DOWN].map(|array| self.experts.array(layer, slot, array));
+        self.experts.packing.apply((self.experts.slices(), arrays), x, out, work);
     }
 }
 

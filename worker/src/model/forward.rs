@@ -2,7 +2,6 @@
 
 use super::attention::{AttentionScratch, AttentionStep};
 use super::compute::{add, rms_norm};
-use super::expert::Experts;
 use super::mlp::MlpScratch;
 use super::probe::Probe;
 use super::rope::RotaryTable;
@@ -10,9 +9,10 @@ use super::router::{Choice, RouterScratch};
 use super::rows::RowPlan;
 use super::split::SplitScratch;
 use super::step::{OutputBuffers, StepItem};
+use super::streamed::RankExperts;
 use super::weights::{Block, FeedForward, Moe, Weights};
 use super::{ModelConfig, StepError};
-use crate::ep::{ExpertParallel, RoutedBatch, StepPhase, UnitError};
+use crate::ep::{ExpertParallel, LocalExperts, RoutedBatch, StepPhase, UnitError};
 
 /// Buffers of a step, reused by the next one; rows are those of all items, one after the other.
 #[derive(Default)]
@@ -42,7 +42,7 @@ pub(super) struct Scratch {
 pub(super) struct Forward<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) weights: &'a Weights,
-    pub(super) experts: &'a Experts,
+    pub(super) experts: &'a RankExperts,
     pub(super) angles: &'a RotaryTable,
     pub(super) scratch: &'a mut Scratch,
     pub(super) out: &'a mut OutputBuffers,
@@ -155,7 +155,20 @@ impl Forward<'_> {
         choice.route(router_logits, experts, weights, router);
         self.probe.routes(moe.layer, experts, weights);
         let batch = RoutedBatch { x: normed, experts, weights, phases, top_k, hidden: self.config.hidden };
-        self.ep.moe(moe.layer, batch, &self.experts.of_layer(moe.layer), added)?;
+        {
+            let (resident, streamed);
+            let here: &dyn LocalExperts = match self.experts {
+                RankExperts::Resident(experts) => {
+                    resident = experts.of_layer(moe.layer);
+                    &resident
+                }
+                RankExperts::Streamed(experts) => {
+                    streamed = experts.of_layer(moe.layer);
+                    &streamed
+                }
+            };
+            self.ep.moe(moe.layer, batch, here, added)?;
+        }
         if let Some(shared) = &moe.shared {
             shared.add_to(normed, added, mlp);
         }

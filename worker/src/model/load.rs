@@ -5,7 +5,7 @@ use std::ops::Range;
 use semmoe_tables::{ExpertId, LayerIdx};
 
 use super::attention::{Attention, Heads};
-use super::checkpoint::{Checkpoint, TensorData};
+use super::checkpoint::{Checkpoint, TensorData, TensorPlace};
 use super::compute::{Linear, PanelType};
 use super::config::{AttentionKind, GATED, GroupedAttention, HeadNormKind, LatentAttention, Scoring};
 use super::expert::{ExpertTypes, Experts, Place};
@@ -172,12 +172,10 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// The experts of all layers: every one is checked; the rank keeps those, or the slices of those, that the spread
-    /// gives it.
-    pub(super) fn experts(&self, at: Place, spread: &ExpertSpread, slots: Option<u16>) -> Result<Experts, ModelError> {
-        let layers = || (0..self.config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16));
+    /// The element types of all experts, of which every one is checked.
+    pub(super) fn expert_types(&self) -> Result<ExpertTypes, ModelError> {
         let mut types = ExpertTypes { gate_up: PanelType::Bf16, down: PanelType::Bf16 };
-        for layer in layers() {
+        for layer in self.moe_layers() {
             for expert in (0..self.config.num_experts as u16).map(ExpertId::new) {
                 let [gate, up, down] = self.expert_tensors(layer, expert)?;
                 // One that is not bf16 makes all f32: experts of one size can take each other's place.
@@ -188,19 +186,41 @@ impl<'a> Loader<'a> {
                 }
             }
         }
-        let mut experts = Experts::new(self.config, at, spread, types, slots)?;
-        for layer in layers() {
+        Ok(types)
+    }
+
+    /// The experts of all layers: the rank keeps those, or the slices of those, that the spread gives it.
+    pub(super) fn experts(&self, at: Place, spread: &ExpertSpread, slots: Option<u16>) -> Result<Experts, ModelError> {
+        let mut experts = Experts::new(self.config, at, spread, self.expert_types()?, slots)?;
+        for layer in self.moe_layers() {
             experts.load(layer, |expert| self.expert_tensors(layer, expert))?;
         }
         experts.settle();
         Ok(experts)
     }
 
+    pub(super) fn moe_layers(&self) -> impl Iterator<Item = LayerIdx> + use<> {
+        (0..self.config.num_moe_layers()).map(|layer| LayerIdx::new(layer as u16))
+    }
+
+    fn expert_prefix(&self, layer: LayerIdx, expert: ExpertId) -> String {
+        let block = self.config.architecture.moe_names().block;
+        format!("model.layers.{}.{block}.experts.{expert}", self.config.moe_layers[layer.index()])
+    }
+
     /// Gate, up, down.
     fn expert_tensors(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorData<'a>; 3], ModelError> {
-        let names = self.config.architecture.moe_names();
-        let prefix = format!("model.layers.{}.{}.experts.{expert}", self.config.moe_layers[layer.index()], names.block);
-        self.mlp_tensors(&prefix, names.projections, self.config.expert_width)
+        let projections = self.config.architecture.moe_names().projections;
+        self.mlp_tensors(&self.expert_prefix(layer, expert), projections, self.config.expert_width)
+    }
+
+    /// Where they lie.
+    pub(super) fn expert_places(&self, layer: LayerIdx, expert: ExpertId) -> Result<[TensorPlace; 3], ModelError> {
+        let (prefix, [gate, up, down]) =
+            (self.expert_prefix(layer, expert), self.config.architecture.moe_names().projections);
+        let (hidden, width) = (self.config.hidden, self.config.expert_width);
+        let place = |part: &str, shape: [usize; 2]| self.checkpoint.place(&format!("{prefix}.{part}.weight"), &shape);
+        Ok([place(gate, [width, hidden])?, place(up, [width, hidden])?, place(down, [hidden, width])?])
     }
 
     /// What every rank has of an MoE layer.

@@ -15,6 +15,7 @@
 //! | `slice` | experts tp: a rank's part of every expert |
 //! | `router`, `mlp` | the choice of experts; a dense layer, a shared expert |
 //! | `expert` | the routed experts of a rank, in one buffer |
+//! | `streamed` | experts that are read from the checkpoint ahead of their layer |
 //! | `switch` | experts move to another spread |
 //! | `relayout`, `agree` | attention changes between dp and tp; what ranks say to each other meanwhile |
 //! | `compute` | matrix products and element-wise functions |
@@ -42,6 +43,7 @@ mod share;
 mod slice;
 mod split;
 mod step;
+mod streamed;
 mod switch;
 mod weights;
 
@@ -63,12 +65,14 @@ pub use relayout::AttentionChange;
 use relayout::OtherAttention;
 pub use share::HeadShare;
 pub use step::{StepItem, StepOutput, likeliest};
+pub use streamed::ExpertFetches;
+pub(crate) use streamed::check_expert_memory;
 pub use switch::{Objection, SwitchOutcome};
 
 use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread};
 pub use crate::threads::with_threads;
 use checkpoint::Checkpoint;
-use expert::{Experts, Place};
+use expert::Place;
 use forward::{Forward, Scratch};
 use load::Loader;
 use probe::NoProbe;
@@ -76,6 +80,7 @@ use rope::RotaryTable;
 use rows::RowPlan;
 pub(crate) use slice::ExpertSlice;
 use step::OutputBuffers;
+use streamed::{RankExperts, StreamedExperts};
 use switch::Peers;
 use weights::Weights;
 
@@ -87,11 +92,23 @@ pub struct ExpertRoom {
     /// Whole experts of a layer that any rank may have after a switch; as many as with the placement at the start if
     /// that is more, or this is none.
     pub slots: Option<u16>,
+    /// How many lie in memory at once: the rank reads the others from the checkpoint, ahead of their layer. Without it
+    /// all lie there, and can be switched.
+    pub memory: Option<ExpertMemory>,
+}
+
+/// A limit on the experts that lie in a rank's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExpertMemory {
+    /// As many as fit into so many bytes, with two layers of those that are streamed and the room to read one.
+    Bytes(u64),
+    /// So many of each layer.
+    Resident(usize),
 }
 
 impl From<ExpertLayout> for ExpertRoom {
     fn from(layout: ExpertLayout) -> Self {
-        Self { layout, slots: None }
+        Self { layout, slots: None, memory: None }
     }
 }
 
@@ -102,7 +119,7 @@ pub struct Model {
     weights: Weights,
     /// What it needs to go on with the other attention, if it may.
     other: Option<OtherAttention>,
-    experts: Experts,
+    experts: RankExperts,
     peers: Peers,
     angles: RotaryTable,
     /// For sequences that share nothing.
@@ -179,7 +196,7 @@ impl Model {
     fn load_divided(
         model_dir: &Path,
         (rank, copies): (RankId, ExpertCopies),
-        ExpertRoom { layout, slots }: ExpertRoom,
+        ExpertRoom { layout, slots, memory }: ExpertRoom,
         divide: impl FnOnce(&ModelConfig) -> Result<(Division, Option<Division>), ModelError>,
     ) -> Result<Self, ModelError> {
         let config = ModelConfig::load(model_dir)?;
@@ -196,7 +213,11 @@ impl Model {
             Ok(OtherAttention { division, weights })
         });
         let other = other.transpose()?;
-        let experts = loader.experts(at, &ExpertSpread { layout, copies }, slots)?;
+        let spread = ExpertSpread { layout, copies };
+        let experts = match memory {
+            None => RankExperts::Resident(loader.experts(at, &spread, slots)?),
+            Some(limit) => RankExperts::Streamed(StreamedExperts::new(&loader, at, &spread, limit)?),
+        };
         let angles = RotaryTable::new(config.rope_dim(), &config.rope);
         let pool = KvPool::new(division.share.cache_shape(&config), usize::MAX, false);
         let (scratch, out) = (Scratch::default(), OutputBuffers::default());
@@ -208,6 +229,15 @@ impl Model {
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// What streaming experts has cost since the start; none where all of them stay in memory.
+    #[must_use]
+    pub fn expert_fetches(&self) -> Option<ExpertFetches> {
+        match &self.experts {
+            RankExperts::Resident(_) => None,
+            RankExperts::Streamed(experts) => Some(experts.fetches()),
+        }
     }
 
     /// What a sequence's cache holds on this rank.

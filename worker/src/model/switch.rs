@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::expert::Experts;
 use super::slice::ExpertSlice;
+use super::streamed::RankExperts;
 use super::{Model, ModelError, check_placement};
 use crate::ep::{ExpertLayout, ExpertParallel, ExpertSpread, UnitError};
 
@@ -69,7 +70,7 @@ impl Model {
             }
         }
         ExpertSlice::new(&self.config, to.layout, ep.rank().index(), world)?;
-        match self.experts.arrange(to) {
+        match self.experts.resident()?.arrange(to) {
             Ok(_) => Ok(()),
             Err(ReshardError::Slots { found, limit }) => Err(ModelError::ExpertSlots { found, limit }),
             Err(error) => Err(ModelError::Experts(error)),
@@ -79,11 +80,12 @@ impl Model {
     /// Bytes that this rank needs beyond those that it has while the experts move: what it has not used yet of the
     /// memory for experts, and the messages of ranks that share no memory with it.
     pub(crate) fn switch_bytes(&self, ep: &ExpertParallel) -> usize {
-        let Experts { pool, layout, .. } = &self.experts;
+        let RankExperts::Resident(experts) = &self.experts else { return 0 };
+        let Experts { pool, layout, .. } = experts;
         let slot = pool.slot_bytes(layout);
         let near = |peer: usize| match &self.peers {
             Peers::Near(ranks) => ranks.contains(&peer),
-            Peers::Met => self.experts.reaches(peer),
+            Peers::Met => experts.reaches(peer),
         };
         let far = (0..ep.world()).filter(|&peer| peer != ep.rank().index() && !near(peer)).count();
         let unused = match self.peers {
@@ -106,18 +108,22 @@ impl Model {
     ) -> Result<SwitchOutcome, UnitError> {
         let began = Instant::now();
         let rank = ep.rank();
+        let RankExperts::Resident(experts) = &mut self.experts else {
+            let detail = ModelError::StreamedExperts.to_string();
+            return Err(UnitError::Operands { rank: rank.index(), detail });
+        };
         let is_first = match &self.peers {
             Peers::Near(near) => {
-                meet(&mut self.experts, near, ep)?;
+                meet(experts, near, ep)?;
                 self.peers = Peers::Met;
                 true
             }
             Peers::Met => false,
         };
-        let outcome = move_experts(&mut self.experts, to, ep, objection)?;
+        let outcome = move_experts(experts, to, ep, objection)?;
         if is_first {
             // The spare slot was written for the first time.
-            self.experts.settle();
+            experts.settle();
         }
         match &outcome {
             SwitchOutcome::Committed => {

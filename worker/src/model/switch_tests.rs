@@ -35,7 +35,7 @@ fn broken_weights_take_the_switch_back_on_every_rank() {
                 model.share_experts(&[0, 1]);
             }
             if rank.index() == 1 {
-                model.experts.corrupt(3);
+                model.experts.resident_mut().corrupt(3);
             }
             let outcome = model.switch_experts(to, &mut ep, &mut |_| None).unwrap();
             let SwitchOutcome::RolledBack { cause } = outcome else { panic!("{:?} to {:?}", from.layout, to.layout) };
@@ -62,12 +62,12 @@ fn experts_take_one_slot_more_than_they_are() {
     for redundant in [0_u64, 4] {
         let run = |link: LocalTransport| {
             let rank = RankId::new(crate::ep::Lockstep::rank(&link) as u16);
-            let room = ExpertRoom { layout: ExpertLayout::Ep, slots: Some(16 + redundant as u16 / 2) };
+            let room = ExpertRoom { layout: ExpertLayout::Ep, slots: Some(16 + redundant as u16 / 2), memory: None };
             let mut model = Model::load_experts(dir, rank, &whole.copies, room).unwrap();
             model.share_experts(&[0, 1]);
             let (experts, slot) = (7 * 16 * EXPERT_BYTES, (32 + redundant) / 2 * EXPERT_BYTES);
-            assert_eq!(model.experts.pool.bytes() as u64, experts * 8 / 7 * (32 + redundant) / 32);
-            let fd = model.experts.memory.address().fd;
+            assert_eq!(model.experts.resident().unwrap().pool.bytes() as u64, experts * 8 / 7 * (32 + redundant) / 32);
+            let fd = model.experts.resident().unwrap().memory.address().fd;
             let taken = || std::fs::metadata(format!("/proc/self/fd/{fd}")).unwrap().blocks() * 512;
             assert!((experts..=experts + slot).contains(&taken()), "{} of {experts}", taken());
             let rows = RowCollectives::new(link, PrivateMemory::new(rank.index()));

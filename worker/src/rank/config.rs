@@ -62,6 +62,8 @@ pub struct WorkerConfig {
     /// Whole experts of a layer for which every rank has room, so that it can be switched to placements with more of
     /// them than the first one has.
     pub expert_slots: Option<u16>,
+    /// At most so many bytes of experts lie in this rank's memory; the others are streamed from the checkpoint.
+    pub expert_memory: Option<u64>,
     /// How the ranks exchange.
     pub transport: TransportChoice,
     /// The element type of the rows that they send each other.
@@ -128,6 +130,7 @@ impl WorkerConfig {
             nodes: None,
             stages: None,
             expert_slots: None,
+            expert_memory: None,
             transport: TransportChoice::default(),
             wire: WireType::default(),
             data_address: None,

@@ -74,6 +74,7 @@ pub(super) fn run(mut config: WorkerConfig, runtime: &Runtime) -> Result<(), Wor
         model_dir: prepared.model_dir,
         transport,
         shuffles: prepared.shuffle.is_some(),
+        moves_experts: prepared.expert_memory.is_none(),
         eos: prepared.eos,
         defaults: prepared.defaults,
         gate: Gate::new(config.admin_token.clone(), http_address),

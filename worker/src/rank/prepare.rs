@@ -19,9 +19,9 @@ use super::error::WorkerError;
 
 use crate::control::Identity;
 use crate::engine::UnitLimits;
-use crate::ep::{ExpertLayout, StageLog};
+use crate::ep::{ExpertLayout, ExpertSpread, StageLog};
 use crate::memory::available_bytes;
-use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError};
+use crate::model::{ExpertSlice, HeadShare, ModelConfig, ModelError, check_expert_memory};
 use crate::serve::Defaults;
 
 /// `generation_config.json` is small; what is larger is not one.
@@ -43,6 +43,8 @@ pub(super) struct Prepared {
     /// By what sequences are placed when attention becomes dp.
     pub(super) affinity: Option<Arc<Tables>>,
     pub(super) identity: Identity,
+    /// See [`WorkerConfig::expert_memory`].
+    pub(super) expert_memory: Option<u64>,
     /// The ranks of this rank's node, where the configuration says.
     pub(super) node: Option<Range<usize>>,
     pub(super) stages: Option<StageFile>,
@@ -91,6 +93,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
     let shares = config.attentions().into_iter().map(share).collect::<Result<Vec<_>, _>>()?;
     let tables = tables(config, &info)?;
     let (placement, placement_digest) = placement(config, tables.as_ref(), &info)?;
+    check_expert_budget(config, (&model_dir, &model), &placement)?;
     let stages = config.stages.as_deref().map(stage_file).transpose()?;
     let tables = tables.map(Arc::new);
     let of = |attention| tables.clone().filter(|tables| tables.attention() == attention);
@@ -131,6 +134,7 @@ pub(super) fn prepare(config: &WorkerConfig) -> Result<Prepared, WorkerError> {
         shuffle,
         affinity,
         identity,
+        expert_memory: config.expert_memory,
         node,
         stages,
         eos,
@@ -217,6 +221,22 @@ fn check_domain(config: &WorkerConfig, model: &ModelConfig, available: Option<u6
     }
 }
 
+/// Whether experts fit the memory for them, if that is limited, and are not to be moved.
+fn check_expert_budget(
+    config: &WorkerConfig,
+    (model_dir, model): (&Path, &ModelConfig),
+    placement: &ExpertCopies,
+) -> Result<(), WorkerError> {
+    let Some(limit) = config.expert_memory else { return Ok(()) };
+    if config.both_attentions || config.expert_slots.is_some() {
+        let other = if config.both_attentions { "two attentions" } else { "--expert-slots" };
+        let detail = format!("{other} are for switches, and {}", ModelError::StreamedExperts);
+        return Err(WorkerError::Arguments { detail });
+    }
+    let spread = ExpertSpread { layout: config.experts, copies: placement.clone() };
+    Ok(check_expert_memory(model_dir, model, (RankId::new(config.rank), &spread), limit)?)
+}
+
 /// The ranks of this rank's node, if nodes are given.
 fn node(config: &WorkerConfig) -> Result<Option<Range<usize>>, WorkerError> {
     let Some(nodes) = config.nodes else { return Ok(None) };
@@ -255,7 +275,8 @@ fn check_experts(config: &WorkerConfig, model: &ModelConfig) -> Result<(), Worke
         let detail = format!("{slots} expert slots on each rank, the model has {} experts", model.num_experts);
         return Err(WorkerError::Arguments { detail });
     }
-    check_domain(config, model, available_bytes())
+    // Experts that are streamed have a limit of their own.
+    check_domain(config, model, available_bytes().filter(|_| config.expert_memory.is_none()))
 }
 
 fn tokenizer(model_dir: &Path, model: &ModelConfig) -> Result<Tokenizer, WorkerError> {

@@ -20,7 +20,7 @@ use crate::engine::{Emit, Engine, EngineEnd, EngineHandle, Inbox, UnitLimits};
 use crate::ep::{
     Counters, ExpertLayout, ExpertParallel, LocalTransport, ShmTransport, StageLog, TcpTransport, WireRows, WireType,
 };
-use crate::model::{ExpertRoom, Model, instructions, with_threads};
+use crate::model::{ExpertMemory, ExpertRoom, Model, instructions, with_threads};
 use crate::unit::Lost;
 
 /// A rank that is connected but has no model yet. Orders can be sent already.
@@ -156,7 +156,8 @@ impl Connected {
     ) -> Result<JoinHandle<Engine>, WorkerError> {
         let rank = self.rank;
         let (dir, placement) = (&prepared.model_dir, &prepared.placement);
-        let experts = ExpertRoom { layout: prepared.identity.experts, slots: prepared.identity.expert_slots };
+        let (layout, slots) = (prepared.identity.experts, prepared.identity.expert_slots);
+        let experts = ExpertRoom { layout, slots, memory: prepared.expert_memory.map(ExpertMemory::Bytes) };
         let mut model = match prepared.attention {
             start if prepared.both_attentions => {
                 Model::load_both(dir, rank, placement, experts, (start, prepared.shuffle.clone()))?

@@ -28,6 +28,8 @@ pub(crate) struct App {
     pub(crate) transport: &'static str,
     /// Whether rows are shuffled by tables, with attention tp.
     pub(crate) shuffles: bool,
+    /// Whether rank 0 has all experts in memory, where a switch can move them.
+    pub(crate) moves_experts: bool,
     /// Tokens that end an answer.
     pub(crate) eos: Vec<u32>,
     pub(crate) defaults: Defaults,
@@ -89,13 +91,14 @@ impl App {
     }
 
     /// The layouts that the unit can be switched to, its own among them: attention changes where ranks have the weights
-    /// of both, and slices must be even.
+    /// of both, and slices must be even. Experts that are streamed stay.
     pub(crate) fn layouts(&self) -> Vec<LayoutName> {
         let current = self.unit.layout().name();
         let even = self.model.expert_width.is_multiple_of(self.unit.world().into());
         let has = |layout: &LayoutName| {
             let attention = self.unit.has_both_attentions() || layout.attention() == current.attention();
             attention
+                && (self.moves_experts || *layout == current)
                 && match (current.experts(), layout.experts()) {
                     (Some(_), Some(experts)) => even || experts == ExpertLayout::Ep,
                     (None, None) => true,

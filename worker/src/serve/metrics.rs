@@ -11,7 +11,7 @@ use semmoe_tables::Attention;
 use super::app::App;
 use crate::engine::RankStats;
 use crate::ep::{ByPlace, Collective, StepCount, StepPhase, TimedCollective, Traffic};
-use crate::model::KvUsage;
+use crate::model::{ExpertFetches, KvUsage};
 use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
@@ -73,6 +73,7 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
         page.sample(&format!("rank=\"{rank}\",phase=\"decode\""), stats.counters.decode_tokens);
     }
     times(&mut page, layers, stats);
+    fetches(&mut page, stats);
     page.family("semmoe_cached_prompt_tokens_total", "counter", "Prompt tokens that needed no computing.");
     for (rank, stats) in stats.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\""), stats.cached_tokens);
@@ -137,6 +138,36 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
     for (rank, stats) in stats.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\",split=\"taken\""), stats.counters.fullest_rows);
         page.sample(&format!("rank=\"{rank}\",split=\"wanted\""), stats.counters.fullest_rows_wanted);
+    }
+}
+
+/// The costs of streaming experts, of ranks that do.
+fn fetches(page: &mut Page, stats: &[RankStats]) {
+    type Of = fn(&ExpertFetches) -> f64;
+    let families: [(_, _, _, Of); 5] = [
+        ("semmoe_expert_memory_bytes", "gauge", "Memory of a rank that streams experts, for all of them.", |of| {
+            of.memory_bytes as f64
+        }),
+        ("semmoe_expert_fetch_bytes_total", "counter", "Bytes of experts read from the checkpoint for steps.", |of| {
+            of.bytes as f64
+        }),
+        ("semmoe_expert_fetch_seconds_total", "counter", "Time of reading and packing them.", |of| {
+            of.fetching.as_secs_f64()
+        }),
+        ("semmoe_expert_wait_seconds_total", "counter", "Time that steps waited for them.", |of| {
+            of.waited.as_secs_f64()
+        }),
+        (
+            "semmoe_expert_fetch_hidden_ratio",
+            "gauge",
+            "Share of the time of reading that no step waited for, since the start.",
+            ExpertFetches::hidden,
+        ),
+    ];
+    let streaming = || stats.iter().enumerate().filter_map(|(rank, stats)| Some((rank, stats.fetches?)));
+    for (name, kind, help, of) in families.into_iter().filter(|_| streaming().next().is_some()) {
+        page.family(name, kind, help);
+        streaming().for_each(|(rank, fetches)| page.sample(&format!("rank=\"{rank}\""), of(&fetches)));
     }
 }
 
@@ -227,6 +258,8 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use semmoe_tables::LayerIdx;
 
     use super::*;
@@ -267,6 +300,12 @@ mod tests {
             .unwrap(),
             kv: KvUsage { used: 2, cached: 3, capacity: 9, ..KvUsage::default() },
             cached_tokens: 64,
+            fetches: Some(ExpertFetches {
+                memory_bytes: 70,
+                bytes: 71,
+                fetching: Duration::from_secs(8),
+                waited: Duration::from_secs(2),
+            }),
             ..RankStats::default()
         };
         let page = render(&[7], &[stats], &[8], true);
@@ -290,6 +329,11 @@ mod tests {
             "semmoe_moe_seconds_total{rank=\"0\",layer=\"7\"} 1.5",
             "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"dispatch\"} 0.25",
             "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"gather\"} 4",
+            "semmoe_expert_memory_bytes{rank=\"0\"} 70",
+            "semmoe_expert_fetch_bytes_total{rank=\"0\"} 71",
+            "semmoe_expert_fetch_seconds_total{rank=\"0\"} 8",
+            "semmoe_expert_wait_seconds_total{rank=\"0\"} 2",
+            "semmoe_expert_fetch_hidden_ratio{rank=\"0\"} 0.75",
             "semmoe_cached_prompt_tokens_total{rank=\"0\"} 64",
             "semmoe_kv_pages{rank=\"0\",state=\"used\"} 2",
             "semmoe_kv_pages{rank=\"0\",state=\"free\"} 4",

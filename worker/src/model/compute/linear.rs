@@ -119,6 +119,26 @@ impl Linear {
         }
     }
 
+    /// Packs some of the inputs of weights that share them, each row-major `[any, inputs]`, into
+    /// [`Linear::packed_bytes`] bytes, without taking memory. Padding stays as it is. Panels of bf16 have parts of bf16
+    /// alone.
+    pub(in crate::model) fn pack_into(
+        panel_type: PanelType,
+        parts: &[TensorData<'_>],
+        (inputs, kept): (usize, Range<usize>),
+        words: &mut [u32],
+    ) {
+        let columns = group_of(parts.iter().map(|part| part.len() / inputs).sum());
+        let mut first = 0;
+        for part in parts {
+            match (panel_type, as_bf16(part)) {
+                (PanelType::Bf16, Some(part)) => fill_bf16(part, (inputs, kept.clone()), (first, columns), words),
+                _ => fill_f32(part, (inputs, kept.clone()), (first, columns), bytemuck::cast_slice_mut(words)),
+            }
+            first += part.len() / inputs;
+        }
+    }
+
     /// Bytes of the packed panels of `[outputs, inputs]`.
     pub(in crate::model) fn packed_bytes(panel_type: PanelType, outputs: usize, inputs: usize) -> usize {
         let rows = match panel_type {
@@ -209,33 +229,74 @@ fn transposed<T: Copy>(values: &[T], rows: usize) -> Vec<T> {
 
 fn pack_bf16(parts: &[&[[u8; 2]]], inputs: usize, outputs: usize) -> Vec<u32> {
     let columns = group_of(outputs);
-    let group_words = columns * inputs.div_ceil(2);
-    let mut words = vec![0u32; outputs.div_ceil(columns) * group_words];
-    let rows = parts.iter().flat_map(|part| part.chunks_exact(inputs));
-    for (output, row) in rows.enumerate() {
-        let group = &mut words[output / columns * group_words..][..group_words];
-        for (word, pair) in group[output % columns..].iter_mut().step_by(columns).zip(row.chunks(2)) {
-            let half = |at: usize| pair.get(at).map_or(0, |bytes| u32::from(u16::from_le_bytes(*bytes)));
-            *word = half(0) | half(1) << 16;
-        }
+    let mut words = vec![0u32; outputs.next_multiple_of(columns) * inputs.div_ceil(2)];
+    let mut first = 0;
+    for part in parts {
+        fill_bf16(part, (inputs, 0..inputs), (first, columns), &mut words);
+        first += part.len() / inputs;
     }
     words
 }
 
+/// Words of a row that are packed before the next row is: a group's panels stay in the fastest cache meanwhile.
+const ROW_WORDS: usize = 16;
+
+/// Packs some columns of one part, row-major `[any, inputs]`, from output `first` on, in groups of so many outputs.
+fn fill_bf16(
+    part: &[[u8; 2]],
+    (inputs, kept): (usize, Range<usize>),
+    (first, columns): (usize, usize),
+    words: &mut [u32],
+) {
+    let row_words = kept.len().div_ceil(2);
+    let (group_words, last) = (columns * row_words, first + part.len() / inputs);
+    let mut output = first;
+    while output < last {
+        let end = last.min((output / columns + 1) * columns);
+        let group = &mut words[output / columns * group_words..][..group_words];
+        for from in (0..row_words).step_by(ROW_WORDS) {
+            for output in output..end {
+                let row = &part[(output - first) * inputs..][kept.clone()][2 * from..];
+                let (pairs, odd) = row[..row.len().min(2 * ROW_WORDS)].as_chunks::<2>();
+                let mut to = group[from * columns + output % columns..].iter_mut().step_by(columns);
+                for ([[a, b], [c, d]], word) in pairs.iter().zip(&mut to) {
+                    *word = u32::from_le_bytes([*a, *b, *c, *d]);
+                }
+                if let ([[a, b]], Some(word)) = (odd, to.next()) {
+                    *word = u32::from_le_bytes([*a, *b, 0, 0]);
+                }
+            }
+        }
+        output = end;
+    }
+}
+
 fn pack_f32(parts: &[TensorData<'_>], inputs: usize, outputs: usize) -> Vec<f32> {
     let columns = group_of(outputs);
-    let mut values = vec![0.0; outputs.div_ceil(columns) * inputs * columns];
-    let mut output = 0;
+    let mut values = vec![0.0; outputs.next_multiple_of(columns) * inputs];
+    let mut first = 0;
     for part in parts {
-        for row in 0..part.len() / inputs {
-            let group = &mut values[output / columns * inputs * columns..][..inputs * columns];
-            for (k, value) in group[output % columns..].iter_mut().step_by(columns).enumerate() {
-                *value = part.get(row * inputs + k);
-            }
-            output += 1;
-        }
+        fill_f32(part, (inputs, 0..inputs), (first, columns), &mut values);
+        first += part.len() / inputs;
     }
     values
+}
+
+/// As [`fill_bf16`], of any type.
+fn fill_f32(
+    part: &TensorData<'_>,
+    (inputs, kept): (usize, Range<usize>),
+    (first, columns): (usize, usize),
+    values: &mut [f32],
+) {
+    let group_values = kept.len() * columns;
+    for row in 0..part.len() / inputs {
+        let output = first + row;
+        let group = &mut values[output / columns * group_values..][..group_values];
+        for (k, value) in kept.clone().zip(group[output % columns..].iter_mut().step_by(columns)) {
+            *value = part.get(row * inputs + k);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -255,6 +316,42 @@ mod tests {
             }
             let widened = Linear::pack_as(PanelType::F32, &[TensorData::Bf16(&halves)], inputs);
             assert_eq!(widened.packed().len(), Linear::packed_bytes(PanelType::F32, outputs, inputs));
+        }
+    }
+
+    /// One by one in the places that [`Columns`] gives them.
+    fn word(row: &[u16], pair: usize) -> u32 {
+        u32::from(row[2 * pair]) | u32::from(row.get(2 * pair + 1).copied().unwrap_or(0)) << 16
+    }
+
+    #[test]
+    fn packed_words_lie_in_groups_and_parts_of_columns_are_packed_in_place() {
+        for (outputs, inputs) in [(5, 3), (32, 8), (96, 67), (128, 64), (200, 131)] {
+            let values: Vec<u16> = (0..outputs * inputs).map(|at| at as u16).collect();
+            let bytes: Vec<[u8; 2]> = values.iter().map(|value| value.to_le_bytes()).collect();
+            let (upper, lower) = bytes.split_at(outputs / 2 * inputs);
+            let parts = [TensorData::Bf16(upper), TensorData::Bf16(lower)];
+            let columns = group_of(outputs);
+            for kept in [0..inputs, inputs / 3..inputs - 1] {
+                let pairs = kept.len().div_ceil(2);
+                let mut words = vec![0; Linear::packed_bytes(PanelType::Bf16, outputs, kept.len()) / 4];
+                Linear::pack_into(PanelType::Bf16, &parts, (inputs, kept.clone()), &mut words);
+                for (output, row) in values.chunks_exact(inputs).enumerate() {
+                    let group = &words[output / columns * columns * pairs..];
+                    for pair in 0..pairs {
+                        assert_eq!(group[pair * columns + output % columns], word(&row[kept.clone()], pair));
+                    }
+                }
+                if kept.len() == inputs {
+                    assert_eq!(Linear::pack(&parts, inputs).packed(), bytemuck::cast_slice::<u32, u8>(&words));
+                }
+                let mut floats = vec![0; Linear::packed_bytes(PanelType::F32, outputs, kept.len()) / 4];
+                Linear::pack_into(PanelType::F32, &parts, (inputs, kept.clone()), &mut floats);
+                let whole: Vec<[u8; 2]> =
+                    bytes.chunks_exact(inputs).flat_map(|row| row[kept.clone()].to_vec()).collect();
+                let widened = Linear::pack_as(PanelType::F32, &[TensorData::Bf16(&whole)], kept.len());
+                assert_eq!(widened.packed(), bytemuck::cast_slice::<u32, u8>(&floats));
+            }
         }
     }
 }

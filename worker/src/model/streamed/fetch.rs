@@ -1,0 +1,203 @@
+//! The thread that reads experts ahead of their layer.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::source::ExpertSource;
+use crate::model::ModelError;
+use crate::model::checkpoint::TensorPlace;
+use crate::model::compute::Piece;
+
+/// What streaming experts has cost a rank since the start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct ExpertFetches {
+    /// Bytes of memory for experts: those that stay, two layers of those that do not, and one to read into.
+    pub memory_bytes: u64,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Time of reading and packing.
+    pub fetching: Duration,
+    /// Time that steps have waited for it.
+    pub waited: Duration,
+}
+
+impl ExpertFetches {
+    /// The share of the reading that no step waited for; 1 if nothing was read.
+    #[must_use]
+    pub fn hidden(&self) -> f64 {
+        match self.fetching.as_secs_f64() {
+            0.0 => 1.0,
+            fetching => 1.0 - self.waited.as_secs_f64() / fetching,
+        }
+    }
+}
+
+/// A layer's streamed experts, packed.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    layer: usize,
+    words: Piece<u32>,
+}
+
+impl Fetched {
+    pub(super) fn words(&self) -> &[u32] {
+        &self.words
+    }
+}
+
+/// What the thread and the rank share.
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    empty: Vec<Piece<u32>>,
+    /// In the order of layers.
+    fetched: VecDeque<Fetched>,
+    totals: ExpertFetches,
+    /// Why no more will come.
+    failed: Option<String>,
+    stop: bool,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer to read into; none once there is nothing more to do.
+    fn take_empty(&self) -> Option<Piece<u32>> {
+        let mut state = self.lock();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some(words) = state.empty.pop() {
+                return Some(words);
+            }
+            state = self.wait(state);
+        }
+    }
+}
+
+/// Reads `[L]` lists of experts again and again.
+pub(super) struct Fetcher {
+    queue: Arc<Queue>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Fetcher {
+    /// Each buffer holds the longest list.
+    pub(super) fn start(
+        source: ExpertSource,
+        layers: Vec<Vec<[TensorPlace; 3]>>,
+        buffers: [Piece<u32>; 2],
+    ) -> Result<Self, ModelError> {
+        let state = State {
+            fetched: VecDeque::with_capacity(buffers.len()),
+            empty: buffers.into(),
+            totals: ExpertFetches::default(),
+            failed: None,
+            stop: false,
+        };
+        let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
+        let of_thread = Arc::clone(&queue);
+        let thread = std::thread::Builder::new()
+            .name("experts".to_owned())
+            .spawn(move || run(source, &layers, &of_thread))
+            .map_err(|error| ModelError::ExpertMemory { detail: format!("no thread to read them: {error}") })?;
+        Ok(Self { queue, thread: Some(thread) })
+    }
+
+    /// Waits for the experts of a layer.
+    ///
+    /// # Errors
+    /// Why they will not come.
+    pub(super) fn wait(&self, layer: usize) -> Result<Fetched, String> {
+        let mut state = self.queue.lock();
+        let mut began = None;
+        let came = loop {
+            match state.fetched.pop_front() {
+                Some(fetched) if fetched.layer == layer => break Ok(fetched),
+                // Of a step that ended early.
+                Some(other) => {
+                    state.empty.push(other.words);
+                    self.queue.changed.notify_all();
+                }
+                None => match &state.failed {
+                    Some(cause) => break Err(cause.clone()),
+                    None => {
+                        began.get_or_insert_with(Instant::now);
+                        state = self.queue.wait(state);
+                    }
+                },
+            }
+        };
+        state.totals.waited += began.map_or(Duration::ZERO, |began: Instant| began.elapsed());
+        came
+    }
+
+    /// Its buffer is free.
+    pub(super) fn give_back(&self, fetched: Fetched) {
+        self.queue.lock().empty.push(fetched.words);
+        self.queue.changed.notify_all();
+    }
+
+    pub(super) fn totals(&self) -> ExpertFetches {
+        self.queue.lock().totals
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        self.queue.lock().stop = true;
+        self.queue.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // Of a panic the queue says that nothing comes any more.
+            drop(thread.join());
+        }
+    }
+}
+
+/// However the thread ends, no step waits for it.
+struct Ends<'a>(&'a Queue);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.lock().failed.get_or_insert_with(|| "the thread that reads its experts is gone".to_owned());
+        self.0.changed.notify_all();
+    }
+}
+
+fn run(mut source: ExpertSource, layers: &[Vec<[TensorPlace; 3]>], queue: &Queue) {
+    let _ends = Ends(queue);
+    let words = source.expert_words();
+    for (layer, experts) in layers.iter().enumerate().cycle() {
+        let Some(mut into) = queue.take_empty() else { return };
+        let began = Instant::now();
+        let places = experts.iter().zip(into.chunks_exact_mut(words));
+        let read = places.map(|(places, words)| source.read(places, words)).sum::<Result<u64, _>>();
+        let mut state = queue.lock();
+        match read {
+            Ok(bytes) => {
+                state.totals.bytes += bytes;
+                state.totals.fetching += began.elapsed();
+                state.fetched.push_back(Fetched { layer, words: into });
+            }
+            Err(error) => {
+                state.failed = Some(error.to_string());
+                return;
+            }
+        }
+        queue.changed.notify_all();
+    }
+}

@@ -1,0 +1,196 @@
+//! Experts that do not fit in memory (HybridEP's streamed mode, section IV, with the checkpoint as the peer that holds
+//! them): some of each layer stay, the others are read from the checkpoint again in every step.
+//!
+//! | module | what |
+//! |---|---|
+//! | `budget` | how many stay |
+//! | `source` | the tensors of an expert in the checkpoint's files |
+//! | `fetch` | the thread that reads ahead |
+//!
+//! The layers are read in the order in which steps need them, the first follows on the last, into two buffers of a layer
+//! each: while one layer's experts are in use those of the next are read and packed, whatever the rank does meanwhile
+//! (experts, collectives, attention). In steady state `max(PE, fetch)` is the time of a layer, with all that it
+//! computes as PE (equation 10 with p = 0). Weights are packed as in memory: results are the same bits.
+
+mod budget;
+mod fetch;
+mod source;
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use semmoe_tables::{ExpertId, LayerIdx, RankId};
+
+use self::budget::Budget;
+pub use self::fetch::ExpertFetches;
+use self::fetch::{Fetched, Fetcher};
+use self::source::ExpertSource;
+use super::checkpoint::Checkpoint;
+use super::compute::{Arena, Piece};
+use super::expert::{Experts, Packing, Place};
+use super::load::Loader;
+use super::{ExpertMemory, HeadShare, ModelConfig, ModelError};
+use crate::ep::{ExpertSpread, LocalExperts};
+
+/// The routed experts of a rank.
+pub(super) enum RankExperts {
+    /// All in memory; a switch moves them.
+    Resident(Experts),
+    /// Some in memory.
+    Streamed(StreamedExperts),
+}
+
+impl RankExperts {
+    /// Those that can be switched.
+    pub(super) fn resident(&self) -> Result<&Experts, ModelError> {
+        match self {
+            Self::Resident(experts) => Ok(experts),
+            Self::Streamed(_) => Err(ModelError::StreamedExperts),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn resident_mut(&mut self) -> &mut Experts {
+        match self {
+            Self::Resident(experts) => experts,
+            Self::Streamed(_) => panic!("experts are streamed"),
+        }
+    }
+}
+
+/// Experts of which a bounded number lies in memory.
+pub(super) struct StreamedExperts {
+    packing: Packing,
+    /// `[L]`
+    layers: Vec<Layer>,
+    /// Those that stay, layer by layer.
+    resident: Piece<u32>,
+    /// None if all stay.
+    fetcher: Option<Fetcher>,
+    memory_bytes: u64,
+}
+
+/// How many experts this rank has in a layer, and which of those that stay are its first ones.
+struct Layer {
+    experts: usize,
+    resident: Range<usize>,
+}
+
+impl StreamedExperts {
+    /// Reads the experts that stay in memory, and begins to read the first layers of the others.
+    ///
+    /// # Errors
+    /// As [`Budget::new`]; a file that cannot be read.
+    pub(super) fn new(
+        loader: &Loader<'_>,
+        at: Place,
+        spread: &ExpertSpread,
+        limit: ExpertMemory,
+    ) -> Result<Self, ModelError> {
+        let (held, packing) = plan(loader, at, spread)?;
+        let budget = Budget::of(loader, (&held, &packing), limit)?;
+        let mut source = ExpertSource::open(loader, packing)?;
+        let words = source.expert_words();
+        let most = budget.resident;
+        let stay = || held.iter().map(move |experts| experts.len().min(most));
+        let memory = |experts: usize| {
+            let piece = Arena::new(experts * words * size_of::<u32>()).take::<u32>(experts * words);
+            piece.ok_or_else(|| ModelError::ExpertMemory { detail: format!("{experts} experts are too many") })
+        };
+        let mut resident = memory(stay().sum())?;
+        let (mut layers, mut streamed, mut first) = (Vec::new(), Vec::new(), 0);
+        for ((layer, experts), stay) in loader.moe_layers().zip(&held).zip(stay()) {
+            layers.push(Layer { experts: experts.len(), resident: first..first + stay });
+            for (slot, expert) in (first..).zip(&experts[..stay]) {
+                let place = loader.expert_places(layer, *expert)?;
+                source.read(&place, &mut resident[slot * words..][..words])?;
+            }
+            let places = experts[stay..].iter().map(|expert| loader.expert_places(layer, *expert));
+            streamed.push(places.collect::<Result<Vec<_>, _>>()?);
+            first += stay;
+        }
+        let fetcher = match budget.streamed {
+            0 => None,
+            most => Some(Fetcher::start(source, streamed, [memory(most)?, memory(most)?])?),
+        };
+        Ok(Self { packing, layers, resident, fetcher, memory_bytes: budget.bytes })
+    }
+
+    /// A layer's experts, to compute with. Layers are asked for in their order, again and again; one that is left out
+    /// costs its time alone.
+    pub(super) fn of_layer(&self, layer: LayerIdx) -> StreamedLayer<'_> {
+        StreamedLayer { experts: self, layer, fetched: OnceLock::new() }
+    }
+
+    pub(super) fn fetches(&self) -> ExpertFetches {
+        let totals = self.fetcher.as_ref().map(Fetcher::totals).unwrap_or_default();
+        ExpertFetches { memory_bytes: self.memory_bytes, ..totals }
+    }
+}
+
+/// `[L]`: the experts that this rank has, in ascending id; and how they are packed.
+fn plan(loader: &Loader<'_>, at: Place, spread: &ExpertSpread) -> Result<(Vec<Vec<ExpertId>>, Packing), ModelError> {
+    let packing = Packing::in_place(loader.config, spread.layout, at, loader.expert_types()?)?;
+    let rank = RankId::new(at.rank as u16);
+    Ok((loader.moe_layers().map(|layer| spread.experts_of(rank, layer).collect()).collect(), packing))
+}
+
+/// Whether a rank can stream the experts that a spread gives it within `limit` bytes, before anything is loaded.
+///
+/// # Errors
+/// [`ModelError::ExpertBudget`]; a checkpoint that is not valid.
+pub(crate) fn check_expert_memory(
+    model_dir: &Path,
+    config: &ModelConfig,
+    (rank, spread): (RankId, &ExpertSpread),
+    limit: u64,
+) -> Result<(), ModelError> {
+    let checkpoint = &Checkpoint::open(model_dir)?;
+    let loader = Loader { checkpoint, config, share: HeadShare::ALL };
+    let at = Place { rank: rank.index(), world: spread.layout.world(spread.copies.groups().into()) };
+    let (held, packing) = plan(&loader, at, spread)?;
+    Budget::of(&loader, (&held, &packing), ExpertMemory::Bytes(limit)).map(drop)
+}
+
+/// One layer's experts on this rank; when it goes, the next but one is read into its buffer.
+pub(super) struct StreamedLayer<'a> {
+    experts: &'a StreamedExperts,
+    layer: LayerIdx,
+    fetched: OnceLock<Fetched>,
+}
+
+impl LocalExperts for StreamedLayer<'_> {
+    fn threads(&self, pairs: usize) -> usize {
+        self.experts.packing.threads(pairs, self.experts.layers[self.layer.index()].experts, 1)
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        let Some(fetcher) = &self.experts.fetcher else { return Ok(()) };
+        let fetched = fetcher.wait(self.layer.index())?;
+        if let Err(second) = self.fetched.set(fetched) {
+            fetcher.give_back(second);
+        }
+        Ok(())
+    }
+
+    fn apply(&self, _: LayerIdx, slot: usize, x: &[f32], out: &mut [f32], work: &mut Vec<f32>) {
+        let resident = &self.experts.layers[self.layer.index()].resident;
+        let (words, slot) = match slot.checked_sub(resident.len()) {
+            None => (&self.experts.resident[..], resident.start + slot),
+            Some(slot) => (self.fetched.get().expect("a layer is ready before it is applied").words(), slot),
+        };
+        let [gate_up, down] = self.experts.packing.array_bytes();
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        let expert = &bytes[slot * (gate_up + down)..][..gate_up + down];
+        self.experts.packing.apply((1, expert.split_at(gate_up).into()), x, out, work);
+    }
+}
+
+impl Drop for StreamedLayer<'_> {
+    fn drop(&mut self) {
+        if let (Some(fetcher), Some(fetched)) = (&self.experts.fetcher, self.fetched.take()) {
+            fetcher.give_back(fetched);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The tensors of an expert in the checkpoint's files, read with positioned reads: a file that was cut short under a map
+//! would end the process without a word.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::model::ModelError;
+use crate::model::checkpoint::TensorPlace;
+use crate::model::expert::Packing;
+use crate::model::load::Loader;
+
+/// A file of the checkpoint, kept open: removed or replaced by another it is still there.
+struct WeightFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    modified: SystemTime,
+}
+
+impl WeightFile {
+    fn open(path: &Path) -> Result<Self, ModelError> {
+        let opened = || -> io::Result<Self> {
+            let file = File::open(path)?;
+            let metadata = file.metadata()?;
+            Ok(Self { path: path.to_owned(), bytes: metadata.len(), modified: metadata.modified()?, file })
+        };
+        opened().map_err(|source| ModelError::Io { path: path.to_owned(), source })
+    }
+
+    /// Fills `into` with what lies at a byte of the file.
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), ModelError> {
+        let read = self.file.read_exact_at(into, at);
+        // Also after a read that went well: what was read may be of both files.
+        self.check()?;
+        read.map_err(|source| ModelError::Io { path: self.path.clone(), source })
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        let now = || -> io::Result<_> {
+            let metadata = self.file.metadata()?;
+            Ok((metadata.len(), metadata.modified()?))
+        };
+        let (bytes, modified) = now().map_err(|source| ModelError::Io { path: self.path.clone(), source })?;
+        let changed = |detail: String| Err(ModelError::FileChanged { path: self.path.clone(), detail });
+        match (bytes == self.bytes, modified == self.modified) {
+            (true, true) => Ok(()),
+            (true, false) => changed("it was written to".to_owned()),
+            (false, _) => changed(format!("it has {bytes} bytes, and had {}", self.bytes)),
+        }
+    }
+}
+
+/// Reads and packs experts of one checkpoint, one at a time.
+pub(super) struct ExpertSource {
+    files: Vec<WeightFile>,
+    packing: Packing,
+    hidden: usize,
+    width: usize,
+    /// Gate, up, down of one expert as they are in the files.
+    staging: [Vec<u8>; 3],
+}
+
+/// The bytes that are read of the tensors of an expert: the rows of gate and up that are packed, and all of down.
+fn read_bytes(packing: &Packing, hidden: usize, width: usize, [gate, up, down]: &[TensorPlace; 3]) -> [usize; 3] {
+    let rows = packing.columns().len() * hidden;
+    [rows * gate.kind.bytes(), rows * up.kind.bytes(), width * hidden * down.kind.bytes()]
+}
+
+/// What is read of one expert at most.
+pub(super) fn staging_bytes(loader: &Loader<'_>, packing: &Packing) -> Result<usize, ModelError> {
+    largest(loader, packing).map(|bytes| bytes.iter().sum())
+}
+
+/// Of each of the three tensors the most bytes that any expert has.
+fn largest(loader: &Loader<'_>, packing: &Packing) -> Result<[usize; 3], ModelError> {
+    let mut largest = [0; 3];
+    for layer in loader.moe_layers() {
+        for expert in (0..loader.config.num_experts as u16).map(semmoe_tables::ExpertId::new) {
+            let places = loader.expert_places(layer, expert)?;
+            let bytes = read_bytes(packing, loader.config.hidden, loader.config.expert_width, &places);
+            largest.iter_mut().zip(bytes).for_each(|(largest, bytes)| *largest = bytes.max(*largest));
+        }
+    }
+    Ok(largest)
+}
+
+impl ExpertSource {
+    pub(super) fn open(loader: &Loader<'_>, packing: Packing) -> Result<Self, ModelError> {
+        let files = loader.checkpoint.files().map(WeightFile::open).collect::<Result<_, _>>()?;
+        let staging = largest(loader, &packing)?.map(|bytes| vec![0; bytes]);
+        let (hidden, width) = (loader.config.hidden, loader.config.expert_width);
+        Ok(Self { files, packing, hidden, width, staging })
+    }
+
+    /// 32-bit words of a packed expert.
+    pub(super) fn expert_words(&self) -> usize {
+        self.packing.array_bytes().iter().sum::<usize>() / size_of::<u32>()
+    }
+
+    /// Reads an expert and packs it; gives the bytes that were read. No memory is taken.
+    pub(super) fn read(&mut self, places: &[TensorPlace; 3], words: &mut [u32]) -> Result<u64, ModelError> {
+        let bytes = read_bytes(&self.packing, self.hidden, self.width, places);
+        let first_row = self.packing.columns().start * self.hidden;
+        for (tensor, (place, bytes)) in places.iter().zip(bytes).enumerate() {
+            let skipped = if tensor < 2 { first_row * place.kind.bytes() } else { 0 };
+            self.files[place.file].read(place.at + skipped as u64, &mut self.staging[tensor][..bytes])?;
+        }
+        let [gate, up, down] = [0, 1, 2].map(|tensor| places[tensor].kind.of(&self.staging[tensor][..bytes[tensor]]));
+        let (gate_up, packed_down) = words.split_at_mut(self.packing.array_bytes()[0] / size_of::<u32>());
+        self.packing.pack_in_place(&[gate, up, down], self.width, [gate_up, packed_down]);
+        Ok(bytes.iter().sum::<usize>() as u64)
+    }
+}
