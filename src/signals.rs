@@ -72,11 +72,15 @@ impl Hangups {
     }
 }
 
-/// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it.
-pub(crate) async fn until_stopped<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+/// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it. A signal between two
+/// calls with the same `stops` stops the second one.
+pub(crate) async fn until_stopped<T>(
+    stops: &mut Stops,
+    work: impl Future<Output = Result<T, CliError>>,
+) -> Result<T, CliError> {
     tokio::select! {
         result = work => result,
-        () = stop_requested() => Err(CliError::Interrupted),
+        _ = stops.next() => Err(CliError::Interrupted),
     }
 }
 
@@ -106,4 +110,22 @@ pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, CliError> {
         });
     });
     Ok(flag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_between_two_steps_stops_the_second() {
+        let stopped = block_on(async {
+            let mut stops = Stops::listen();
+            until_stopped(&mut stops, async { Ok(()) }).await?;
+            let pid = std::process::id().to_string();
+            let sent = std::process::Command::new("kill").args(["-INT", &pid]).status().expect("kill runs");
+            assert!(sent.success());
+            until_stopped(&mut stops, std::future::pending::<Result<(), CliError>>()).await
+        });
+        assert!(matches!(stopped, Err(CliError::Interrupted)), "{stopped:?}");
+    }
 }

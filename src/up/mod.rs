@@ -21,7 +21,7 @@ use crate::commands::plan::{self, Chosen, UnitPlan};
 use crate::commands::{announce, print, print_json};
 use crate::error::CliError;
 use crate::progress::say;
-use crate::signals::{block_on, stop_requested, until_stopped};
+use crate::signals::{Stops, block_on, until_stopped};
 use assets::Assets;
 use cache::Cache;
 use front::{GatewaySpec, check_ports, start_gateway};
@@ -47,18 +47,20 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     }
     let cache = Cache::open(&data, &assets, layout.ranks, layout.attention.attention)?;
     block_on(async {
+        // One listener for all steps: between two of them a signal would be lost.
+        let mut stops = Stops::listen();
         if layout.takes_tables() {
             // The check compares with the tables without replicas.
             let plain = UnitLayout { redundant: 0, ..layout };
             for layout in [plain, layout].iter().skip(usize::from(!args.check || layout.redundant == 0)) {
-                until_stopped(setup::prepare(&assets, &cache, *layout)).await?;
+                until_stopped(&mut stops, setup::prepare(&assets, &cache, *layout)).await?;
             }
         }
         if args.check {
-            let report = until_stopped(check::check(&assets, &cache, layout)).await?;
+            let report = until_stopped(&mut stops, check::check(&assets, &cache, layout)).await?;
             return if args.json { print_json("up", &report) } else { print(&report.to_string()) };
         }
-        serve(args, &assets, &cache, layout).await
+        serve(args, &assets, &cache, layout, &mut stops).await
     })
 }
 
@@ -81,17 +83,23 @@ fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan
     }
 }
 
-async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
-    let (mut unit, gateway) = until_stopped(start(args.port, assets, cache, layout)).await?;
+async fn serve(
+    args: &UpArgs,
+    assets: &Assets,
+    cache: &Cache,
+    layout: UnitLayout,
+    stops: &mut Stops,
+) -> Result<(), CliError> {
+    let (mut unit, gateway) = until_stopped(stops, start(args.port, assets, cache, layout)).await?;
     announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
-        () = stop_requested() => {
+        _ = stops.next() => {
             say("stopping");
             gateway.shutdown(GRACE).await;
             unit.stop().await;
             Ok(())
         }
-        death = unit.died() => after_death(death, unit, gateway).await,
+        death = unit.died() => after_death(death, unit, gateway, stops).await,
     }
 }
 
@@ -113,11 +121,11 @@ async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) ->
 }
 
 /// A unit cannot go on without one of its ranks: clients are told for a while, then everything ends.
-async fn after_death(death: RankDeath, unit: Unit, gateway: Running) -> Result<(), CliError> {
+async fn after_death(death: RankDeath, unit: Unit, gateway: Running, stops: &mut Stops) -> Result<(), CliError> {
     say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {
         () = tokio::time::sleep(AFTER_DEATH) => {}
-        () = stop_requested() => {}
+        _ = stops.next() => {}
     }
     gateway.shutdown(Duration::ZERO).await;
     unit.stop().await;
