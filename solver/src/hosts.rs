@@ -110,6 +110,20 @@ impl Hosts {
         seen.iter().filter(|&&seen| seen).count()
     }
 
+    /// The same on average over all places, if every group held a block of neighbouring experts and nothing else: the
+    /// placement of engines that are given none.
+    pub(crate) fn sent_to_in_blocks(&self, experts: impl Iterator<Item = usize>, seen: &mut Vec<bool>) -> f64 {
+        seen.clear();
+        seen.resize(self.places, false);
+        for expert in experts {
+            let group = expert * self.groups / self.experts;
+            seen[usize::from(self.place_of[group])] = true;
+        }
+        let reached = seen.iter().filter(|&&seen| seen).count() as f64;
+        // A random place is one of those reached with a chance of reached / places, and is then left out.
+        reached * (1.0 - 1.0 / self.places as f64)
+    }
+
     pub(crate) fn column(&self, layer: usize, expert: usize) -> usize {
         layer * self.experts + expert
     }

@@ -19,6 +19,8 @@ pub(crate) struct Tally {
     remote_ranks: f64,
     /// The same with every token on a random place: the expected value.
     remote_ranks_random: f64,
+    /// The same with experts in blocks.
+    remote_ranks_blocks: f64,
     /// Routes with a known set of experts, all layers.
     routes: u64,
     /// Scratch: the places of a route.
@@ -35,6 +37,7 @@ impl Tally {
             group_load: vec![0.0; hosts.layers * hosts.groups],
             remote_ranks: 0.0,
             remote_ranks_random: 0.0,
+            remote_ranks_blocks: 0.0,
             routes: 0,
             seen: Vec::new(),
         }
@@ -68,6 +71,7 @@ impl Tally {
         let random = (0..hosts.places).map(&mut sent_from).sum::<f64>() / hosts.places as f64;
         self.remote_ranks += place.map_or(random, sent_from);
         self.remote_ranks_random += random;
+        self.remote_ranks_blocks += hosts.sent_to_in_blocks(experts.clone(), &mut self.seen);
         for expert in experts {
             self.add(hosts, (layer, expert), 1, place);
         }
@@ -104,5 +108,10 @@ impl Tally {
     /// The same with every token on a random place.
     pub(crate) fn remote_ranks_random(&self) -> Option<f64> {
         (self.routes > 0).then(|| self.remote_ranks_random / self.routes as f64)
+    }
+
+    /// The same with every token on a random place and experts in blocks.
+    pub(crate) fn remote_ranks_blocks(&self) -> Option<f64> {
+        (self.routes > 0).then(|| self.remote_ranks_blocks / self.routes as f64)
     }
 }

@@ -109,9 +109,18 @@ fn describe(evaluation: &Evaluation) -> String {
         line("activations on the own node", format!("{rate:.4}"));
         line("  on other nodes, per token and layer", format!("{inter:.3}"));
     }
-    let ranks = evaluation.remote_ranks_per_token.zip(evaluation.remote_ranks_random);
-    let ranks = ranks.map(|(ranks, random)| format!("{ranks:.3} (with random ranks {random:.3})"));
-    line("remote ranks per token", ranks.unwrap_or_else(|| "unknown: only a trace says it".to_owned()));
+    let ranks = evaluation.remote_ranks_per_token;
+    line(
+        "remote ranks per token",
+        ranks.map_or("unknown: only a trace says it".to_owned(), |ranks| format!("{ranks:.3}")),
+    );
+    for (before, ranks) in
+        [("random ranks", evaluation.remote_ranks_random), ("blocks of experts", evaluation.remote_ranks_blocks)]
+    {
+        if let Some(ranks) = ranks {
+            line(&format!("  with {before}"), format!("{ranks:.3}"));
+        }
+    }
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));

@@ -146,6 +146,7 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
     let judged = evaluate(tables, EvalInput::Trace(other), &EvalOptions::default()).unwrap();
     // Local activations and remote groups, where the tables put a token and summed over all four groups.
     let (mut local, mut remote, mut all, mut routes) = ([0.0; 3], [0.0; 3], 0.0, 0.0);
+    let (experts, mut blocks) = (usize::from(tables.model().num_experts), 0.0);
     for request in other.iter() {
         for (position, layer) in (0..request.token_ids().len()).flat_map(|at| (0..3).map(move |layer| (at, layer))) {
             let Some(route) = request.route(position, LayerIdx::new(layer)) else { continue };
@@ -157,6 +158,8 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
                 let distinct: BTreeSet<usize> = groups.iter().copied().filter(|&group| group != own).collect();
                 (groups.iter().filter(|&&group| group == own).count() as f64, distinct.len() as f64)
             };
+            let held: BTreeSet<usize> = route.experts().map(|expert| expert.index() / (experts / 4)).collect();
+            blocks += (0..4).map(|own| held.iter().filter(|&&group| group != own).count() as f64 / 4.0).sum::<f64>();
             let everywhere = (0..4).map(figures).fold((0.0, 0.0), |sum, at| (sum.0 + at.0 / 4.0, sum.1 + at.1 / 4.0));
             let own = group_by_algorithm_3(tables, request, position, layer);
             let printed = group_by_the_printed_rule(tables, request, position, layer).map_or(everywhere, figures);
@@ -174,6 +177,7 @@ fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
         (judged.lar_paper_rule.unwrap(), local[2] / all),
         (judged.remote_ranks_per_token.unwrap(), remote[0] / routes),
         (judged.remote_ranks_random.unwrap(), remote[1] / routes),
+        (judged.remote_ranks_blocks.unwrap(), blocks / routes),
     ] {
         assert!((found - expected).abs() < 1e-12, "{found} {expected}");
     }
