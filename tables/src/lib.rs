@@ -16,6 +16,7 @@
 //! | `profile_writer` | profiles of any size, written row by row |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
+//! | `arrays` | integers in safetensors files of other programs |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
@@ -29,6 +30,7 @@ compile_error!("the formats are little-endian and their slices are lent as they 
 #[macro_use]
 mod format_file;
 
+mod arrays;
 mod attention;
 mod container;
 mod copies;
@@ -56,6 +58,7 @@ mod trace_check;
 mod trace_rows;
 mod trace_writer;
 
+pub use arrays::{Array, Arrays};
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use container::{directory_of, write_atomically};
 pub use copies::ExpertCopies;

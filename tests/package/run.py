@@ -56,6 +56,15 @@ def unpacked(tarball, folder):
     return next(folder.glob("semmoe-*/bin/semmoe"))
 
 
+def converted(program, folder):
+    """The script beside the command converts a dump, and the command imports it."""
+    data = ROOT / "profiler/tests/data/import"
+    run = lambda *words: subprocess.run([str(word) for word in words], check=True, cwd=folder, env=environment(folder), capture_output=True)
+    run(program.with_name("semmoe-convert"), data / "stat.pt", "--out", ".")
+    run(program, "profile", "import", "stat.pt.safetensors", "--format", "sglang", "--model-config", data / "config.json", "--model", "m", "--out", "loads.json")
+    assert json.loads((folder / "loads.json").read_text())["format"] == "semmoe.loads"
+
+
 def lost(folder):
     """A binary that was copied away from everything: one sentence with the way out, unless it knows the tree it was built in."""
     alone = folder / "alone"
@@ -82,6 +91,7 @@ with tempfile.TemporaryDirectory() as name:
         if kind == "tarball":
             shutil.copytree(cache, place / "cache")
         program = install(next((folder / "dist").glob(pattern)), place)
+        converted(program, place)
         seconds = answered(program, place)
         print(f"{kind}: answered after {seconds:.1f} s{' (from the cache)' if kind == 'tarball' else ''}")
         assert seconds < LONGEST_SECONDS, f"{kind}: longer than {LONGEST_SECONDS:.0f} s"

@@ -150,7 +150,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
 }
 
 /// Bytes of an element of a type, if it is known and has whole bytes.
-fn element_bytes(dtype: &str) -> Option<u64> {
+pub(crate) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),
         "U16" | "I16" | "F16" | "BF16" => Some(2),

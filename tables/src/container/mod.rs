@@ -24,7 +24,7 @@ use bytemuck::Pod;
 pub(crate) use atomic::is_temporary;
 pub use atomic::{directory_of, write as write_atomically};
 pub(crate) use digest::{Digester, digest};
-pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, is_plain_name};
+pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, element_bytes, is_plain_name};
 pub(crate) use header::Dtype;
 pub(crate) use layout::{Layout, LayoutTensor};
 
