@@ -45,7 +45,7 @@ pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     if options.files.is_empty() {
         return Err(ProfilerError::NoInput { what: "file" });
     }
-    check_share(options.max_bad)?;
+    check_share("max_bad", options.max_bad)?;
     if options.format == Format::Eplb {
         let mut counts = counts::Counts::new(&options.model);
         options.files.iter().try_for_each(|path| counts.add_file(path))?;
