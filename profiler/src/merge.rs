@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use semmoe_tables::{FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileRow, ProfileWriter, TokenId};
 
 use crate::ProfilerError;
+use crate::bad::check;
 use crate::build::{BuildReport, DomainInput, DomainReport, refuse_domains, weigh};
 use crate::origin::Origin;
 
@@ -41,9 +42,7 @@ impl MergeOptions {
 /// Names the first profile that cannot be read or is of another model or phase; a count that overflows; no space on the
 /// disk. Nothing is written then.
 pub fn merge(options: &MergeOptions) -> Result<BuildReport, ProfilerError> {
-    if options.threads == 0 {
-        return Err(ProfilerError::Option { option: "threads", found: "0".into(), expected: "at least 1" });
-    }
+    check(options.threads > 0, "threads", 0, "at least 1")?;
     if !options.weight_by_domain {
         refuse_domains(&options.profiles)?;
     }
@@ -183,8 +182,7 @@ impl Merging<'_> {
         let mut touched: Vec<u16> = Vec::new();
         for token in tokens {
             for Weighted { profile, multiplier } in self.inputs {
-                let row = profile.row(layer, TokenId::new(token));
-                for (&expert, &count) in row.experts.iter().zip(row.counts) {
+                for (expert, count) in profile.row(layer, TokenId::new(token)).iter() {
                     let sum = &mut sums[usize::from(expert)];
                     if *sum == 0 {
                         touched.push(expert);

@@ -59,6 +59,17 @@ pub(crate) struct Clustering {
 }
 
 impl Clustering {
+    /// Without replicas, and without a price on moves.
+    pub(crate) fn whole(
+        problem: &Problem,
+        group_of: Vec<u16>,
+        plan: Plan,
+        (limits, iterations): (Limits, u32),
+    ) -> Self {
+        let load_excess = load_excess(problem, &group_of, limits);
+        Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0 }
+    }
+
     /// Local activations (with nodes their values) less what the moves cost.
     fn worth(&self) -> i128 {
         self.plan.primal - self.penalty
@@ -173,8 +184,7 @@ pub(crate) fn stay(problem: &Problem, capacity: &[u64], (limits, home): (Limits,
     let group_of = home.group_of().to_vec();
     let profit = weighed_profits(problem, &group_of, (limits.groups, limits.topology));
     let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.solve(None);
-    let load_excess = load_excess(problem, &group_of, limits);
-    Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
+    Clustering::whole(problem, group_of, plan, (limits, 1))
 }
 
 /// Swaps alone, from a clustering that is already there: at least as good.
@@ -221,9 +231,8 @@ impl Start<'_> {
         }
         self.iterations += 1;
         let plan = unit_step(self.problem, &group_of, (self.capacity, &self.limits), price, self.watch.stop)?;
-        let load_excess = load_excess(self.problem, &group_of, self.limits);
         let penalty = self.home.map_or(0, |home| home.penalty(&group_of));
-        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations, replicas: None, penalty })
+        Some(Clustering { penalty, ..Clustering::whole(self.problem, group_of, plan, (self.limits, self.iterations)) })
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.
@@ -244,39 +253,53 @@ impl Start<'_> {
     }
 
     /// Both steps in turn until they gain no more.
-    fn alternate(&mut self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.limits.iterations {
-            (self.watch.reached)(&best);
-            if (self.watch.stop)() {
-                break;
+    fn alternate(&mut self, best: Clustering) -> Clustering {
+        let (problem, limits, watch) = (self.problem, self.limits, self.watch);
+        alternate(problem, (limits, watch), best, |best| {
+            if (watch.stop)() {
+                return None;
             }
-            let group_of = expert_step(self.problem, &best.plan, &self.limits, self.home, Some(&best.group_of));
+            let group_of = expert_step(problem, &best.plan, &limits, self.home, Some(&best.group_of));
             if group_of == best.group_of {
-                break;
+                return None;
             }
-            let Some(next) = self.unit_step(group_of, Some(&best.plan.price)) else { break };
-            if !next.beats(&best) {
-                break;
-            }
-            let settled = next.hardly_beats(&best, self.problem);
-            best = next;
-            if settled {
-                break;
-            }
-        }
-        (self.watch.reached)(&best);
-        best
+            self.unit_step(group_of, Some(&best.plan.price))
+        })
     }
 }
 
+/// Takes steps until one gains nothing, or too little to go on.
+pub(crate) fn alternate(
+    problem: &Problem,
+    (limits, watch): (Limits, Watch<'_>),
+    mut best: Clustering,
+    mut step: impl FnMut(&Clustering) -> Option<Clustering>,
+) -> Clustering {
+    for _ in 0..limits.iterations {
+        (watch.reached)(&best);
+        let Some(next) = step(&best).filter(|next| next.beats(&best)) else { break };
+        let settled = next.hardly_beats(&best, problem);
+        best = next;
+        if settled {
+            break;
+        }
+    }
+    (watch.reached)(&best);
+    best
+}
+
+/// Activations of a layer above the cap.
+pub(crate) fn excess(loads: &[u64], cap: u64) -> u64 {
+    loads.iter().map(|load| load.saturating_sub(cap)).sum()
+}
+
 /// Activations by which groups exceed their load cap, all layers.
-pub(crate) fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
+fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
     layers
         .map(|(group_of, load)| {
             let cap = crate::expert_step::layer_cap(load, limits.groups, limits.max_over_mean);
-            let loads = group_loads(group_of, load, limits.groups);
-            loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
+            excess(&group_loads(group_of, load, limits.groups), cap)
         })
         .sum()
 }

@@ -157,3 +157,9 @@ pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> 
     let divisors = (1..=experts).filter(|groups| experts.is_multiple_of(*groups)).collect();
     Err(SolveError::GroupsDoNotDivide { groups, experts, divisors })
 }
+
+/// Checks that the groups divide the experts, and that profile and trace are of one model.
+pub(crate) fn check_input(profile: &Profile, trace: Option<&Trace>, groups: u16) -> Result<(), SolveError> {
+    check_groups(groups, profile.model().num_experts)?;
+    trace.map_or(Ok(()), |trace| Ok(profile.model().check_compatible(trace.model())?))
+}

@@ -3,14 +3,13 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas};
+use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
-use crate::alternate::{Clustering, Limits, load_excess};
+use crate::alternate::{Clustering, Limits};
 use crate::error::SolveError;
 use crate::held::Held;
 use crate::options::SolveOptions;
 use crate::padding::{once_each, padded_replicas, uneven};
-use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
 use crate::starts::{Best, SolveProgress};
@@ -136,15 +135,14 @@ impl Given {
         match &self.held {
             Some(held) => clustering(problem, held.clone(), plan, (limits, 1)),
             None => {
-                let load_excess = load_excess(problem, &group_of, limits);
-                Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
+                Clustering::whole(problem, group_of, plan, (limits, 1))
             }
         }
     }
 }
 
 fn held(slots: &Replicas, model: &ModelInfo) -> Held {
-    let layers = (0..model.layers()).map(|layer| LayerIdx::new(layer as u16));
+    let layers = LayerIdx::all(model.layers());
     let holders = layers.flat_map(|layer| {
         let of = move |expert| slots.groups_of(layer, ExpertId::new(expert)).map(|group| group.get()).collect();
         (0..model.num_experts).map(of)

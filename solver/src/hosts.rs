@@ -1,9 +1,14 @@
 //! Where each expert can be reached: the ranks (or groups) of every column, replicas included.
 
-use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Tables};
+use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Route, Tables};
 
 use crate::balance::{Spread, spread_of};
 use crate::error::SolveError;
+
+/// The experts of a route.
+pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> + Clone {
+    route.experts().map(|expert| expert.index())
+}
 
 /// The places that hold each (layer, expert). A place is an attention-DP rank with attention dp, a group with tp.
 #[derive(Debug)]
@@ -156,6 +161,11 @@ impl Hosts {
             Some(_) => 0.0,
             None => self.random_share(column),
         }
+    }
+
+    /// Local activations of a route of a layer by a token at `place`; `None` = on a random one.
+    pub(crate) fn local_of(&self, layer: LayerIdx, route: Route<'_>, place: Option<usize>) -> f64 {
+        indices(route).map(|expert| self.local_share(self.column(layer.index(), expert), place)).sum()
     }
 
     /// Spread of each layer's loads over groups, [L * G]. Layers without load are left out.

@@ -6,7 +6,7 @@
 //! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
 //! the limit.
 
-use crate::alternate::{Clustering, Limits, Watch};
+use crate::alternate::{Clustering, Limits, Watch, alternate, excess};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
 use crate::kick::kicked;
@@ -91,25 +91,14 @@ impl Around<'_> {
         Some(clustering(self.problem, held, plan, (self.limits, iterations + 1)))
     }
 
-    fn alternate(&self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.limits.iterations {
-            (self.watch.reached)(&best);
+    fn alternate(&self, best: Clustering) -> Clustering {
+        alternate(self.problem, (self.limits, self.watch), best, |best| {
             let held = holders(self.problem, &best.plan, (self.limits, self.slots), best.replicas.as_ref());
             if best.replicas.as_ref() == Some(&held) {
-                break;
+                return None;
             }
-            let Some(next) = self.unit_step(held, &best.plan, best.iterations) else { break };
-            if !next.beats(&best) {
-                break;
-            }
-            let settled = next.hardly_beats(&best, self.problem);
-            best = next;
-            if settled {
-                break;
-            }
-        }
-        (self.watch.reached)(&best);
-        best
+            self.unit_step(held, &best.plan, best.iterations)
+        })
     }
 
     /// One pass over all exchanges of two experts of a layer, at the prices of the plan and with loads as it makes
@@ -182,7 +171,7 @@ pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, (limits, ite
     let loads = replica_loads(problem, &held, &plan);
     let excess = loads.iter().map(|loads| {
         let cap = load_cap(loads.iter().sum(), limits.groups, limits.max_over_mean);
-        loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
+        excess(loads, cap)
     });
     let group_of = (0..held.columns()).map(|column| held.of(column)[0]).collect();
     Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
@@ -210,16 +199,8 @@ pub(crate) fn replica_profits(problem: &Problem, held: &Held) -> Vec<i64> {
 
 /// Local activations of every unit on every group, [U, G].
 fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
-    let (groups, flat) = (held.groups(), held.flat());
-    let mut local = vec![0; problem.units() * groups];
-    for (unit, sums) in local.chunks_exact_mut(groups).enumerate() {
-        for (column, count) in problem.row(unit) {
-            for &group in flat.of(column) {
-                sums[usize::from(group)] += u64::from(count);
-            }
-        }
-    }
-    local
+    let flat = held.flat();
+    problem.local_where(held.groups(), |column| flat.of(column))
 }
 
 /// What each group of each layer computes, [L][G].

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use half::f16;
 use semmoe_tables::{
-    Attention, ModelInfo, Phase, Placement, Profile, ProfileBuilder, Replicas, Tables, TablesBuilder, TpParts, Trace,
+    Attention, ModelInfo, Placement, Profile, Replicas, Tables, TablesBuilder, TpParts, Trace,
 };
 
 use crate::alternate::{Clustering, Limits};
@@ -215,9 +215,7 @@ fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Pr
     match (options.objective, options.attention, trace) {
         (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),
         (Objective::Ranks, Attention::Tp, Some(trace)) => {
-            let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
-            builder.add_trace(trace)?;
-            Ok(Some(builder.finish()?))
+            Ok(Some(Profile::of_trace(trace)?))
         }
         _ => Ok(None),
     }

@@ -79,8 +79,7 @@ pub(crate) fn passed(
             }
             if search.gain(first + a, first + b) - search.cost(first + a, first + b) > least {
                 search.swap(first + a, first + b);
-                loads[from] = loads[from] - load[a] + load[b];
-                loads[to] = loads[to] - load[b] + load[a];
+                exchange(&mut loads, (from, load[a]), (to, load[b]));
                 swapped = true;
             }
         }
@@ -93,6 +92,12 @@ pub(crate) fn passed(
 
 fn all_pairs(experts: usize) -> Vec<(usize, usize)> {
     (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b))).collect()
+}
+
+/// Moves the loads of two experts to each other's group.
+pub(crate) fn exchange(loads: &mut [u64], (from, a): (usize, u64), (to, b): (usize, u64)) {
+    loads[from] = loads[from] - a + b;
+    loads[to] = loads[to] - b + a;
 }
 
 /// Whether two groups that exchange experts of these loads stay within the cap, or come no further above it.

@@ -78,14 +78,19 @@ impl Tally {
         self.routes += 1;
     }
 
+    /// All activations.
+    fn all(&self) -> f64 {
+        self.activations.iter().sum::<u64>() as f64
+    }
+
     /// Local activation rate over everything.
     pub(crate) fn lar(&self) -> f64 {
-        self.local.iter().sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+        self.local.iter().sum::<f64>() / self.all()
     }
 
     /// Share of activations on the own node.
     pub(crate) fn node_local_rate(&self) -> Option<f64> {
-        self.node_local.map(|local| local / self.activations.iter().sum::<u64>() as f64)
+        self.node_local.map(|local| local / self.all())
     }
 
     /// Local activation rate of each layer; `None` for a layer without activations.
@@ -97,7 +102,7 @@ impl Tally {
     /// The rate with every token on a random place, exactly.
     pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
         let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * hosts.random_share(column));
-        local.sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+        local.sum::<f64>() / self.all()
     }
 
     /// Mean over tokens and layers; `None` where only counts were added.

@@ -18,8 +18,12 @@ pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -
 
 /// The same from local activations [U, G].
 pub(crate) fn profits_of_local(problem: &Problem, local: &[u64], groups: usize) -> Vec<i64> {
-    let rows = local.chunks_exact(groups).zip(&problem.mass);
-    rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
+    profits_by(problem, local, groups, |&count| count as f64)
+}
+
+fn profits_by<T>(problem: &Problem, worth: &[T], groups: usize, value: impl Fn(&T) -> f64 + Copy) -> Vec<i64> {
+    let rows = worth.chunks_exact(groups).zip(&problem.mass);
+    rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(value(worth) / mass as f64))).collect()
 }
 
 /// The same where an activation can also be worth something on other groups.
@@ -28,8 +32,7 @@ pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], (groups, topo
         return unit_profits(problem, group_of, groups);
     }
     let worth = topology.worth(&problem.local_counts(group_of, groups), groups);
-    let rows = worth.chunks_exact(groups).zip(&problem.mass);
-    rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(worth / mass as f64))).collect()
+    profits_by(problem, &worth, groups, |worth| *worth)
 }
 
 /// Beyond any real number of layers times experts per token; keeps sums along a path within 64 bits.

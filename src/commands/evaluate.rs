@@ -65,7 +65,7 @@ fn group_loads(tables: &Tables, input: EvalInput<'_>) -> Result<GroupLoads, CliE
     match input {
         EvalInput::Profile(profile) => Ok(GroupLoads::of_profile(profile, tables)),
         EvalInput::Trace(trace) => {
-            let counted = semmoe_profiler::show::profile_of(trace).map_err(profile::failure)?;
+            let counted = Profile::of_trace(trace).map_err(|error| profile::failure(error.into()))?;
             Ok(GroupLoads::of_profile(&counted, tables))
         }
     }

@@ -1,7 +1,8 @@
 //! Which copy of an expert the tokens of a rank use: one rule, for the worker that sends them there and for the figures
 //! that predict what it sends.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Tables};
 
@@ -12,7 +13,7 @@ use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Table
 /// several are as near, the places that have to choose among the same ones take them in turns, so that each serves
 /// equally many places, give or take one. The choice depends on place, layer and expert alone, never on a batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
+#[serde(remote = "Self")]
 pub struct ExpertCopies {
     groups: u16,
     experts: u16,
@@ -27,37 +28,16 @@ pub struct ExpertCopies {
     used: Vec<u16>,
 }
 
-/// [`ExpertCopies`] as another process wrote them.
-#[derive(Deserialize)]
-struct Unchecked {
-    groups: u16,
-    experts: u16,
-    layers: usize,
-    start: Vec<usize>,
-    held_by: Vec<u16>,
-    slots: usize,
-    used: Vec<u16>,
+impl Serialize for ExpertCopies {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
 }
 
-impl TryFrom<Unchecked> for ExpertCopies {
-    type Error = FormatError;
-
-    fn try_from(copies: Unchecked) -> Result<Self, FormatError> {
-        let Unchecked { groups, experts, layers, start, held_by, slots, used } = copies;
-        let columns = layers.saturating_mul(experts.into());
-        let offsets = start.first() == Some(&0)
-            && start.last() == Some(&held_by.len())
-            && start.len() == columns.saturating_add(1)
-            // Every expert is somewhere.
-            && start.is_sorted_by(|before, after| before < after);
-        let places = columns > 0 && used.len().is_multiple_of(columns);
-        let group = |group: &u16| *group < groups;
-        if !offsets || !places || !held_by.iter().all(group) || !used.iter().all(group) {
-            let found = format!("{} offsets, {} holders, {} choices", start.len(), held_by.len(), used.len());
-            let expected = format!("holders of {experts} experts in {layers} layers among {groups} groups");
-            return Err(FormatError::shape("expert copies", found, expected));
-        }
-        Ok(Self { groups, experts, layers, start, held_by, slots, used })
+impl<'de> Deserialize<'de> for ExpertCopies {
+    /// Checked, as another process may have written them.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::deserialize(deserializer)?.checked().map_err(D::Error::custom)
     }
 }
 
@@ -71,6 +51,24 @@ struct Sites<'a> {
 }
 
 impl ExpertCopies {
+    fn checked(self) -> Result<Self, FormatError> {
+        let Self { groups, experts, layers, ref start, ref held_by, ref used, .. } = self;
+        let columns = layers.saturating_mul(experts.into());
+        let offsets = start.first() == Some(&0)
+            && start.last() == Some(&held_by.len())
+            && start.len() == columns.saturating_add(1)
+            // Every expert is somewhere.
+            && start.is_sorted_by(|before, after| before < after);
+        let places = columns > 0 && used.len().is_multiple_of(columns);
+        let group = |group: &u16| *group < groups;
+        if !offsets || !places || !held_by.iter().all(group) || !used.iter().all(group) {
+            let found = format!("{} offsets, {} holders, {} choices", start.len(), held_by.len(), used.len());
+            let expected = format!("holders of {experts} experts in {layers} layers among {groups} groups");
+            return Err(FormatError::shape("expert copies", found, expected));
+        }
+        Ok(self)
+    }
+
     /// For tokens on the groups themselves, as ranks have them that hold one group each. Nodes are those that the
     /// tables were solved for, if any.
     ///

@@ -53,6 +53,15 @@ def unpacked(tarball, folder):
     return next(folder.glob("semmoe-*/bin/semmoe"))
 
 
+def converted(program, folder):
+    """The script beside the command converts a dump, and the command imports it."""
+    data = ROOT / "profiler/tests/data/import"
+    run = lambda *words: subprocess.run([str(word) for word in words], check=True, cwd=folder, env=environment(folder), capture_output=True)
+    run(program.with_name("semmoe-convert"), data / "stat.pt", "--out", ".")
+    run(program, "profile", "import", "stat.pt.safetensors", "--format", "sglang", "--model-config", data / "config.json", "--model", "m", "--out", "loads.json")
+    assert json.loads((folder / "loads.json").read_text())["format"] == "semmoe.loads"
+
+
 def lost(binary, folder):
     """A binary that was copied away from everything: one sentence with the way out, unless it knows the tree it was built in."""
     alone = folder / "alone"
@@ -68,13 +77,14 @@ def lost(binary, folder):
 
 
 def in_time(what, install, place, own_assets=True):
-    """`install` returns the program."""
+    """`install` returns the program, and so does this."""
     began = time.monotonic()
     program = install()
     ready = time.monotonic()
     seconds = answered(program, place, own_assets) - began
     print(f"{what}: answered after {seconds:.1f} s, {ready - began:.1f} s of them to install")
     assert seconds < LONGEST_SECONDS, f"{what}: longer than {LONGEST_SECONDS:.0f} s"
+    return program
 
 
 def made_from(binary, folder):
@@ -87,7 +97,8 @@ def made_from(binary, folder):
         if kind == "tarball":
             shutil.copytree(folder / "wheel/cache", place / "cache")
         package = next((folder / "dist").glob(pattern))
-        in_time(f"{kind}{' (from the cache)' if kind == 'tarball' else ''}", lambda: install(package, place), place)
+        program = in_time(f"{kind}{' (from the cache)' if kind == 'tarball' else ''}", lambda: install(package, place), place)
+        converted(program, place)
 
 
 def released(dist, folder):

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The results in the order of the jobs.
-pub(crate) fn in_parallel<J: Copy + Sync, R: Send>(jobs: &[J], threads: usize, run: impl Fn(J) -> R + Sync) -> Vec<R> {
+/// Runs independent jobs on up to `threads` threads; the results are in the order of the jobs.
+pub fn in_parallel<J: Copy + Sync, R: Send>(jobs: &[J], threads: usize, run: impl Fn(J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::with_capacity(jobs.len()));
     std::thread::scope(|scope| {
