@@ -12,8 +12,8 @@
 //! here pretends so: they become a file of expert loads, which shows how even an engine's traffic is and how well a
 //! profile stands for it.
 //!
-//! Files are safetensors. `profiler/python/semmoe_convert.py` writes them from `.pt`, `.npy` and `.npz`, with a path for
-//! the name of each array: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
+//! Files are safetensors. `profiler/python/semmoe_convert.py` writes them from `.pt`, `.npy` and `.npz`, with a path
+//! for the name of each array: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
 
 mod counts;
 mod error;

@@ -8,8 +8,8 @@
 //! | `files` | the cluster and the calibration as files |
 //!
 //! The constants are fitted to steps of one rank, and the contention of several ranks for processors to a few steps of
-//! layouts with whole experts. Other steps, in every layout, are predicted from these and from the collectives, and then
-//! measured: that is the error which the calibration carries.
+//! layouts with whole experts. Other steps, in every layout, are predicted from these and from the collectives, and
+//! then measured: that is the error which the calibration carries.
 
 mod files;
 mod links;

@@ -60,7 +60,7 @@ pub(crate) struct Container {
     digest: OnceLock<String>,
 }
 
-/// What every file says of itself.
+/// The metadata that every file has.
 pub(crate) struct About {
     pub(crate) model: ModelInfo,
     pub(crate) provenance: Provenance,
