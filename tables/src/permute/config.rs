@@ -28,8 +28,8 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Reads a checkpoint's `config.json` and checks it: a known architecture, the experts and layers of the tables, gating that the
-    /// permutation does not change.
+    /// Reads a checkpoint's `config.json` and checks it: a known architecture, the experts and layers of the tables,
+    /// gating that the permutation does not change.
     pub(super) fn read(checkpoint: &Path, tables: &Tables) -> Result<Self, PermuteError> {
         let (permutation, model) = (Permutation::of(tables)?, tables.model());
         let path = &checkpoint.join(CONFIG);
