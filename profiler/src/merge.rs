@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use semmoe_tables::{FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileRow, ProfileWriter, TokenId};
+use semmoe_tables::{
+    FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileRow, ProfileWriter, TokenId, in_parallel,
+};
 
 use crate::ProfilerError;
 use crate::bad::check;
@@ -155,15 +157,8 @@ impl Merging<'_> {
         let vocabulary = self.model.vocab_size;
         let starts: Vec<u32> = (0..vocabulary).step_by(step as usize).collect();
         for window in starts.chunks(self.threads) {
-            let blocks: Vec<Result<Block, FormatError>> = std::thread::scope(|scope| {
-                let merge = |&start: &u32| {
-                    let tokens = start..start.saturating_add(step).min(vocabulary);
-                    scope.spawn(move || self.block(layer, tokens))
-                };
-                let threads: Vec<_> = window.iter().map(merge).collect();
-                threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-            });
-            for block in blocks {
+            let merge = |start: u32| self.block(layer, start..start.saturating_add(step).min(vocabulary));
+            for block in in_parallel(window, self.threads, merge) {
                 let block = block?;
                 let mut start = 0;
                 for (token, end) in block.rows {

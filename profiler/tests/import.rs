@@ -101,6 +101,28 @@ fn build_profile(trace: &Path, out: &Path, phase: Phase) -> u64 {
     build(&options, &NoProgress).unwrap().tokens
 }
 
+/// Digests of the traces that were made of the dumps themselves, when they were read here.
+#[test]
+fn converted_dumps_give_the_same_traces() {
+    for (format, names, digest) in [
+        (Format::Sglang, &["per_token_0.pt"][..], "f394db966532db22cc7516528afc2f74ce5c0cfa15dacae112777f97b2215f45"),
+        (Format::Sglang, &["per_token_1.pt"], "e7388d573516f77008351a62846e3142cabd20f7d3438abfd3805d6041ee1111"),
+        (
+            Format::Sglang,
+            &["per_token_0.pt", "per_token_1.pt"],
+            "e7388d573516f77008351a62846e3142cabd20f7d3438abfd3805d6041ee1111",
+        ),
+        (Format::Sglang, &["per_token_bad.pt"], "d6179621a65a20c07019d2b51d18533390f5d87367287ff54299e8db12c4607f"),
+        (Format::Routes, &["routes.npz"], "19404a4231f50d151090fb0260797922762c6384cd5a716b214c9260ba6e824c"),
+    ] {
+        let files: Vec<String> = names.iter().map(|name| format!("{name}.safetensors")).collect();
+        let mut import = Import::of(format, &files.iter().map(String::as_str).collect::<Vec<_>>());
+        import.options.max_bad = 0.7;
+        import.run().unwrap();
+        assert_eq!(import.trace().digest(), digest, "{names:?}");
+    }
+}
+
 #[test]
 fn passes_that_every_rank_recorded_count_once() {
     let import = Import::of(Format::Sglang, &["per_token_0.pt.safetensors", "per_token_1.pt.safetensors"]);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use semmoe_tables::FormatError;
+use semmoe_tables::{FormatError, Profile, Trace};
 
 /// The errors of [`solve`](crate::solve) and [`evaluate`](crate::evaluate).
 #[derive(Debug, thiserror::Error)]

@@ -18,7 +18,9 @@ pub(crate) fn seed_plan(
 ) -> Option<Plan> {
     let groups = capacity.len();
     let mut distance = vec![0.0; problem.units() * groups];
-    for_each_centre(problem, groups, random, stop, |group, unit, squared, _| distance[unit * groups + group] = squared)?;
+    for_each_centre(problem, groups, random, stop, |group, unit, squared, _| {
+        distance[unit * groups + group] = squared
+    })?;
     let profit: Vec<i64> = distance.iter().map(|squared| -to_profit(*squared)).collect();
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(None, stop)
 }

@@ -5,7 +5,7 @@
 //! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. It is an
 //! upper bound on what the swap gains, so that the caller solves the unit step again and keeps the better of both.
 
-use crate::alternate::Limits;
+use crate::alternate::Task;
 use crate::expert_step::layer_cap;
 use crate::home::Home;
 use crate::load_limit::group_loads;
@@ -40,26 +40,21 @@ const PAIRS_PER_EXPERT: usize = 2;
 ///
 /// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
 /// other's group, which is exact but for the units that use both.
-pub(crate) fn swap_pass(
-    problem: &Problem,
-    group_of: &[u16],
-    price: &[i64],
-    around: (&Limits, Option<&Home>),
-    stop: &dyn Fn() -> bool,
-) -> Option<Vec<u16>> {
-    let values = (problem.entries() * problem.experts * price.len()) as u64;
-    passed(problem, group_of, price, around, (values > MOST_VALUES_COMPARED, stop))
+pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: &dyn Fn() -> bool) -> Option<Vec<u16>> {
+    let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
+    passed(task, group_of, price, values > MOST_VALUES_COMPARED, stop)
 }
 
 /// The pass, over all pairs or over those chosen by estimate.
 pub(crate) fn passed(
-    problem: &Problem,
+    task: &Task<'_>,
     group_of: &[u16],
     price: &[i64],
-    (limits, home): (&Limits, Option<&Home>),
-    (by_estimate, stop): (bool, &dyn Fn() -> bool),
+    by_estimate: bool,
+    stop: &dyn Fn() -> bool,
 ) -> Option<Vec<u16>> {
-    let mut search = Search::new(problem, group_of, price, (limits, home));
+    let Task { problem, limits, .. } = task;
+    let mut search = Search::new(task, group_of, price);
     let mut swapped = false;
     for layer in 0..problem.layers {
         let pairs = if by_estimate { search.likely_pairs(layer, stop) } else { all_pairs(problem.experts) };
@@ -107,7 +102,8 @@ pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) ->
 }
 
 impl<'a> Search<'a> {
-    fn new(problem: &'a Problem, group_of: &[u16], price: &[i64], (limits, home): (&Limits, Option<&'a Home>)) -> Self {
+    fn new(task: &Task<'a>, group_of: &[u16], price: &[i64]) -> Self {
+        let Task { problem, limits, home, .. } = *task;
         let (local, topology) = (problem.local_counts(group_of, price.len()), limits.topology);
         let search = match topology.has_nodes() {
             true => Search::of_worth(problem, &topology.worth(&local, price.len()), price),

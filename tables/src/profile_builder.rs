@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::container::{Layout, LayoutTensor};
 use crate::profile::{FORMAT, add_tokens};
-use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, TokenId, Trace};
+use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, Trace};
 
 /// Adds up activations. After an error the builder holds a part of what was added and should be dropped.
 #[derive(Debug)]

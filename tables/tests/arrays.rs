@@ -21,9 +21,9 @@ fn integers_of_any_width_are_read() {
         (Dtype::I16, &[1, 0, 254, 255], [Some(1), Some(-2)]),
         (Dtype::U32, &[1, 0, 0, 0, 255, 255, 255, 255], [Some(1), Some(u32::MAX.into())]),
         (Dtype::I32, &[1, 0, 0, 0, 0, 0, 0, 128], [Some(1), Some(i32::MIN.into())]),
-        (Dtype::I64, &[[1, 0, 0, 0, 0, 0, 0, 0], [255; 8]].concat(), [Some(1), Some(-1)]),
+        (Dtype::I64, &[[1u8, 0, 0, 0, 0, 0, 0, 0], [255; 8]].concat(), [Some(1), Some(-1)]),
         // Above i64::MAX.
-        (Dtype::U64, &[[1, 0, 0, 0, 0, 0, 0, 0], [255; 8]].concat(), [Some(1), None]),
+        (Dtype::U64, &[[1u8, 0, 0, 0, 0, 0, 0, 0], [255; 8]].concat(), [Some(1), None]),
     ] {
         let file = file(dtype, &[2, 1], data);
         assert_eq!(file.names().collect::<Vec<_>>(), ["records.0.ids"]);
@@ -47,8 +47,7 @@ fn other_numbers_are_no_integers() {
     }
     // A type that is not known has a size that is not known.
     let header = br#"{"x":{"dtype":"I4","shape":[1099511627776],"data_offsets":[0,1]}}"#;
-    let file =
-        Arrays::from_bytes([&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat()).unwrap();
+    let file = Arrays::from_bytes([&(header.len() as u64).to_le_bytes()[..], header, &[7]].concat()).unwrap();
     let array = file.get("x").unwrap();
     assert_eq!((array.is_integer(), array.int(&[5]), array.ints().count()), (false, None, 0));
 }

@@ -97,7 +97,12 @@ pub fn group_loads(loads: &GroupLoads) -> String {
         }
         left += step;
     }
-    svg.layers((LEFT, [TOP, bottom]), Scale::Around(1.0), "activations over the layer's mean", ["1/2 or less", "1", "2 or more"]);
+    svg.layers(
+        (LEFT, [TOP, bottom]),
+        Scale::Around(1.0),
+        "activations over the layer's mean",
+        ["1/2 or less", "1", "2 or more"],
+    );
     let (before, after) = loads.greatest();
     let before = before
         .map_or_else(|| "unknown: the groups do not divide the experts".to_owned(), |before| format!("{before:.3}"));

@@ -42,7 +42,12 @@ pub(super) fn picture(study: &Study) -> String {
         svg.text((LEFT - 6.0, y), "end", "", &layer.layer_id.to_string());
         svg.text((figures, y), "start", "", &format!("{:.2}, {:.3}", layer.load_max_over_mean, layer.load_entropy));
     }
-    svg.layers((LEFT, [TOP, bottom]), Scale::Around(2.0), "load over the layer's mean", ["1/4 or less", "1", "4 or more"]);
+    svg.layers(
+        (LEFT, [TOP, bottom]),
+        Scale::Around(2.0),
+        "load over the layer's mean",
+        ["1/4 or less", "1", "4 or more"],
+    );
     format!(
         "<p>Activations of each expert. An even layer is white; entropy 1 is even.</p>\n{}",
         svg.finish(&format!("Heat map of the loads of {} experts in {} layers", rows.experts, rows.layers()))

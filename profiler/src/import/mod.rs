@@ -12,8 +12,8 @@
 //! here pretends so: they become a file of expert loads, which shows how even an engine's traffic is and how well a
 //! profile stands for it.
 //!
-//! Files are safetensors. `profiler/python/semmoe_convert.py` writes them from `.pt`, `.npy` and `.npz`, with a path
-//! for the name of each array: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
+//! Files are safetensors. `python/semmoe_convert.py` writes them from `.pt`, `.npy` and `.npz`, with a path for the
+//! name of each array: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
 
 mod counts;
 mod error;
@@ -91,9 +91,7 @@ fn open(path: &Path) -> Result<Arrays, ProfilerError> {
 /// An array, if it is there, which must hold integers.
 fn integers<'a>(arrays: &'a Arrays, name: &str) -> Result<Option<Array<'a>>, String> {
     match arrays.get(name) {
-        Some(array) if !array.is_integer() => {
-            Err(format!("`{name}` holds {:?}, expected integers", array.dtype()))
-        }
+        Some(array) if !array.is_integer() => Err(format!("`{name}` holds {:?}, expected integers", array.dtype())),
         found => Ok(found),
     }
 }

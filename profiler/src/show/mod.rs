@@ -13,7 +13,7 @@
 mod judge;
 pub(crate) mod map;
 mod next;
-mod rows;
+pub(crate) mod rows;
 pub(crate) mod table1;
 mod text;
 

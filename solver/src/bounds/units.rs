@@ -55,7 +55,10 @@ impl Units {
         let mut units = Units::empty(problem.experts, columns.len());
         for unit in 0..problem.units() {
             let row = problem.row(unit).filter(|(column, _)| columns.contains(column));
-            units.push(problem.mass[unit] as f64, row.map(|(column, count)| ((column - columns.start) as u32, f64::from(count))));
+            units.push(
+                problem.mass[unit] as f64,
+                row.map(|(column, count)| ((column - columns.start) as u32, f64::from(count))),
+            );
         }
         units
     }

@@ -27,7 +27,7 @@ use std::ops::ControlFlow;
 
 use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 
-use crate::alternate::{Clustering, Limits, load_excess};
+use crate::alternate::{Clustering, Limits};
 use crate::error::{SolveError, check_input};
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
@@ -236,7 +236,7 @@ fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, lab
     };
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;
     let plan = Plan { label, price: vec![0; limits.groups], primal, ..Plan::default() };
-    Clustering::whole(problem, group_of, plan, (limits, 0))
+    Clustering::whole(problem, group_of, plan, limits, 0)
 }
 
 #[cfg(test)]

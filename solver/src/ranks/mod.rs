@@ -57,7 +57,7 @@ impl RankProblem<'_> {
                 break;
             }
             let plan = self.unit_step(&group_of, Some(&best.plan.price));
-            let next = Clustering::whole(self.problem, group_of, plan, (self.limits, best.iterations + 1));
+            let next = Clustering::whole(self.problem, group_of, plan, self.limits, best.iterations + 1);
             let reached = self.value(&next);
             if reached <= value || next.load_excess > best.load_excess {
                 break;

@@ -32,7 +32,7 @@ impl UnitOf {
     /// The tokens of a trace that units stand for: their requests, positions and units.
     pub(crate) fn tokens<'t>(&'t self, trace: &'t Trace) -> impl Iterator<Item = (TraceRequest<'t>, usize, usize)> {
         trace.iter().enumerate().flat_map(move |(index, request)| {
-            let unit = move |(position, &token)| Some((request, position, self.of(index, token)?));
+            let unit = move |(position, &token): (usize, &u32)| Some((request, position, self.of(index, token)?));
             request.token_ids().iter().enumerate().filter_map(unit)
         })
     }

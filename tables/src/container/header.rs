@@ -87,7 +87,7 @@ pub(super) fn checked<T>(
     tensors: BTreeMap<String, RawTensor>,
     check: impl Fn(&str, RawTensor) -> Result<T, FormatError>,
 ) -> Result<BTreeMap<String, T>, FormatError> {
-    let check = |(name, tensor)| check(&name, tensor).map(|checked| (name, checked));
+    let check = |(name, tensor): (String, RawTensor)| check(&name, tensor).map(|checked| (name, checked));
     tensors.into_iter().map(check).collect()
 }
 

@@ -28,8 +28,8 @@ pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, element_bytes, is_pl
 pub(crate) use header::Dtype;
 pub(crate) use layout::{Layout, LayoutTensor};
 
-use crate::{FormatError, ModelInfo, Provenance};
 use crate::model::{Metadata, quoted, short};
+use crate::{FormatError, ModelInfo, Provenance};
 pub(crate) use storage::Storage;
 pub(crate) use stream::{Spool, Spooled, StreamTensor, write as write_stream};
 
@@ -60,7 +60,7 @@ pub(crate) struct Container {
     digest: OnceLock<String>,
 }
 
-/// The metadata that every file has.
+/// The model and origin that every file states.
 pub(crate) struct About {
     pub(crate) model: ModelInfo,
     pub(crate) provenance: Provenance,

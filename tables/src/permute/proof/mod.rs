@@ -22,10 +22,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::PermuteError;
 use super::config::Config;
 use super::permutation::LayerPermutation;
 use super::source::Source;
-use super::PermuteError;
 use crate::{Tables, mix64};
 use gating::{Choice, Gating};
 use layer::MoeLayer;
@@ -60,12 +60,7 @@ pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, P
 }
 
 /// The same of checkpoints that are open.
-pub(super) fn compare(
-    config: &Config,
-    top_k: u16,
-    source: &Source,
-    permuted: &Source,
-) -> Result<Proof, PermuteError> {
+pub(super) fn compare(config: &Config, top_k: u16, source: &Source, permuted: &Source) -> Result<Proof, PermuteError> {
     let permutation = &config.permutation;
     let gating = Gating::new(config, permutation.experts(), top_k);
     let mut proof = Proof::default();
