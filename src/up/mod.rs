@@ -82,7 +82,8 @@ fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan
 }
 
 async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
-    let (mut unit, gateway) = until_stopped(start(args.port, assets, cache, layout)).await?;
+    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
+    let (mut unit, gateway) = until_stopped(start(assets, layout, tables.as_deref(), args.port)).await?;
     announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
         () = stop_requested() => {
@@ -95,9 +96,14 @@ async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout
     }
 }
 
-async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(Unit, Running), CliError> {
-    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
-    let spec = UnitSpec { model: assets.model.clone(), tables: tables.clone(), layout };
+/// A unit with these tables, and a gateway in front of it; `port` 0: any.
+async fn start(
+    assets: &Assets,
+    layout: UnitLayout,
+    tables: Option<&Path>,
+    port: u16,
+) -> Result<(Unit, Running), CliError> {
+    let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {
         model_dir: &assets.model,
@@ -105,7 +111,7 @@ async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) ->
         engine_url: &unit.url,
         ranks: layout.replicas(),
         // With attention tp the unit is one rank to the gateway: there is nothing to choose.
-        tables: tables.as_deref().filter(|_| layout.attention.attention == Attention::Dp),
+        tables: tables.filter(|_| layout.attention.attention == Attention::Dp),
         port,
     })
     .await?;
