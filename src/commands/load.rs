@@ -123,7 +123,6 @@ fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: 
 fn failure(error: LoadError) -> CliError {
     match error {
         LoadError::Cancelled => CliError::Interrupted,
-        error if error.is_input() => CliError::Input(error.to_string()),
-        error => CliError::Failed(error.to_string()),
+        error => CliError::by_side(error.is_input(), error),
     }
 }

@@ -89,7 +89,8 @@ async fn serve(
     layout: UnitLayout,
     mut stops: Stops,
 ) -> Result<(), CliError> {
-    let (mut unit, gateway) = stops.until_stopped(start(args.port, assets, cache, layout)).await?;
+    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
+    let (mut unit, gateway) = stops.until_stopped(start(assets, layout, tables.as_deref(), args.port)).await?;
     announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
         _ = stops.next() => {
@@ -102,9 +103,14 @@ async fn serve(
     }
 }
 
-async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(Unit, Running), CliError> {
-    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
-    let spec = UnitSpec { model: assets.model.clone(), tables: tables.clone(), layout };
+/// A unit with these tables, and a gateway in front of it; `port` 0: any.
+async fn start(
+    assets: &Assets,
+    layout: UnitLayout,
+    tables: Option<&Path>,
+    port: u16,
+) -> Result<(Unit, Running), CliError> {
+    let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {
         model_dir: &assets.model,
@@ -112,7 +118,7 @@ async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) ->
         engine_url: &unit.url,
         ranks: layout.replicas(),
         // With attention tp the unit is one rank to the gateway: there is nothing to choose.
-        tables: tables.as_deref().filter(|_| layout.attention.attention == Attention::Dp),
+        tables: tables.filter(|_| layout.attention.attention == Attention::Dp),
         port,
     })
     .await?;
