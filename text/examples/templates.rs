@@ -1,4 +1,4 @@
-//! What a plain chat costs to render, here and by the template library, in turns: `templates [FILE.jinja...]`.
+//! The cost of rendering a plain chat, here and by the template library, in turns: `templates [FILE.jinja...]`.
 //!
 //! Without files ChatML, which the bundled model has. Chats have 1, 3 and 9 messages of 400 bytes. Each pass renders a
 //! chat 100 times here and 100 times by the library; printed are medians over the passes.
