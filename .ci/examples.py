@@ -5,7 +5,7 @@ import pathlib, re, shlex, shutil, signal, subprocess, sys, threading, time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODEL, TRACE = ROOT / "assets/tiny-qwen3moe-15m", ROOT / "tests/data/reference.trace.safetensors"
-DUMP = ROOT / "profiler/tests/data/import"
+DUMP, CONVERT = ROOT / "profiler/tests/data/import", ROOT / "profiler/python/semmoe_convert.py"
 CLUSTER = 'gpu = "H100"\nusd_per_gpu_hour = 2\n[[levels]]\nname = "nvlink"\ncount = 4\nbandwidth_gb_per_second = 450\nlatency_us = 3\n'
 WORKLOAD = "requests_per_second = 1\ninput_tokens = 1024\noutput_tokens = 256\n"
 # Loads are cut short; what an example writes outside goes to the folder.
@@ -78,6 +78,7 @@ class Stand:
         at("ShareGPT.json").write_text('[{"conversations": [{"from": "human", "value": "Which rivers are long?"}, {"from": "gpt", "value": "Some."}]}]')
         for number in (0, 1):
             shutil.copy(DUMP / f"per_token_{number}.pt", at(f"expert_distribution_recorder_{number}.pt"))
+            subprocess.run([sys.executable, CONVERT, at(f"expert_distribution_recorder_{number}.pt")], check=True, capture_output=True)
         for name in ("run", "monday", "tuesday", "other"):
             self.run(["profile", "build", "run.trace.safetensors", "--out", f"{name}.profile.safetensors"])
         for name in ("m", "qwen3", "old"):

@@ -52,12 +52,14 @@ def stop(process):
 with tempfile.TemporaryDirectory() as data:
     for run in ("first", "second"):
         process, url, seconds = start_up(data, 300)
-        print(f"{run} start: ready after {seconds:.1f} s")
-        ask(url)
-        if run == "second":
-            with tempfile.TemporaryDirectory() as folder:
-                examples.run(SEMMOE, folder, url, MOCK)
-        stop(process)
+        try:
+            print(f"{run} start: ready after {seconds:.1f} s")
+            ask(url)
+            if run == "second":
+                with tempfile.TemporaryDirectory() as folder:
+                    examples.run(SEMMOE, folder, url, MOCK)
+        finally:
+            stop(process)
     output = subprocess.run([SEMMOE, "up", "--check", "--json", "--data", data], check=True, stdout=subprocess.PIPE, timeout=600)
     report = json.loads(output.stdout)
     print(json.dumps(report, indent=2))

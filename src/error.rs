@@ -26,6 +26,11 @@ impl CliError {
         Self::Failed(cause.to_string())
     }
 
+    /// Wrong input is the user's to mend; the rest is what the engine or the machine did.
+    pub(crate) fn by_side(is_input: bool, cause: impl fmt::Display) -> Self {
+        if is_input { Self::input(cause) } else { Self::failed(cause) }
+    }
+
     /// The process exit code.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {

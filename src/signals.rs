@@ -44,9 +44,22 @@ impl Stops {
             _ = terminate.recv() => Stop::Terminate,
         }
     }
+
+    /// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it. A command of
+    /// several parts runs all of them with the same `Stops`: a signal that comes between two parts would be lost to a
+    /// new one, as the first handler replaces the default action for good.
+    pub(crate) async fn until_stopped<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, CliError>>,
+    ) -> Result<T, CliError> {
+        tokio::select! {
+            result = work => result,
+            _ = self.next() => Err(CliError::Interrupted),
+        }
+    }
 }
 
-/// Resolves at the first SIGINT or SIGTERM.
+/// Resolves at the first SIGINT or SIGTERM after the first poll.
 pub(crate) async fn stop_requested() {
     Stops::listen().next().await;
 }
@@ -69,14 +82,6 @@ impl Hangups {
         if received.is_none() {
             std::future::pending().await
         }
-    }
-}
-
-/// Runs `work` until it ends or the user asks to stop; then `work` is dropped, which cancels it.
-pub(crate) async fn until_stopped<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
-    tokio::select! {
-        result = work => result,
-        () = stop_requested() => Err(CliError::Interrupted),
     }
 }
 

@@ -135,6 +135,8 @@ fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
     let judged =
         String::from_utf8(run(&["evaluate", "--tables", &tables, "--profile", &profile]).stdout).expect("UTF-8");
     assert!(judged.contains("tokens of the file, each on its likeliest rank"), "{judged}");
+    // Nor do its counts say how many ranks a token goes to.
+    assert!(judged.contains("activations between ranks") && !judged.contains("bytes between ranks"), "{judged}");
 }
 
 #[test]

@@ -105,6 +105,18 @@ fn serves_requests_and_ctrl_c_stops_everything_it_started() {
     assert!(ranks.iter().all(|&pid| !is_alive(pid)), "ranks stay behind");
 }
 
+/// A signal that came between two parts of the start was lost once.
+#[test]
+fn ctrl_c_right_after_the_ready_line_is_not_lost() {
+    let _one = one_up();
+    for _ in 0..4 {
+        let up = Up::start(&shared_data(), &[]);
+        up.interrupt();
+        let (status, said) = up.wait();
+        assert!(status.success(), "{status}: {said}");
+    }
+}
+
 /// The same placement, every group on the next rank.
 fn rotated(tables: &Tables) -> Tables {
     let groups = tables.groups();

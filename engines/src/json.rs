@@ -83,6 +83,14 @@ impl<'a> Members<'a> {
         Self { body, at: 0, state: State::Start, known }
     }
 
+    /// An iterator's item; nothing follows an error.
+    fn ended_by<T>(&mut self, step: Result<Option<T>, ScanError>) -> Option<Result<T, ScanError>> {
+        if step.is_err() {
+            self.state = State::End;
+        }
+        step.transpose()
+    }
+
     fn open(&mut self) -> Result<(), ScanError> {
         self.space();
         self.expect(b'{', "'{'")
@@ -244,11 +252,8 @@ impl Iterator for Members<'_> {
     type Item = Result<Member, ScanError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let step = self.step().transpose();
-        if matches!(step, Some(Err(_))) {
-            self.state = State::End;
-        }
-        step
+        let step = self.step();
+        self.ended_by(step)
     }
 }
 

@@ -197,37 +197,39 @@ impl Cuts {
 
     /// Adds what is in one answer of vLLM.
     fn choices(&mut self, answer: &[u8], ids: bool) -> Result<(), ScanError> {
-        let mut lists = Vec::new();
-        for member in Members::new(answer) {
-            let member = member?;
-            if member.is(answer, "choices") && answer[member.value.start] == b'[' {
-                lists.push(member.value);
-            } else if ids && TOKEN_IDS.iter().any(|name| member.is(answer, name)) {
-                self.null(answer, member.value);
-            }
-        }
-        for list in lists {
+        let lists = self.found(answer, 0..answer.len(), "choices", ids)?;
+        for list in lists.into_iter().filter(|list| answer[list.start] == b'[') {
             for choice in Elements::new(&answer[list.clone()]) {
                 let choice = choice?;
                 let choice = choice.start + list.start..choice.end + list.start;
                 if answer[choice.start] == b'{' {
-                    self.choice(answer, choice, ids)?;
+                    for routes in self.found(answer, choice, MEMBER, ids)? {
+                        self.told |= self.null(answer, routes);
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    fn choice(&mut self, answer: &[u8], within: Range<usize>, ids: bool) -> Result<(), ScanError> {
-        for member in Members::new(&answer[within.clone()]) {
-            let member = shifted(member?, within.start);
-            if member.is(answer, MEMBER) {
-                self.told |= self.null(answer, member.value);
+    /// The values of `name` in an object, whose token ids become `null` where the client did not ask for them.
+    fn found(
+        &mut self,
+        answer: &[u8],
+        within: Range<usize>,
+        name: &str,
+        ids: bool,
+    ) -> Result<Vec<Range<usize>>, ScanError> {
+        let mut found = Vec::new();
+        for member in members_in(answer, within) {
+            let member = member?;
+            if member.is(answer, name) {
+                found.push(member.value);
             } else if ids && TOKEN_IDS.iter().any(|name| member.is(answer, name)) {
                 self.null(answer, member.value);
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     /// Writes `null` for a value; false where it is that already.
@@ -248,8 +250,8 @@ impl Cuts {
     ) -> Result<(), ScanError> {
         let mut kept_before = false;
         let mut run: Option<Range<usize>> = None;
-        for member in Members::new(&answer[within.clone()]) {
-            let member = shifted(member?, within.start);
+        for member in members_in(answer, within) {
+            let member = member?;
             if goes(&member)? {
                 let start = run.map_or(member.segment.start, |run| run.start);
                 run = Some(start..member.segment.end);
@@ -303,6 +305,12 @@ fn says_nothing_else(object: &[u8]) -> Result<bool, ScanError> {
         }
     }
     Ok(has_it)
+}
+
+/// The members of an object within an answer.
+fn members_in(answer: &[u8], within: Range<usize>) -> impl Iterator<Item = Result<Member, ScanError>> {
+    let start = within.start;
+    Members::new(&answer[within]).map(move |member| member.map(|member| shifted(member, start)))
 }
 
 /// A member of an object that starts at `by`.

@@ -4,17 +4,17 @@
 //! fuzzer would run is compiled and run in every test run. See README.md.
 
 mod answers;
+mod arrays;
 mod events;
 mod files;
-mod pickle;
 mod prompts;
 mod splice;
 mod sr;
 
 pub use answers::answers;
+pub use arrays::arrays;
 pub use events::events;
 pub use files::files;
-pub use pickle::pickle;
 pub use prompts::{requests, tokens};
 pub use splice::splice;
 pub use sr::sr;
@@ -30,7 +30,7 @@ pub const TARGETS: [(&str, Law); 8] = [
     ("events", events),
     ("answers", answers),
     ("files", files),
-    ("pickle", pickle),
+    ("arrays", arrays),
     ("sr", sr),
 ];
 

@@ -7,9 +7,10 @@ use std::time::Instant;
 use semmoe_engines::http::{BaseUrl, HttpClient};
 use semmoe_engines::probe::{Probe, Target};
 use semmoe_engines::tls::ClientTls;
-use semmoe_engines::{Dialect, Engine, RankBase};
+use semmoe_engines::{Dialect, Engine};
 use semmoe_tables::RankId;
 use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::config::BackendConfig;
 use crate::credentials::Seen;
@@ -47,17 +48,12 @@ pub(crate) struct Backend {
     pub(crate) config: BackendConfig,
     pub(crate) name: String,
     pub(crate) engine: Engine,
-    /// One, or one for each rank.
-    pub(crate) urls: Vec<BaseUrl>,
     /// The way to it: connections, and its key.
     pub(crate) client: HttpClient,
     /// Its certificates, where it is spoken to over TLS.
     pub(crate) tls: Option<Arc<ClientTls>>,
     /// Its key's and certificates' files.
     pub(crate) files_seen: Seen,
-    pub(crate) configured_ranks: Option<u16>,
-    pub(crate) configured_placement: Option<String>,
-    configured_rank_base: Option<RankBase>,
     /// Whether its pins take effect.
     pub(crate) pins: PinRecord,
     /// The engine said that it keeps no prefixes, for the path of requests.
@@ -85,19 +81,22 @@ pub(crate) struct Backend {
     last_heard: Mutex<Instant>,
 }
 
+/// A backend, and the end of the tasks that watch it.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    pub(crate) backend: Arc<Backend>,
+    pub(crate) stop: CancellationToken,
+}
+
 impl Backend {
     pub(crate) fn new(config: &BackendConfig, client: Client) -> Self {
         Self {
             config: config.clone(),
             name: config.name.clone(),
             engine: config.engine,
-            urls: config.urls.clone(),
             client: client.http,
             tls: client.tls,
             files_seen: client.seen,
-            configured_ranks: config.ranks,
-            configured_placement: config.placement_digest.clone(),
-            configured_rank_base: config.rank_base,
             pins: PinRecord::default(),
             keeps_no_prefixes: AtomicBool::new(false),
             live: BackendLive::default(),
@@ -116,13 +115,13 @@ impl Backend {
 
     /// The input of a probe.
     pub(crate) fn target(&self) -> Target<'_> {
-        Target { engine: self.engine, urls: &self.urls, rank_base: self.configured_rank_base }
+        Target { engine: self.engine, urls: &self.config.urls, rank_base: self.config.rank_base }
     }
 
     /// Where a request to this rank goes; without one, to the first URL.
     pub(crate) fn url(&self, dialect: &Dialect, rank: Option<RankId>) -> Option<&BaseUrl> {
-        let of_rank = rank.and_then(|rank| self.urls.get(dialect.url_index(rank)));
-        of_rank.or(self.urls.first())
+        let of_rank = rank.and_then(|rank| self.config.urls.get(dialect.url_index(rank)));
+        of_rank.or(self.config.urls.first())
     }
 
     /// Whether a rank can be believed to hold the prompts that were sent to it. An engine that does not report it has

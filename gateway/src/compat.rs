@@ -9,7 +9,7 @@ use semmoe_tables::{Attention, ModelInfo, Tables};
 use semmoe_text::PromptEncoder;
 
 use crate::backend::Backend;
-use crate::snapshot::Member;
+use crate::snapshot::{Member, Model};
 
 /// Why tables, model and backend do not belong together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -172,6 +172,13 @@ pub(crate) fn with_model(tables: &Tables, what: &'static str, other: &ModelInfo)
     tables.model().check_compatible(other).map_err(|error| Incompatible::Model { what, cause: error.to_string() })
 }
 
+/// Tables against the model's tokenizer and the tables of all its backends, which `what` names in errors.
+pub(crate) fn with_other_files(tables: &Tables, model: &Model, what: &'static str) -> Result<(), Incompatible> {
+    with_tokenizer(tables, model.encoder())?;
+    let others = model.members.iter().filter_map(|member| member.tables.as_ref());
+    others.map(|other| other.tables.model()).try_for_each(|other| with_model(tables, what, other))
+}
+
 /// Who knows which placement a backend runs.
 pub(crate) fn placement_source(probe: &Probe, declared: Option<&str>, tables: Option<&Tables>) -> &'static str {
     let server = probe.server.as_ref();
@@ -211,7 +218,7 @@ pub(crate) fn with_backend(
     let server = probe.server.as_ref();
     // One that can be switched has as many ranks as it reports.
     let switches = server.is_some_and(ServerInfo::switches) && probe.dp_size.is_some();
-    let configured = backend.configured_ranks.filter(|_| !switches).or(known);
+    let configured = backend.config.ranks.filter(|_| !switches).or(known);
     if let (Some(server), Some(tables)) = (server, tables)
         && let Some(layout) = server.layout_without_tables()
     {
@@ -219,11 +226,11 @@ pub(crate) fn with_backend(
             with_model(tables, "the backend", &model)?;
         }
         let layout = layout.to_owned();
-        return Ok(Fit::unpinned(probe, backend.urls.len(), Unpinned::Layout { layout }));
+        return Ok(Fit::unpinned(probe, backend.config.urls.len(), Unpinned::Layout { layout }));
     }
     let expected = expected_ranks(tables, configured)?;
     // The operator's setting wins over the engine's, with a warning, as pins are verified anyway.
-    let must_agree = configured.is_none() || backend.urls.len() > 1;
+    let must_agree = configured.is_none() || backend.config.urls.len() > 1;
     if let (Some(found), Some(expected), true) = (probe.dp_size, expected, must_agree) {
         same_ranks("the backend has", found, expected_name(configured), expected)?;
     }
@@ -235,7 +242,7 @@ pub(crate) fn with_backend(
             with_server(tables, server)?;
         }
     }
-    let (dialect, urls) = (probe.dialect, backend.urls.len());
+    let (dialect, urls) = (probe.dialect, backend.config.urls.len());
     Ok(match (configured.or(probe.dp_size), &probe.doubt) {
         (_, Some(doubt)) if configured.is_none() || urls > 1 => Fit::unpinned(probe, urls, doubt.clone().into()),
         (Some(ranks), _) => Fit { ranks, dialect, unpinned: None },

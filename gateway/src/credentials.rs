@@ -34,11 +34,8 @@ impl Seen {
 
 /// Looks at all files in an interval, until `stop`.
 pub(crate) async fn watch(core: Arc<Core>, listeners: ListenerTls, stop: CancellationToken) {
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(core.config().server.credentials_interval) => {}
-        }
+    let pause = || tokio::time::sleep(core.config().server.credentials_interval);
+    while stop.run_until_cancelled(pause()).await.is_some() {
         let (core, listeners) = (Arc::clone(&core), listeners.clone());
         // A panic in it was logged by its thread; the next look is another try.
         let _ = tokio::task::spawn_blocking(move || refresh(&core, &listeners)).await;

@@ -13,6 +13,12 @@ use crate::compat::Incompatible;
 use crate::config::ConfigError;
 use crate::trust::{REQUEST_ID, RequestId};
 
+/// Known values, for messages.
+pub(crate) fn listed(known: impl Iterator<Item = String>) -> String {
+    let known: Vec<String> = known.collect();
+    if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+}
+
 /// Why a gateway does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -102,6 +108,14 @@ pub enum StartError {
         /// The runtime's message.
         cause: String,
     },
+}
+
+impl StartError {
+    /// The error about tables that do not fit this backend, for `map_err`.
+    pub(crate) fn incompatible(backend: &str) -> impl Fn(Incompatible) -> Self {
+        let backend = backend.to_owned();
+        move |source| Self::Incompatible { backend: backend.clone(), source }
+    }
 }
 
 /// Why a request is answered by the gateway and not by an engine.

@@ -250,7 +250,6 @@ impl Running {
     }
 
     fn backend(&self, name: &str) -> Option<Arc<Backend>> {
-        let snapshot = self.core.snapshot();
-        snapshot.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name).cloned()
+        self.core.snapshot().backend(name).cloned()
     }
 }

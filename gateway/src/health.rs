@@ -17,9 +17,8 @@ use std::time::Instant;
 use semmoe_engines::http::{AnswerLimits, HttpError};
 use semmoe_engines::probe::{self, Probe};
 use semmoe_engines::vllm;
-use tokio_util::sync::CancellationToken;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Watched};
 use crate::compat::Incompatible;
 use crate::gate::Aside;
 use crate::pins;
@@ -38,14 +37,19 @@ pub(crate) enum Verdict {
 
 /// Asks a backend for everything, and opens or closes it accordingly.
 pub(crate) async fn probe_fully(core: &Core, backend: &Arc<Backend>) -> Verdict {
-    let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
+    let found = ask(core, backend).await;
     if found.is_ok()
-        && let Some(url) = backend.urls.first()
+        && let Some(url) = backend.config.urls.first()
     {
         let first = vllm::first_model(&backend.client, url, &core.probe_limits()).await;
         backend.set_max_model_len(first.ok().flatten().and_then(|model| model.max_model_len));
     }
     admit(core, backend, found).await
+}
+
+/// One full probe, with the patience of [`Core::patient_limits`].
+pub(crate) async fn ask(core: &Core, backend: &Backend) -> Result<Probe, HttpError> {
+    probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await
 }
 
 /// Asks a backend for everything, and judges it again if it answers otherwise than before: an engine that was restarted
@@ -119,7 +123,7 @@ impl Identity {
 }
 
 /// Watches a backend until `stop`.
-pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
+pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
     tokio::select! {
         () = stop.cancelled() => {}
         () = watch_server(&core, &backend) => {}

@@ -74,7 +74,7 @@ mod watchers;
 
 pub use backend::Health;
 pub use compat::Incompatible;
-pub use config::{Access, Meanwhile, RawClientTls, RawServerTls, SwitchMode, TlsVersion};
+pub use config::{Access, Meanwhile, RawServerTls, SwitchMode, TlsVersion};
 pub use config::{
     Config, ConfigError, Forward, LogFormat, LogLevel, Override, RawAuth, RawBackend, RawBreaker, RawConfig,
     RawDiscovery, RawDrain, RawHealth, RawKey, RawKubernetes, RawLimits, RawLog, RawModel, RawQueue, RawRetry,

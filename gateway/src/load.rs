@@ -74,7 +74,7 @@ pub(crate) fn model(
     }
     for (at, member) in members.iter().enumerate() {
         compat::within_limit(member.ranks, &members[..at], all.limits.ranks)
-            .map_err(|source| StartError::Incompatible { backend: member.backend.name.clone(), source })?;
+            .map_err(StartError::incompatible(&member.backend.name))?;
     }
     let pool = match old {
         Some(old) => next_pool(old.model, old.config, &members, &plan, all, metrics),
@@ -175,7 +175,7 @@ fn load_member(
         Some(old) => Arc::clone(&old.backend),
         None => Arc::new(Backend::new(config, outgoing::client(config, all.timeouts.connect)?)),
     };
-    let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
+    let refuse = StartError::incompatible(&config.name);
     let tables = match &config.tables {
         Some(path) => Some(open_tables(path, config, &tables::spool(all), text, other)?),
         None => None,
@@ -216,11 +216,11 @@ fn open_tables(
     text: Option<&Text>,
     other: Option<&Tables>,
 ) -> Result<(Tables, Origin), StartError> {
-    let refuse = |source| StartError::Incompatible { backend: config.name.clone(), source };
+    let refuse = StartError::incompatible(&config.name);
     let opened = tables::open(path, spool);
     let (tables, stamp) = opened.map_err(|source| StartError::Tables { backend: config.name.clone(), source })?;
-    compat::with_declared(&tables, config.placement_digest.as_deref()).map_err(refuse)?;
-    compat::with_tokenizer(&tables, text.map(|text| &text.tokenizer)).map_err(refuse)?;
+    compat::with_declared(&tables, config.placement_digest.as_deref()).map_err(&refuse)?;
+    compat::with_tokenizer(&tables, text.map(|text| &text.tokenizer)).map_err(&refuse)?;
     if let Some(other) = other {
         compat::with_model(&tables, "another backend's tables", other.model()).map_err(refuse)?;
     }

@@ -26,11 +26,7 @@ const MAX_PAUSE: u32 = 150;
 pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
     let Some(mut least) = resident_bytes() else { return };
     let (mut pause, mut looks) = (1, 0);
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(EVERY) => {}
-        }
+    while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
         let held = core.body_memory.held_bytes() + core.metrics.trust.open_exchanges() * STREAM_BYTES;
         let Some(now) = resident_bytes() else { return };
         least = least.min(now);

@@ -13,9 +13,8 @@ use semmoe_engines::probe::Probe;
 use semmoe_engines::verify::{self, Evidence, Observation, PinTarget, PinWatch, Pins, ProbePlan, Schedule};
 use semmoe_engines::{Carrier, Dialect, Engine, Route};
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Watched};
 use crate::health;
 use crate::state::Core;
 
@@ -122,7 +121,7 @@ impl Subject {
 /// Verifies the pins of an engine that was just probed, before it gets requests.
 pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
     backend.pins.reset();
-    let ranks = backend.configured_ranks.or(probe.dp_size).unwrap_or(0);
+    let ranks = backend.config.ranks.or(probe.dp_size).unwrap_or(0);
     if ranks > core.config().limits.ranks {
         return;
     }
@@ -139,7 +138,7 @@ pub(crate) async fn first_look(core: &Core, backend: &Backend, probe: &Probe) {
 }
 
 /// Watches a backend until `stop`.
-pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
+pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
     stop.run_until_cancelled(keep_verified(&core, &backend)).await;
 }
 
@@ -173,7 +172,7 @@ async fn round(core: &Core, backend: &Backend, subject: &Subject) {
     let _one = backend.pins.round.lock().await;
     let number = backend.pins.locked(|state| state.schedule.rounds());
     let plan = ProbePlan::round(number, subject.ranks);
-    let target = PinTarget { engine: backend.engine, urls: &backend.urls, dialect: &subject.dialect };
+    let target = PinTarget { engine: backend.engine, urls: &backend.config.urls, dialect: &subject.dialect };
     let shown = verify::probe(&backend.client, &target, &plan, &PROBE_LIMITS).await;
     backend.pins.locked(|state| state.schedule.ended(shown.is_ok()));
     match shown {

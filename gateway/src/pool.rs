@@ -19,7 +19,7 @@ use semmoe_tables::RankId;
 
 use crate::metrics::Metrics;
 pub(crate) use lease::Lease;
-use lease::{Counted, Ghost};
+use lease::{Charge, Counted};
 
 thread_local! {
     /// Room for decisions of this thread.
@@ -44,7 +44,7 @@ impl Slot {
 
 /// All slots of one model.
 pub(crate) struct Pool {
-    /// In the order of their backends; at most 65,535 ([`Limits::ranks`](crate::config::Limits::ranks)).
+    /// In the order of their backends; at most 65,535 ([`RawLimits::ranks`](crate::config::RawLimits::ranks)).
     slots: Vec<Slot>,
     router: Router,
     shadow: Option<Shadow>,
@@ -148,22 +148,20 @@ impl Pool {
         remember: impl Fn(usize) -> bool,
     ) -> Option<(Lease, Choice)> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        let decision = self.decide(&self.router, policy, prompt, admit, sequence)?;
-        let slot = self.slots.get(usize::from(decision.choice.rank))?;
+        let (decision, slot) = self.decide(&self.router, policy, prompt, admit, sequence)?;
         let watched = policy.watched().zip(self.shadow.as_ref()).and_then(|(watched, shadow)| {
-            let decision = self.decide(&shadow.router, watched, prompt, admit, sequence)?;
-            let slot = self.slots.get(usize::from(decision.choice.rank))?;
+            let (decision, slot) = self.decide(&shadow.router, watched, prompt, admit, sequence)?;
             Some((shadow, decision, slot))
         });
         let new_blocks = self.router.assign(&decision, prompt.blocks, remember(slot.backend));
         let ghost = watched.map(|(shadow, watched, slot)| {
             let new_blocks = shadow.router.assign(&watched, prompt.blocks, remember(slot.backend));
             shadow.comparison.add(&decision, &watched);
-            Ghost { slot: watched.choice.rank, work: watched.work, new_blocks }
+            Charge { slot: watched.choice.rank, work: watched.work, new_blocks }
         });
         slot.inflight.inc();
-        let counted =
-            Counted { pool: Arc::clone(self), slot: decision.choice.rank, work: decision.work, new_blocks, ghost };
+        let real = Charge { slot: decision.choice.rank, work: decision.work, new_blocks };
+        let counted = Counted { pool: Arc::clone(self), real, ghost };
         let lease = Lease::on_rank(slot, counted);
         Some((lease, decision.choice))
     }
@@ -178,8 +176,7 @@ impl Pool {
         inflight: impl FnOnce(usize) -> Gauge,
     ) -> Option<Lease> {
         let sequence = self.unranked_sequence.fetch_add(1, Ordering::Relaxed);
-        let decision = self.decide(&self.router, policy, prompt, admit, sequence)?;
-        let backend = self.slots.get(usize::from(decision.choice.rank))?.backend;
+        let (_, &Slot { backend, .. }) = self.decide(&self.router, policy, prompt, admit, sequence)?;
         Some(Lease::on_backend(backend, inflight(backend)))
     }
 
@@ -190,10 +187,11 @@ impl Pool {
         prompt: &Prompt<'_>,
         admit: Admit<'_>,
         sequence: u64,
-    ) -> Option<Decision> {
+    ) -> Option<(Decision, &Slot)> {
         let admits = |rank: u16| admit.is_none_or(|admit| self.slots.get(usize::from(rank)).is_some_and(admit));
         let admits: Option<&dyn Fn(u16) -> bool> = if admit.is_some() { Some(&admits) } else { None };
-        SCRATCH.with_borrow_mut(|scratch| router.decide(policy, prompt, sequence, admits, scratch))
+        let decision = SCRATCH.with_borrow_mut(|scratch| router.decide(policy, prompt, sequence, admits, scratch))?;
+        Some((decision, self.slots.get(usize::from(decision.choice.rank))?))
     }
 
     /// The real router, and that of the shadow.

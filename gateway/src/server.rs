@@ -98,31 +98,23 @@ impl Server {
     }
 }
 
-/// The service of a listener.
-pub(crate) trait Serves:
-    HttpService<
+/// A trait that stands for these bounds: Rust has no other name for a set of them.
+macro_rules! bounds {
+    ($(#[$doc:meta])* $name:ident: $($bounds:tt)+) => {
+        $(#[$doc])*
+        pub(crate) trait $name: $($bounds)+ {}
+        impl<S: $($bounds)+> $name for S {}
+    };
+}
+
+bounds! {
+    /// The service of a listener.
+    Serves: HttpService<
         Incoming,
         Future: Send + 'static,
         ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
         Error: Into<BoxError>,
-    > + Clone
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<S> Serves for S where
-    S: HttpService<
-            Incoming,
-            Future: Send + 'static,
-            ResBody: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
-            Error: Into<BoxError>,
-        > + Clone
-        + Send
-        + Sync
-        + 'static
-{
+    > + Clone + Send + Sync + 'static
 }
 
 /// The routes of a plane without latency requirements.

@@ -47,6 +47,13 @@ pub(crate) struct Model {
     pub(crate) pool: Arc<Pool>,
 }
 
+impl Model {
+    /// The encoder of its prompts, where it has one.
+    pub(crate) fn encoder(&self) -> Option<&PromptEncoder> {
+        self.text.as_deref().map(|text| &text.tokenizer)
+    }
+}
+
 /// The encoder of a model's prompts.
 pub(crate) struct Text {
     pub(crate) tokenizer: PromptEncoder,
@@ -162,6 +169,17 @@ impl Snapshot {
     /// Where this very backend is; there may be another one of its name by now.
     pub(crate) fn position(&self, backend: &Arc<Backend>) -> Option<(usize, usize)> {
         self.find(&backend.name).filter(|(model, at)| Arc::ptr_eq(&self.models[*model].members[*at].backend, backend))
+    }
+
+    /// The backend of this name.
+    pub(crate) fn backend(&self, name: &str) -> Option<&Arc<Backend>> {
+        self.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name)
+    }
+
+    /// The model and backend at a position that [`Snapshot::find`] or [`Snapshot::position`] returned.
+    pub(crate) fn at(&self, (model, member): (usize, usize)) -> (&Model, &Member) {
+        let model: &Model = &self.models[model];
+        (model, &model.members[member])
     }
 
     /// All backends with their models.

@@ -23,7 +23,7 @@ use crate::live::Live;
 use crate::metrics::Metrics;
 use crate::otlp::Tracer;
 use crate::reload::Reloads;
-use crate::snapshot::{Member, Model, Snapshot, Text};
+use crate::snapshot::{Member, Model, Snapshot};
 use crate::switching::Records;
 use crate::tables::{FreshTables, Lanes, check_fit};
 use crate::trust::{self, Caller};
@@ -210,14 +210,13 @@ impl Core {
         let Some(at) = snapshot.position(backend) else { return Ok(()) };
         // Kept even if it is refused below: tables that fit it may be loaded next.
         backend.set_probe(probe.clone());
-        let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
+        let (model, member) = snapshot.at(at);
         let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-        let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
-        let fit = compat::with_backend(probe, tables, tokenizer, backend, None);
+        let fit = compat::with_backend(probe, tables, model.encoder(), backend, None);
         let fit = fit.or_else(|refusal| match refusal {
             // It served with these tables before: losing affinity is better than losing the backend.
             Incompatible::Ranks { .. } if member.ranks > 0 && backend.served() => {
-                Ok(Fit::unpinned(probe, backend.urls.len(), refusal.into()))
+                Ok(Fit::unpinned(probe, backend.config.urls.len(), refusal.into()))
             }
             refusal => Err(refusal),
         })?;
@@ -252,13 +251,13 @@ impl Core {
             backend = backend.name,
             version = probe.version.as_deref().unwrap_or("unknown"),
             ranks,
-            placement_by = compat::placement_source(probe, backend.configured_placement.as_deref(), tables),
+            placement_by = compat::placement_source(probe, backend.config.placement_digest.as_deref(), tables),
             "backend probed"
         );
         if let Some(why) = &fit.unpinned {
             tracing::warn!(backend = backend.name, %why, "requests are not pinned, but routed by load");
         }
-        if let (Some(found), Some(configured)) = (probe.dp_size, backend.configured_ranks)
+        if let (Some(found), Some(configured)) = (probe.dp_size, backend.config.ranks)
             && found != configured
         {
             tracing::warn!(
@@ -354,7 +353,7 @@ impl Core {
             let seen = self.snapshot();
             let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
             let at = seen.find(backend).ok_or_else(gone)?;
-            let member = &seen.models[at.0].members[at.1];
+            let (_, member) = seen.at(at);
             let probe = member.backend.last_probe();
             check_fit(&seen, at, &fresh)
                 .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;

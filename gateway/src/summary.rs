@@ -116,7 +116,7 @@ fn describe(model: &Model) -> String {
 
 fn backend(member: &Member) -> String {
     let backend = &member.backend;
-    let urls: Vec<String> = backend.urls.iter().map(ToString::to_string).collect();
+    let urls: Vec<String> = backend.config.urls.iter().map(ToString::to_string).collect();
     let ranks = if member.ranks > 0 { member.ranks.to_string() } else { "probed".to_owned() };
     let mut line = format!("backend '{}': {} at {}, ranks {ranks}", backend.name, backend.engine, urls.join(" "));
     if let Some(loaded) = &member.tables {

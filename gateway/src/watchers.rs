@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::backend::Backend;
+use crate::backend::Watched;
 use crate::snapshot::Snapshot;
 use crate::state::Core;
 use crate::{health, pins, switching};
@@ -17,11 +17,6 @@ pub(crate) struct Watchers {
     /// Ends all of them.
     stop: CancellationToken,
     watched: Mutex<Vec<Watched>>,
-}
-
-struct Watched {
-    backend: Arc<Backend>,
-    stop: CancellationToken,
 }
 
 impl Watchers {
@@ -40,11 +35,11 @@ impl Watchers {
             if watched.iter().any(|it| Arc::ptr_eq(&it.backend, backend)) {
                 continue;
             }
-            let stop = self.stop.child_token();
-            self.tasks.spawn(pins::watch(Arc::clone(core), Arc::clone(backend), stop.clone()));
-            self.tasks.spawn(health::watch(Arc::clone(core), Arc::clone(backend), stop.clone()));
-            self.tasks.spawn(switching::watch(Arc::clone(core), Arc::clone(backend), stop.clone()));
-            watched.push(Watched { backend: Arc::clone(backend), stop });
+            let new = Watched { backend: Arc::clone(backend), stop: self.stop.child_token() };
+            self.tasks.spawn(pins::watch(Arc::clone(core), new.clone()));
+            self.tasks.spawn(health::watch(Arc::clone(core), new.clone()));
+            self.tasks.spawn(switching::watch(Arc::clone(core), new.clone()));
+            watched.push(new);
         }
     }
 

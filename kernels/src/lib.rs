@@ -10,6 +10,7 @@
 //! | `element` | f32, f16, bf16: to f32 and back with the bits of a GPU |
 //! | [`collectives`] | the collectives as one rank calls them, over messages and shared memory |
 //! | `argsort` | stable order of items by destination: permutation, inverse, offsets |
+//! | `hash` | of words in order, for digests that ranks compare |
 //! | `nodes` | ranks of a unit on their nodes: inside a node, across nodes |
 //! | `split` | which rows go to which rank: contiguous, or shuffled |
 //! | [`sr`] | experts as sparse residuals on a shared expert: encode, fused decode and add |
@@ -24,6 +25,7 @@ pub mod collectives;
 mod dispatch;
 mod element;
 mod error;
+mod hash;
 mod nodes;
 mod norm;
 pub mod reference;
@@ -37,6 +39,7 @@ pub use argsort::{Destination, RankOrder, argsort_by_rank, argsort_into};
 pub use dispatch::{DispatchPlan, RankRows};
 pub use element::{Dtype, Element};
 pub use error::KernelError;
+pub use hash::mix;
 pub use nodes::NodeGrid;
 pub use norm::{NORM_LANES, inverse_rms};
 pub use rows::add_weighted_rows;

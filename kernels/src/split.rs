@@ -2,6 +2,7 @@
 
 use crate::argsort::RankOrder;
 use crate::error::{KernelError, check_count, check_len};
+use crate::hash::mix;
 
 /// The rows of n tokens over P ranks. Rank p has the positions `offsets[p]..offsets[p + 1]`; position i is token
 /// `permutation[i]`, or token i where there is no permutation. A value is valid: offsets ascend from 0 to n, and every
@@ -77,7 +78,6 @@ impl<'a> RowSplit<'a> {
     /// disagree.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         let offsets = self.offsets.iter().fold(self.offsets.len() as u64, |hash, &word| mix(hash, u64::from(word)));
         let Some(permutation) = self.permutation else { return offsets };
         // Four chains, as one would wait for each multiplication.

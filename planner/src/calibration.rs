@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 use crate::error::positive;
 use crate::step::Constants;
-pub use fit::{StepPoint, errors, fit};
+pub use fit::{StepPoint, errors, fit, fit_contention};
 
 /// Fitted constants and their residuals, as a JSON file has them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

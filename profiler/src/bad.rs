@@ -29,10 +29,16 @@ pub(crate) fn allowed_bad(share: f64, total: usize) -> usize {
     (share * total as f64).floor() as usize
 }
 
-pub(crate) fn check_share(share: f64) -> Result<(), ProfilerError> {
-    if (0.0..=1.0).contains(&share) {
-        return Ok(());
-    }
-    let (found, expected) = (share.to_string(), "a share between 0 and 1");
-    Err(ProfilerError::Option { option: "max_bad", found, expected })
+pub(crate) fn check_share(option: &'static str, share: f64) -> Result<(), ProfilerError> {
+    check((0.0..=1.0).contains(&share), option, share, "a share between 0 and 1")
+}
+
+/// Refuses the value of an option that is not `good`.
+pub(crate) fn check(
+    good: bool,
+    option: &'static str,
+    found: impl fmt::Display,
+    expected: &'static str,
+) -> Result<(), ProfilerError> {
+    if good { Ok(()) } else { Err(ProfilerError::Option { option, found: found.to_string(), expected }) }
 }

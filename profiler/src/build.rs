@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use semmoe_tables::{FormatError, ModelInfo, Phase, ProfileWriter, TraceWriter, directory_of};
 use serde::Serialize;
 
-use crate::bad::{allowed_bad, check_share};
+use crate::bad::{allowed_bad, check, check_share};
 use crate::merge::{MergeOptions, merge};
 use crate::origin::Origin;
 use crate::{BadRecord, ProfilerError, Progress};
@@ -78,19 +78,14 @@ impl BuildOptions {
     }
 
     fn validate(&self) -> Result<(), ProfilerError> {
-        let bad = |option, found: String, expected| Err(ProfilerError::Option { option, found, expected });
-        if self.threads == 0 {
-            return bad("threads", "0".into(), "at least 1");
-        }
-        if let Some(HoldOut { share, .. }) = &self.hold_out
-            && !(0.0..=1.0).contains(share)
-        {
-            return bad("hold_out", share.to_string(), "a share between 0 and 1");
+        check(self.threads > 0, "threads", 0, "at least 1")?;
+        if let Some(HoldOut { share, .. }) = self.hold_out {
+            check_share("hold_out", share)?;
         }
         if !self.weight_by_domain {
             refuse_domains(&self.traces)?;
         }
-        check_share(self.max_bad)
+        check_share("max_bad", self.max_bad)
     }
 }
 

@@ -11,7 +11,6 @@
 //! | `dense` | dense layers that a configuration does not report |
 //! | [`show`](mod@show), [`html`] | what a trace or profile says of a model's routing, as figures and as a page with pictures |
 //! | [`import`](mod@import) | routing that others recorded, to a trace or to expert loads |
-//! | [`pickle`] | array files of others, read without trust: `.pt`, `.npy`, `.npz` |
 //! | `build`, `merge` | profiles from traces, and added up: any size, in parallel, the same bytes in any order |
 //! | `origin` | where counts come from |
 //! | `bad` | records that were left out |
@@ -34,7 +33,6 @@ pub mod import;
 mod journal;
 mod merge;
 mod origin;
-pub mod pickle;
 mod progress;
 mod prompts;
 mod record;

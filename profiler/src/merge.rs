@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use semmoe_tables::{FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileRow, ProfileWriter, TokenId};
+use semmoe_tables::{
+    FormatError, LayerIdx, ModelInfo, Phase, Profile, ProfileRow, ProfileWriter, TokenId, in_parallel,
+};
 
 use crate::ProfilerError;
+use crate::bad::check;
 use crate::build::{BuildReport, DomainInput, DomainReport, refuse_domains, weigh};
 use crate::origin::Origin;
 
@@ -41,9 +44,7 @@ impl MergeOptions {
 /// Names the first profile that cannot be read or is of another model or phase; a count that overflows; no space on the
 /// disk. Nothing is written then.
 pub fn merge(options: &MergeOptions) -> Result<BuildReport, ProfilerError> {
-    if options.threads == 0 {
-        return Err(ProfilerError::Option { option: "threads", found: "0".into(), expected: "at least 1" });
-    }
+    check(options.threads > 0, "threads", 0, "at least 1")?;
     if !options.weight_by_domain {
         refuse_domains(&options.profiles)?;
     }
@@ -156,15 +157,8 @@ impl Merging<'_> {
         let vocabulary = self.model.vocab_size;
         let starts: Vec<u32> = (0..vocabulary).step_by(step as usize).collect();
         for window in starts.chunks(self.threads) {
-            let blocks: Vec<Result<Block, FormatError>> = std::thread::scope(|scope| {
-                let merge = |&start: &u32| {
-                    let tokens = start..start.saturating_add(step).min(vocabulary);
-                    scope.spawn(move || self.block(layer, tokens))
-                };
-                let threads: Vec<_> = window.iter().map(merge).collect();
-                threads.into_iter().map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-            });
-            for block in blocks {
+            let merge = |start: u32| self.block(layer, start..start.saturating_add(step).min(vocabulary));
+            for block in in_parallel(window, self.threads, merge) {
                 let block = block?;
                 let mut start = 0;
                 for (token, end) in block.rows {
@@ -183,8 +177,7 @@ impl Merging<'_> {
         let mut touched: Vec<u16> = Vec::new();
         for token in tokens {
             for Weighted { profile, multiplier } in self.inputs {
-                let row = profile.row(layer, TokenId::new(token));
-                for (&expert, &count) in row.experts.iter().zip(row.counts) {
+                for (expert, count) in profile.row(layer, TokenId::new(token)).iter() {
                     let sum = &mut sums[usize::from(expert)];
                     if *sum == 0 {
                         touched.push(expert);

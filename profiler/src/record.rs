@@ -12,7 +12,7 @@ use semmoe_engines::{Engine, Version, probe, vllm};
 use semmoe_tables::{ModelInfo, Provenance, TraceWriter, directory_of};
 use serde::Serialize;
 
-use crate::bad::check_share;
+use crate::bad::{check, check_share};
 use crate::dense::{Probed, probe as probe_alone};
 use crate::drive::{self, Driven, drive};
 use crate::journal::{Journal, Settings, partial_path};
@@ -105,26 +105,18 @@ impl RecordOptions {
     }
 
     fn validate(&self) -> Result<(), ProfilerError> {
-        let bad = |option, found: String, expected| Err(ProfilerError::Option { option, found, expected });
         if self.engine == Engine::Openai {
             return Err(ProfilerError::Engine { engine: self.engine });
         }
-        if self.max_tokens == 0 {
-            return bad("max_tokens", "0".into(), "at least 1");
+        check(self.max_tokens > 0, "max_tokens", 0, "at least 1")?;
+        check(self.concurrency > 0, "concurrency", 0, "at least 1")?;
+        check(self.max_prompt_tokens != Some(0), "max_prompt_tokens", 0, "at least 1")?;
+        if let Some(rate) = self.rate {
+            check((1e-6..=1e6).contains(&rate), "rate", rate, "requests a second, above 0")?;
         }
-        if self.concurrency == 0 {
-            return bad("concurrency", "0".into(), "at least 1");
-        }
-        if self.max_prompt_tokens == Some(0) {
-            return bad("max_prompt_tokens", "0".into(), "at least 1");
-        }
-        if let Some(rate) = self.rate.filter(|rate| !(1e-6..=1e6).contains(rate)) {
-            return bad("rate", rate.to_string(), "requests a second, above 0");
-        }
-        check_share(self.max_bad)?;
-        if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            return bad("temperature", self.temperature.to_string(), "a number, not below 0");
-        }
+        check_share("max_bad", self.max_bad)?;
+        let usable = self.temperature.is_finite() && self.temperature >= 0.0;
+        check(usable, "temperature", self.temperature, "a number, not below 0")?;
         check_directory(&self.out)
     }
 }

@@ -3,6 +3,7 @@
 use semmoe_tables::{Trace, TraceBuilder, TraceRequest};
 
 use crate::ProfilerError;
+use crate::bad::check_share;
 
 /// A trace to solve with and a trace to judge the result with; the second gets about `hold_out` (0..1) of the requests.
 /// Which request goes where depends on its prompt's tokens alone: not on its place, its continuation or the other
@@ -11,10 +12,7 @@ use crate::ProfilerError;
 /// # Errors
 /// When the share is not between 0 and 1.
 pub fn split(trace: &Trace, hold_out: f64) -> Result<(Trace, Trace), ProfilerError> {
-    if !(0.0..=1.0).contains(&hold_out) {
-        let (found, expected) = (hold_out.to_string(), "a share between 0 and 1");
-        return Err(ProfilerError::Option { option: "hold_out", found, expected });
-    }
+    check_share("hold_out", hold_out)?;
     let held = |request: TraceRequest<'_>| is_held(request, hold_out);
     let solve = TraceBuilder::select(trace, |_, request| !held(request))?;
     let judge = TraceBuilder::select(trace, |_, request| held(request))?;

@@ -64,7 +64,7 @@ impl Summary {
             tokens: trace.tokens() as u64,
             prompt_tokens: Some(trace.iter().map(|request| request.prompt_len() as u64).sum()),
             digest: trace.digest(),
-            ..Summary::of_profile(&crate::show::profile_of(trace)?)
+            ..Summary::of_profile(&Profile::of_trace(trace)?)
         })
     }
 
@@ -91,11 +91,7 @@ impl Summary {
 
 fn layer_summary(profile: &Profile, layer: usize) -> LayerSummary {
     let model = profile.model();
-    let mut loads = vec![0u64; usize::from(model.num_experts)];
-    for row in profile.layer_rows(LayerIdx::new(layer as u16)) {
-        row.experts.iter().zip(row.counts).for_each(|(&e, &count)| loads[usize::from(e)] += u64::from(count));
-    }
-    let even = evenness(&loads);
+    let even = evenness(&profile.expert_loads(LayerIdx::new(layer as u16)));
     LayerSummary {
         layer_id: model.layer_ids[layer],
         activations: even.total,

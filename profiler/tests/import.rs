@@ -1,5 +1,5 @@
 //! Imports of what SGLang's recorder, EPLB's users and NumPy write; tests/data/import/make.py made the files with real
-//! torch.
+//! torch, and semmoe-convert, which python/test_convert.py tests, made those in `converted` of them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use semmoe_tables::{LayerIdx, ModelInfo, Phase, Trace};
 const CREATED: &str = "2026-01-02T03:04:05Z";
 
 fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/import").join(name)
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/import");
+    if name.ends_with(".safetensors") { folder.join("converted").join(name) } else { folder.join(name) }
 }
 
 fn model() -> ModelInfo {
@@ -80,14 +81,14 @@ fn requests(trace: &Trace) -> Vec<(Vec<u32>, usize)> {
 
 #[test]
 fn per_token_dumps_become_traces_of_logical_experts() {
-    let import = Import::of(Format::Sglang, &["per_token_0.pt"]);
+    let import = Import::of(Format::Sglang, &["per_token_0.pt.safetensors"]);
     let report = import.run().unwrap();
     let expected =
         [(vec![1, 2, 3, 4], 4), (vec![50, 60, 70], 3), (vec![8], 0), (vec![9], 0), (vec![10, 11], 2), (vec![12], 0)];
     assert_eq!(requests(&import.trace()), expected);
     assert_eq!((report.records, report.repeated, report.bad_records, report.files), (3, 0, 0, 1));
     assert!(matches!(report.imported, Imported::Trace { requests: 6, tokens: 12, .. }));
-    assert_eq!(import.trace().provenance().source, "imported (sglang) from per_token_0.pt");
+    assert_eq!(import.trace().provenance().source, "imported (sglang) from per_token_0.pt.safetensors");
     // Prefill and decode are distinguished.
     for (phase, tokens) in [(Phase::Prefill, 9), (Phase::Decode, 3)] {
         let out = import.folder.path().join("profile");
@@ -100,9 +101,31 @@ fn build_profile(trace: &Path, out: &Path, phase: Phase) -> u64 {
     build(&options, &NoProgress).unwrap().tokens
 }
 
+/// Digests of the traces that were made of the dumps themselves, when they were read here.
+#[test]
+fn converted_dumps_give_the_same_traces() {
+    for (format, names, digest) in [
+        (Format::Sglang, &["per_token_0.pt"][..], "f394db966532db22cc7516528afc2f74ce5c0cfa15dacae112777f97b2215f45"),
+        (Format::Sglang, &["per_token_1.pt"], "e7388d573516f77008351a62846e3142cabd20f7d3438abfd3805d6041ee1111"),
+        (
+            Format::Sglang,
+            &["per_token_0.pt", "per_token_1.pt"],
+            "e7388d573516f77008351a62846e3142cabd20f7d3438abfd3805d6041ee1111",
+        ),
+        (Format::Sglang, &["per_token_bad.pt"], "d6179621a65a20c07019d2b51d18533390f5d87367287ff54299e8db12c4607f"),
+        (Format::Routes, &["routes.npz"], "19404a4231f50d151090fb0260797922762c6384cd5a716b214c9260ba6e824c"),
+    ] {
+        let files: Vec<String> = names.iter().map(|name| format!("{name}.safetensors")).collect();
+        let mut import = Import::of(format, &files.iter().map(String::as_str).collect::<Vec<_>>());
+        import.options.max_bad = 0.7;
+        import.run().unwrap();
+        assert_eq!(import.trace().digest(), digest, "{names:?}");
+    }
+}
+
 #[test]
 fn passes_that_every_rank_recorded_count_once() {
-    let import = Import::of(Format::Sglang, &["per_token_0.pt", "per_token_1.pt"]);
+    let import = Import::of(Format::Sglang, &["per_token_0.pt.safetensors", "per_token_1.pt.safetensors"]);
     let report = import.run().unwrap();
     assert_eq!((report.records, report.repeated), (7, 3));
     assert_eq!(requests(&import.trace()).last().unwrap(), &(vec![99], 1));
@@ -111,10 +134,10 @@ fn passes_that_every_rank_recorded_count_once() {
 
 #[test]
 fn bad_records_are_left_out_counted_and_named() {
-    let mut import = Import::of(Format::Sglang, &["per_token_bad.pt"]);
+    let mut import = Import::of(Format::Sglang, &["per_token_bad.pt.safetensors"]);
     import.refused(&[
         "2 of 3 records were bad, more than 0 allowed",
-        "per_token_bad.pt record 0",
+        "per_token_bad.pt.safetensors record 0",
         "shape [4, 6, 8]",
         "[4, 7, 2",
     ]);
@@ -131,11 +154,11 @@ fn bad_records_are_left_out_counted_and_named() {
 #[test]
 fn dumps_of_another_model_are_refused() {
     let with = |change: &dyn Fn(&mut ModelInfo)| {
-        let mut import = Import::of(Format::Sglang, &["per_token_0.pt"]);
+        let mut import = Import::of(Format::Sglang, &["per_token_0.pt.safetensors"]);
         change(&mut import.options.model);
         import
     };
-    with(&|model| model.num_experts = 16).refused(&["per_token_0.pt", "no slot for expert 8"]);
+    with(&|model| model.num_experts = 16).refused(&["per_token_0.pt.safetensors", "no slot for expert 8"]);
     with(&|model| model.num_experts = 6).refused(&["holds 6 at layer 1", "experts below 6"]);
     with(&|model| model.num_hidden_layers = 9).refused(&["4 layers, expected the model's 9 or its 3"]);
     with(&|model| model.top_k = 3).refused(&["2 experts, expected 3: another model"]);
@@ -147,30 +170,29 @@ fn dumps_of_another_model_are_refused() {
 #[test]
 fn what_is_no_dump_says_what_it_is() {
     for (name, said) in [
-        ("per_pass.pt", "per_pass counts experts without tokens"),
-        ("logcnt.pt", "a tensor without `records`"),
-        ("views.pt", "a dict without `records`"),
-        ("legacy.pt", "before 1.6"),
-        ("logcnt.npy", "not an archive"),
-        ("absent.pt", "cannot be read"),
+        ("per_pass.pt.safetensors", "per_pass counts experts without tokens"),
+        ("logcnt.pt.safetensors", "neither `records` nor `logical_count`"),
+        ("views.pt.safetensors", "neither `records` nor `logical_count`"),
+        ("config.json", "not a valid safetensors container"),
+        ("absent.safetensors", "cannot open"),
     ] {
         Import::of(Format::Sglang, &[name]).refused(&[name, said]);
     }
     Import::of(Format::Sglang, &[]).refused(&["no file"]);
-    Import::of(Format::Sglang, &["stat.pt", "per_token_0.pt"]).refused(&["files of one kind"]);
+    Import::of(Format::Sglang, &["stat.pt.safetensors", "per_token_0.pt.safetensors"]).refused(&["files of one kind"]);
 }
 
 #[test]
 fn counts_become_loads_and_never_a_profile() {
     let expected: Vec<u64> = (0..8).map(|expert| (0..3).map(|step| step * 32 + 8 + expert).sum()).collect();
     for (format, name) in [
-        (Format::Sglang, "stat.pt"),
-        (Format::Eplb, "stat.pt"),
-        (Format::Eplb, "logcnt.pt"),
-        (Format::Eplb, "logcnt_strided.pt"),
-        (Format::Eplb, "logcnt.npy"),
-        (Format::Eplb, "logcnt.npz"),
-        (Format::Eplb, "fortran.npy"),
+        (Format::Sglang, "stat.pt.safetensors"),
+        (Format::Eplb, "stat.pt.safetensors"),
+        (Format::Eplb, "logcnt.pt.safetensors"),
+        (Format::Eplb, "logcnt_strided.pt.safetensors"),
+        (Format::Eplb, "logcnt.npy.safetensors"),
+        (Format::Eplb, "logcnt.npz.safetensors"),
+        (Format::Eplb, "fortran.npy.safetensors"),
     ] {
         let import = Import::of(format, &[name]);
         let report = import.run().unwrap();
@@ -183,16 +205,31 @@ fn counts_become_loads_and_never_a_profile() {
         assert!(Trace::open(&import.options.out).is_err());
     }
     for (name, said) in [
-        ("routes.npz", "no array `logical_count`"),
-        ("objects.npy", "|O"),
-        ("make.py", "another ending"),
-        ("views.pt", "a dict, expected a tensor"),
+        ("routes.npz.safetensors", "no array `logical_count`"),
+        ("make.py", "not a valid safetensors container"),
+        ("views.pt.safetensors", "no array `logical_count`"),
     ] {
         Import::of(Format::Eplb, &[name]).refused(&[name, said]);
     }
-    let mut other = Import::of(Format::Eplb, &["logcnt.pt"]);
+    let mut other = Import::of(Format::Eplb, &["logcnt.pt.safetensors"]);
     other.options.model.num_experts = 16;
     other.refused(&["shape [4, 8], expected [layers, 16]"]);
+}
+
+#[test]
+fn files_of_torch_and_numpy_name_the_converter() {
+    for (format, name) in [
+        (Format::Sglang, "per_token_0.pt"),
+        (Format::Eplb, "logcnt.npy"),
+        (Format::Eplb, "logcnt.pt"),
+        (Format::Routes, "routes.npz"),
+        (Format::Routes, "absent.pth"),
+    ] {
+        let import = Import::of(format, &[name]);
+        let command = format!("`semmoe-convert {0}` writes {0}.safetensors", data(name).display());
+        import.refused(&[&command, "converted first"]);
+        assert_eq!(import.run().unwrap_err().to_string().lines().count(), 1);
+    }
 }
 
 #[test]
@@ -222,11 +259,11 @@ fn json_counts_as_sglang_reads_them() {
 
 #[test]
 fn loads_are_compared_with_a_profile() {
-    let trace = Import::of(Format::Sglang, &["per_token_0.pt"]);
+    let trace = Import::of(Format::Sglang, &["per_token_0.pt.safetensors"]);
     trace.run().unwrap();
     let profile = trace.folder.path().join("profile");
     build_profile(&trace.options.out, &profile, Phase::All);
-    let mut loads = Import::of(Format::Eplb, &["logcnt.pt"]);
+    let mut loads = Import::of(Format::Eplb, &["logcnt.pt.safetensors"]);
     loads.options.against = Some(profile.clone());
     let Imported::Loads(found) = loads.run().unwrap().imported else { panic!("loads") };
     for layer in &found.layers {
@@ -240,15 +277,14 @@ fn loads_are_compared_with_a_profile() {
 
 #[test]
 fn arrays_of_routes_become_traces() {
-    let import = Import::of(Format::Npz, &["routes.npz"]);
+    let import = Import::of(Format::Routes, &["routes.npz.safetensors"]);
     import.run().unwrap();
     assert_eq!(requests(&import.trace()), [(vec![1, 2, 3], 2), (vec![50, 60], 2)]);
-    Import::of(Format::Npz, &["compressed.npz"]).refused(&["compressed.npz", "numpy.savez"]);
-    Import::of(Format::Npz, &["logcnt.npz"]).refused(&["the array `logical_count.npy` is not known"]);
-    let mut other = Import::of(Format::Npz, &["routes.npz"]);
+    Import::of(Format::Routes, &["logcnt.npz.safetensors"]).refused(&["the array `logical_count` is not known"]);
+    let mut other = Import::of(Format::Routes, &["routes.npz.safetensors"]);
     other.options.model.top_k = 4;
     other.refused(&["`experts` has shape [5, 3, 2], expected [5, layers, 4]"]);
-    let mut small = Import::of(Format::Npz, &["routes.npz"]);
+    let mut small = Import::of(Format::Routes, &["routes.npz.safetensors"]);
     small.options.model.vocab_size = 40;
     small.refused(&["1 of 2 records", "request 1", "ids below 40"]);
 }

@@ -32,6 +32,13 @@ pub struct Work {
     pub pending: u64,
 }
 
+impl Work {
+    /// Tokens as they are counted: 1 to [`MAX_TOKENS`].
+    pub(crate) fn counted_tokens(&self) -> u64 {
+        self.tokens.clamp(1, MAX_TOKENS)
+    }
+}
+
 /// Load of the ranks: tokens and requests in flight, recent tokens, prices.
 ///
 /// Deterministic and of fixed size: time is counted in assigned requests, not read from a clock. Every count is an
@@ -197,7 +204,7 @@ impl Accounts {
     /// Counts a request in on `rank`. False, and nothing counted, if there is no such rank.
     pub fn assign(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        let tokens = work.tokens.clamp(1, MAX_TOKENS);
+        let tokens = work.counted_tokens();
         self.note_mean(tokens as f64);
         cell.count_in(tokens, work.pending.min(MAX_TOKENS));
         self.note_in(rank, tokens, &self.memory, |cell| &cell.recent);
@@ -220,7 +227,7 @@ impl Accounts {
     /// rank. More releases than assignments leave the counts at zero.
     pub fn release(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        cell.count_out(work.tokens.clamp(1, MAX_TOKENS), work.pending.min(MAX_TOKENS));
+        cell.count_out(work.counted_tokens(), work.pending.min(MAX_TOKENS));
         true
     }
 
@@ -229,7 +236,7 @@ impl Accounts {
     /// if there is no such rank. The size of the mean request keeps what it learned.
     pub fn take_back(&self, rank: u16, work: Work) -> bool {
         let Some(cell) = self.cell(rank) else { return false };
-        let tokens = work.tokens.clamp(1, MAX_TOKENS);
+        let tokens = work.counted_tokens();
         for (window, recent) in [(&self.memory, &cell.recent), (&self.window, &cell.latest)] {
             if window.take_back(rank, tokens) {
                 recent.remove(tokens);

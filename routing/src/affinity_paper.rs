@@ -7,7 +7,7 @@
 //! It is kept as the baseline: it evens out the number of requests, whatever their length, and by the end of each
 //! round the last request has no choice left ([`affinity`](crate::affinity) says what is done instead).
 
-use crate::policy::{Choice, Needs, Policy, RankLoad, Request, turn_start, turns_from};
+use crate::policy::{Choice, Needs, Policy, RankLoad, Request, available, turn_start, turns_from};
 
 /// The policy; see the module's text.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,7 +25,7 @@ impl Policy for AffinityPaper {
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
         let share = request.share.filter(|share| share.len() == loads.len());
         let score = |index: usize| share.map_or(0.0, |share| if share[index].is_finite() { share[index] } else { 0.0 });
-        let available = || loads.iter().enumerate().filter(|(_, load)| load.available);
+        let available = || available(loads);
         // All ranks had the same number of requests before this round.
         let round = available().map(|(_, load)| load.assigned_requests).min()?;
         let start = turn_start(loads.len(), sequence);

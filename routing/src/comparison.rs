@@ -106,7 +106,7 @@ impl Comparison {
 
     /// Adds what both policies did with one request.
     pub fn add(&self, acting: &Decision, watched: &Decision) {
-        let tokens = acting.work.tokens.clamp(1, crate::accounts::MAX_TOKENS);
+        let tokens = acting.work.counted_tokens();
         self.requests.fetch_add(1, Relaxed);
         self.tokens.fetch_add(tokens, Relaxed);
         self.same.fetch_add(u64::from(acting.choice.rank == watched.choice.rank), Relaxed);

@@ -31,7 +31,7 @@
 //! and on tokens times remote share; gamma is the second coefficient over the first. Policies hold their settings by
 //! value, so that a new gamma is a new policy in the place of the old one.
 
-use crate::policy::{Choice, RankLoad, Request, turn_start, turns_from};
+use crate::policy::{Choice, RankLoad, Request, available, turn_start, turns_from};
 use crate::settings::Settings;
 
 /// The weights of the cost; see the module's text.
@@ -244,7 +244,7 @@ pub(crate) fn cheapest(
 ) -> Option<(usize, bool)> {
     let (mut best, mut allowed) = (None, None);
     let start = turn_start(loads.len(), sequence);
-    let available = || loads.iter().enumerate().filter(|(_, load)| load.available);
+    let available = || available(loads);
     let candidate = |index: usize, load: &RankLoad, cost: f64| {
         let turn = turns_from(start, index, loads.len());
         Candidate { index, cost, burden: load.burden(), turn }

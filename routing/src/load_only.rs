@@ -4,7 +4,7 @@
 //! number: the same stream gives the same choices.
 
 use crate::hash::scramble;
-use crate::policy::{Choice, Policy, RankLoad, Request, turn_start, turns_from};
+use crate::policy::{Choice, Policy, RankLoad, Request, available, turn_start, turns_from};
 
 /// `random`: every available rank is as likely.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +20,7 @@ pub struct LeastLoad;
 
 /// Index of the `position`-th available rank.
 fn available_at(loads: &[RankLoad], position: u64) -> Option<usize> {
-    let available = loads.iter().enumerate().filter(|(_, load)| load.available);
+    let available = available(loads);
     available.map(|(index, _)| index).nth(usize::try_from(position).ok()?)
 }
 
@@ -62,7 +62,7 @@ impl Policy for LeastLoad {
     }
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
-        let available = loads.iter().enumerate().filter(|(_, load)| load.available);
+        let available = available(loads);
         let start = turn_start(loads.len(), sequence);
         let least =
             available.min_by_key(|(index, load)| (load.in_flight_tokens, turns_from(start, *index, loads.len())));

@@ -133,6 +133,11 @@ pub trait Policy: Send + Sync {
     }
 }
 
+/// The ranks that may be chosen, with their indices.
+pub(crate) fn available(loads: &[RankLoad]) -> impl Iterator<Item = (usize, &RankLoad)> {
+    loads.iter().enumerate().filter(|(_, load)| load.available)
+}
+
 /// The rank whose turn it is: the last word on ties.
 pub(crate) fn turn_start(ranks: usize, sequence: u64) -> usize {
     sequence.checked_rem(ranks as u64).unwrap_or(0) as usize

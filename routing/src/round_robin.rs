@@ -1,6 +1,6 @@
 //! `round_robin`: the available ranks strictly in turn, whatever the prompt.
 
-use crate::policy::{Choice, Policy, RankLoad, Request};
+use crate::policy::{Choice, Policy, RankLoad, Request, available};
 
 /// Request `i` goes to the `i mod n`-th of the `n` available ranks. The position lives in the caller's sequence number.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,9 +12,8 @@ impl Policy for RoundRobin {
     }
 
     fn choose(&self, request: &Request<'_>, loads: &[RankLoad], sequence: u64) -> Option<Choice> {
-        let available = loads.iter().filter(|load| load.available).count() as u64;
-        let position = sequence.checked_rem(available)?;
-        let (index, _) = loads.iter().enumerate().filter(|(_, load)| load.available).nth(position as usize)?;
+        let position = sequence.checked_rem(available(loads).count() as u64)?;
+        let (index, _) = available(loads).nth(position as usize)?;
         Choice::at(index, request, false)
     }
 }

@@ -59,6 +59,12 @@ pub(crate) struct Clustering {
 }
 
 impl Clustering {
+    /// Without replicas, and without a price on moves.
+    pub(crate) fn whole(problem: &Problem, group_of: Vec<u16>, plan: Plan, limits: Limits, iterations: u32) -> Self {
+        let load_excess = load_excess(problem, &group_of, limits);
+        Clustering { group_of, plan, load_excess, iterations, replicas: None, penalty: 0 }
+    }
+
     /// Local activations (with nodes their values) less what the moves cost.
     fn worth(&self) -> i128 {
         self.plan.primal - self.penalty
@@ -95,115 +101,91 @@ pub(crate) fn local_rate(value: i128, problem: &Problem) -> f64 {
     value as f64 / PROFIT_ONE / problem.total_activations() as f64
 }
 
+/// A problem to cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Task<'a> {
+    pub(crate) problem: &'a Problem,
+    /// [G] tokens that each group may take.
+    pub(crate) capacity: &'a [u64],
+    pub(crate) limits: Limits,
+    /// Where the experts are, if moves cost something.
+    pub(crate) home: Option<&'a Home>,
+}
+
 /// A start under way.
 struct Start<'a> {
-    problem: &'a Problem,
-    capacity: &'a [u64],
-    limits: Limits,
-    home: Option<&'a Home>,
+    task: Task<'a>,
     watch: Watch<'a>,
     iterations: u32,
 }
 
-/// Runs one start to its end, or until the watch stops it: then the best so far is returned, `None` before the first
-/// round of both steps is done.
-pub(crate) fn run_start(
-    problem: &Problem,
-    capacity: &[u64],
-    limits: Limits,
-    random: &mut fastrand::Rng,
-    watch: Watch<'_>,
-) -> Option<Clustering> {
-    let seed = seed_plan(problem, capacity, random, watch.stop)?;
-    run_seeded(problem, capacity, limits, &seed, watch)
+/// Runs one start to its end, whatever the home, or until the watch stops it: then the best so far is returned, `None`
+/// before the first round of both steps is done.
+pub(crate) fn run_start(task: Task<'_>, random: &mut fastrand::Rng, watch: Watch<'_>) -> Option<Clustering> {
+    let seed = seed_plan(task.problem, task.capacity, random, watch.stop)?;
+    run_seeded(task, &seed, watch)
 }
 
 /// The same from a spectral seed.
-pub(crate) fn run_spectral_start(
-    problem: &Problem,
-    capacity: &[u64],
-    limits: Limits,
-    random: &mut fastrand::Rng,
-    watch: Watch<'_>,
-) -> Option<Clustering> {
-    let seed = spectral_plan(problem, (capacity, &limits), random, watch.stop)?;
-    run_seeded(problem, capacity, limits, &seed, watch)
+pub(crate) fn run_spectral_start(task: Task<'_>, random: &mut fastrand::Rng, watch: Watch<'_>) -> Option<Clustering> {
+    let seed = spectral_plan(&task, random, watch.stop)?;
+    run_seeded(task, &seed, watch)
 }
 
-fn run_seeded(
-    problem: &Problem,
-    capacity: &[u64],
-    limits: Limits,
-    seed: &Plan,
-    watch: Watch<'_>,
-) -> Option<Clustering> {
-    let mut start = Start { problem, capacity, limits, home: None, watch, iterations: 0 };
-    let group_of = expert_step(problem, seed, &limits, None, None);
+fn run_seeded(task: Task<'_>, seed: &Plan, watch: Watch<'_>) -> Option<Clustering> {
+    let mut start = Start { task: Task { home: None, ..task }, watch, iterations: 0 };
+    let group_of = expert_step(task.problem, seed, &task.limits, None, None);
     let first = start.unit_step(group_of, None)?;
     Some(start.search(first))
 }
 
 /// Runs the start that begins where the experts are.
-pub(crate) fn run_from_home(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, home): (Limits, &Home),
-    watch: Watch<'_>,
-) -> Option<Clustering> {
-    let mut start = Start { problem, capacity, limits, home: Some(home), watch, iterations: 0 };
-    let first = start.unit_step(home.group_of().to_vec(), None)?;
+pub(crate) fn run_from_home(task: Task<'_>, watch: Watch<'_>) -> Option<Clustering> {
+    let mut start = Start { task, watch, iterations: 0 };
+    let first = start.unit_step(task.home?.group_of().to_vec(), None)?;
     Some(start.search(first))
 }
 
 /// A start's result, which knew nothing of where the experts are, once more with what their moves cost: its groups are
-/// renamed so that the fewest move, then both steps and the swaps go on from there.
-pub(crate) fn bring_home(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, home): (Limits, &Home),
-    found: Clustering,
-    watch: Watch<'_>,
-) -> Clustering {
-    let start = Start { problem, capacity, limits, home: Some(home), watch, iterations: found.iterations };
-    start.search(home.relabelled(found, &limits))
+/// renamed so that the fewest move, then both steps and the swaps go on from there. Without a home it is the result.
+pub(crate) fn bring_home(task: Task<'_>, found: Clustering, watch: Watch<'_>) -> Clustering {
+    let Some(home) = task.home else { return found };
+    Start { task, watch, iterations: found.iterations }.search(home.relabelled(found, &task.limits))
 }
 
 /// The exact unit step where the experts are, and nothing else.
-pub(crate) fn stay(problem: &Problem, capacity: &[u64], (limits, home): (Limits, &Home)) -> Clustering {
-    let group_of = home.group_of().to_vec();
-    let profit = weighed_profits(problem, &group_of, (limits.groups, limits.topology));
-    let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.solve(None);
-    let load_excess = load_excess(problem, &group_of, limits);
-    Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
+pub(crate) fn stay(task: Task<'_>) -> Clustering {
+    let plan = |transport: Transport<'_>| transport.solve(None);
+    task.as_it_is(plan, 1)
 }
 
 /// Swaps alone, from a clustering that is already there: at least as good.
-pub(crate) fn improve(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, home): (Limits, Option<&Home>),
-    best: Clustering,
-    watch: Watch<'_>,
-) -> Clustering {
-    let mut start = Start { problem, capacity, limits, home, watch, iterations: 0 };
+pub(crate) fn improve(task: Task<'_>, best: Clustering, watch: Watch<'_>) -> Clustering {
+    let mut start = Start { task, watch, iterations: 0 };
     let best = start.swap(best);
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// What a problem gets that no start has reached before the stop: contiguous experts, or those where they are, units by
-/// descending mass on the best group with room, prices of zero (which prove a bound, if a weak one).
-pub(crate) fn not_reached(problem: &Problem, capacity: &[u64], (limits, home): (Limits, Option<&Home>)) -> Clustering {
-    let each = problem.experts / limits.groups;
-    let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
-    let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of().to_vec());
-    let profit = weighed_profits(problem, &group_of, (limits.groups, limits.topology));
-    let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
-    let load_excess = load_excess(problem, &group_of, limits);
-    let contiguous =
-        Clustering { group_of, plan: transport.greedy(), load_excess, iterations: 0, replicas: None, penalty: 0 };
-    match limits.slots {
-        Some(slots) => replicas_not_reached(problem, capacity, (limits, slots), &contiguous),
-        None => contiguous,
+/// What a problem gets that no start has reached before the stop: units by descending mass on the best group with room,
+/// prices of zero (which prove a bound, if a weak one).
+pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
+    let found = task.as_it_is(|transport| transport.greedy(), 0);
+    match task.limits.slots {
+        Some(slots) => replicas_not_reached(task, slots, &found),
+        None => found,
+    }
+}
+
+impl Task<'_> {
+    /// The units assigned by `plan`, with experts where they are, else contiguous.
+    fn as_it_is(&self, plan: impl Fn(Transport<'_>) -> Plan, iterations: u32) -> Clustering {
+        let Task { problem, capacity, limits, home } = *self;
+        let each = problem.experts / limits.groups;
+        let contiguous = || (0..problem.column_load.len()).map(|at| (at % problem.experts / each) as u16).collect();
+        let group_of: Vec<u16> = home.map_or_else(contiguous, |home| home.group_of().to_vec());
+        let profit = weighed_profits(problem, &group_of, limits.groups, limits.topology);
+        let plan = plan(Transport { mass: &problem.mass, profit: &profit, capacity });
+        Clustering::whole(problem, group_of, plan, limits, iterations)
     }
 }
 
@@ -220,17 +202,16 @@ impl Start<'_> {
             return None;
         }
         self.iterations += 1;
-        let plan = unit_step(self.problem, &group_of, (self.capacity, &self.limits), price, self.watch.stop)?;
-        let load_excess = load_excess(self.problem, &group_of, self.limits);
-        let penalty = self.home.map_or(0, |home| home.penalty(&group_of));
-        Some(Clustering { group_of, plan, load_excess, iterations: self.iterations, replicas: None, penalty })
+        let Task { problem, limits, home, .. } = self.task;
+        let plan = unit_step(&self.task, &group_of, price, self.watch.stop)?;
+        let penalty = home.map_or(0, |home| home.penalty(&group_of));
+        Some(Clustering { penalty, ..Clustering::whole(problem, group_of, plan, limits, self.iterations) })
     }
 
     /// Swap passes, each followed by both steps, until they gain no more.
     fn swap(&mut self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.limits.swap_passes {
-            let around = (&self.limits, self.home);
-            let swapped = swap_pass(self.problem, &best.group_of, &best.plan.price, around, self.watch.stop);
+        for _ in 0..self.task.limits.swap_passes {
+            let swapped = swap_pass(&self.task, &best.group_of, &best.plan.price, self.watch.stop);
             let Some(swapped) = swapped.and_then(|group_of| self.unit_step(group_of, Some(&best.plan.price))) else {
                 break;
             };
@@ -244,39 +225,54 @@ impl Start<'_> {
     }
 
     /// Both steps in turn until they gain no more.
-    fn alternate(&mut self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.limits.iterations {
-            (self.watch.reached)(&best);
-            if (self.watch.stop)() {
-                break;
+    fn alternate(&mut self, best: Clustering) -> Clustering {
+        let (Task { problem, limits, home, .. }, watch) = (self.task, self.watch);
+        alternate(problem, limits, watch, best, |best| {
+            if (watch.stop)() {
+                return None;
             }
-            let group_of = expert_step(self.problem, &best.plan, &self.limits, self.home, Some(&best.group_of));
+            let group_of = expert_step(problem, &best.plan, &limits, home, Some(&best.group_of));
             if group_of == best.group_of {
-                break;
+                return None;
             }
-            let Some(next) = self.unit_step(group_of, Some(&best.plan.price)) else { break };
-            if !next.beats(&best) {
-                break;
-            }
-            let settled = next.hardly_beats(&best, self.problem);
-            best = next;
-            if settled {
-                break;
-            }
-        }
-        (self.watch.reached)(&best);
-        best
+            self.unit_step(group_of, Some(&best.plan.price))
+        })
     }
 }
 
+/// Takes steps until one gains nothing, or too little to go on.
+pub(crate) fn alternate(
+    problem: &Problem,
+    limits: Limits,
+    watch: Watch<'_>,
+    mut best: Clustering,
+    mut step: impl FnMut(&Clustering) -> Option<Clustering>,
+) -> Clustering {
+    for _ in 0..limits.iterations {
+        (watch.reached)(&best);
+        let Some(next) = step(&best).filter(|next| next.beats(&best)) else { break };
+        let settled = next.hardly_beats(&best, problem);
+        best = next;
+        if settled {
+            break;
+        }
+    }
+    (watch.reached)(&best);
+    best
+}
+
+/// Activations of a layer above the cap.
+pub(crate) fn excess(loads: &[u64], cap: u64) -> u64 {
+    loads.iter().map(|load| load.saturating_sub(cap)).sum()
+}
+
 /// Activations by which groups exceed their load cap, all layers.
-pub(crate) fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
+fn load_excess(problem: &Problem, group_of: &[u16], limits: Limits) -> u64 {
     let layers = group_of.chunks_exact(problem.experts).zip(problem.column_load.chunks_exact(problem.experts));
     layers
         .map(|(group_of, load)| {
             let cap = crate::expert_step::layer_cap(load, limits.groups, limits.max_over_mean);
-            let loads = group_loads(group_of, load, limits.groups);
-            loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
+            excess(&group_loads(group_of, load, limits.groups), cap)
         })
         .sum()
 }

@@ -3,6 +3,7 @@
 use semmoe_tables::{Attention, ExpertId, LayerIdx, Profile, Tables, TokenId, Trace};
 use serde::Serialize;
 
+use crate::eval_tokens::likeliest;
 use crate::hosts::Hosts;
 
 /// Bins of a reliability curve, evenly over 0 to 1.
@@ -83,8 +84,8 @@ impl ReliabilitySum {
 pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
     for request in trace.iter() {
-        for (position, &token) in request.token_ids().iter().enumerate() {
-            sum.add_token(tables, hosts.layers, (TokenId::new(token), 1), |layer, place| {
+        for (position, token) in request.tokens() {
+            sum.add_token(tables, hosts.layers, (token, 1), |layer, place| {
                 let experts = || request.route(position, layer).into_iter().flat_map(|route| route.experts());
                 let is_local = |expert: ExpertId| hosts.is_local(hosts.column(layer.index(), expert.index()), place);
                 (experts().filter(|&expert| is_local(expert)).count() as u64, experts().count() as u64)
@@ -97,13 +98,12 @@ pub(crate) fn trace_reliability(tables: &Tables, hosts: &Hosts, trace: &Trace) -
 /// The same with counts.
 pub(crate) fn profile_reliability(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Option<Reliability> {
     let mut sum = ReliabilitySum::default();
-    let seen = (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0);
-    for (token, &count) in seen.map(|(token, count)| (TokenId::new(token), count)) {
+    for (token, count) in profile.seen() {
         sum.add_token(tables, hosts.layers, (token, count), |layer, place| {
             let row = profile.row(layer, token);
             let is_local = |expert: u16| hosts.is_local(hosts.column(layer.index(), usize::from(expert)), place);
-            let counts = row.experts.iter().zip(row.counts).filter(|(expert, _)| is_local(**expert));
-            (counts.map(|(_, &count)| u64::from(count)).sum(), row.activations())
+            let counts = row.iter().filter(|(expert, _)| is_local(*expert));
+            (counts.map(|(_, count)| u64::from(count)).sum(), row.activations())
         });
     }
     sum.finish()
@@ -119,7 +119,7 @@ impl ReliabilitySum {
         (token, count): (TokenId, u64),
         local: impl Fn(LayerIdx, usize) -> (u64, u64),
     ) {
-        let layers = (0..layers).map(|layer| LayerIdx::new(layer as u16));
+        let layers = LayerIdx::all(layers);
         let top_k = u64::from(tables.model().top_k);
         if tables.attention() == Attention::Tp {
             for layer in layers {
@@ -132,7 +132,7 @@ impl ReliabilitySum {
             return;
         }
         let Some(row) = tables.token_row(token) else { return };
-        let best = (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best });
+        let best = likeliest(row);
         let (local, all) =
             layers.map(|layer| local(layer, best)).fold((0, 0), |sum, layer| (sum.0 + layer.0, sum.1 + layer.1));
         if all > 0 && row.iter().any(|share| *share != row[best]) {

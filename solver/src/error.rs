@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use semmoe_tables::FormatError;
+use semmoe_tables::{FormatError, Profile, Trace};
 
 /// The errors of [`solve`](crate::solve) and [`evaluate`](crate::evaluate).
 #[derive(Debug, thiserror::Error)]
@@ -156,4 +156,10 @@ pub(crate) fn check_groups(groups: u16, experts: u16) -> Result<(), SolveError> 
     }
     let divisors = (1..=experts).filter(|groups| experts.is_multiple_of(*groups)).collect();
     Err(SolveError::GroupsDoNotDivide { groups, experts, divisors })
+}
+
+/// Checks that the groups divide the experts, and that profile and trace are of one model.
+pub(crate) fn check_input(profile: &Profile, trace: Option<&Trace>, groups: u16) -> Result<(), SolveError> {
+    check_groups(groups, profile.model().num_experts)?;
+    trace.map_or(Ok(()), |trace| Ok(profile.model().check_compatible(trace.model())?))
 }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use semmoe_routing::{Policy, Prompt, Router, Scratch, block_hashes, policy_with};
-use semmoe_tables::{Attention, LayerIdx, Tables, Trace, TraceRequest};
+use semmoe_tables::{Attention, Tables, Trace, TraceRequest};
 
 use crate::balance::spread;
 use crate::calibration::{Reliability, ReliabilitySum};
 use crate::error::SolveError;
 use crate::evaluate::{Judged, RequestFigures};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, indices};
 use crate::options::EvalOptions;
 use crate::report::Unit;
 use crate::score::mean_share;
@@ -127,19 +127,17 @@ fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &Eval
     block_hashes(prompt, options.prefix.block_tokens, &mut job.blocks);
     for position in 0..tokens.len() {
         let mut known = false;
-        for layer in 0..hosts.layers {
-            let Some(route) = request.route(position, LayerIdx::new(layer as u16)) else { continue };
+        for (layer, route) in request.routes(position) {
             known = true;
             job.routes += 1;
             for expert in route.experts() {
                 job.activations += 1;
-                for &place in hosts.of(hosts.column(layer, expert.index())) {
+                for &place in hosts.of(hosts.column(layer.index(), expert.index())) {
                     job.local[usize::from(place)] += 1;
                 }
             }
             for (place, remote) in job.remote.iter_mut().enumerate() {
-                let experts = route.experts().map(|expert| expert.index());
-                *remote += hosts.sent_to(layer, experts, place, &mut seen) as u64;
+                *remote += hosts.sent_to(layer.index(), indices(route), place, &mut seen) as u64;
             }
         }
         job.known_tokens += u64::from(known);
@@ -149,10 +147,8 @@ fn job(tables: &Tables, hosts: &Hosts, request: TraceRequest<'_>, options: &Eval
 
 fn add_request(tally: &mut Tally, hosts: &Hosts, request: TraceRequest<'_>, rank: usize) {
     for position in 0..request.token_ids().len() {
-        for layer in 0..hosts.layers {
-            if let Some(route) = request.route(position, LayerIdx::new(layer as u16)) {
-                tally.add_route(hosts, layer, route.experts().map(|expert| expert.index()), Some(rank));
-            }
+        for (layer, route) in request.routes(position) {
+            tally.add_route(hosts, layer.index(), indices(route), Some(rank));
         }
     }
 }

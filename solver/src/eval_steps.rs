@@ -4,7 +4,7 @@ use semmoe_tables::{EvenGroups, LayerIdx, PlacedBy, Placement, Tables, TokenId, 
 
 use crate::eval_tokens::{TokenLoads, judged, paper_labels};
 use crate::evaluate::{Judged, StepFigures};
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
 use crate::links::Links;
 use crate::tally::Tally;
@@ -63,8 +63,7 @@ pub(crate) fn judge(tables: &Tables, hosts: &Hosts, trace: &Trace, step_tokens: 
 impl<'a> Row<'a> {
     /// `None` where no layer's route is known.
     fn new(placement: &Placement, request: TraceRequest<'a>, position: usize) -> Option<Self> {
-        let mut layers = (0..placement.layers()).map(|layer| LayerIdx::new(layer as u16));
-        layers.any(|layer| request.route(position, layer).is_some()).then(|| {
+        request.is_routed(position).then(|| {
             let mut main = MainGroups::new(placement);
             main.set(placement, request, position);
             Self { request, position, main }
@@ -123,13 +122,9 @@ impl<'a> Judge<'a> {
         for (at, (_, route)) in routes().enumerate() {
             let evens = [&self.even, &self.even_t_only, &self.even_paper_rule];
             let [place, by_t, by_paper] = evens.map(|even| Some(usize::from(even.groups()[at])));
-            let experts = || route.experts().map(|expert| expert.index());
-            let local = |place| {
-                experts().map(|expert| self.hosts.local_share(self.hosts.column(layer, expert), place)).sum::<f64>()
-            };
-            self.local_t_only += local(by_t);
-            self.local_paper_rule += local(by_paper);
-            self.tally.add_route(self.hosts, layer, experts(), place);
+            self.local_t_only += self.hosts.local_of(id, route, by_t);
+            self.local_paper_rule += self.hosts.local_of(id, route, by_paper);
+            self.tally.add_route(self.hosts, layer, indices(route), place);
             self.loads.add(layer, place, 1);
             self.moved += u64::from(self.even.placed_by(at) == PlacedBy::Evening);
         }
@@ -138,7 +133,7 @@ impl<'a> Judge<'a> {
         for (kind, places) in places.iter().enumerate() {
             self.links.clear();
             for ((_, route), &place) in routes().zip::<&Vec<usize>>(places) {
-                self.links.add(self.hosts, layer, route.experts().map(|expert| expert.index()), place);
+                self.links.add(self.hosts, layer, indices(route), place);
             }
             self.fullest[kind] += fullest[kind];
             self.fullest_link[kind] += self.links.fullest();

@@ -1,29 +1,32 @@
 //! Evaluation with tokens as units: each token on the best place that T knows, whatever the others do. What steps of a
 //! unit make of that is in `eval_steps`.
 
+use half::f16;
 use semmoe_tables::{Attention, GroupId, GroupLabels, LayerIdx, Profile, Tables, TokenId, Trace};
 
 use crate::balance::spread_of;
 use crate::evaluate::Judged;
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, indices};
 use crate::labels::MainGroups;
 use crate::report::Unit;
 use crate::tally::Tally;
 
 /// The place of a token in a layer by T, and with attention tp by A where its groups in the two layers before are
 /// given; `None` where neither has evidence.
-fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(u16, u16)>) -> Option<usize> {
+fn place_of(tables: &Tables, layer: LayerIdx, token: TokenId, before: Option<(GroupId, GroupId)>) -> Option<usize> {
     match tables.attention() {
-        Attention::Tp => {
-            let before = before.map(|(older, newer)| (GroupId::new(older), GroupId::new(newer)));
-            tables.likeliest_group(layer, token, before).map(|likely| likely.group.index())
-        }
+        Attention::Tp => tables.likeliest_group(layer, token, before).map(|likely| likely.group.index()),
         Attention::Dp => {
             let row = tables.token_row(token)?;
-            let best = (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best });
+            let best = likeliest(row);
             row.iter().any(|share| *share != row[best]).then_some(best)
         }
     }
+}
+
+/// The first of the greatest shares.
+pub(crate) fn likeliest(row: &[f16]) -> usize {
+    (1..row.len()).fold(0, |best, rank| if row[rank] > row[best] { rank } else { best })
 }
 
 /// The labels that the paper's Algorithm 3 goes by in its line 2, `cond(T_p > A_p)`: a baseline, as what the other
@@ -78,30 +81,20 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judg
     let (mut tokens, mut local_t_only, mut local_paper_rule) = (0, 0.0, 0.0);
     let mut main = MainGroups::new(tables.placement());
     for request in trace.iter() {
-        for (position, &token) in request.token_ids().iter().enumerate() {
-            let mut known = false;
+        for (position, token) in request.tokens() {
             main.set(tables.placement(), request, position);
-            for layer in 0..hosts.layers {
-                let id = LayerIdx::new(layer as u16);
-                let Some(route) = request.route(position, id) else { continue };
-                let by_t = place_of(tables, id, TokenId::new(token), None);
-                let place = match main.before(layer) {
-                    Some(before) => place_of(tables, id, TokenId::new(token), Some(before)),
-                    None => by_t,
-                };
-                let before = main.before(layer).map(|(older, newer)| (GroupId::new(older), GroupId::new(newer)));
-                let by_paper = paper_labels(tables, id, TokenId::new(token), before);
+            for (id, route) in request.routes(position) {
+                let by_t = place_of(tables, id, token, None);
+                let before = main.before(id.index()).map(|(older, newer)| (GroupId::new(older), GroupId::new(newer)));
+                let place = if before.is_some() { place_of(tables, id, token, before) } else { by_t };
+                let by_paper = paper_labels(tables, id, token, before);
                 let by_paper = by_paper.map(|labels| usize::from(labels.groups[0]));
-                let experts = || route.experts().map(|expert| expert.index());
-                let local =
-                    |place| experts().map(|expert| hosts.local_share(hosts.column(layer, expert), place)).sum::<f64>();
-                local_t_only += local(by_t);
-                local_paper_rule += local(by_paper);
-                tally.add_route(hosts, layer, experts(), place);
-                loads.add(layer, place, 1);
-                known = true;
+                local_t_only += hosts.local_of(id, route, by_t);
+                local_paper_rule += hosts.local_of(id, route, by_paper);
+                tally.add_route(hosts, id.index(), indices(route), place);
+                loads.add(id.index(), place, 1);
             }
-            tokens += u64::from(known);
+            tokens += u64::from(request.is_routed(position));
         }
     }
     let activations: u64 = tally.activations.iter().sum();
@@ -114,13 +107,11 @@ pub(crate) fn judge_trace(tables: &Tables, hosts: &Hosts, trace: &Trace) -> Judg
 pub(crate) fn judge_profile(tables: &Tables, hosts: &Hosts, profile: &Profile) -> Judged {
     let mut tally = Tally::new(hosts);
     let mut loads = TokenLoads::new(hosts);
-    for (token, &count) in (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0) {
-        let token = TokenId::new(token);
+    for (token, count) in profile.seen() {
         for layer in 0..hosts.layers {
             let id = LayerIdx::new(layer as u16);
             let place = place_of(tables, id, token, None);
-            let row = profile.row(id, token);
-            for (&expert, &activations) in row.experts.iter().zip(row.counts) {
+            for (expert, activations) in profile.row(id, token).iter() {
                 tally.add(hosts, (layer, usize::from(expert)), u64::from(activations), place);
             }
             loads.add(layer, place, count);

@@ -55,6 +55,8 @@ pub struct Evaluation {
     pub remote_ranks_per_token: Option<f64>,
     /// The same with every token or request on a random rank: the expected value.
     pub remote_ranks_random: Option<f64>,
+    /// The same with experts in blocks of neighbours too, which is how engines place them by themselves.
+    pub remote_ranks_blocks: Option<f64>,
     /// Greatest activations of a group over the mean, mean over layers.
     pub expert_load_imbalance: f64,
     /// The paper's figure: greatest over median, mean over layers.
@@ -194,6 +196,7 @@ pub fn evaluate(tables: &Tables, input: EvalInput<'_>, options: &EvalOptions) ->
             .map(|rate| (1.0 - rate) * f64::from(model.top_k)),
         remote_ranks_per_token: judged.tally.remote_ranks_per_token(),
         remote_ranks_random: judged.tally.remote_ranks_random(),
+        remote_ranks_blocks: judged.tally.remote_ranks_blocks(),
         expert_load_imbalance: mean(|spread| spread.max_over_mean),
         expert_load_imbalance_max_over_median: mean(|spread| spread.max_over_median),
         token_imbalance: judged.token_imbalance,

@@ -28,12 +28,7 @@ pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Ve
             let row = &mut gains[column * groups..(column + 1) * groups];
             match split {
                 None => row[usize::from(plan.label[unit])] += whole,
-                Some(split) => {
-                    for &(group, part) in &split.parts {
-                        let share = part as f64 / problem.mass[unit] as f64;
-                        row[usize::from(group)] += (whole as f64 * share).round() as i64;
-                    }
-                }
+                Some(split) => split.spread(whole, problem.mass[unit], row),
             }
         }
     }

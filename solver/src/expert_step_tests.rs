@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Phase, Profile, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::{Clustering, Limits, Watch, local_rate, not_reached, run_start};
+use crate::alternate::{Clustering, Limits, Task, Watch, local_rate, not_reached, run_start};
 use crate::load_limit::group_loads;
 use crate::swaps::passed;
 use crate::topology::Topology;
@@ -110,11 +110,12 @@ proptest! {
         let problem = Problem::from_profile(&profile(3, 16, 2, 400, seed), 0..3).unwrap();
         let capacity = mass_capacity(problem.total_mass(), groups, margin);
         let mut group_of: Vec<u16> = (0..48).map(|column| (column % 16 / (16 / groups)) as u16).collect();
-        let mut plan = unit_step(&problem, &group_of, (&capacity, &limits), None, &|| false).unwrap();
+        let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
+        let mut plan = unit_step(&task, &group_of, None, &|| false).unwrap();
         for _ in 0..6 {
             prop_assert_eq!(plan.primal, plan.dual);
             group_of = expert_step(&problem, &plan, &limits, None, Some(&group_of));
-            let next = unit_step(&problem, &group_of, (&capacity, &limits), Some(&plan.price), &|| false).unwrap();
+            let next = unit_step(&task, &group_of, Some(&plan.price), &|| false).unwrap();
             // Fixed point: half a unit in the last place per count.
             prop_assert!(local_rate(plan.primal - next.primal, &problem) < 1e-7);
             plan = next;
@@ -127,7 +128,8 @@ proptest! {
         let capacity = mass_capacity(problem.total_mass(), groups, 0.02);
         let limits = limits(groups, 1.1);
         let watch = Watch { reached: &|_| (), stop: &|| false };
-        let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
+        let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
+        let found = run_start(task, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let Clustering { group_of, plan, load_excess, .. } = found;
         for (group_of, load) in group_of.chunks_exact(16).zip(problem.column_load.chunks_exact(16)) {
             let cap = load_cap(load.iter().sum(), groups, 1.1);
@@ -145,9 +147,10 @@ proptest! {
         let problem = Problem::from_profile(&profile(2, 12, 2, 300, seed), 0..2).unwrap();
         let capacity = mass_capacity(problem.total_mass(), 3, 0.02);
         let group_of: Vec<u16> = (0..24).map(|column| (column % 3) as u16).collect();
-        let plan = unit_step(&problem, &group_of, (&capacity, &limits(3, 1e4)), None, &|| false).unwrap();
+        let task = Task { problem: &problem, capacity: &capacity, limits: limits(3, 1e4), home: None };
+        let plan = unit_step(&task, &group_of, None, &|| false).unwrap();
         let profit = crate::unit_step::unit_profits(&problem, &group_of, 3);
-        let swapped = passed(&problem, &group_of, &plan.price, (&limits(3, 1e4), None), (by_estimate, &|| false));
+        let swapped = passed(&task, &group_of, &plan.price, by_estimate, &|| false);
         let Some(swapped) = swapped else { return Ok(()) };
         let dual = |group_of: &[u16], profit: &[i64]| {
             let transport = crate::transport::Transport { mass: &problem.mass, profit, capacity: &capacity };
@@ -169,11 +172,12 @@ proptest! {
         for gating_groups in [1, 4] {
             let limits = Limits { topology: Topology { per_cell: 2, near, gating_groups }, ..limits(4, 1e4) };
             let group_of: Vec<u16> = (0..32).map(|column| (column % 16 / 4) as u16).collect();
-            let plan = unit_step(&problem, &group_of, (&capacity, &limits), None, &|| false).unwrap();
-            let swapped = passed(&problem, &group_of, &plan.price, (&limits, None), (by_estimate, &|| false));
+            let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
+            let plan = unit_step(&task, &group_of, None, &|| false).unwrap();
+            let swapped = passed(&task, &group_of, &plan.price, by_estimate, &|| false);
             let Some(swapped) = swapped else { continue };
             let dual = |group_of: &[u16]| {
-                let profit = crate::unit_step::weighed_profits(&problem, group_of, (4, limits.topology));
+                let profit = crate::unit_step::weighed_profits(&problem, group_of, 4, limits.topology);
                 crate::transport::Transport { mass: &problem.mass, profit: &profit, capacity: &capacity }.dual_value(&plan.price)
             };
             prop_assert!(dual(&swapped) > dual(&group_of));
@@ -195,9 +199,10 @@ proptest! {
             asked.get() > looks
         };
         let watch = Watch { reached: &|_| (), stop: &stop };
-        let found = run_start(&problem, &capacity, limits, &mut fastrand::Rng::with_seed(seed), watch);
+        let task = Task { problem: &problem, capacity: &capacity, limits, home: None };
+        let found = run_start(task, &mut fastrand::Rng::with_seed(seed), watch);
         prop_assert!(asked.get() <= looks + 3, "asked {} times, to go on {looks} times", asked.get());
-        let found = found.unwrap_or_else(|| not_reached(&problem, &capacity, (limits, None)));
+        let found = found.unwrap_or_else(|| not_reached(task));
         for layer in found.group_of.chunks_exact(16) {
             prop_assert!((0..4).all(|group| layer.iter().filter(|&&g| g == group).count() == 4));
         }

@@ -3,17 +3,16 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas};
+use semmoe_tables::{Attention, ExpertId, LayerIdx, ModelInfo, Placement, Replicas, in_parallel};
 
-use crate::alternate::{Clustering, Limits, load_excess};
+use crate::alternate::Clustering;
 use crate::error::SolveError;
 use crate::held::Held;
 use crate::options::SolveOptions;
 use crate::padding::{once_each, padded_replicas, uneven};
-use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::replicate::{clustering, replica_profits};
-use crate::starts::{Best, SolveProgress};
+use crate::starts::{Best, SolveProgress, StartOptions};
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, weighed_profits};
 
@@ -98,53 +97,45 @@ impl Given {
     pub(crate) fn best(
         &self,
         problems: &[Problem],
-        (limits, token_margin, threads): (Limits, f64, usize),
+        how: &StartOptions<'_>,
         progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
     ) -> Best {
         let jobs: Vec<usize> = (0..problems.len()).collect();
         let mut told = SolveProgress { starts_done: 0, starts: jobs.len(), best_lar: None };
         let mut stopped = false;
         let mut clusterings = Vec::with_capacity(jobs.len());
-        for some in jobs.chunks(threads.max(1)) {
+        for some in jobs.chunks(how.threads.max(1)) {
             stopped = stopped || progress(told).is_break();
-            let assign = |at: usize| self.assign(problems, at, (limits, token_margin), stopped);
-            clusterings.extend(in_parallel(some, threads, assign));
+            let assign = |at: usize| self.assign(problems, at, how, stopped);
+            clusterings.extend(in_parallel(some, how.threads, assign));
             told.starts_done += some.len();
         }
         let iterations = clusterings.len() as u64;
         Best { clusterings, iterations, starts: 0, kicks: 0, not_reached: 0, stopped }
     }
 
-    fn assign(
-        &self,
-        problems: &[Problem],
-        at: usize,
-        (limits, token_margin): (Limits, f64),
-        stopped: bool,
-    ) -> Clustering {
+    fn assign(&self, problems: &[Problem], at: usize, how: &StartOptions<'_>, stopped: bool) -> Clustering {
+        let limits = how.limits;
         let problem = &problems[at];
         let first: usize = problems[..at].iter().map(|problem| problem.layers).sum();
         let layers = (first..first + problem.layers).map(|layer| LayerIdx::new(layer as u16));
         let group_of: Vec<u16> = layers.flat_map(|layer| self.placement.layer(layer).iter().copied()).collect();
-        let capacity = mass_capacity(problem.total_mass(), limits.groups, token_margin);
+        let capacity = mass_capacity(problem.total_mass(), limits.groups, how.token_margin);
         let profit = match &self.held {
             Some(held) => replica_profits(problem, held),
-            None => weighed_profits(problem, &group_of, (limits.groups, limits.topology)),
+            None => weighed_profits(problem, &group_of, limits.groups, limits.topology),
         };
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         let plan = if stopped { transport.greedy() } else { transport.solve(None) };
         match &self.held {
-            Some(held) => clustering(problem, held.clone(), plan, (limits, 1)),
-            None => {
-                let load_excess = load_excess(problem, &group_of, limits);
-                Clustering { group_of, plan, load_excess, iterations: 1, replicas: None, penalty: 0 }
-            }
+            Some(held) => clustering(problem, held.clone(), plan, limits, 1),
+            None => Clustering::whole(problem, group_of, plan, limits, 1),
         }
     }
 }
 
 fn held(slots: &Replicas, model: &ModelInfo) -> Held {
-    let layers = (0..model.layers()).map(|layer| LayerIdx::new(layer as u16));
+    let layers = LayerIdx::all(model.layers());
     let holders = layers.flat_map(|layer| {
         let of = move |expert| slots.groups_of(layer, ExpertId::new(expert)).map(|group| group.get()).collect();
         (0..model.num_experts).map(of)

@@ -69,7 +69,7 @@ impl WarmStart {
 
     /// The homes of each problem's experts.
     pub(crate) fn homes(&self, problems: &[Problem]) -> Vec<Home> {
-        let mut layers = (0..self.tables.model().layers()).map(|layer| LayerIdx::new(layer as u16));
+        let mut layers = LayerIdx::all(self.tables.model().layers());
         let home = |problem: &Problem| {
             let (slots, placement) = (problem.experts, self.tables.placement());
             let layers = layers.by_ref().take(problem.layers);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use semmoe_tables::{ModelInfo, Phase, ProfileBuilder, Provenance, TraceBuilder};
 
 use super::*;
-use crate::alternate::{Limits, Watch, bring_home, run_from_home, run_start, stay};
+use crate::alternate::{Limits, Task, Watch, bring_home, run_from_home, run_start, stay};
 use crate::topology::Topology;
 use crate::unit_step::mass_capacity;
 
@@ -68,7 +68,7 @@ proptest! {
         let mut random = fastrand::Rng::with_seed(seed);
         let home = Home::new(&problem, shuffled(groups, &mut random), (EXPERTS, 0.3));
         let elsewhere = Home::new(&problem, shuffled(groups, &mut random), (EXPERTS, 0.3));
-        let found = stay(&problem, &capacity, (limits(groups), &elsewhere));
+        let found = stay(Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&elsewhere) });
         let moved = |found: &Clustering| home.moved(&found.group_of).iter().sum::<u64>();
         let fewest = permutations(groups).iter().map(|label| moved(&found.clone().renamed(label))).min();
         let renamed = home.relabelled(found.clone(), &limits(groups));
@@ -104,13 +104,14 @@ proptest! {
         let home = Home::new(&problem, shuffled(groups, &mut fastrand::Rng::with_seed(seed)), (EXPERTS, cost));
         let watch = Watch { reached: &|_| (), stop: &|| false };
         let worth = |found: &Clustering| found.plan.primal - home.penalty(&found.group_of);
-        let stays = stay(&problem, &capacity, (limits(groups), &home));
-        let from_home = run_from_home(&problem, &capacity, (limits(groups), &home), watch).unwrap();
+        let task = Task { problem: &problem, capacity: &capacity, limits: limits(groups), home: Some(&home) };
+        let stays = stay(task);
+        let from_home = run_from_home(task, watch).unwrap();
         prop_assert_eq!(from_home.penalty, home.penalty(&from_home.group_of));
         prop_assert!(worth(&from_home) >= worth(&stays));
-        let cold = run_start(&problem, &capacity, limits(groups), &mut fastrand::Rng::with_seed(seed), watch).unwrap();
+        let cold = run_start(task, &mut fastrand::Rng::with_seed(seed), watch).unwrap();
         let renamed = home.relabelled(cold.clone(), &limits(groups));
-        let brought = bring_home(&problem, &capacity, (limits(groups), &home), cold, watch);
+        let brought = bring_home(task, cold, watch);
         prop_assert!(worth(&brought) >= worth(&renamed));
         for layer in brought.group_of.chunks_exact(EXPERTS) {
             prop_assert!((0..4).all(|group| layer.iter().filter(|&&g| g == group).count() == 2));

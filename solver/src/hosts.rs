@@ -1,9 +1,14 @@
 //! Where each expert can be reached: the ranks (or groups) of every column, replicas included.
 
-use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Tables};
+use semmoe_tables::{Attention, ExpertCopies, ExpertId, LayerIdx, Route, Tables};
 
 use crate::balance::{Spread, spread_of};
 use crate::error::SolveError;
+
+/// The experts of a route.
+pub(crate) fn indices(route: Route<'_>) -> impl Iterator<Item = usize> + Clone {
+    route.experts().map(|expert| expert.index())
+}
 
 /// The places that hold each (layer, expert). A place is an attention-DP rank with attention dp, a group with tp.
 #[derive(Debug)]
@@ -110,6 +115,20 @@ impl Hosts {
         seen.iter().filter(|&&seen| seen).count()
     }
 
+    /// The same on average over all places, if every group held a block of neighbouring experts and nothing else: the
+    /// placement of engines that are given none.
+    pub(crate) fn sent_to_in_blocks(&self, experts: impl Iterator<Item = usize>, seen: &mut Vec<bool>) -> f64 {
+        seen.clear();
+        seen.resize(self.places, false);
+        for expert in experts {
+            let group = expert * self.groups / self.experts;
+            seen[usize::from(self.place_of[group])] = true;
+        }
+        let reached = seen.iter().filter(|&&seen| seen).count() as f64;
+        // A random place is one of those reached with a chance of reached / places, and is then left out.
+        reached * (1.0 - 1.0 / self.places as f64)
+    }
+
     pub(crate) fn column(&self, layer: usize, expert: usize) -> usize {
         layer * self.experts + expert
     }
@@ -142,6 +161,11 @@ impl Hosts {
             Some(_) => 0.0,
             None => self.random_share(column),
         }
+    }
+
+    /// Local activations of a route of a layer by a token at `place`; `None` = on a random one.
+    pub(crate) fn local_of(&self, layer: LayerIdx, route: Route<'_>, place: Option<usize>) -> f64 {
+        indices(route).map(|expert| self.local_share(self.column(layer.index(), expert), place)).sum()
     }
 
     /// Spread of each layer's loads over groups, [L * G]. Layers without load are left out.

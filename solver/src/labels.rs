@@ -15,7 +15,7 @@ use crate::token_table::activation_evidence;
 pub(crate) fn tp_parts(profile: &Profile, placement: &Placement, shrinkage: &Shrinkage<'_>) -> TpParts {
     let (layers, groups) = (profile.model().layers(), usize::from(placement.groups()));
     let mut parts = TpParts { labels: MAX_LABELS.min(groups), ..TpParts::default() };
-    for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
+    for layer in LayerIdx::all(layers) {
         push_tokens(&mut parts, &activation_evidence(profile, layer, placement), shrinkage);
     }
     let rows = layers * groups * groups;

@@ -51,7 +51,6 @@ mod mean_evidence;
 mod options;
 mod padding;
 mod paper;
-mod parallel;
 mod prior;
 mod prior_fit;
 mod problem;

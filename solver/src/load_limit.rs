@@ -5,6 +5,7 @@
 //! closest to it repaired by swaps; swaps that gain within the limit finish. Capacities in numbers of experts always
 //! hold, because only exact assignments and swaps are used. Gating groups that must stay whole do so in both.
 
+use crate::alternate::excess;
 use crate::gating::assign_gated;
 use crate::topology::Topology;
 use crate::transport::Transport;
@@ -68,6 +69,27 @@ pub(crate) fn group_loads(group_of: &[u16], load: &[u64], groups: usize) -> Vec<
     loads
 }
 
+/// Prices of load in fixed point, raised where groups exceed their cap (a subgradient step).
+pub(crate) struct LoadPrices {
+    pub(crate) price: Vec<f64>,
+    mean: f64,
+    one_activation: f64,
+}
+
+impl LoadPrices {
+    pub(crate) fn new(load: &[u64], groups: usize, fraction_bits: u32) -> Self {
+        let mean = (load.iter().sum::<u64>() as f64 / groups as f64).max(1.0);
+        LoadPrices { price: vec![0.0; groups], mean, one_activation: (1u64 << fraction_bits) as f64 }
+    }
+
+    pub(crate) fn step(&mut self, round: u32, loads: &[u64], cap: u64) {
+        let step = self.one_activation / f64::from(1 + round);
+        for (price, &load) in self.price.iter_mut().zip(loads) {
+            *price = (*price + step * (load as f64 - cap as f64) / self.mean).max(0.0);
+        }
+    }
+}
+
 impl Layer<'_> {
     /// Exact balanced assignment with a price per activation on each group. With `dealt` gating groups stay in their
     /// cells.
@@ -95,23 +117,17 @@ impl Layer<'_> {
     }
 
     fn excess(&self, loads: &[u64]) -> u64 {
-        loads.iter().map(|load| load.saturating_sub(self.cap)).sum()
+        excess(loads, self.cap)
     }
 
     /// Subgradient on load prices from the free assignment.
     fn relax(&self, free: Candidate) -> Candidate {
-        let mean = (self.load.iter().sum::<u64>() as f64 / self.groups as f64).max(1.0);
-        let one_activation = (1u64 << self.fraction_bits) as f64;
-        let mut price = vec![0.0f64; self.groups];
+        let mut prices = LoadPrices::new(self.load, self.groups, self.fraction_bits);
         let mut last = free.group_of.clone();
         let mut best = free;
         for round in 0..PRICE_ROUNDS {
-            let step = one_activation / f64::from(1 + round);
-            let loads = group_loads(&last, self.load, self.groups);
-            for (price, &load) in price.iter_mut().zip(&loads) {
-                *price = (*price + step * (load as f64 - self.cap as f64) / mean).max(0.0);
-            }
-            let rounded: Vec<i64> = price.iter().map(|price| price.round() as i64).collect();
+            prices.step(round, &group_loads(&last, self.load, self.groups), self.cap);
+            let rounded: Vec<i64> = prices.price.iter().map(|price| price.round() as i64).collect();
             let dealt = (!round.is_multiple_of(ROUNDS_PER_DEALING)).then_some(&last[..]);
             let candidate = self.candidate(self.assign(&rounded, dealt));
             last.clone_from(&candidate.group_of);

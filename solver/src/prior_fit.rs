@@ -96,7 +96,7 @@ fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [Log
         }
     };
     let mut mean = (input.options.attention == Attention::Dp).then(|| MeanEvidence::new(vocabulary as usize, groups));
-    for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
+    for layer in LayerIdx::all(layers) {
         let evidence = activation_evidence(input.profile, layer, input.placement);
         for (&token, row) in tokens.iter().zip(&mut rows) {
             for (profile, sums) in held.iter().zip(row.counts.chunks_exact_mut(groups)) {

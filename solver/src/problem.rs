@@ -70,11 +70,10 @@ impl Problem {
             let mut mass = 0;
             for position in 0..request.token_ids().len() {
                 let mut known = false;
-                for layer in 0..layers {
-                    let Some(route) = request.route(position, LayerIdx::new(layer as u16)) else { continue };
+                for (layer, route) in request.routes(position) {
                     known = true;
                     for expert in route.experts() {
-                        let count = &mut counts[layer * experts + expert.index()];
+                        let count = &mut counts[layer.index() * experts + expert.index()];
                         *count = count.saturating_add(1);
                     }
                 }
@@ -120,10 +119,16 @@ impl Problem {
 
     /// Local activations of every unit on every group, [U, G], given the group of each column.
     pub(crate) fn local_counts(&self, group_of: &[u16], groups: usize) -> Vec<u64> {
+        self.local_where(groups, |column| std::slice::from_ref(&group_of[column]))
+    }
+
+    /// The same, given all groups that hold each column.
+    #[inline]
+    pub(crate) fn local_where<'h>(&self, groups: usize, holders: impl Fn(usize) -> &'h [u16]) -> Vec<u64> {
         let mut local = vec![0; self.units() * groups];
         for (unit, sums) in local.chunks_exact_mut(groups).enumerate() {
             for (column, count) in self.row(unit) {
-                sums[usize::from(group_of[column])] += u64::from(count);
+                holders(column).iter().for_each(|&group| sums[usize::from(group)] += u64::from(count));
             }
         }
         local

@@ -14,8 +14,9 @@
 //! the residual graph (Bellman-Ford, no negative cycles), hence after each of them the choice is optimal among those
 //! that cover the experts so far.
 
+use crate::alternate::excess;
 use crate::held::{Exchange, Traffic};
-use crate::load_limit::Value;
+use crate::load_limit::{LoadPrices, Value};
 
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
@@ -74,28 +75,23 @@ impl ReplicaLayer<'_> {
     }
 
     fn excess(&self, loads: &[u64]) -> u64 {
-        loads.iter().map(|load| load.saturating_sub(self.cap)).sum()
+        excess(loads, self.cap)
     }
 
     /// Subgradient on load prices from the free choice; what an expert would bring to a group is linearised at the
     /// last choice.
     fn relax(&self, free: Candidate) -> Candidate {
         let groups = self.traffic.groups;
-        let mean = (self.traffic.load.iter().sum::<u64>() as f64 / groups as f64).max(1.0);
-        let one_activation = (1u64 << self.traffic.fraction_bits) as f64;
-        let mut price = vec![0.0f64; groups];
+        let mut prices = LoadPrices::new(self.traffic.load, groups, self.traffic.fraction_bits);
         let (mut last, mut best) = (free.clone(), free);
         for round in 0..PRICE_ROUNDS {
-            let step = one_activation / f64::from(1 + round);
-            for (price, &load) in price.iter_mut().zip(&last.loads) {
-                *price = (*price + step * (load as f64 - self.cap as f64) / mean).max(0.0);
-            }
+            prices.step(round, &last.loads, self.cap);
             let mut profit = self.gain.to_vec();
             for (expert, held) in last.holders.iter().enumerate() {
                 for group in 0..groups as u16 {
                     let brought = self.brought(expert, held, group) as f64;
                     profit[expert * groups + usize::from(group)] -=
-                        (price[usize::from(group)] * brought).round() as i64;
+                        (prices.price[usize::from(group)] * brought).round() as i64;
                 }
             }
             last = self.candidate(best_holders(&profit, groups, self.slots));

@@ -36,7 +36,7 @@ fn layer_evidence(profile: &Profile, layer: LayerIdx, held: &Held) -> LayerEvide
     let mut total = vec![0.0; groups];
     for (token, counts) in (0..vocabulary).zip(on_group.chunks_exact_mut(groups)) {
         let row = profile.row(layer, TokenId::new(token));
-        for (&expert, &count) in row.experts.iter().zip(row.counts) {
+        for (expert, count) in row.iter() {
             for &group in &holders[usize::from(expert)] {
                 counts[usize::from(group)] += f64::from(count) / top_k;
             }

@@ -6,7 +6,7 @@
 //! comes from groups that do not hold them. It depends on both steps, so that the expert step keeps a reserve below
 //! the limit.
 
-use crate::alternate::{Clustering, Limits, Watch};
+use crate::alternate::{Clustering, Limits, Task, Watch, alternate, excess};
 use crate::expert_step::{column_gains, load_cap};
 use crate::held::{Exchange, Held, Traffic};
 use crate::kick::kicked;
@@ -22,30 +22,18 @@ const OF_THE_LIMIT: f64 = 0.95;
 
 /// Places replicas around a clustering without them: `slots` experts in every group. `None` if the watch stops it
 /// before the first round of both steps is done.
-pub(crate) fn replicate(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, slots): (Limits, usize),
-    from: &Clustering,
-    watch: Watch<'_>,
-) -> Option<Clustering> {
-    let around = Around { problem, capacity, limits, slots, watch };
-    let held = holders(problem, &from.plan, (limits, slots), None);
+pub(crate) fn replicate(task: Task<'_>, slots: usize, from: &Clustering, watch: Watch<'_>) -> Option<Clustering> {
+    let around = Around { task, slots, watch };
+    let held = holders(task, slots, &from.plan, None);
     let first = around.unit_step(held, &from.plan, from.iterations)?;
     Some(around.alternate(first))
 }
 
 /// Exchanges that pay once the units have followed, each pass followed by both steps, from a clustering with replicas:
 /// at least as good.
-pub(crate) fn improve_replicas(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, slots): (Limits, usize),
-    mut best: Clustering,
-    watch: Watch<'_>,
-) -> Clustering {
-    let around = Around { problem, capacity, limits, slots, watch };
-    for _ in 0..limits.swap_passes {
+pub(crate) fn improve_replicas(task: Task<'_>, slots: usize, mut best: Clustering, watch: Watch<'_>) -> Clustering {
+    let around = Around { task, slots, watch };
+    for _ in 0..task.limits.swap_passes {
         let Some(held) = best.replicas.as_ref().and_then(|held| around.exchange_pass(held, &best.plan)) else { break };
         let Some(next) = around.unit_step(held, &best.plan, best.iterations) else { break };
         let next = around.alternate(next);
@@ -59,23 +47,21 @@ pub(crate) fn improve_replicas(
 
 /// Goes on from a clustering with replicas after a kick; the result may be worse. `None` if the watch stops it at once.
 pub(crate) fn kick_replicas(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, slots): (Limits, usize),
+    task: Task<'_>,
+    slots: usize,
     from: &Clustering,
-    (random, watch): (&mut fastrand::Rng, Watch<'_>),
+    random: &mut fastrand::Rng,
+    watch: Watch<'_>,
 ) -> Option<Clustering> {
-    let around = Around { problem, capacity, limits, slots, watch };
+    let around = Around { task, slots, watch };
     let first = around.unit_step(kicked(from.replicas.as_ref()?, random), &from.plan, 0)?;
     let found = around.alternate(first);
-    Some(improve_replicas(problem, capacity, (limits, slots), found, watch))
+    Some(improve_replicas(task, slots, found, watch))
 }
 
 #[derive(Clone, Copy)]
 struct Around<'a> {
-    problem: &'a Problem,
-    capacity: &'a [u64],
-    limits: Limits,
+    task: Task<'a>,
     slots: usize,
     watch: Watch<'a>,
 }
@@ -85,37 +71,27 @@ impl Around<'_> {
         if (self.watch.stop)() {
             return None;
         }
-        let profit = replica_profits(self.problem, &held);
-        let transport = Transport { mass: &self.problem.mass, profit: &profit, capacity: self.capacity };
+        let Task { problem, capacity, limits, .. } = self.task;
+        let profit = replica_profits(problem, &held);
+        let transport = Transport { mass: &problem.mass, profit: &profit, capacity };
         let plan = transport.solve_until(Some(&last.price), self.watch.stop)?;
-        Some(clustering(self.problem, held, plan, (self.limits, iterations + 1)))
+        Some(clustering(problem, held, plan, limits, iterations + 1))
     }
 
-    fn alternate(&self, mut best: Clustering) -> Clustering {
-        for _ in 0..self.limits.iterations {
-            (self.watch.reached)(&best);
-            let held = holders(self.problem, &best.plan, (self.limits, self.slots), best.replicas.as_ref());
+    fn alternate(&self, best: Clustering) -> Clustering {
+        alternate(self.task.problem, self.task.limits, self.watch, best, |best| {
+            let held = holders(self.task, self.slots, &best.plan, best.replicas.as_ref());
             if best.replicas.as_ref() == Some(&held) {
-                break;
+                return None;
             }
-            let Some(next) = self.unit_step(held, &best.plan, best.iterations) else { break };
-            if !next.beats(&best) {
-                break;
-            }
-            let settled = next.hardly_beats(&best, self.problem);
-            best = next;
-            if settled {
-                break;
-            }
-        }
-        (self.watch.reached)(&best);
-        best
+            self.unit_step(held, &best.plan, best.iterations)
+        })
     }
 
     /// One pass over all exchanges of two experts of a layer, at the prices of the plan and with loads as it makes
     /// them; `None` if none gains.
     fn exchange_pass(&self, held: &Held, plan: &Plan) -> Option<Held> {
-        let (problem, Limits { groups, max_over_mean, .. }) = (self.problem, self.limits);
+        let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = self.task;
         let mut held = held.clone();
         let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
@@ -165,32 +141,28 @@ fn reserved(max_over_mean: f64) -> f64 {
 }
 
 /// What a problem gets that was stopped before its replicas were placed: the best holders for the plan it has.
-pub(crate) fn replicas_not_reached(
-    problem: &Problem,
-    capacity: &[u64],
-    (limits, slots): (Limits, usize),
-    from: &Clustering,
-) -> Clustering {
-    let held = holders(problem, &from.plan, (limits, slots), None);
+pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clustering) -> Clustering {
+    let Task { problem, capacity, limits, .. } = task;
+    let held = holders(task, slots, &from.plan, None);
     let profit = replica_profits(problem, &held);
     let plan = Transport { mass: &problem.mass, profit: &profit, capacity }.greedy();
-    clustering(problem, held, plan, (limits, from.iterations))
+    clustering(problem, held, plan, limits, from.iterations)
 }
 
 /// A clustering with replicas.
-pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, (limits, iterations): (Limits, u32)) -> Clustering {
+pub(crate) fn clustering(problem: &Problem, held: Held, plan: Plan, limits: Limits, iterations: u32) -> Clustering {
     let loads = replica_loads(problem, &held, &plan);
     let excess = loads.iter().map(|loads| {
         let cap = load_cap(loads.iter().sum(), limits.groups, limits.max_over_mean);
-        loads.iter().map(|load| load.saturating_sub(cap)).sum::<u64>()
+        excess(loads, cap)
     });
     let group_of = (0..held.columns()).map(|column| held.of(column)[0]).collect();
     Clustering { group_of, plan, load_excess: excess.sum(), iterations, replicas: Some(held), penalty: 0 }
 }
 
 /// The expert step with replicas, layer by layer.
-fn holders(problem: &Problem, plan: &Plan, (limits, slots): (Limits, usize), current: Option<&Held>) -> Held {
-    let Limits { groups, max_over_mean, .. } = limits;
+fn holders(task: Task<'_>, slots: usize, plan: &Plan, current: Option<&Held>) -> Held {
+    let Task { problem, limits: Limits { groups, max_over_mean, .. }, .. } = task;
     let (gains, fraction_bits) = column_gains(problem, plan, groups);
     let layers = (0..problem.layers).flat_map(|layer| {
         let columns = layer * problem.experts..(layer + 1) * problem.experts;
@@ -210,16 +182,8 @@ pub(crate) fn replica_profits(problem: &Problem, held: &Held) -> Vec<i64> {
 
 /// Local activations of every unit on every group, [U, G].
 fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
-    let (groups, flat) = (held.groups(), held.flat());
-    let mut local = vec![0; problem.units() * groups];
-    for (unit, sums) in local.chunks_exact_mut(groups).enumerate() {
-        for (column, count) in problem.row(unit) {
-            for &group in flat.of(column) {
-                sums[usize::from(group)] += u64::from(count);
-            }
-        }
-    }
-    local
+    let flat = held.flat();
+    problem.local_where(held.groups(), |column| flat.of(column))
 }
 
 /// What each group of each layer computes, [L][G].
@@ -238,10 +202,11 @@ pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<
 pub(crate) fn clustering_profits(
     problem: &Problem,
     clustering: &Clustering,
-    (groups, topology): (usize, Topology),
+    groups: usize,
+    topology: Topology,
 ) -> Vec<i64> {
     match &clustering.replicas {
         Some(held) => replica_profits(problem, held),
-        None => weighed_profits(problem, &clustering.group_of, (groups, topology)),
+        None => weighed_profits(problem, &clustering.group_of, groups, topology),
     }
 }

@@ -1,12 +1,11 @@
 //! What a solve says about its result.
 
 use std::fmt;
-use std::panic::resume_unwind;
 
-use semmoe_tables::{LayerIdx, Profile, Tables};
+use semmoe_tables::{LayerIdx, Profile, Tables, in_parallel};
 use serde::Serialize;
 
-use crate::alternate::{Clustering, Limits, local_rate, stay};
+use crate::alternate::{Clustering, Limits, Task, local_rate, stay};
 use crate::balance::{Spread, spread};
 use crate::bounds::Bounds;
 use crate::expert_step::load_floor;
@@ -179,15 +178,16 @@ impl Migration {
         homes: &[Home],
         problems: &[Problem],
         best: &Best,
-        (limits, options): (Limits, &SolveOptions),
+        limits: Limits,
+        options: &SolveOptions,
     ) -> Self {
         let stay = problems.iter().zip(homes).map(|(problem, home)| {
             let capacity = mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
-            stay(problem, &capacity, (limits, home))
+            stay(Task { problem, capacity: &capacity, limits, home: Some(home) })
         });
         let before =
             Best { clusterings: stay.collect(), iterations: 0, starts: 0, kicks: 0, not_reached: 0, stopped: false };
-        let local: f64 = parts(problems, &before, (options, limits.topology)).iter().map(|part| part.primal).sum();
+        let local: f64 = parts(problems, &before, options, limits.topology).iter().map(|part| part.primal).sum();
         let moved = homes.iter().zip(&best.clusterings).flat_map(|(home, now)| home.moved(&now.group_of));
         let moved: Vec<u64> = moved.collect();
         Migration {
@@ -252,7 +252,7 @@ impl SolveReport {
         evidence: Evidence,
         traced: Option<&Traced<'_>>,
     ) -> Self {
-        let parts = parts(problems, best, (options, topology));
+        let parts = parts(problems, best, options, topology);
         let activations: u64 = problems.iter().map(Problem::total_activations).sum();
         let rate = |value: fn(&Part) -> f64| parts.iter().map(value).sum::<f64>() / activations as f64;
         let (lar, lar_bound) = (rate(|part| part.primal), rate(|part| part.dual));
@@ -346,24 +346,12 @@ fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
 }
 
 /// Each problem's part, over the threads allowed.
-fn parts(problems: &[Problem], best: &Best, (options, topology): (&SolveOptions, Topology)) -> Vec<Part> {
+fn parts(problems: &[Problem], best: &Best, options: &SolveOptions, topology: Topology) -> Vec<Part> {
     let units: usize = problems.iter().map(Problem::units).sum();
     let rounds = (MOST_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
     let pairs: Vec<_> = problems.iter().zip(&best.clusterings).collect();
-    let each = pairs.len().div_ceil(options.threads).max(1);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = pairs
-            .chunks(each)
-            .map(|pairs| {
-                let part = move |(problem, clustering): &(&Problem, &Clustering)| {
-                    Part::new(problem, clustering, (options, topology), rounds)
-                };
-                scope.spawn(move || pairs.iter().map(part).collect::<Vec<_>>())
-            })
-            .collect();
-        // A thread that panicked takes this one with it, as without threads.
-        let joined = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        joined.flatten().collect()
+    in_parallel(&pairs, options.threads, |(problem, clustering)| {
+        Part::new(problem, clustering, options, topology, rounds)
     })
 }
 
@@ -371,12 +359,13 @@ impl Part {
     fn new(
         problem: &Problem,
         clustering: &Clustering,
-        (options, topology): (&SolveOptions, Topology),
+        options: &SolveOptions,
+        topology: Topology,
         rounds: usize,
     ) -> Self {
         let groups = usize::from(options.groups);
         let capacity = mass_capacity(problem.total_mass(), groups, options.token_margin);
-        let profit = clustering_profits(problem, clustering, (groups, topology));
+        let profit = clustering_profits(problem, clustering, groups, topology);
         let transport = Transport { mass: &problem.mass, profit: &profit, capacity: &capacity };
         let (plan, dual) = match options.objective {
             Objective::Activations => {
@@ -398,7 +387,7 @@ impl Part {
         let (mut primal, mut local_bound, mut node_local) = (value, value_bound, value);
         if options.nodes.is_some() {
             // The same plan with the values of the two rates.
-            let of = |near| clustering_profits(problem, clustering, (groups, Topology { near, ..topology }));
+            let of = |near| clustering_profits(problem, clustering, groups, Topology { near, ..topology });
             let (own, node) = (of(0.0), of(1.0));
             let [own, node] = [&own, &node].map(|profit| Transport { profit, ..transport });
             [primal, local_bound, node_local] = [plan.value(&own), own.solve(None).dual, plan.value(&node)]

@@ -17,9 +17,26 @@ pub(crate) fn seed_plan(
     stop: &dyn Fn() -> bool,
 ) -> Option<Plan> {
     let groups = capacity.len();
+    let mut distance = vec![0.0; problem.units() * groups];
+    for_each_centre(problem, groups, random, stop, |group, unit, squared, _| {
+        distance[unit * groups + group] = squared
+    })?;
+    let profit: Vec<i64> = distance.iter().map(|squared| -to_profit(*squared)).collect();
+    Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(None, stop)
+}
+
+/// Draws a centre for each group, by mass and squared distance to the nearest one before (k-means++). `see` gets group,
+/// unit, the squared distance between them and whether that centre is the unit's nearest so far. `None` if `stop` said
+/// so before the end.
+pub(crate) fn for_each_centre(
+    problem: &Problem,
+    groups: usize,
+    random: &mut fastrand::Rng,
+    stop: &dyn Fn() -> bool,
+    mut see: impl FnMut(usize, usize, f64, bool),
+) -> Option<()> {
     let mean = mean_share(problem);
     let mut nearest = vec![f64::INFINITY; problem.units()];
-    let mut distance = vec![0.0; problem.units() * groups];
     for group in 0..groups {
         if stop() {
             return None;
@@ -29,25 +46,23 @@ pub(crate) fn seed_plan(
             _ => problem.mass[unit] as f64 * nearest[unit],
         };
         let centre = draw(problem.units(), weight, random);
-        let squared = distances_to(problem, centre, &mean);
-        for (unit, &squared) in squared.iter().enumerate() {
+        for (unit, squared) in distances_to(problem, centre, &mean).into_iter().enumerate() {
+            see(group, unit, squared, squared < nearest[unit]);
             nearest[unit] = nearest[unit].min(squared);
-            distance[unit * groups + group] = squared;
         }
     }
-    let profit: Vec<i64> = distance.iter().map(|squared| -to_profit(*squared)).collect();
-    Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(None, stop)
+    Some(())
 }
 
 /// Activations per token in each column, over all units.
-pub(crate) fn mean_share(problem: &Problem) -> Vec<f64> {
+fn mean_share(problem: &Problem) -> Vec<f64> {
     let total = problem.total_mass() as f64;
     problem.column_load.iter().map(|&load| load as f64 / total).collect()
 }
 
 /// Squared distance of every unit to the unit `centre`, which is first shrunk towards the mean by its own mass: a
 /// token seen once says little about a group.
-pub(crate) fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
+fn distances_to(problem: &Problem, centre: usize, mean: &[f64]) -> Vec<f64> {
     let mass = problem.mass[centre] as f64;
     let trust = mass / (mass + 4.0);
     let mut point: Vec<f64> = mean.iter().map(|mean| mean * (1.0 - trust)).collect();

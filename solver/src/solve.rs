@@ -3,9 +3,7 @@
 use std::ops::ControlFlow;
 
 use half::f16;
-use semmoe_tables::{
-    Attention, ModelInfo, Phase, Placement, Profile, ProfileBuilder, Replicas, Tables, TablesBuilder, TpParts, Trace,
-};
+use semmoe_tables::{Attention, ModelInfo, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
 
 use crate::alternate::{Clustering, Limits};
 use crate::bounds::{Bounds, problem_bounds};
@@ -24,7 +22,7 @@ use crate::ranks::Traced;
 use crate::replica_table::replica_tables;
 use crate::report::{Evidence, Migration, SolveReport, Unit};
 use crate::split::Split;
-use crate::starts::{Best, SolveProgress, run_starts};
+use crate::starts::{Best, SolveProgress, StartOptions, run_starts};
 use crate::token_table::{dp_prices, token_shares};
 use crate::topology::Topology;
 use crate::transitions::keep_transitions;
@@ -58,17 +56,42 @@ pub fn solve(
 ) -> Result<Solved, SolveError> {
     let placed = checked(profile, trace, options)?;
     with_hold_out(profile, trace, options, |profile, trace, split| {
-        solve_part((profile, trace), (split, placed), options, progress)
+        solve_part(Input { profile, trace, split, options }, placed, progress)
     })
+}
+
+/// The input of a solve.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    profile: &'a Profile,
+    trace: Option<&'a Trace>,
+    /// The requests held out.
+    split: Option<&'a Split>,
+    options: &'a SolveOptions,
+}
+
+/// The placement that the options give, and how groups lie to each other.
+struct Placed {
+    given: Option<Given>,
+    topology: Topology,
+}
+
+/// The result for the problems.
+struct Found<'a> {
+    unit: Unit,
+    problems: &'a [Problem],
+    best: &'a Best,
+    /// Those of a placement that was given with replicas or padding.
+    slots: Option<Replicas>,
 }
 
 /// Solves on what is given; the choices left open are made with the requests held out.
 fn solve_part(
-    (profile, trace): (&Profile, Option<&Trace>),
-    (split, (given, topology)): (Option<&Split>, (Option<Given>, Topology)),
-    options: &SolveOptions,
+    input: Input<'_>,
+    Placed { given, topology }: Placed,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Result<Solved, SolveError> {
+    let Input { profile, trace, options, .. } = input;
     let prior = TokenPrior::new(profile, options)?;
     let counted = own_counts(trace, options)?;
     let counted = counted.as_ref().unwrap_or(profile);
@@ -88,15 +111,11 @@ fn solve_part(
         slots: (options.redundant > 0).then(|| usize::from(options.slots_per_group(profile.model().num_experts))),
     };
     let homes = options.warm_start.as_ref().map(|warm| warm.homes(&problems));
+    let SolveOptions { token_margin, seed, starts, threads, .. } = *options;
+    let how = StartOptions { limits, homes: homes.as_deref(), token_margin, seed, starts, threads };
     let mut best = match &given {
-        Some(given) => given.best(&problems, (limits, options.token_margin, options.threads), progress),
-        None => run_starts(
-            &problems,
-            (limits, homes.as_deref()),
-            (options.token_margin, options.seed),
-            (options.starts, options.threads),
-            progress,
-        ),
+        Some(given) => given.best(&problems, &how, progress),
+        None => run_starts(&problems, &how, progress),
     };
     if let (Objective::Ranks, Some(traced)) = (options.objective, &traced) {
         traced.improve(&problems, limits, options, &mut best, progress);
@@ -105,24 +124,20 @@ fn solve_part(
         true => Some(padded_placement(profile.model(), options, &problems, &best)?),
         false => given.and_then(|given| given.slots),
     };
-    let solved = (unit, &problems[..], &best);
-    let (tables, held_out) = build_tables((profile, trace), split, options, prior.as_ref(), (solved, slots))?;
+    let found = Found { unit, problems: &problems, best: &best, slots };
+    let (tables, held_out) = build_tables(input, prior.as_ref(), found)?;
     let evidence = Evidence::new(profile, prior.as_ref());
     let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
     report.priors = options.priors();
-    report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, (limits, options)));
+    report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, limits, options));
     let bounds = proof(&report, &problems, options);
     report.certify(bounds, options.nodes.is_some() || options.gating_groups > 1);
     report.held_out = held_out;
     Ok(Solved { tables, report })
 }
 
-/// What is wrong with the options, or what they say of the placement.
-fn checked(
-    profile: &Profile,
-    trace: Option<&Trace>,
-    options: &SolveOptions,
-) -> Result<(Option<Given>, Topology), SolveError> {
+/// Checks the options; returns what they say of the placement.
+fn checked(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> Result<Placed, SolveError> {
     options.validate()?;
     check_together(options, false)?;
     let (model, experts) = (profile.model(), profile.model().num_experts);
@@ -136,7 +151,7 @@ fn checked(
     if let Some(trace) = trace {
         model.check_compatible(trace.model())?;
     }
-    Ok((given, topology))
+    Ok(Placed { given, topology })
 }
 
 /// The bounds over all placements, or why there are none.
@@ -165,14 +180,11 @@ fn padded_placement(
     Ok(padded_replicas(model, options.groups, layers)?)
 }
 
-/// T, A and E from the best clusterings, and what was chosen on the way with the requests held out. `slots` are those
-/// of a placement that was given with replicas or padding.
+/// T, A and E from the best clusterings, and what was chosen on the way with the requests held out.
 fn build_tables(
-    (profile, trace): (&Profile, Option<&Trace>),
-    split: Option<&Split>,
-    options: &SolveOptions,
+    Input { profile, trace, split, options }: Input<'_>,
     prior: Option<&TokenPrior>,
-    ((unit, problems, best), slots): ((Unit, &[Problem], &Best), Option<Replicas>),
+    Found { unit, problems, best, slots }: Found<'_>,
 ) -> Result<(Tables, HeldOut), SolveError> {
     let mut held_out = HeldOut::default();
     let first = &best.clusterings[0];
@@ -194,7 +206,8 @@ fn build_tables(
     let builder = match options.attention {
         Attention::Dp => {
             let shares = token_shares(profile, &placement, &shrinkage);
-            dp_tables(profile, trace, options, (&problems[0], first), placement, shares)
+            let price = prices(trace, options, &problems[0], first, &shares);
+            TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
         }
         Attention::Tp => {
             let mut parts = tp_parts(profile, &placement, &shrinkage);
@@ -202,7 +215,8 @@ fn build_tables(
                 let prior = options.prior_occurrences;
                 held_out.transitions = keep_transitions(&mut parts, trace, &placement, prior, split.traces());
             }
-            tp_tables(profile, options, (problems, best), placement, parts)
+            let price = mean_prices(usize::from(options.groups), problems, best);
+            TablesBuilder::tp(profile.model().clone(), options.provenance.clone(), placement, parts, price)
         }
     };
     let builder = slots.into_iter().fold(builder, TablesBuilder::replicas);
@@ -214,11 +228,7 @@ fn build_tables(
 fn own_counts(trace: Option<&Trace>, options: &SolveOptions) -> Result<Option<Profile>, SolveError> {
     match (options.objective, options.attention, trace) {
         (Objective::Ranks, _, None) => Err(SolveError::RanksNeedTrace),
-        (Objective::Ranks, Attention::Tp, Some(trace)) => {
-            let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
-            builder.add_trace(trace)?;
-            Ok(Some(builder.finish()?))
-        }
+        (Objective::Ranks, Attention::Tp, Some(trace)) => Ok(Some(Profile::of_trace(trace)?)),
         _ => Ok(None),
     }
 }
@@ -258,18 +268,6 @@ pub(crate) fn placement(
     Ok(Placement::new(groups, layers.collect())?)
 }
 
-fn dp_tables(
-    profile: &Profile,
-    trace: Option<&Trace>,
-    options: &SolveOptions,
-    (problem, clustering): (&Problem, &Clustering),
-    placement: Placement,
-    shares: Vec<f16>,
-) -> TablesBuilder {
-    let price = prices(trace, options, problem, clustering, &shares);
-    TablesBuilder::dp(profile.model().clone(), options.provenance.clone(), placement, shares, price)
-}
-
 /// The price of each rank: of the trace's requests scored with T, else of the profile's tokens.
 fn prices(
     trace: Option<&Trace>,
@@ -284,20 +282,15 @@ fn prices(
     }
 }
 
-fn tp_tables(
-    profile: &Profile,
-    options: &SolveOptions,
-    (problems, best): (&[Problem], &Best),
-    placement: Placement,
-    parts: TpParts,
-) -> TablesBuilder {
-    let mut price = vec![0.0; usize::from(options.groups)];
+/// The price of each group, mean over the problems.
+fn mean_prices(groups: usize, problems: &[Problem], best: &Best) -> Vec<f32> {
+    let mut price = vec![0.0; groups];
     for (problem, clustering) in problems.iter().zip(&best.clusterings) {
         for (mean, price) in price.iter_mut().zip(in_shares(&clustering.plan.price, problem)) {
             *mean += price / problems.len() as f32;
         }
     }
-    TablesBuilder::tp(profile.model().clone(), options.provenance.clone(), placement, parts, price)
+    price
 }
 
 /// Prices per token as shares of a token's activations.

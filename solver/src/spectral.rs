@@ -12,7 +12,7 @@
 //! every step gives each group N/G experts of every layer, exactly; of several tries the one with the least squared
 //! distances is taken.
 
-use crate::alternate::Limits;
+use crate::alternate::Task;
 use crate::bounds::greatest_eigenpairs;
 use crate::problem::Problem;
 use crate::seeds::draw;
@@ -32,24 +32,19 @@ pub(crate) fn has_spectral(problem: &Problem) -> bool {
 }
 
 /// The best units for experts that are divided by their co-activation alone. `None` if `stop` said so before the end.
-pub(crate) fn spectral_plan(
-    problem: &Problem,
-    (capacity, limits): (&[u64], &Limits),
-    random: &mut fastrand::Rng,
-    stop: &dyn Fn() -> bool,
-) -> Option<Plan> {
-    let points = Points::new(problem, limits.groups);
+pub(crate) fn spectral_plan(task: &Task<'_>, random: &mut fastrand::Rng, stop: &dyn Fn() -> bool) -> Option<Plan> {
+    let points = Points::new(task.problem, task.limits.groups);
     let mut best: Option<(f64, Vec<u16>)> = None;
     for _ in 0..TRIES {
         if stop() {
             return None;
         }
-        let found = points.divide(problem, random);
+        let found = points.divide(task.problem, random);
         if best.as_ref().is_none_or(|best| found.0 < best.0) {
             best = Some(found);
         }
     }
-    unit_step(problem, &best?.1, (capacity, limits), None, stop)
+    unit_step(task, &best?.1, None, stop)
 }
 
 /// The columns as points, [L * N, G].

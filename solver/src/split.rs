@@ -53,7 +53,7 @@ impl Split {
         };
         let parts = parts(trace, share);
         // Requests without a known route say nothing.
-        let routed: Vec<bool> = trace.iter().map(|request| has_route(request, trace.model().layers())).collect();
+        let routed: Vec<bool> = trace.iter().map(has_route).collect();
         let [solved, chosen, judged] = [Part::Solve, Part::Choose, Part::Judge]
             .map(|part| parts.iter().zip(&routed).filter(|(of, routed)| **of == part && **routed).count());
         if solved.min(chosen).min(judged) < FEWEST {
@@ -66,7 +66,7 @@ impl Split {
         let of = |part: Part| TraceBuilder::select(trace, |number, _| parts[number] == part);
         let (choose, judge) = (of(Part::Choose)?, of(Part::Judge)?);
         let (choose_counts, judge_counts) = (counts(profile, &choose)?, counts(profile, &judge)?);
-        let mut both = ProfileBuilder::new(profile.model().clone(), profile.provenance().clone(), profile.phase())?;
+        let mut both = ProfileBuilder::like(profile)?;
         both.add_profile(&choose_counts)?;
         both.add_profile(&judge_counts)?;
         let rest = profile.without(&both.finish()?)?;
@@ -102,20 +102,20 @@ fn parts(trace: &Trace, share: f64) -> Vec<Part> {
     trace.iter().map(part).collect()
 }
 
-fn has_route(request: TraceRequest<'_>, layers: usize) -> bool {
-    let layers = || (0..layers).map(|layer| LayerIdx::new(layer as u16));
-    (0..request.token_ids().len()).any(|position| layers().any(|layer| request.route(position, layer).is_some()))
+/// Whether any route of a request is known.
+pub(crate) fn has_route(request: TraceRequest<'_>) -> bool {
+    (0..request.token_ids().len()).any(|position| request.is_routed(position))
 }
 
 fn counts(profile: &Profile, trace: &Trace) -> Result<Profile, FormatError> {
-    let mut builder = ProfileBuilder::new(profile.model().clone(), profile.provenance().clone(), profile.phase())?;
+    let mut builder = ProfileBuilder::like(profile)?;
     builder.add_trace(trace)?;
     builder.finish()
 }
 
 /// Whether a layer lost all its counts.
 fn silenced(before: &Profile, after: &Profile) -> bool {
-    let mut layers = (0..before.model().layers()).map(|layer| LayerIdx::new(layer as u16));
+    let mut layers = LayerIdx::all(before.model().layers());
     layers.any(|layer| before.entries(layer) > 0 && after.entries(layer) == 0)
 }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
 use crate::alternate::{
-    Clustering, Limits, Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start,
+    Clustering, Limits, Task, Watch, bring_home, improve, not_reached, run_from_home, run_spectral_start, run_start,
 };
 use crate::home::Home;
 use crate::problem::Problem;
@@ -120,7 +120,9 @@ impl Schedule {
         phases
     }
 
-    fn new((entries, units): (u64, u64), groups: usize, (starts, passes): (u32, u32), replicas: bool) -> Self {
+    /// Of `starts` starts of problems with so many counts and units together.
+    fn new(entries: u64, units: u64, starts: u32, limits: &Limits) -> Self {
+        let (groups, passes, replicas) = (limits.groups, limits.swap_passes, limits.slots.is_some());
         let values = entries.max(1).saturating_mul(groups as u64);
         let work = entries.max(1) + units * groups as u64 * COUNTS_PER_PROFIT;
         let at_most =
@@ -137,24 +139,36 @@ impl Schedule {
     }
 }
 
-/// Runs `starts` starts of every problem, or as many as its size allows, and with `homes` one from there.
+/// How problems are solved.
+pub(crate) struct StartOptions<'a> {
+    pub(crate) limits: Limits,
+    /// Where the experts of each problem are, if the solve starts from tables.
+    pub(crate) homes: Option<&'a [Home]>,
+    /// Tokens that a group may have above the mean.
+    pub(crate) token_margin: f64,
+    pub(crate) seed: u64,
+    /// Starts of every problem, at most.
+    pub(crate) starts: u32,
+    pub(crate) threads: usize,
+}
+
+/// Runs the starts of every problem, or as many as its size allows, and with homes one from there.
 pub(crate) fn run_starts(
     problems: &[Problem],
-    (limits, homes): (Limits, Option<&[Home]>),
-    (token_margin, seed): (f64, u64),
-    (starts, threads): (u32, usize),
+    how: &StartOptions<'_>,
     progress: &mut dyn FnMut(SolveProgress) -> ControlFlow<()>,
 ) -> Best {
     let entries = problems.iter().map(|problem| problem.entries() as u64).sum();
     let units = problems.iter().map(|problem| problem.units() as u64).sum();
-    let schedule = Schedule::new((entries, units), limits.groups, (starts, limits.swap_passes), limits.slots.is_some());
-    let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, token_margin);
+    let limits = how.limits;
+    let schedule = Schedule::new(entries, units, how.starts, &limits);
+    let capacity = |problem: &Problem| mass_capacity(problem.total_mass(), limits.groups, how.token_margin);
     let mut shared = Shared {
         problems,
         capacities: problems.iter().map(capacity).collect(),
         limits: Limits { swap_passes: schedule.passes, ..limits },
-        homes,
-        seed,
+        homes: how.homes,
+        seed: how.seed,
         phase: Phase::Starts,
         jobs: 0,
         next_job: AtomicUsize::new(0),
@@ -172,7 +186,7 @@ pub(crate) fn run_starts(
         if phase == Phase::LastSwaps {
             shared.limits.swap_passes = schedule.last_passes;
         }
-        shared.run_jobs(threads, &mut reached, &mut told, progress);
+        shared.run_jobs(how.threads, &mut reached, &mut told, progress);
     }
     shared.into_best(limits, schedule)
 }
@@ -229,8 +243,9 @@ impl Shared<'_> {
         let best = self.best.into_inner().unwrap_or_else(PoisonError::into_inner);
         let without = best.iter().filter(|best| best.is_none()).count();
         let of_problem = |(at, best): (usize, Option<(Clustering, usize)>)| {
+            let (problem, capacity) = (&self.problems[at], &self.capacities[at]);
             let home = self.homes.map(|homes| &homes[at]);
-            let not_reached = || not_reached(&self.problems[at], &self.capacities[at], (limits, home));
+            let not_reached = || not_reached(Task { problem, capacity, limits, home });
             best.map_or_else(not_reached, |(clustering, _)| clustering)
         };
         let clusterings = best.into_iter().enumerate().map(of_problem);
@@ -265,44 +280,36 @@ impl Shared<'_> {
             self.stop.load(Ordering::Relaxed)
         };
         let watch = Watch { reached: &reached, stop: &stop };
-        let (input, capacity) = (&self.problems[problem], &self.capacities[problem]);
-        let home = self.homes.map(|homes| &homes[problem]);
+        let task = self.task(problem);
         // First of all, so that a solve that is ended early moves little.
-        if let (0, Some(home)) = (start, home)
-            && let Some(found) = run_from_home(input, capacity, (self.limits, home), watch)
+        if start == 0
+            && let Some(found) = run_from_home(task, watch)
         {
             self.finish(problem, start, found);
         }
         let mut random = fastrand::Rng::with_seed(mix(self.seed, problem as u64, start as u64));
         let base = self.base[problem].as_ref();
-        let spectral = start == 0 && has_spectral(input);
+        let spectral = start == 0 && has_spectral(task.problem);
         let run_start = if spectral { run_spectral_start } else { run_start };
         let found = match (self.phase, self.limits.slots) {
-            (Phase::Starts, None) => {
-                let found = run_start(input, capacity, self.limits, &mut random, watch);
-                found.map(|found| match home {
-                    Some(home) => bring_home(input, capacity, (self.limits, home), found, watch),
-                    None => found,
-                })
-            }
-            (Phase::Starts, Some(slots)) => run_start(input, capacity, self.limits, &mut random, watch)
-                .and_then(|found| replicate(input, capacity, (self.limits, slots), &found, watch))
-                .map(|found| improve_replicas(input, capacity, (self.limits, slots), found, watch)),
+            (Phase::Starts, None) => run_start(task, &mut random, watch).map(|found| bring_home(task, found, watch)),
+            (Phase::Starts, Some(slots)) => run_start(task, &mut random, watch)
+                .and_then(|found| replicate(task, slots, &found, watch))
+                .map(|found| improve_replicas(task, slots, found, watch)),
             (Phase::Kicks, None) => None,
-            (Phase::Kicks, Some(slots)) => {
-                base.and_then(|base| kick_replicas(input, capacity, (self.limits, slots), base, (&mut random, watch)))
-            }
-            (Phase::LastSwaps, None) => {
-                base.map(|base| improve(input, capacity, (self.limits, home), base.clone(), watch))
-            }
-            (Phase::LastSwaps, Some(slots)) => {
-                base.map(|base| improve_replicas(input, capacity, (self.limits, slots), base.clone(), watch))
-            }
+            (Phase::Kicks, Some(slots)) => base.and_then(|base| kick_replicas(task, slots, base, &mut random, watch)),
+            (Phase::LastSwaps, None) => base.map(|base| improve(task, base.clone(), watch)),
+            (Phase::LastSwaps, Some(slots)) => base.map(|base| improve_replicas(task, slots, base.clone(), watch)),
         };
         if let Some(found) = found {
             self.finish(problem, start, found);
         }
         let _ = events.send(Event::Done);
+    }
+
+    fn task(&self, problem: usize) -> Task<'_> {
+        let (capacity, home) = (&self.capacities[problem], self.homes.map(|homes| &homes[problem]));
+        Task { problem: &self.problems[problem], capacity, limits: self.limits, home }
     }
 
     fn finish(&self, problem: usize, start: usize, found: Clustering) {
@@ -334,27 +341,32 @@ pub(crate) fn mix(seed: u64, problem: u64, start: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn limits(groups: usize, slots: Option<usize>) -> Limits {
+        let topology = crate::topology::Topology::flat(groups);
+        Limits { groups, max_over_mean: 1.1, iterations: 60, swap_passes: 12, slots, topology }
+    }
+
     #[test]
     fn large_problems_get_fewer_starts_and_late_swaps() {
-        let schedule = |size, groups| Schedule::new(size, groups, (32, 12), false);
-        let small = schedule((600_000, 3000), 8);
+        let schedule = |entries, units, groups| Schedule::new(entries, units, 32, &limits(groups, None));
+        let small = schedule(600_000, 3000, 8);
         assert_eq!(small, Schedule { starts: 32, kick_rounds: 0, passes: 12, last_passes: 0 });
-        let large = schedule((50_000_000, 100_000), 8);
+        let large = schedule(50_000_000, 100_000, 8);
         assert!(
             (2..32).contains(&large.starts) && large.passes == 0 && (1..12).contains(&large.last_passes),
             "{large:?}"
         );
-        let huge = schedule((u64::MAX / 4096, 1 << 24), 64);
+        let huge = schedule(u64::MAX / 4096, 1 << 24, 64);
         assert_eq!(huge, Schedule { starts: 1, kick_rounds: 0, passes: 0, last_passes: 1 });
     }
 
     #[test]
     fn with_replicas_most_starts_become_kicks() {
-        let phases = |size, starts| Schedule::new(size, 8, (starts, 12), true).phases();
-        let usual = phases((600_000, 3000), 32);
+        let phases = |entries, units, starts| Schedule::new(entries, units, starts, &limits(8, Some(4))).phases();
+        let usual = phases(600_000, 3000, 32);
         assert_eq!(usual[..2], [(Phase::Starts, 8), (Phase::Kicks, 4)]);
         assert_eq!(usual.len(), 13);
-        assert_eq!(phases((600_000, 3000), 1), [(Phase::Starts, 1)]);
-        assert_eq!(phases((u64::MAX / 4096, 1 << 24), 32), [(Phase::Starts, 1), (Phase::LastSwaps, 1)]);
+        assert_eq!(phases(600_000, 3000, 1), [(Phase::Starts, 1)]);
+        assert_eq!(phases(u64::MAX / 4096, 1 << 24, 32), [(Phase::Starts, 1), (Phase::LastSwaps, 1)]);
     }
 }

@@ -5,7 +5,7 @@
 //! constant (the dual of the unit step), and a swap changes only the units that use one of the two experts. It is an
 //! upper bound on what the swap gains, so that the caller solves the unit step again and keeps the better of both.
 
-use crate::alternate::Limits;
+use crate::alternate::Task;
 use crate::expert_step::layer_cap;
 use crate::home::Home;
 use crate::load_limit::group_loads;
@@ -40,26 +40,21 @@ const PAIRS_PER_EXPERT: usize = 2;
 ///
 /// In large problems only the pairs with the greatest estimates are tried: what each expert alone would gain in the
 /// other's group, which is exact but for the units that use both.
-pub(crate) fn swap_pass(
-    problem: &Problem,
-    group_of: &[u16],
-    price: &[i64],
-    around: (&Limits, Option<&Home>),
-    stop: &dyn Fn() -> bool,
-) -> Option<Vec<u16>> {
-    let values = (problem.entries() * problem.experts * price.len()) as u64;
-    passed(problem, group_of, price, around, (values > MOST_VALUES_COMPARED, stop))
+pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: &dyn Fn() -> bool) -> Option<Vec<u16>> {
+    let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
+    passed(task, group_of, price, values > MOST_VALUES_COMPARED, stop)
 }
 
 /// The pass, over all pairs or over those chosen by estimate.
 pub(crate) fn passed(
-    problem: &Problem,
+    task: &Task<'_>,
     group_of: &[u16],
     price: &[i64],
-    (limits, home): (&Limits, Option<&Home>),
-    (by_estimate, stop): (bool, &dyn Fn() -> bool),
+    by_estimate: bool,
+    stop: &dyn Fn() -> bool,
 ) -> Option<Vec<u16>> {
-    let mut search = Search::new(problem, group_of, price, (limits, home));
+    let Task { problem, limits, .. } = task;
+    let mut search = Search::new(task, group_of, price);
     let mut swapped = false;
     for layer in 0..problem.layers {
         let pairs = if by_estimate { search.likely_pairs(layer, stop) } else { all_pairs(problem.experts) };
@@ -79,8 +74,7 @@ pub(crate) fn passed(
             }
             if search.gain(first + a, first + b) - search.cost(first + a, first + b) > least {
                 search.swap(first + a, first + b);
-                loads[from] = loads[from] - load[a] + load[b];
-                loads[to] = loads[to] - load[b] + load[a];
+                exchange(&mut loads, (from, load[a]), (to, load[b]));
                 swapped = true;
             }
         }
@@ -95,6 +89,12 @@ fn all_pairs(experts: usize) -> Vec<(usize, usize)> {
     (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b))).collect()
 }
 
+/// Moves the loads of two experts to each other's group.
+pub(crate) fn exchange(loads: &mut [u64], (from, a): (usize, u64), (to, b): (usize, u64)) {
+    loads[from] = loads[from] - a + b;
+    loads[to] = loads[to] - b + a;
+}
+
 /// Whether two groups that exchange experts of these loads stay within the cap, or come no further above it.
 pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) -> bool {
     let after = (from - a + b).max(to - b + a);
@@ -102,7 +102,8 @@ pub(crate) fn keeps_cap((from, to): (u64, u64), (a, b): (u64, u64), cap: u64) ->
 }
 
 impl<'a> Search<'a> {
-    fn new(problem: &'a Problem, group_of: &[u16], price: &[i64], (limits, home): (&Limits, Option<&'a Home>)) -> Self {
+    fn new(task: &Task<'a>, group_of: &[u16], price: &[i64]) -> Self {
+        let Task { problem, limits, home, .. } = *task;
         let (local, topology) = (problem.local_counts(group_of, price.len()), limits.topology);
         let search = match topology.has_nodes() {
             true => Search::of_worth(problem, &topology.worth(&local, price.len()), price),

@@ -19,6 +19,8 @@ pub(crate) struct Tally {
     remote_ranks: f64,
     /// The same with every token on a random place: the expected value.
     remote_ranks_random: f64,
+    /// The same with experts in blocks.
+    remote_ranks_blocks: f64,
     /// Routes with a known set of experts, all layers.
     routes: u64,
     /// Scratch: the places of a route.
@@ -35,6 +37,7 @@ impl Tally {
             group_load: vec![0.0; hosts.layers * hosts.groups],
             remote_ranks: 0.0,
             remote_ranks_random: 0.0,
+            remote_ranks_blocks: 0.0,
             routes: 0,
             seen: Vec::new(),
         }
@@ -68,20 +71,26 @@ impl Tally {
         let random = (0..hosts.places).map(&mut sent_from).sum::<f64>() / hosts.places as f64;
         self.remote_ranks += place.map_or(random, sent_from);
         self.remote_ranks_random += random;
+        self.remote_ranks_blocks += hosts.sent_to_in_blocks(experts.clone(), &mut self.seen);
         for expert in experts {
             self.add(hosts, (layer, expert), 1, place);
         }
         self.routes += 1;
     }
 
+    /// All activations.
+    fn all(&self) -> f64 {
+        self.activations.iter().sum::<u64>() as f64
+    }
+
     /// Local activation rate over everything.
     pub(crate) fn lar(&self) -> f64 {
-        self.local.iter().sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+        self.local.iter().sum::<f64>() / self.all()
     }
 
     /// Share of activations on the own node.
     pub(crate) fn node_local_rate(&self) -> Option<f64> {
-        self.node_local.map(|local| local / self.activations.iter().sum::<u64>() as f64)
+        self.node_local.map(|local| local / self.all())
     }
 
     /// Local activation rate of each layer; `None` for a layer without activations.
@@ -93,7 +102,7 @@ impl Tally {
     /// The rate with every token on a random place, exactly.
     pub(crate) fn lar_random(&self, hosts: &Hosts) -> f64 {
         let local = self.column_load.iter().enumerate().map(|(column, &load)| load as f64 * hosts.random_share(column));
-        local.sum::<f64>() / self.activations.iter().sum::<u64>() as f64
+        local.sum::<f64>() / self.all()
     }
 
     /// Mean over tokens and layers; `None` where only counts were added.
@@ -104,5 +113,10 @@ impl Tally {
     /// The same with every token on a random place.
     pub(crate) fn remote_ranks_random(&self) -> Option<f64> {
         (self.routes > 0).then(|| self.remote_ranks_random / self.routes as f64)
+    }
+
+    /// The same with every token on a random place and experts in blocks.
+    pub(crate) fn remote_ranks_blocks(&self) -> Option<f64> {
+        (self.routes > 0).then(|| self.remote_ranks_blocks / self.routes as f64)
     }
 }

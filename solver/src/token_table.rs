@@ -4,6 +4,7 @@ use half::f16;
 use semmoe_tables::{LayerIdx, Placement, Profile, TokenId, Trace};
 
 use crate::evidence::{LayerEvidence, Shrinkage};
+use crate::load_limit::group_loads;
 use crate::mean_evidence::MeanEvidence;
 use crate::score::mean_share;
 use crate::transport::Transport;
@@ -33,7 +34,7 @@ pub(crate) fn shares_by(
     let m = shrinkage.prior_occurrences();
     let (mut own, mut pull) = (vec![0.0f64; vocabulary * groups], vec![0.0f64; vocabulary]);
     let mut mean = MeanEvidence::new(vocabulary, groups);
-    for layer in (0..layers).map(|layer| LayerIdx::new(layer as u16)) {
+    for layer in LayerIdx::all(layers) {
         let evidence = evidence_of(layer);
         for (token, own) in own.chunks_exact_mut(groups).enumerate() {
             let all = evidence.seen[token] + m;
@@ -72,20 +73,14 @@ pub(crate) fn activation_evidence(profile: &Profile, layer: LayerIdx, placement:
 /// Activations of a token in a layer by group.
 pub(crate) fn count_groups(profile: &Profile, layer: LayerIdx, token: TokenId, group_of: &[u16], on_group: &mut [u64]) {
     on_group.fill(0);
-    let row = profile.row(layer, token);
-    for (&expert, &count) in row.experts.iter().zip(row.counts) {
+    for (expert, count) in profile.row(layer, token).iter() {
         on_group[usize::from(group_of[usize::from(expert)])] += u64::from(count);
     }
 }
 
 /// Share of a layer's activations on each group; equal shares for a layer that never saw one.
 fn layer_prior(profile: &Profile, layer: LayerIdx, group_of: &[u16], groups: usize) -> Vec<f64> {
-    let mut total = vec![0u64; groups];
-    let mut on_group = vec![0u64; groups];
-    for token in 0..profile.model().vocab_size {
-        count_groups(profile, layer, TokenId::new(token), group_of, &mut on_group);
-        total.iter_mut().zip(&on_group).for_each(|(total, count)| *total += count);
-    }
+    let total = group_loads(group_of, &profile.expert_loads(layer), groups);
     let all: u64 = total.iter().sum();
     let share = |count: &u64| if all == 0 { 1.0 / groups as f64 } else { *count as f64 / all as f64 };
     total.iter().map(share).collect()

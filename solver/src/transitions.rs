@@ -4,7 +4,7 @@
 //! that twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
 
 use half::f16;
-use semmoe_tables::{LayerIdx, Placement, TpParts, Trace, likeliest_group};
+use semmoe_tables::{Placement, TpParts, Trace, likeliest_group};
 use serde::Serialize;
 
 use crate::labels::{MainGroups, labels_of, push_labels};
@@ -92,9 +92,8 @@ impl Counts {
         for request in trace.iter() {
             for position in 0..request.token_ids().len() {
                 main.set(placement, request, position);
-                for layer in 0..layers {
-                    let id = LayerIdx::new(layer as u16);
-                    let Some(route) = request.route(position, id) else { continue };
+                for (id, route) in request.routes(position) {
+                    let layer = id.index();
                     let row = main.before(layer).map(|before| row_of(layer, before, groups));
                     for expert in route.experts() {
                         let group = usize::from(placement.layer(id)[expert.index()]);
@@ -159,17 +158,16 @@ fn local_by(trace: &Trace, placement: &Placement, parts: &TpParts, tables: &[Lab
     let mut on_group = vec![0u64; usize::from(groups)];
     let mut main = MainGroups::new(placement);
     for request in trace.iter() {
-        for (position, &token) in request.token_ids().iter().enumerate() {
+        for (position, token) in request.tokens() {
             main.set(placement, request, position);
-            for (layer, local) in local.iter_mut().enumerate() {
-                let id = LayerIdx::new(layer as u16);
-                let Some(route) = request.route(position, id) else { continue };
+            for (id, route) in request.routes(position) {
+                let (layer, local) = (id.index(), &mut local[id.index()]);
                 on_group.fill(0);
                 for expert in route.experts() {
                     on_group[usize::from(placement.layer(id)[expert.index()])] += 1;
                     local.activations += 1;
                 }
-                let row = layer * vocabulary + token as usize;
+                let row = layer * vocabulary + token.index();
                 let t = labels_of(&parts.token_group, &parts.token_prob, parts.labels, row);
                 let stays = |a| likeliest_group(t, a, groups).map_or(0, |likely| on_group[likely.group.index()]);
                 local.alone += stays(None);

@@ -41,6 +41,21 @@ pub(crate) struct Split {
     pub(crate) parts: Vec<(u16, u64)>,
 }
 
+impl Split {
+    /// Adds the parts to the loads of the groups.
+    pub(crate) fn add_to(&self, loads: &mut [u64]) {
+        self.parts.iter().for_each(|&(group, part)| loads[usize::from(group)] += part);
+    }
+
+    /// Adds a fixed-point number to the groups by share of the unit of `mass`.
+    pub(crate) fn spread(&self, whole: i64, mass: u64, row: &mut [i64]) {
+        for &(group, part) in &self.parts {
+            let share = part as f64 / mass as f64;
+            row[usize::from(group)] += (whole as f64 * share).round() as i64;
+        }
+    }
+}
+
 /// An optimal plan with its proof.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
@@ -364,7 +379,7 @@ impl Plan {
         let mut splits = self.splits.iter().peekable();
         for (unit, &mass) in mass.iter().enumerate() {
             match splits.next_if(|split| split.unit == unit) {
-                Some(split) => split.parts.iter().for_each(|&(group, part)| loads[usize::from(group)] += part),
+                Some(split) => split.add_to(&mut loads),
                 None => loads[usize::from(self.label[unit])] += mass,
             }
         }

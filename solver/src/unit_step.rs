@@ -1,6 +1,6 @@
 //! The unit step: given the experts' groups, the exact balanced assignment of tokens or requests to groups.
 
-use crate::alternate::Limits;
+use crate::alternate::Task;
 use crate::problem::Problem;
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
@@ -18,18 +18,21 @@ pub(crate) fn unit_profits(problem: &Problem, group_of: &[u16], groups: usize) -
 
 /// The same from local activations [U, G].
 pub(crate) fn profits_of_local(problem: &Problem, local: &[u64], groups: usize) -> Vec<i64> {
-    let rows = local.chunks_exact(groups).zip(&problem.mass);
-    rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
+    profits_by(problem, local, groups, |&count| count as f64)
+}
+
+fn profits_by<T>(problem: &Problem, worth: &[T], groups: usize, value: impl Fn(&T) -> f64 + Copy) -> Vec<i64> {
+    let rows = worth.chunks_exact(groups).zip(&problem.mass);
+    rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(value(worth) / mass as f64))).collect()
 }
 
 /// The same where an activation can also be worth something on other groups.
-pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], (groups, topology): (usize, Topology)) -> Vec<i64> {
+pub(crate) fn weighed_profits(problem: &Problem, group_of: &[u16], groups: usize, topology: Topology) -> Vec<i64> {
     if !topology.has_nodes() {
         return unit_profits(problem, group_of, groups);
     }
     let worth = topology.worth(&problem.local_counts(group_of, groups), groups);
-    let rows = worth.chunks_exact(groups).zip(&problem.mass);
-    rows.flat_map(|(row, &mass)| row.iter().map(move |worth| to_profit(worth / mass as f64))).collect()
+    profits_by(problem, &worth, groups, |worth| *worth)
 }
 
 /// Beyond any real number of layers times experts per token; keeps sums along a path within 64 bits.
@@ -49,12 +52,12 @@ pub(crate) fn mass_capacity(total_mass: u64, groups: usize, margin: f64) -> Vec<
 
 /// The unit step. `start` are the last prices, which only make it faster. `None` if `stop` said so before the end.
 pub(crate) fn unit_step(
-    problem: &Problem,
+    task: &Task<'_>,
     group_of: &[u16],
-    (capacity, limits): (&[u64], &Limits),
     start: Option<&[i64]>,
     stop: &dyn Fn() -> bool,
 ) -> Option<Plan> {
-    let profit = weighed_profits(problem, group_of, (limits.groups, limits.topology));
+    let Task { problem, capacity, limits, .. } = *task;
+    let profit = weighed_profits(problem, group_of, limits.groups, limits.topology);
     Transport { mass: &problem.mass, profit: &profit, capacity }.solve_until(start, stop)
 }

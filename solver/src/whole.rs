@@ -100,7 +100,7 @@ impl Settling<'_> {
                     self.plan.label[split.unit] = group as u16;
                 }
                 None => {
-                    split.parts.iter().for_each(|&(group, part)| loads[usize::from(group)] += part);
+                    split.add_to(&mut loads);
                     self.plan.splits.push(split);
                 }
             }

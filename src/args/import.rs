@@ -12,12 +12,13 @@ pub(crate) enum ImportFormat {
     /// Dumps of SGLang's expert distribution recorder: per_token becomes a trace, stat and stat_approx become expert
     /// loads.
     Sglang,
-    /// Counts [layers, experts] or [steps, layers, experts], as EPLB takes them (.pt, .npy, .npz with `logical_count`,
-    /// JSON): expert loads.
+    /// Counts [layers, experts] or [steps, layers, experts], as EPLB takes them (an array, `logical_count`, or JSON):
+    /// expert loads.
     Eplb,
-    /// .npz with token_ids (n), experts (n x layers x k), and perhaps request_offsets (R + 1) and prompt_lengths (R): a
+    /// Arrays token_ids (n), experts (n x layers x k), and perhaps request_offsets (R + 1) and prompt_lengths (R): a
     /// trace.
-    Npz,
+    #[value(alias = "npz")]
+    Routes,
 }
 
 /// What `profile import --help` begins with.
@@ -28,14 +29,15 @@ Files that say which token activated which experts become a trace, for `profile 
 cannot: tables are made from the experts of each token. They become a JSON file of expert loads, which shows how even the engine's \
 traffic is, and with --against how well a profile stands for it.
 
-A .pt file is a pickle, which is a program. It is not executed: tensors, lists, dicts, numbers and texts are read, anything else is \
-refused by its name.
+Arrays are read from safetensors files. `semmoe-convert FILE...`, a Python script that is installed with this command, writes \
+FILE.safetensors from a .pt, .npy or .npz file, which it reads without executing it.
 
 For Hugging Face Transformers see profiler/python/record_routing.py, which writes traces itself.
 
 Example:
-  semmoe profile import expert_distribution_recorder_*.pt --format sglang --model-config DIR \\
-      --model NAME --out run.trace.safetensors";
+  semmoe-convert expert_distribution_recorder_*.pt
+  semmoe profile import expert_distribution_recorder_*.safetensors --format sglang \\
+      --model-config DIR --model NAME --out run.trace.safetensors";
 
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {

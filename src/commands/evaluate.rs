@@ -10,14 +10,14 @@ use semmoe_tables::{FormatError, Profile, Tables, Trace};
 use serde::Serialize;
 
 use super::outcome::{JudgedOn, Outcome};
-use super::{check_output, pages, print_result, profile};
+use super::{check_output, opened, pages, print_result, profile};
 use crate::args::EvaluateArgs;
 use crate::error::CliError;
 
 pub(crate) fn run(args: &EvaluateArgs) -> Result<(), CliError> {
     let tables = Tables::open(&args.tables).map_err(CliError::input)?;
-    let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
-    let profile = args.profile.as_deref().map(Profile::open).transpose().map_err(CliError::input)?;
+    let trace = opened(args.trace.as_deref(), Trace::open)?;
+    let profile = opened(args.profile.as_deref(), Profile::open)?;
     let input = match (&trace, &profile) {
         (Some(trace), _) => EvalInput::Trace(trace),
         (None, Some(profile)) => EvalInput::Profile(profile),
@@ -65,7 +65,7 @@ fn group_loads(tables: &Tables, input: EvalInput<'_>) -> Result<GroupLoads, CliE
     match input {
         EvalInput::Profile(profile) => Ok(GroupLoads::of_profile(profile, tables)),
         EvalInput::Trace(trace) => {
-            let counted = semmoe_profiler::show::profile_of(trace).map_err(profile::failure)?;
+            let counted = Profile::of_trace(trace).map_err(|error| profile::failure(error.into()))?;
             Ok(GroupLoads::of_profile(&counted, tables))
         }
     }
@@ -109,9 +109,18 @@ fn describe(evaluation: &Evaluation) -> String {
         line("activations on the own node", format!("{rate:.4}"));
         line("  on other nodes, per token and layer", format!("{inter:.3}"));
     }
-    let ranks = evaluation.remote_ranks_per_token.zip(evaluation.remote_ranks_random);
-    let ranks = ranks.map(|(ranks, random)| format!("{ranks:.3} (with random ranks {random:.3})"));
-    line("remote ranks per token", ranks.unwrap_or_else(|| "unknown: only a trace says it".to_owned()));
+    let ranks = evaluation.remote_ranks_per_token;
+    line(
+        "remote ranks per token",
+        ranks.map_or("unknown: only a trace says it".to_owned(), |ranks| format!("{ranks:.3}")),
+    );
+    for (before, ranks) in
+        [("random ranks", evaluation.remote_ranks_random), ("blocks of experts", evaluation.remote_ranks_blocks)]
+    {
+        if let Some(ranks) = ranks {
+            line(&format!("  with {before}"), format!("{ranks:.3}"));
+        }
+    }
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));

@@ -14,7 +14,7 @@ pub(crate) fn run(args: ImportArgs) -> Result<(), CliError> {
     let format = match args.format {
         ImportFormat::Sglang => Format::Sglang,
         ImportFormat::Eplb => Format::Eplb,
-        ImportFormat::Npz => Format::Npz,
+        ImportFormat::Routes => Format::Routes,
     };
     let inputs: Vec<_> = args.files.iter().chain(&args.against).map(std::path::PathBuf::as_path).collect();
     check_output(&args.out, &inputs)?;

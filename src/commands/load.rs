@@ -9,7 +9,7 @@ use super::print_result;
 use crate::args::{LoadArgs, LoadRoute};
 use crate::error::CliError;
 use crate::progress::say;
-use crate::signals::{block_on, stop_requested};
+use crate::signals::{Stops, block_on};
 use view::View;
 
 mod view;
@@ -92,10 +92,11 @@ fn fields(json: &str) -> Result<Map<String, Value>, CliError> {
 
 /// The first Ctrl-C ends the run with a report, the second one ends the process.
 async fn first_stop() {
-    stop_requested().await;
+    let mut stops = Stops::listen();
+    stops.next().await;
     say("semmoe: stopping; Ctrl-C again to leave at once");
-    tokio::spawn(async {
-        stop_requested().await;
+    tokio::spawn(async move {
+        stops.next().await;
         std::process::exit(CliError::Interrupted.exit_code().into());
     });
 }
@@ -122,7 +123,6 @@ fn verdict<const N: usize>(stopped: bool, servers: [(u64, u64); N], max_errors: 
 fn failure(error: LoadError) -> CliError {
     match error {
         LoadError::Cancelled => CliError::Interrupted,
-        error if error.is_input() => CliError::Input(error.to_string()),
-        error => CliError::Failed(error.to_string()),
+        error => CliError::by_side(error.is_input(), error),
     }
 }

@@ -49,7 +49,8 @@ pub(crate) struct Outcome {
     bound: Option<f64>,
     /// Ranks other than its own that a token is sent to; a profile does not say it.
     remote_ranks_per_token: Option<Change>,
-    /// Share of the bytes of dispatch and combine that no longer leave their rank.
+    /// Share of the bytes of dispatch and combine that no longer leave their rank, by the ranks that tokens go to.
+    /// Where these are unknown, the share of the activations, which is more.
     bytes_saved: f64,
     /// Greatest over mean.
     token_load: Change,
@@ -57,10 +58,15 @@ pub(crate) struct Outcome {
     expert_load: Change,
 }
 
+/// No placement is better than this, where both bounds were found.
+pub(super) fn bound(report: &SolveReport) -> Option<f64> {
+    report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp))
+}
+
 impl Outcome {
     /// Of tables judged on traffic; `groups` are the loads of that traffic, or of the traffic solved on.
     pub(crate) fn of_evaluation(judged: &Evaluation, judged_on: JudgedOn, groups: &GroupLoads) -> Self {
-        let ranks = judged.remote_ranks_per_token.zip(judged.remote_ranks_random);
+        let ranks = judged.remote_ranks_per_token.zip(judged.remote_ranks_blocks);
         let ranks = ranks.map(|(expected, before)| Change { before: Some(before), expected });
         let round_robin = judged.policies.as_ref().and_then(|policies| policies.get("round_robin"));
         Self::new(
@@ -75,7 +81,7 @@ impl Outcome {
 
     /// Of a solve: on the requests held out where there are some, else on its input.
     pub(crate) fn of_solve(report: &SolveReport, groups: &GroupLoads) -> Self {
-        let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
+        let bound = bound(report);
         let outcome = match &report.held_out.figures {
             Some(judged) => Self::of_evaluation(judged, JudgedOn::HeldOut, groups),
             None => Self::new(
@@ -166,8 +172,9 @@ impl Outcome {
                 "a step that spends {:.0}% of its time on these is at most {times:.2} times as fast",
                 100.0 * EXAMPLE_SHARE
             );
+            let what = self.what_moves();
             format!(
-                "{on}{local} of the activations stay on their rank{was}, which saves {saved} of the bytes between ranks: {example}."
+                "{on}{local} of the activations stay on their rank{was}, which saves {saved} of the {what} between ranks: {example}."
             )
         } else {
             format!("{on}{local} of the activations stay on their rank{was}, which saves no bytes between ranks.")
@@ -181,6 +188,11 @@ impl Outcome {
         Verdict { grade, text, next: if grade == Grade::Good { good } else { other } }
     }
 
+    /// A token goes once to a rank that has several of its experts: without a count of ranks its bytes are not known.
+    fn what_moves(&self) -> &'static str {
+        if self.remote_ranks_per_token.is_some() { "bytes" } else { "activations" }
+    }
+
     /// Name, before, expected, bound.
     fn rows(&self) -> Vec<[String; 4]> {
         let row = |name: &str, Change { before, expected }: Change, digits: usize| {
@@ -191,7 +203,8 @@ impl Outcome {
         rate[3] = self.bound.map_or_else(String::new, |bound| format!("{bound:.4}"));
         let mut rows = vec![rate];
         rows.extend(self.remote_ranks_per_token.map(|ranks| row("remote ranks per token", ranks, 3)));
-        rows.push(row("bytes between ranks", Change { before: Some(1.0), expected: 1.0 - self.bytes_saved }, 2));
+        let moved = Change { before: Some(1.0), expected: 1.0 - self.bytes_saved };
+        rows.push(row(&format!("{} between ranks", self.what_moves()), moved, 2));
         rows.push(row("token load, max over mean", self.token_load, 3));
         rows.push(row("expert load, max over mean", self.expert_load, 3));
         rows

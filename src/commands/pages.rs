@@ -151,11 +151,16 @@ fn layers(tables: &Tables, evaluation: &Evaluation) -> String {
         kind: 0,
     };
     let all: Vec<Bar> = rates.map(bar).collect();
-    let random = Mark { value: evaluation.lar_random, label: &format!("random {:.3}", evaluation.lar_random) };
     format!(
         "<p>Share of each layer's activations on the own rank; the dashed line is what random ranks get.</p>\n{}",
-        bars("Local activation rate by layer", &all, 1.0, Some(&random))
+        rates_beside_random("Local activation rate by layer", &all, evaluation)
     )
+}
+
+/// Bars of local activation rates, with a mark where random ranks are.
+fn rates_beside_random(title: &str, all: &[Bar], evaluation: &Evaluation) -> String {
+    let random = Mark { value: evaluation.lar_random, label: &format!("random {:.3}", evaluation.lar_random) };
+    bars(title, all, 1.0, Some(&random))
 }
 
 /// Online policies, and references that know more than any policy can.
@@ -179,11 +184,10 @@ fn policies(evaluation: &Evaluation) -> Option<String> {
         kind,
     };
     let all: Vec<Bar> = all.map(bar).collect();
-    let random = Mark { value: evaluation.lar_random, label: &format!("random {:.3}", evaluation.lar_random) };
     Some(format!(
         "<p>Local activation rate by requests; load is the tokens of the busiest rank over the mean, in all and in the worst 64 consecutive \
          requests. The lighter bars know the future or ignore the load.</p>\n{}",
-        bars("Local activation rate of each routing policy", &all, 1.0, Some(&random))
+        rates_beside_random("Local activation rate of each routing policy", &all, evaluation)
     ))
 }
 

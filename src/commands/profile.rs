@@ -151,14 +151,12 @@ pub(crate) fn list_bad(bad: &[BadRecord]) {
     }
 }
 
-/// Wrong input is the user's to mend; the rest is what the engine or the machine did.
 pub(crate) fn failure(error: ProfilerError) -> CliError {
     match error {
         ProfilerError::Cancelled { kept } => {
             say(&kept);
             CliError::Interrupted
         }
-        error if error.is_input() => CliError::Input(error.to_string()),
-        error => CliError::Failed(error.to_string()),
+        error => CliError::by_side(error.is_input(), error),
     }
 }

@@ -12,12 +12,12 @@ use semmoe_solver::{
     GivenPlacement, HeldOut, Migration, NodeFigures, Nodes, Objective, PaperOptions, SolveError, SolveOptions,
     SolveProgress, SolveReport, Solved, TokenStrings, WarmStart, solve, solve_paper,
 };
-use semmoe_tables::{Embeddings, Profile, Provenance, Tables, Trace};
+use semmoe_tables::{Embeddings, ModelInfo, Profile, Provenance, Tables, Trace};
 use semmoe_text::{TextError, Tokenizer};
 use serde::Serialize;
 
-use super::outcome::Outcome;
-use super::{check_apart, check_output, placement, print_result};
+use super::outcome::{self, Outcome};
+use super::{check_apart, check_output, opened, placement, print_result};
 use crate::args::{ObjectiveArg, SolveArgs, SolverArg};
 use crate::error::CliError;
 use crate::progress::{Progress, say};
@@ -29,11 +29,9 @@ const FEW_ACTIVATIONS: f64 = 10.0;
 
 pub(crate) fn run(args: &SolveArgs) -> Result<(), CliError> {
     let profile = Profile::open(&args.profile).map_err(CliError::input)?;
-    let trace = args.trace.as_deref().map(Trace::open).transpose().map_err(CliError::input)?;
+    let trace = opened(args.trace.as_deref(), Trace::open)?;
     if let (Some(trace), Some(path)) = (&trace, &args.trace) {
-        profile.model().check_compatible(trace.model()).map_err(|error| {
-            CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
-        })?;
+        check_same_model(args, &profile, path, trace.model())?;
     }
     check_outputs(args)?;
     let attention = args.attention.into();
@@ -117,6 +115,13 @@ fn warn_of_few_tokens(path: &Path, profile: &Profile) {
     }
 }
 
+/// The profile and another file must be about one model.
+fn check_same_model(args: &SolveArgs, profile: &Profile, path: &Path, model: &ModelInfo) -> Result<(), CliError> {
+    profile.model().check_compatible(model).map_err(|error| {
+        CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
+    })
+}
+
 /// The placement that is given, if there is one.
 fn given(args: &SolveArgs, profile: &Profile) -> Result<Option<GivenPlacement>, CliError> {
     args.placement.as_deref().map(|named| placement::given(named, profile.model(), args.groups)).transpose()
@@ -126,9 +131,7 @@ fn given(args: &SolveArgs, profile: &Profile) -> Result<Option<GivenPlacement>, 
 fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, CliError> {
     let Some(path) = &args.warm_start else { return Ok(None) };
     let tables = Tables::open(path).map_err(CliError::input)?;
-    profile.model().check_compatible(tables.model()).map_err(|error| {
-        CliError::input(format!("{} and {} are about {error}", args.profile.display(), path.display()))
-    })?;
+    check_same_model(args, profile, path, tables.model())?;
     Ok(Some(WarmStart { tables: Arc::new(tables), migration_cost: args.migration_cost }))
 }
 
@@ -273,7 +276,7 @@ fn describe_held_out(held_out: &HeldOut) -> String {
 }
 
 fn describe_bound(report: &SolveReport) -> String {
-    let bound = report.bound_spectral.zip(report.bound_sdp).map(|(spectral, sdp)| spectral.min(sdp));
+    let bound = outcome::bound(report);
     let figures = match (bound, report.gap) {
         (Some(bound), Some(gap)) => format!("bound for any placement {bound:.4}, gap {:.1} %", 100.0 * gap),
         _ => "no bound for other placements".to_owned(),

@@ -12,11 +12,10 @@ use semmoe_tables::{Attention, Phase, ProfileBuilder, Tables, Trace};
 use super::assets::Assets;
 use super::cache::Cache;
 use super::drive::{Job, drive, read_jobs};
-use super::front::{GatewaySpec, start_gateway};
 use super::report::{CheckReport, Measured, Predicted, WithReplicas};
 use super::scrape::UnitCounters;
 use super::setup::{Recording, recorded};
-use super::unit::{Unit, UnitLayout, UnitSpec};
+use super::unit::UnitLayout;
 use crate::error::CliError;
 
 /// Tokens generated per prompt: a little decode, as real traffic has.
@@ -103,17 +102,7 @@ async fn measure(
     jobs: &Arc<Vec<Job>>,
     title: &'static str,
 ) -> Result<(Measured, usize), CliError> {
-    let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
-    let mut unit = Unit::start(&spec).await?;
-    let gateway = start_gateway(&GatewaySpec {
-        model_dir: &assets.model,
-        model_name: &assets.model_name()?,
-        engine_url: &unit.url,
-        ranks: layout.replicas(),
-        tables: tables.filter(|_| layout.attention.attention == Attention::Dp),
-        port: 0,
-    })
-    .await?;
+    let (mut unit, gateway) = super::start(assets, layout, tables, 0).await?;
     let client = HttpClient::default();
     let engine: BaseUrl = unit.url.parse().map_err(CliError::failed)?;
     let url: BaseUrl = format!("http://{}", gateway.data_addr()).parse().map_err(CliError::failed)?;

@@ -21,7 +21,7 @@ use crate::commands::plan::{self, Chosen, UnitPlan};
 use crate::commands::{announce, print, print_json};
 use crate::error::CliError;
 use crate::progress::say;
-use crate::signals::{block_on, stop_requested, until_stopped};
+use crate::signals::{Stops, block_on};
 use assets::Assets;
 use cache::Cache;
 use front::{GatewaySpec, check_ports, start_gateway};
@@ -47,18 +47,19 @@ pub(crate) fn run(args: &UpArgs) -> Result<(), CliError> {
     }
     let cache = Cache::open(&data, &assets, layout.ranks, layout.attention.attention)?;
     block_on(async {
+        let mut stops = Stops::listen();
         if layout.takes_tables() {
             // The check compares with the tables without replicas.
             let plain = UnitLayout { redundant: 0, ..layout };
             for layout in [plain, layout].iter().skip(usize::from(!args.check || layout.redundant == 0)) {
-                until_stopped(setup::prepare(&assets, &cache, *layout)).await?;
+                stops.until_stopped(setup::prepare(&assets, &cache, *layout)).await?;
             }
         }
         if args.check {
-            let report = until_stopped(check::check(&assets, &cache, layout)).await?;
+            let report = stops.until_stopped(check::check(&assets, &cache, layout)).await?;
             return if args.json { print_json("up", &report) } else { print(&report.to_string()) };
         }
-        serve(args, &assets, &cache, layout).await
+        serve(args, &assets, &cache, layout, stops).await
     })
 }
 
@@ -81,23 +82,35 @@ fn planned(source: &PlanSource, assets: &Assets, data: &Path) -> Result<UnitPlan
     }
 }
 
-async fn serve(args: &UpArgs, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(), CliError> {
-    let (mut unit, gateway) = until_stopped(start(args.port, assets, cache, layout)).await?;
+async fn serve(
+    args: &UpArgs,
+    assets: &Assets,
+    cache: &Cache,
+    layout: UnitLayout,
+    mut stops: Stops,
+) -> Result<(), CliError> {
+    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
+    let (mut unit, gateway) = stops.until_stopped(start(assets, layout, tables.as_deref(), args.port)).await?;
     announce(&welcome(&gateway, assets, cache)?);
     tokio::select! {
-        () = stop_requested() => {
+        _ = stops.next() => {
             say("stopping");
             gateway.shutdown(GRACE).await;
             unit.stop().await;
             Ok(())
         }
-        death = unit.died() => after_death(death, unit, gateway).await,
+        death = unit.died() => after_death(death, unit, gateway, stops).await,
     }
 }
 
-async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) -> Result<(Unit, Running), CliError> {
-    let tables = layout.takes_tables().then(|| cache.tables(layout.redundant));
-    let spec = UnitSpec { model: assets.model.clone(), tables: tables.clone(), layout };
+/// A unit with these tables, and a gateway in front of it; `port` 0: any.
+async fn start(
+    assets: &Assets,
+    layout: UnitLayout,
+    tables: Option<&Path>,
+    port: u16,
+) -> Result<(Unit, Running), CliError> {
+    let spec = UnitSpec { model: assets.model.clone(), tables: tables.map(Path::to_owned), layout };
     let unit = Unit::start(&spec).await?;
     let gateway = start_gateway(&GatewaySpec {
         model_dir: &assets.model,
@@ -105,7 +118,7 @@ async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) ->
         engine_url: &unit.url,
         ranks: layout.replicas(),
         // With attention tp the unit is one rank to the gateway: there is nothing to choose.
-        tables: tables.as_deref().filter(|_| layout.attention.attention == Attention::Dp),
+        tables: tables.filter(|_| layout.attention.attention == Attention::Dp),
         port,
     })
     .await?;
@@ -113,11 +126,11 @@ async fn start(port: u16, assets: &Assets, cache: &Cache, layout: UnitLayout) ->
 }
 
 /// A unit cannot go on without one of its ranks: clients are told for a while, then everything ends.
-async fn after_death(death: RankDeath, unit: Unit, gateway: Running) -> Result<(), CliError> {
+async fn after_death(death: RankDeath, unit: Unit, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
     say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {
         () = tokio::time::sleep(AFTER_DEATH) => {}
-        () = stop_requested() => {}
+        _ = stops.next() => {}
     }
     gateway.shutdown(Duration::ZERO).await;
     unit.stop().await;

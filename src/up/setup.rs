@@ -6,7 +6,7 @@ use std::sync::Arc;
 use semmoe_engines::Engine;
 use semmoe_profiler::{ProfilerError, RecordOptions};
 use semmoe_solver::{SolveOptions, TokenStrings};
-use semmoe_tables::{Phase, ProfileBuilder, Provenance, Tables, Trace};
+use semmoe_tables::{Profile, Provenance, Tables, Trace};
 use semmoe_worker::model::ModelConfig;
 
 use super::assets::Assets;
@@ -53,11 +53,8 @@ fn solve(
     profile_path: &Path,
     tables_path: &Path,
 ) -> Result<(), CliError> {
-    let mut builder =
-        ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All).map_err(CliError::failed)?;
-    builder.add_trace(trace).map_err(CliError::failed)?;
-    builder.write(profile_path).map_err(CliError::failed)?;
-    let profile = builder.finish().map_err(CliError::failed)?;
+    let profile = Profile::of_trace(trace).map_err(CliError::failed)?;
+    profile.write(profile_path).map_err(CliError::failed)?;
     let source = format!("solved by up from profile {}", profile.digest());
     let mut options = solve_options(layout, Provenance { source, created: created() });
     options.seed = SEED;

@@ -12,8 +12,12 @@ use crate::{ExpertId, FormatError, GroupId, LayerIdx, Placement, Replicas, Table
 /// several are as near, the places that have to choose among the same ones take them in turns, so that each serves
 /// equally many places, give or take one. The choice depends on place, layer and expert alone, never on a batch.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(try_from = "Unchecked")]
-pub struct ExpertCopies {
+#[serde(try_from = "Copies")]
+pub struct ExpertCopies(Copies);
+
+/// [`ExpertCopies`], perhaps as another process wrote them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Copies {
     groups: u16,
     experts: u16,
     layers: usize,
@@ -27,37 +31,25 @@ pub struct ExpertCopies {
     used: Vec<u16>,
 }
 
-/// [`ExpertCopies`] as another process wrote them.
-#[derive(Deserialize)]
-struct Unchecked {
-    groups: u16,
-    experts: u16,
-    layers: usize,
-    start: Vec<usize>,
-    held_by: Vec<u16>,
-    slots: usize,
-    used: Vec<u16>,
-}
-
-impl TryFrom<Unchecked> for ExpertCopies {
+impl TryFrom<Copies> for ExpertCopies {
     type Error = FormatError;
 
-    fn try_from(copies: Unchecked) -> Result<Self, FormatError> {
-        let Unchecked { groups, experts, layers, start, held_by, slots, used } = copies;
-        let columns = layers.saturating_mul(experts.into());
+    fn try_from(copies: Copies) -> Result<Self, FormatError> {
+        let Copies { groups, experts, layers, start, held_by, used, .. } = &copies;
+        let columns = layers.saturating_mul(usize::from(*experts));
         let offsets = start.first() == Some(&0)
             && start.last() == Some(&held_by.len())
             && start.len() == columns.saturating_add(1)
             // Every expert is somewhere.
             && start.is_sorted_by(|before, after| before < after);
         let places = columns > 0 && used.len().is_multiple_of(columns);
-        let group = |group: &u16| *group < groups;
+        let group = |group: &u16| *group < *groups;
         if !offsets || !places || !held_by.iter().all(group) || !used.iter().all(group) {
             let found = format!("{} offsets, {} holders, {} choices", start.len(), held_by.len(), used.len());
             let expected = format!("holders of {experts} experts in {layers} layers among {groups} groups");
             return Err(FormatError::shape("expert copies", found, expected));
         }
-        Ok(Self { groups, experts, layers, start, held_by, slots, used })
+        Ok(Self(copies))
     }
 }
 
@@ -120,7 +112,7 @@ impl ExpertCopies {
         let owners: Vec<u16> =
             (0..layers).flat_map(|layer| placement.layer(LayerIdx::new(layer as u16))).copied().collect();
         let first = |owner: u16| owner / size * size;
-        Ok(Self {
+        Ok(Self(Copies {
             groups,
             experts,
             layers,
@@ -128,7 +120,7 @@ impl ExpertCopies {
             held_by: owners.iter().flat_map(|&owner| first(owner)..first(owner) + size).collect(),
             slots: usize::from(experts) * usize::from(size),
             used: (0..groups).flat_map(|place| owners.iter().map(move |&owner| first(owner) + place % size)).collect(),
-        })
+        }))
     }
 
     /// From the groups that hold each expert of each layer.
@@ -145,7 +137,7 @@ impl ExpertCopies {
                 used[place * layers * experts + column] = group;
             }
         }
-        Self { groups, experts: experts as u16, layers, start, held_by, slots, used }
+        Self(Copies { groups, experts: experts as u16, layers, start, held_by, slots, used })
     }
 
     /// With tokens on the groups, which are on no nodes.
@@ -157,31 +149,31 @@ impl ExpertCopies {
     /// G.
     #[must_use]
     pub fn groups(&self) -> u16 {
-        self.groups
+        self.0.groups
     }
 
     /// N: experts per layer.
     #[must_use]
     pub fn experts(&self) -> u16 {
-        self.experts
+        self.0.experts
     }
 
     /// L.
     #[must_use]
     pub fn layers(&self) -> usize {
-        self.layers
+        self.0.layers
     }
 
     /// S: slots of a layer, of all groups together; N without replicas and padding.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.slots
+        self.0.slots
     }
 
     /// Places that tokens can be at.
     #[must_use]
     pub fn places(&self) -> usize {
-        self.used.len() / (self.layers * usize::from(self.experts)).max(1)
+        self.0.used.len() / (self.0.layers * usize::from(self.0.experts)).max(1)
     }
 
     /// The groups that hold an expert, ascending.
@@ -190,8 +182,8 @@ impl ExpertCopies {
     /// When the layer or the expert is out of range.
     #[must_use]
     pub fn held_by(&self, layer: LayerIdx, expert: ExpertId) -> &[u16] {
-        let column = layer.index() * usize::from(self.experts) + expert.index();
-        &self.held_by[self.start[column]..self.start[column + 1]]
+        let column = layer.index() * usize::from(self.0.experts) + expert.index();
+        &self.0.held_by[self.0.start[column]..self.0.start[column + 1]]
     }
 
     /// Whether a group holds an expert.
@@ -209,8 +201,8 @@ impl ExpertCopies {
     /// When the place or the layer is out of range.
     #[must_use]
     pub fn used_at(&self, place: usize, layer: LayerIdx) -> &[u16] {
-        let experts = usize::from(self.experts);
-        &self.used[(place * self.layers + layer.index()) * experts..][..experts]
+        let experts = usize::from(self.0.experts);
+        &self.0.used[(place * self.0.layers + layer.index()) * experts..][..experts]
     }
 }
 

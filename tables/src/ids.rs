@@ -57,6 +57,14 @@ id! {
     /// An index among the MoE layers, 0..L; not the model's layer number (see [`crate::ModelInfo::layer_ids`]).
     LayerIdx(u16)
 }
+
+impl LayerIdx {
+    /// The layers of a model with so many, whose numbers fit as the layer numbers of a model do.
+    pub fn all(layers: usize) -> impl Iterator<Item = LayerIdx> + Clone {
+        (0..layers).map(|layer| LayerIdx::new(layer as u16))
+    }
+}
+
 id! {
     /// A group of experts that lie together, that is one EP rank, 0..G.
     GroupId(u16)

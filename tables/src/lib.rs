@@ -16,9 +16,11 @@
 //! | `profile_writer` | profiles of any size, written row by row |
 //! | `placement` | which group holds which expert |
 //! | `tables`, `tables_builder`, `attention` | what the solver hands to gateways and workers |
+//! | `arrays` | integers in safetensors files of other programs |
 //! | `embeddings` | the input embeddings of a checkpoint |
 //! | `export` | placements in the forms that engines read |
 //! | `permute` | checkpoints whose contiguous placement is E |
+//! | `parallel` | independent jobs over a few threads |
 //! | `likely` | the group to put a token on, by T and A: one rule for workers, the solver and `evaluate` |
 //! | `even` | the tokens of a step on groups, evenly many on each, by the same shares: one rule for workers and `evaluate` |
 //! | `score` | rows of T summed over a prompt: one rule for the gateway, the solver and `evaluate` |
@@ -29,6 +31,7 @@ compile_error!("the formats are little-endian and their slices are lent as they 
 #[macro_use]
 mod format_file;
 
+mod arrays;
 mod attention;
 mod container;
 mod copies;
@@ -39,6 +42,7 @@ pub mod export;
 mod ids;
 mod likely;
 mod model;
+mod parallel;
 pub mod permute;
 mod placement;
 mod profile;
@@ -56,6 +60,7 @@ mod trace_check;
 mod trace_rows;
 mod trace_writer;
 
+pub use arrays::{Array, Arrays};
 pub use attention::{Attention, GroupLabels, MAX_LABELS, NO_GROUP, TpParts};
 pub use container::{directory_of, write_atomically};
 pub use copies::ExpertCopies;
@@ -65,6 +70,7 @@ pub use even::{EvenGroups, PlacedBy};
 pub use ids::{ExpertId, GroupId, LayerIdx, RankId, TokenId};
 pub use likely::{LikelyGroup, group_shares, likeliest_group};
 pub use model::{MAX_LAYER_ROWS, ModelInfo, Provenance};
+pub use parallel::in_parallel;
 pub use placement::Placement;
 pub use profile::{Phase, Profile, ProfileRow};
 pub use profile_builder::ProfileBuilder;

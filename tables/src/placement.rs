@@ -123,12 +123,11 @@ impl Placement {
     /// The `placement_digest`: SHA-256 over E and G, lower-case hex.
     #[must_use]
     pub fn digest(&self) -> String {
-        let shape = [self.layers(), usize::from(self.experts)];
-        placement_digest(LayoutTensor::new("E", &shape, &self.group_of), self.groups)
+        placement_digest(self.tensor(), self.groups)
     }
 
-    pub(crate) fn flat(&self) -> &[u16] {
-        &self.group_of
+    pub(crate) fn tensor(&self) -> LayoutTensor<'_> {
+        LayoutTensor::new("E", &[self.layers(), usize::from(self.experts)], &self.group_of)
     }
 }
 

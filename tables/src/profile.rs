@@ -3,9 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::container::{Container, View};
+use crate::container::{About, Container, View};
 use crate::model::quoted;
-use crate::{FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
+use crate::{FormatError, LayerIdx, ModelInfo, ProfileBuilder, Provenance, TokenId, Trace};
 
 /// The most tokens of a profile have this many bits, so that products with k or N still fit into 64.
 const TOKEN_BITS: u32 = 48;
@@ -76,7 +76,12 @@ pub struct ProfileRow<'a> {
     pub counts: &'a [u32],
 }
 
-impl ProfileRow<'_> {
+impl<'a> ProfileRow<'a> {
+    /// Experts with their counts, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, u32)> + use<'a> {
+        self.experts.iter().copied().zip(self.counts.iter().copied())
+    }
+
     /// All activations: k x the occurrences of the token with a known route in this layer.
     #[must_use]
     pub fn activations(&self) -> u64 {
@@ -88,10 +93,8 @@ format_file!(Profile, FORMAT);
 
 impl Profile {
     fn from_container(container: Container) -> Result<Self, FormatError> {
-        let model = ModelInfo::from_metadata(container.metadata())?;
-        let provenance = Provenance::from_metadata(container.metadata())?;
+        let About { model, provenance } = container.about(FORMAT, &TENSORS)?;
         let phase = container.metadata().get("phase").map_or(Ok(Phase::All), |text| text.parse())?;
-        container.expect_only(FORMAT, &TENSORS)?;
         let (vocabulary, layers) = (u64::from(model.vocab_size), model.layers() as u64);
         let entries = container.len("expert")?;
         let mut profile = Profile {
@@ -108,6 +111,16 @@ impl Profile {
         profile.validate()?;
         profile.total_tokens = profile.sum_tokens()?;
         Ok(profile)
+    }
+
+    /// The counts of all of a trace's tokens.
+    ///
+    /// # Errors
+    /// When a count overflows.
+    pub fn of_trace(trace: &Trace) -> Result<Self, FormatError> {
+        let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
+        builder.add_trace(trace)?;
+        builder.finish()
     }
 
     fn sum_tokens(&self) -> Result<u64, FormatError> {
@@ -177,6 +190,24 @@ impl Profile {
     #[must_use]
     pub fn token_counts(&self) -> &[u64] {
         self.container.slice(&self.token_count)
+    }
+
+    /// The tokens that occurred, with how often.
+    pub fn seen(&self) -> impl Iterator<Item = (TokenId, u64)> {
+        let counts = (0..).map(TokenId::new).zip(self.token_counts().iter().copied());
+        counts.filter(|(_, count)| *count > 0)
+    }
+
+    /// Activations of every expert of a layer, over all tokens: \[N\].
+    ///
+    /// # Panics
+    /// When the layer is not below L.
+    #[must_use]
+    pub fn expert_loads(&self, layer: LayerIdx) -> Vec<u64> {
+        let mut loads = vec![0; usize::from(self.model.num_experts)];
+        let counts = self.layer_rows(layer).flat_map(|row| row.iter());
+        counts.for_each(|(expert, count)| loads[usize::from(expert)] += u64::from(count));
+        loads
     }
 
     /// The activations of a token in a layer.

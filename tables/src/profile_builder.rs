@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::container::{Layout, LayoutTensor};
 use crate::profile::{FORMAT, add_tokens};
-use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, TokenId, Trace};
+use crate::{FormatError, LayerIdx, ModelInfo, Phase, Profile, Provenance, Trace};
 
 /// Adds up activations. After an error the builder holds a part of what was added and should be dropped.
 #[derive(Debug)]
@@ -35,6 +35,14 @@ impl ProfileBuilder {
         model.validate()?;
         provenance.validate()?;
         Ok(ProfileBuilder { model, provenance, phase, tokens: BTreeMap::new(), entries: 0 })
+    }
+
+    /// Starts an empty profile of the same model, origin and phase as another.
+    ///
+    /// # Errors
+    /// As [`ProfileBuilder::new`].
+    pub fn like(profile: &Profile) -> Result<Self, FormatError> {
+        Self::new(profile.model().clone(), profile.provenance().clone(), profile.phase())
     }
 
     /// Counts the tokens of a trace that are of the builder's phase and whose route is known in at least one layer.
@@ -87,14 +95,13 @@ impl ProfileBuilder {
         if profile.phase() != self.phase {
             return Err(FormatError::PhaseMismatch { found: profile.phase(), expected: self.phase });
         }
-        for (token, &occurrences) in (0..).zip(profile.token_counts()).filter(|(_, n)| **n > 0) {
-            let layers = self.model.layers();
+        for (id, occurrences) in profile.seen() {
+            let (layers, token) = (self.model.layers(), id.get());
             let evidence = self.evidence(token);
             evidence.add_occurrences(token, occurrences)?;
             let mut new = 0;
             for layer in 0..layers {
-                let row = profile.row(LayerIdx::new(layer as u16), TokenId::new(token));
-                for (&expert, &count) in row.experts.iter().zip(row.counts) {
+                for (expert, count) in profile.row(LayerIdx::new(layer as u16), id).iter() {
                     new += usize::from(evidence.add(layer, token, expert, count)?);
                 }
             }

@@ -23,5 +23,5 @@ pub(crate) fn slots_per_layer(tables: &Tables) -> usize {
 /// All MoE layers of tables.
 pub(crate) fn layers(tables: &Tables) -> impl Iterator<Item = LayerIdx> + use<> {
     // L is the length of a list of distinct u16 layer numbers.
-    (0..tables.model().layers()).map(|layer| LayerIdx::new(layer as u16))
+    LayerIdx::all(tables.model().layers())
 }

@@ -128,8 +128,7 @@ impl TablesBuilder {
         let placement = match &self.placed {
             Placed::Once(placement) => {
                 put("placement_digest", placement.digest());
-                let shape = [placement.layers(), usize::from(placement.experts())];
-                LayoutTensor::new("E", &shape, placement.flat())
+                placement.tensor()
             }
             Placed::Replicated(replicas) => {
                 put("placement_digest", replicas.digest());

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::container::{Container, Dtype, View};
+use crate::container::{About, Container, Dtype, View};
 use crate::trace_check::check_offsets;
-use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance};
+use crate::{ExpertId, FormatError, LayerIdx, ModelInfo, Provenance, TokenId};
 
 /// The finaliser of SplitMix64: every bit of the answer depends on every bit of the number.
 #[must_use]
@@ -53,9 +53,7 @@ impl Trace {
 
     /// Everything but the contents of requests is checked: that is left to [`Trace::check_request`].
     pub(crate) fn unchecked(container: Container) -> Result<Self, FormatError> {
-        let model = ModelInfo::from_metadata(container.metadata())?;
-        let provenance = Provenance::from_metadata(container.metadata())?;
-        container.expect_only(FORMAT, &TENSORS)?;
+        let About { model, provenance } = container.about(FORMAT, &TENSORS)?;
         let tokens = container.len("token_ids")?;
         let routes = [tokens, model.layers() as u64, u64::from(model.top_k)];
         let Some(requests) = container.len("request_offsets")?.checked_sub(1) else {
@@ -194,6 +192,11 @@ impl<'a> TraceRequest<'a> {
         self.token_ids
     }
 
+    /// The tokens with their positions.
+    pub fn tokens(&self) -> impl Iterator<Item = (usize, TokenId)> + use<'a> {
+        self.token_ids.iter().map(|token| TokenId::new(*token)).enumerate()
+    }
+
     /// How many of the tokens were the prompt; the rest was decoded. All of them when the file does not say.
     #[must_use]
     pub fn prompt_len(&self) -> usize {
@@ -208,6 +211,25 @@ impl<'a> TraceRequest<'a> {
         let start = 0xcbf2_9ce4_8422_2325_u64 ^ seed;
         let fnv = bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
         mix64(fnv)
+    }
+
+    /// Whether the experts of the token at `position` are known in any layer.
+    ///
+    /// # Panics
+    /// When `position` is not below the number of tokens.
+    #[must_use]
+    pub fn is_routed(&self, position: usize) -> bool {
+        self.routes(position).next().is_some()
+    }
+
+    /// The layers in which the experts of the token at `position` are known, and these.
+    ///
+    /// # Panics
+    /// When `position` is not below the number of tokens.
+    pub fn routes(&self, position: usize) -> impl Iterator<Item = (LayerIdx, Route<'a>)> + use<'a> {
+        let request = *self;
+        let layers = LayerIdx::all(self.trace.model.layers());
+        layers.filter_map(move |layer| Some((layer, request.route(position, layer)?)))
     }
 
     /// The experts of the token at `position` in a layer; `None` = unknown.

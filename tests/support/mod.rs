@@ -7,12 +7,14 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 /// The first start records and solves; on a busy machine that takes its time.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
+/// It must not hang; what runs is given time to end.
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Name of the bundled model.
 pub const MODEL: &str = "tiny-qwen3moe-15m";
@@ -142,6 +144,14 @@ impl Up {
 
     /// Waits for the end; returns the exit status and what was said on standard error.
     pub fn wait(mut self) -> (ExitStatus, String) {
+        let limit = Instant::now() + END_TIMEOUT;
+        while self.child.try_wait().expect("a child of ours").is_none() {
+            if Instant::now() > limit {
+                let _ = self.child.kill();
+                panic!("`up` did not end within {END_TIMEOUT:?}; it said: {}", self.said());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let status = self.child.wait().expect("a child of ours");
         let said = self.said();
         (status, said)

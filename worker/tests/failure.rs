@@ -35,6 +35,7 @@ fn rank_process() {
     config.attention = arguments[5].parse().unwrap();
     config.exit_after_loss = arguments[6].parse().ok().map(Duration::from_millis);
     config.experts = arguments[7].parse().unwrap();
+    config.both_attentions = arguments[8].parse().unwrap();
     config.announce = Box::new(|event| eprintln!("event {}", serde_json::to_string(event).unwrap()));
     let code = match run(config) {
         Ok(()) => 0,
@@ -57,6 +58,8 @@ struct Started {
     /// After a loss; never if absent.
     exit_ms: Option<u64>,
     experts: &'static str,
+    /// So that attention can change.
+    both_attentions: bool,
 }
 
 /// What ranks exchange through.
@@ -64,7 +67,8 @@ const TRANSPORTS: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice:
 
 impl Started {
     fn patient(world: u16, transport: TransportChoice) -> Self {
-        Self { world, collective_ms: 120_000, transport, attention: Attention::Dp, exit_ms: None, experts: "ep" }
+        let (attention, experts) = (Attention::Dp, "ep");
+        Self { world, collective_ms: 120_000, transport, attention, exit_ms: None, experts, both_attentions: false }
     }
 }
 
@@ -77,11 +81,11 @@ struct Rank {
 
 impl Rank {
     fn start(rank: u16, unit: Started, rendezvous: SocketAddr) -> Self {
-        let Started { world, collective_ms, transport, attention, exit_ms, experts } = unit;
+        let Started { world, collective_ms, transport, attention, exit_ms, experts, both_attentions } = unit;
         let exit = exit_ms.map_or_else(|| "never".to_owned(), |after| after.to_string());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["rank_process", "--exact", "--nocapture"])
-            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit} {experts}"))
+            .env(RANK, format!("{rank} {world} {rendezvous} {collective_ms} {transport} {attention} {exit} {experts} {both_attentions}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -260,10 +264,10 @@ async fn a_rank_killed_in_silence_is_noticed_without_a_request() {
     }
 }
 
-/// Switches from whole experts to slices and back without a pause, until the unit is lost.
-async fn switch_to_and_fro(unit: &Processes) -> String {
+/// Switches from whole experts and attention dp to another layout and back without a pause, until the unit is lost.
+async fn switch_to_and_fro(unit: &Processes, there: &str) -> String {
     for at in 0.. {
-        let body = json!({"to": if at % 2 == 0 { "dp-tp" } else { "ep" }}).to_string();
+        let body = json!({"to": if at % 2 == 0 { there } else { "ep" }}).to_string();
         let request = request(http::Method::POST, &unit.url, "/switch", Some(body.into())).unwrap();
         let response = unit.client.send(request).await.unwrap();
         let status = response.status();
@@ -276,18 +280,17 @@ async fn switch_to_and_fro(unit: &Processes) -> String {
     unreachable!("it goes on until it fails")
 }
 
-/// At whatever moment of a switch, 24 of them: the unit ends, names the rank, and nothing hangs. Every third unit has
-/// four ranks.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_rank_lost_while_experts_move_ends_the_unit_with_its_name() {
+/// At whatever moment of a switch, each by a kill and by a stall, in turns over both transports: the unit ends, names
+/// the rank, and nothing hangs. Every third unit has four ranks.
+async fn lost_while_switching(there: &str, moments_ms: &[u64]) {
     let strikes = [(Signal::KILL, "rank 1 was lost"), (Signal::STOP, "did not answer within 2")];
-    let moments_ms = [0, 1, 2, 3, 5, 7, 9, 11, 14, 17, 20, 24];
-    for case in 0..24 {
+    for case in 0..2 * moments_ms.len() {
         let (strike, cause) = strikes[case % 2];
         let transport = TRANSPORTS[case / 2 % 2];
         let after_ms = moments_ms[case / 2];
         let world = if case % 3 == 0 { 4 } else { 2 };
-        let mut unit = Processes::start(Started { collective_ms: 2000, ..Started::patient(world, transport) });
+        let started = Started { collective_ms: 2000, both_attentions: true, ..Started::patient(world, transport) };
+        let mut unit = Processes::start(started);
         let bodies: Vec<Value> = (0..world).map(|rank| long(rank.into(), false)).collect();
         let requests = futures_util::future::join_all(bodies.iter().map(|body| unit.post(body)));
         let struck = async {
@@ -298,7 +301,7 @@ async fn a_rank_lost_while_experts_move_ends_the_unit_with_its_name() {
                 tokio::time::sleep(Duration::from_millis(after_ms)).await;
                 unit.ranks[1].signal(strike);
             };
-            tokio::join!(switch_to_and_fro(&unit), strike).0
+            tokio::join!(switch_to_and_fro(&unit, there), strike).0
         };
         let both = async { tokio::join!(requests, struck) };
         let (answers, switch) = tokio::time::timeout(PATIENCE, both).await.expect("it hangs");
@@ -312,6 +315,16 @@ async fn a_rank_lost_while_experts_move_ends_the_unit_with_its_name() {
         unit.ranks[0].signal(Signal::TERM);
         assert_eq!(unit.ranks[0].ends(), Some(3), "case {case}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_lost_while_experts_move_ends_the_unit_with_its_name() {
+    lost_while_switching("dp-tp", &[0, 1, 2, 3, 5, 7, 9, 11, 14, 17, 20, 24]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rank_lost_while_keys_and_values_move_ends_the_unit_with_its_name() {
+    lost_while_switching("tp-ep", &[0, 2, 5, 9, 14, 24]).await;
 }
 
 /// So that a supervisor restarts it. What was in flight is answered first, and the exit has its cause.

@@ -388,13 +388,26 @@ pub fn request(
 ///
 /// # Errors
 /// `HttpError` for a body that is too long or ends early.
-pub async fn read_body(url: &str, mut body: AnswerBody, max_bytes: usize) -> Result<Bytes, HttpError> {
+pub async fn read_body(url: &str, body: AnswerBody, max_bytes: usize) -> Result<Bytes, HttpError> {
+    collect(body, max_bytes).await.map_err(|error| match error {
+        Some(error) => HttpError::Body { url: url.to_owned(), cause: error::causes(&error) },
+        None => HttpError::TooLarge { url: url.to_owned(), limit_bytes: max_bytes },
+    })
+}
+
+/// Reads any body to its end, at most `max_bytes`.
+///
+/// # Errors
+/// Its own, or `None` where it is longer.
+pub async fn collect<B>(mut body: B, max_bytes: usize) -> Result<Bytes, Option<B::Error>>
+where
+    B: hyper::body::Body<Data = Bytes> + Unpin,
+{
     let mut whole = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| HttpError::Body { url: url.to_owned(), cause: error::causes(&error) })?;
-        let Ok(data) = frame.into_data() else { continue };
+        let Ok(data) = frame?.into_data() else { continue };
         if whole.len().saturating_add(data.len()) > max_bytes {
-            return Err(HttpError::TooLarge { url: url.to_owned(), limit_bytes: max_bytes });
+            return Err(None);
         }
         whole.extend_from_slice(&data);
     }

@@ -47,11 +47,8 @@ impl Iterator for Elements<'_> {
     type Item = Result<Range<usize>, ScanError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let step = self.step().transpose();
-        if matches!(step, Some(Err(_))) {
-            self.scanner.state = State::End;
-        }
-        step
+        let step = self.step();
+        self.scanner.ended_by(step)
     }
 }
 

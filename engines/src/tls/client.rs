@@ -13,8 +13,9 @@ use tokio_rustls::client::TlsStream;
 
 use super::{TlsError, certificates, private_key, provider, roots};
 
-/// Files and names of a connection to an engine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Files and names of a connection to an engine: in a configuration file a table with these keys and no others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct ClientFiles {
     /// Authorities that may have signed the engine's certificate (PEM); absent: those that the system trusts.
     pub ca: Option<PathBuf>,

@@ -134,7 +134,7 @@ pub(super) async fn undrain(
     Path(name): Path<String>,
 ) -> Result<Json<Drained>, RequestError> {
     // It may have been started anew in the meantime, with another placement.
-    let backend = core.snapshot().members().map(|(_, member)| Arc::clone(&member.backend)).find(|it| it.name == name);
+    let backend = core.snapshot().backend(&name).cloned();
     if let Some(backend) = backend {
         crate::health::look_again(&core, &backend, &core.patient_limits()).await;
     }
@@ -196,12 +196,12 @@ fn describe(core: &Core, model: &Model) -> Vec<Backend> {
             policy: model.plan.policy().name(),
             name: backend.name.clone(),
             engine: backend.engine.name(),
-            url: backend.urls.first().map(ToString::to_string).unwrap_or_default(),
-            urls: backend.urls.iter().map(ToString::to_string).collect(),
+            url: backend.config.urls.first().map(ToString::to_string).unwrap_or_default(),
+            urls: backend.config.urls.iter().map(ToString::to_string).collect(),
             version: probe.as_ref().and_then(|probe| probe.version.clone()),
             placement_by: probe.as_ref().map_or("unknown", |probe| {
                 let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
-                placement_source(probe, backend.configured_placement.as_deref(), tables)
+                placement_source(probe, backend.config.placement_digest.as_deref(), tables)
             }),
             pins: pins(member),
             healthy: health.is_healthy() && !backend.gate.is_aside(Aside::Silent),

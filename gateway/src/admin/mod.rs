@@ -22,6 +22,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::data::asked;
 use crate::error::RequestError;
 use crate::state::Core;
 
@@ -62,9 +63,11 @@ async fn root(headers: HeaderMap) -> Response {
 }
 
 async fn wrong_method(request: axum::extract::Request) -> RequestError {
-    RequestError::Method { method: request.method().to_string(), path: request.uri().path().to_owned() }
+    let (method, path) = asked(&request);
+    RequestError::Method { method, path }
 }
 
 async fn no_route(request: axum::extract::Request) -> RequestError {
-    RequestError::NoRoute { method: request.method().to_string(), path: request.uri().path().to_owned() }
+    let (method, path) = asked(&request);
+    RequestError::NoRoute { method, path }
 }

@@ -29,10 +29,14 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::try_from(policy).unwrap_or_else(|_| HeaderValue::from_static("default-src 'none'"))
 });
 
+/// The media types that the client wants.
+pub(super) fn accept(headers: &HeaderMap) -> &str {
+    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("")
+}
+
 /// Whether a browser asks for a page.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
-    accept.split(',').any(|range| range.trim_start().starts_with("text/html"))
+    accept(headers).split(',').any(|range| range.trim_start().starts_with("text/html"))
 }
 
 pub(super) async fn show() -> Response {

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
 use semmoe_text::ChatTemplate;
 
+use super::page::accept;
 use crate::backend::Health;
 use crate::metrics::TextFormat;
 use crate::state::Core;
@@ -54,8 +55,7 @@ pub(super) async fn metrics(State(core): State<Arc<Core>>, headers: HeaderMap) -
             core.metrics.shadow(&model.name, (policy.acting_name(), watched.name()), &report);
         }
     }
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let format = TextFormat::accepted(accept);
+    let format = TextFormat::accepted(accept(&headers));
     let head = [(header::CONTENT_TYPE, format.content_type()), (header::VARY, "Accept")];
     (head, core.metrics.encode(format)).into_response()
 }

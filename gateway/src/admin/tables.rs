@@ -14,6 +14,8 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use semmoe_tables::Provenance;
+
 use crate::error::RequestError;
 use crate::snapshot::{Member, Model};
 use crate::state::Core;
@@ -60,6 +62,18 @@ struct Earlier {
     digest: String,
     placement_digest: String,
     created: String,
+}
+
+impl Earlier {
+    fn of(EarlierTables { tables, origin, generation }: &EarlierTables) -> Self {
+        Self {
+            generation: *generation,
+            path: origin.path.clone(),
+            digest: tables.digest().to_owned(),
+            placement_digest: tables.placement_digest().to_owned(),
+            created: tables.provenance().created.clone(),
+        }
+    }
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -118,26 +132,21 @@ pub(super) fn collect(core: &Core) -> InUse {
 fn entry(model: &Model, member: &Member) -> Option<Entry> {
     let loaded = member.tables.as_ref()?;
     let tables = &loaded.tables;
-    let earlier = |EarlierTables { tables, origin, generation }: &EarlierTables| Earlier {
-        generation: *generation,
-        path: origin.path.clone(),
-        digest: tables.digest().to_owned(),
-        placement_digest: tables.placement_digest().to_owned(),
-        created: tables.provenance().created.clone(),
-    };
+    let (digest, placement_digest) = (tables.digest().to_owned(), tables.placement_digest().to_owned());
+    let Provenance { source, created } = tables.provenance().clone();
     Some(Entry {
         backend: member.backend.name.clone(),
         model: model.name.clone(),
         path: loaded.origin.path.clone(),
-        digest: tables.digest().to_owned(),
-        placement_digest: tables.placement_digest().to_owned(),
+        digest,
+        placement_digest,
         generation: loaded.generation,
         dp_ranks: tables.dp_ranks(),
         promised_lar: tables.promised_lar(),
         solver: tables.solver().to_owned(),
-        source: tables.provenance().source.clone(),
-        created: tables.provenance().created.clone(),
-        earlier: member.earlier.iter().map(earlier).collect(),
+        source,
+        created,
+        earlier: member.earlier.iter().map(Earlier::of).collect(),
     })
 }
 

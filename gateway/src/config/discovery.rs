@@ -10,7 +10,7 @@ use semmoe_engines::http::BaseUrl;
 use serde::Deserialize;
 
 use super::kubernetes;
-use super::validate::seconds;
+use super::validate::{at_least, seconds};
 use super::{BackendConfig, Config, ConfigError, ModelConfig, RawBackend, RawKubernetes};
 use crate::discovery::is_name;
 
@@ -198,9 +198,7 @@ pub(super) fn discovery(
     backend: impl FnOnce(RawBackend) -> Result<BackendConfig, ConfigError>,
 ) -> Result<DiscoveryConfig, ConfigError> {
     let place = raw.place(key, base)?;
-    if raw.leave_after == 0 {
-        return Err(ConfigError::value(format!("{key}.leave_after"), "0, expected at least 1"));
-    }
+    at_least(&format!("{key}.leave_after"), raw.leave_after, 1)?;
     Ok(DiscoveryConfig {
         name: raw.backend.name.clone(),
         interval: seconds(&format!("{key}.interval_seconds"), raw.interval_seconds)?,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::validate::seconds;
+use super::validate::{at_least, seconds, within};
 use crate::breaker::BreakerRules;
 
 /// More attempts than any budget allows for long.
@@ -68,17 +68,7 @@ pub(crate) struct BudgetRules {
 }
 
 pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
-    if !(1..=MAX_ATTEMPTS).contains(&raw.attempts) {
-        let cause = format!("{}, expected 1 to {MAX_ATTEMPTS}", raw.attempts);
-        return Err(ConfigError::value("retry.attempts", cause));
-    }
-    let within = |key: &str, value: f64, most: f64| {
-        // NaN is in no range.
-        if (0.0..=most).contains(&value) {
-            return Ok(value);
-        }
-        Err(ConfigError::value(format!("retry.{key}"), format!("{value}, expected 0 to {most}")))
-    };
+    within("retry.attempts", raw.attempts, 1..=MAX_ATTEMPTS)?;
     // A 500 is what an engine says to one request, and it would say it again.
     if let Some(status) = raw.statuses.iter().find(|status| !matches!(status, 429 | 501..=599)) {
         return Err(ConfigError::value("retry.statuses", format!("{status}, expected 429 or 501 to 599")));
@@ -86,12 +76,12 @@ pub(super) fn retry(raw: RawRetry) -> Result<RetryConfig, ConfigError> {
     Ok(RetryConfig {
         attempts: raw.attempts,
         budget: BudgetRules {
-            ratio: within("budget_ratio", raw.budget_ratio, 1.0)?,
-            per_second: within("budget_per_second", raw.budget_per_second, MAX_PER_SECOND)?,
+            ratio: within("retry.budget_ratio", raw.budget_ratio, 0.0..=1.0)?,
+            per_second: within("retry.budget_per_second", raw.budget_per_second, 0.0..=MAX_PER_SECOND)?,
         },
         after_send: raw.after_send,
         statuses: raw.statuses,
-        hold: Duration::from_secs_f64(within("hold_seconds", raw.hold_seconds, MAX_HOLD_SECONDS)?),
+        hold: Duration::from_secs_f64(within("retry.hold_seconds", raw.hold_seconds, 0.0..=MAX_HOLD_SECONDS)?),
     })
 }
 
@@ -127,9 +117,7 @@ pub(super) fn breaker(raw: &RawBreaker) -> Result<BreakerRules, ConfigError> {
         return Err(ConfigError::value("breaker.longest_seconds", cause));
     }
     for (key, value) in [("breaker.trials", raw.trials), ("breaker.passes", raw.passes)] {
-        if value == 0 {
-            return Err(ConfigError::value(key, "0, expected at least 1"));
-        }
+        at_least(key, value, 1)?;
     }
     Ok(BreakerRules { failures: raw.failures, open, open_most, trials: raw.trials, passes: raw.passes })
 }

@@ -50,7 +50,7 @@ pub(crate) use switching::{SwitchConfig, Webhook};
 pub use tables::RawTables;
 pub(crate) use tables::TablesConfig;
 pub(crate) use tls::ServerTlsConfig;
-pub use tls::{RawClientTls, RawServerTls, TlsVersion};
+pub use tls::{RawServerTls, TlsVersion};
 pub use tracing::RawTracing;
 pub(crate) use tracing::TracingConfig;
 pub(crate) use waiting::{DrainRules, QueueRules};
@@ -65,7 +65,7 @@ pub struct Config {
     pub(crate) server: ServerConfig,
     pub(crate) auth: AuthConfig,
     pub(crate) models: Vec<ModelConfig>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: RawLimits,
     pub(crate) timeouts: Timeouts,
     pub(crate) health: HealthConfig,
     pub(crate) retry: RetryConfig,
@@ -243,23 +243,6 @@ impl BackendConfig {
     pub(crate) fn is_same_ranks(&self, other: &Self) -> bool {
         (&self.name, self.engine, &self.urls) == (&other.name, other.engine, &other.urls)
     }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Limits {
-    pub(crate) body_bytes: usize,
-    pub(crate) body_memory_bytes: usize,
-    pub(crate) header_bytes: usize,
-    pub(crate) headers: usize,
-    pub(crate) table_bytes: usize,
-    pub(crate) connections: usize,
-    pub(crate) connections_per_address: Option<usize>,
-    pub(crate) handshakes: usize,
-    pub(crate) streams: u32,
-    /// Of one model.
-    pub(crate) ranks: u16,
-    /// On all HTTP/2 connections of the data plane together.
-    pub(crate) open_streams: u32,
 }
 
 #[derive(Clone, Debug, PartialEq)]

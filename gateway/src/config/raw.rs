@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use semmoe_engines::RankBase;
+use semmoe_engines::tls::ClientFiles;
 use semmoe_planner::policy::Layout;
 use serde::Deserialize;
 
 use super::RawDiscovery;
+use super::RawServerTls;
 use super::{RawAuth, RawBreaker, RawDrain, RawLog, RawQueue, RawRetry, RawSampling, RawSwitch, RawTables, RawTracing};
-use super::{RawClientTls, RawServerTls};
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -205,7 +206,7 @@ pub struct RawBackend {
     pub api_key_file: Option<PathBuf>,
     /// Certificates and names, for URLs that begin with https.
     #[serde(default)]
-    pub tls: Option<RawClientTls>,
+    pub tls: Option<ClientFiles>,
     /// HTTP/2 to this engine; without TLS it must expect that from the first byte.
     #[serde(default)]
     pub http2: bool,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::ConfigError;
+use super::validate::{at_least, within};
 
 /// A month and a year: longer ones are mistakes.
 const MAX_INTERVAL_SECONDS: f64 = 31.0 * 86_400.0;
@@ -114,41 +115,29 @@ pub(crate) struct RollingLimits {
 }
 
 pub(super) fn sampling(raw: RawSampling, base: &Path) -> Result<SamplingConfig, ConfigError> {
-    let within = |key: &str, value: f64, least: f64, most: f64| {
-        // NaN is in no range.
-        if (least..=most).contains(&value) {
-            return Ok(value);
-        }
-        Err(ConfigError::value(format!("sampling.{key}"), format!("{value}, expected {least} to {most}")))
-    };
-    let at_least = |key: &str, value: usize, least: usize| {
-        if value >= least {
-            return Ok(value);
-        }
-        Err(ConfigError::value(format!("sampling.{key}"), format!("{value}, expected at least {least}")))
-    };
-    let raise = within("drift_raise", raw.drift_raise, 0.0, 1.0)?;
-    at_least("drift_samples", raw.drift_samples as usize, 1)?;
-    let interval = within("profile_interval_seconds", raw.profile_interval_seconds, 1.0, MAX_INTERVAL_SECONDS)?;
+    let raise = within("sampling.drift_raise", raw.drift_raise, 0.0..=1.0)?;
+    at_least("sampling.drift_samples", raw.drift_samples, 1)?;
+    let interval = raw.profile_interval_seconds;
+    let interval = within("sampling.profile_interval_seconds", interval, 1.0..=MAX_INTERVAL_SECONDS)?;
     let hours = |key: &str, value: f64| {
-        within(key, value, 0.1, MAX_RETENTION_HOURS).map(|hours| Duration::from_secs_f64(hours * 3600.0))
+        within(key, value, 0.1..=MAX_RETENTION_HOURS).map(|hours| Duration::from_secs_f64(hours * 3600.0))
     };
     let limits = RollingLimits {
-        entries: at_least("profile_entries", raw.profile_entries, 1000)?,
-        retention: hours("profile_retention_hours", raw.profile_retention_hours)?,
+        entries: at_least("sampling.profile_entries", raw.profile_entries, 1000)?,
+        retention: hours("sampling.profile_retention_hours", raw.profile_retention_hours)?,
     };
     let traces = TraceConfig {
         dir: base.join(raw.trace_dir.clone().unwrap_or_default()),
-        tokens: at_least("trace_tokens", raw.trace_tokens, 1)?,
-        files: at_least("trace_files", raw.trace_files, 1)?,
-        retention: hours("trace_retention_hours", raw.trace_retention_hours)?,
+        tokens: at_least("sampling.trace_tokens", raw.trace_tokens, 1)?,
+        files: at_least("sampling.trace_files", raw.trace_files, 1)?,
+        retention: hours("sampling.trace_retention_hours", raw.trace_retention_hours)?,
     };
     Ok(SamplingConfig {
-        share: within("share", raw.share, 0.0, 1.0)?,
-        max_answer_bytes: at_least("max_answer_bytes", raw.max_answer_bytes, 1024)?,
+        share: within("sampling.share", raw.share, 0.0..=1.0)?,
+        max_answer_bytes: at_least("sampling.max_answer_bytes", raw.max_answer_bytes, 1024)?,
         drift: DriftRules {
             raise,
-            clear: within("drift_clear", raw.drift_clear, 0.0, raise)?,
+            clear: within("sampling.drift_clear", raw.drift_clear, 0.0..=raise)?,
             samples: raw.drift_samples,
         },
         interval: Duration::from_secs_f64(interval),

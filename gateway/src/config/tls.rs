@@ -24,20 +24,6 @@ pub struct RawServerTls {
     pub min_version: TlsVersion,
 }
 
-/// `[models.backends.tls]`
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RawClientTls {
-    /// Authorities that may have signed the engine's certificate (PEM); absent: those that this system trusts.
-    pub ca: Option<PathBuf>,
-    /// Certificates that are shown to the engine (PEM); with `key`.
-    pub cert: Option<PathBuf>,
-    /// The key of the first one (PEM).
-    pub key: Option<PathBuf>,
-    /// The name in the engine's certificate; absent: the host of the URL.
-    pub server_name: Option<String>,
-}
-
 /// Oldest version of TLS that is spoken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum TlsVersion {
@@ -71,7 +57,7 @@ pub(super) fn server(raw: RawServerTls, base: &Path) -> ServerTlsConfig {
 /// The TLS settings of a connection to these URLs; `None` where all of them are plain.
 pub(super) fn client(
     key: &str,
-    raw: Option<RawClientTls>,
+    raw: Option<ClientFiles>,
     urls: &[BaseUrl],
     base: &Path,
 ) -> Result<Option<ClientFiles>, ConfigError> {
@@ -87,7 +73,5 @@ pub(super) fn client(
         _ => {}
     }
     let below = |path: Option<PathBuf>| path.map(|path| base.join(path));
-    let files =
-        ClientFiles { ca: below(raw.ca), cert: below(raw.cert), key: below(raw.key), server_name: raw.server_name };
-    Ok(Some(files))
+    Ok(Some(ClientFiles { ca: below(raw.ca), cert: below(raw.cert), key: below(raw.key), ..raw }))
 }

@@ -31,9 +31,7 @@ pub(crate) struct TracingConfig {
 }
 
 pub(super) fn tracing(raw: RawTracing) -> Result<TracingConfig, ConfigError> {
-    if !(0.0..=1.0).contains(&raw.ratio) {
-        return Err(ConfigError::value("tracing.ratio", format!("{}, expected 0 to 1", raw.ratio)));
-    }
+    super::validate::within("tracing.ratio", raw.ratio, 0.0..=1.0)?;
     if raw.service_name.is_empty() || raw.service_name.len() > 256 {
         return Err(ConfigError::value("tracing.service_name", "expected 1 to 256 bytes"));
     }

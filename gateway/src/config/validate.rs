@@ -1,7 +1,9 @@
 //! From raw to validated: the only place where a configuration is judged.
 
 use std::collections::HashSet;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
 
 use super::{
-    BackendConfig, Config, ConfigError, HealthConfig, Limits, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
+    BackendConfig, Config, ConfigError, HealthConfig, ModelConfig, RawBackend, RawConfig, RawHealth, RawLimits,
     RawModel, RawRouting, RawServer, RawTimeouts, RoutingConfig, ServerConfig, Timeouts,
 };
 
@@ -28,7 +30,7 @@ pub(super) fn validate(raw: RawConfig, base: &Path) -> Result<Config> {
     let models: Vec<ModelConfig> = models
         .map(|(index, raw)| model(&format!("models[{index}]"), raw, base, &routing, &mut names))
         .collect::<Result<_>>()?;
-    let limits = limits(&raw.limits)?;
+    let limits = limits(raw.limits)?;
     bound_ranks(&models, &limits)?;
     Ok(Config {
         source: super::Source::default(),
@@ -96,7 +98,7 @@ fn server(raw: RawServer, base: &Path) -> Result<ServerConfig> {
 }
 
 /// The ranks that a configuration names must fit in `limits.ranks`; those that backends report are compared later.
-fn bound_ranks(models: &[ModelConfig], limits: &Limits) -> Result<()> {
+fn bound_ranks(models: &[ModelConfig], limits: &RawLimits) -> Result<()> {
     for (index, model) in models.iter().enumerate() {
         let ranks: usize = model.backends.iter().map(|it| it.ranks.map_or(it.urls.len(), usize::from)).sum();
         if ranks > usize::from(limits.ranks) {
@@ -320,30 +322,26 @@ fn ranks(key: &str, engine: Engine, ranks: Option<u16>, urls: usize) -> Result<O
     }
 }
 
-fn limits(raw: &RawLimits) -> Result<Limits> {
-    let check = |key: &str, value: usize, least: usize| {
-        if value < least {
-            return Err(ConfigError::value(format!("limits.{key}"), format!("{value}, expected at least {least}")));
-        }
-        Ok(value)
-    };
-    Ok(Limits {
-        body_bytes: check("body_bytes", raw.body_bytes, 1)?,
+fn limits(mut limits: RawLimits) -> Result<RawLimits> {
+    for (key, value, least) in [
+        ("body_bytes", limits.body_bytes, 1),
         // Each body alone must fit.
-        body_memory_bytes: check("body_memory_bytes", raw.body_memory_bytes, raw.body_bytes)?,
-        header_bytes: check("header_bytes", raw.header_bytes, 8192)?,
-        headers: check("headers", raw.headers, 1)?,
-        table_bytes: check("table_bytes", raw.table_bytes, 1)?,
-        connections: check("connections", raw.connections, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
-        connections_per_address: raw
-            .connections_per_address
-            .map(|limit| check("connections_per_address", limit, 1))
-            .transpose()?,
-        handshakes: check("handshakes", raw.handshakes, 1)?.min(tokio::sync::Semaphore::MAX_PERMITS),
-        streams: check("streams", raw.streams as usize, 1).map(|_| raw.streams)?,
-        ranks: check("ranks", raw.ranks.into(), 1).map(|_| raw.ranks)?,
-        open_streams: check("open_streams", raw.open_streams as usize, 1).map(|_| raw.open_streams)?,
-    })
+        ("body_memory_bytes", limits.body_memory_bytes, limits.body_bytes),
+        ("header_bytes", limits.header_bytes, 8192),
+        ("headers", limits.headers, 1),
+        ("table_bytes", limits.table_bytes, 1),
+        ("connections", limits.connections, 1),
+        ("connections_per_address", limits.connections_per_address.unwrap_or(1), 1),
+        ("handshakes", limits.handshakes, 1),
+        ("streams", limits.streams as usize, 1),
+        ("ranks", limits.ranks.into(), 1),
+        ("open_streams", limits.open_streams as usize, 1),
+    ] {
+        at_least(&format!("limits.{key}"), value, least)?;
+    }
+    limits.connections = limits.connections.min(tokio::sync::Semaphore::MAX_PERMITS);
+    limits.handshakes = limits.handshakes.min(tokio::sync::Semaphore::MAX_PERMITS);
+    Ok(limits)
 }
 
 fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
@@ -359,9 +357,7 @@ fn timeouts(raw: &RawTimeouts) -> Result<Timeouts> {
 }
 
 fn health(raw: &RawHealth) -> Result<HealthConfig> {
-    if raw.unhealthy_after == 0 {
-        return Err(ConfigError::value("health.unhealthy_after", "0, expected at least 1"));
-    }
+    at_least("health.unhealthy_after", raw.unhealthy_after, 1)?;
     Ok(HealthConfig {
         interval: seconds("health.interval_seconds", raw.interval_seconds)?,
         timeout: seconds("health.timeout_seconds", raw.timeout_seconds)?,
@@ -390,9 +386,20 @@ fn routing(raw: &RawRouting) -> Result<RoutingConfig> {
 }
 
 pub(super) fn seconds(key: &str, value: f64) -> Result<Duration> {
-    // NaN is in no range.
-    if !(0.001..=MAX_SECONDS).contains(&value) {
-        return Err(ConfigError::value(key, format!("{value}, expected 0.001 to {MAX_SECONDS}")));
+    within(key, value, 0.001..=MAX_SECONDS).map(Duration::from_secs_f64)
+}
+
+/// A number in its range; NaN is in none.
+pub(super) fn within<N: PartialOrd + Display>(key: &str, value: N, range: RangeInclusive<N>) -> Result<N> {
+    if range.contains(&value) {
+        return Ok(value);
     }
-    Ok(Duration::from_secs_f64(value))
+    Err(ConfigError::value(key, format!("{value}, expected {} to {}", range.start(), range.end())))
+}
+
+pub(super) fn at_least<N: PartialOrd + Display>(key: &str, value: N, least: N) -> Result<N> {
+    if value >= least {
+        return Ok(value);
+    }
+    Err(ConfigError::value(key, format!("{value}, expected at least {least}")))
 }

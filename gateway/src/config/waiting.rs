@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::ConfigError;
-use super::validate::{MAX_SECONDS, seconds};
+use super::validate::{MAX_SECONDS, seconds, within};
 
 /// More than any engine runs at a time.
 const MAX_IN_FLIGHT: u32 = 1 << 20;
@@ -44,11 +44,7 @@ pub(crate) struct QueueRules {
 
 /// A time that may be nothing.
 fn seconds_or_none(key: &str, value: f64) -> Result<Duration, ConfigError> {
-    // NaN is in no range.
-    if !(0.0..=MAX_SECONDS).contains(&value) {
-        return Err(ConfigError::value(key, format!("{value}, expected 0 to {MAX_SECONDS}")));
-    }
-    Ok(Duration::from_secs_f64(value))
+    within(key, value, 0.0..=MAX_SECONDS).map(Duration::from_secs_f64)
 }
 
 pub(super) fn queue(raw: &RawQueue) -> Result<QueueRules, ConfigError> {

@@ -279,7 +279,7 @@ fn health(core: &Core, request: &Request<Incoming>, id: &RequestId) -> OwnRespon
 }
 
 async fn no_route(core: &Core, request: Request<Incoming>, id: &RequestId) -> OwnResponse {
-    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    let (method, path) = asked(&request);
     body::discard(request.into_body()).await;
     refuse(core, id, &path, &RequestError::NoRoute { method, path: path.clone() })
 }
@@ -301,8 +301,13 @@ fn refuse(core: &Core, id: &RequestId, path: &str, error: &RequestError) -> OwnR
     error.respond(id)
 }
 
+/// Method and path, for messages.
+pub(crate) fn asked<B>(request: &Request<B>) -> (String, String) {
+    (request.method().to_string(), request.uri().path().to_owned())
+}
+
 fn wrong_method(request: &Request<Incoming>, allowed: &'static str, id: &RequestId) -> OwnResponse {
-    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    let (method, path) = asked(request);
     let mut response = RequestError::Method { method, path }.respond(id);
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
     response

@@ -121,11 +121,16 @@ pub(crate) async fn open(
     Ok(Opened { response, failure })
 }
 
+/// The content type of a body that is not compressed; empty for any other.
+pub(super) fn readable_kind(headers: &HeaderMap) -> &[u8] {
+    let plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
+    headers.get(header::CONTENT_TYPE).filter(|_| plain).map_or(&[][..], HeaderValue::as_bytes)
+}
+
 /// Streams that the client asked for, and JSON documents, which come in one piece.
 fn is_held(headers: &HeaderMap, streams: bool) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    let plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
-    plain && (kind.starts_with(b"application/json") || (streams && kind.starts_with(b"text/event-stream")))
+    let kind = readable_kind(headers);
+    kind.starts_with(b"application/json") || (streams && kind.starts_with(b"text/event-stream"))
 }
 
 /// The meaning of a 500: a dead engine is dead for every request, another error is about this request. It may still be

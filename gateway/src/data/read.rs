@@ -64,6 +64,35 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// Without a key or a pin, of an answer in one piece.
+    fn new(
+        snapshot: Arc<Snapshot>,
+        model: Arc<Model>,
+        scored: Scored,
+        adapter: Option<String>,
+        body: Stripped,
+    ) -> Self {
+        let Scored { tokens, counted, share, blocks } = scored;
+        let (generation, policy) = (snapshot.generation, Arc::clone(model.plan.policy()));
+        let (client_pin, key, streams, moves) = (None, None, false, 0);
+        Self {
+            generation,
+            snapshot,
+            model,
+            body,
+            tokens,
+            counted,
+            share,
+            blocks,
+            key,
+            streams,
+            policy,
+            client_pin,
+            adapter,
+            moves,
+        }
+    }
+
     /// Whether the model has other backends or ranks by now, among which this may be placed if it is read again.
     pub(super) fn has_moved(&self, core: &Core) -> bool {
         let now = core.snapshot();
@@ -202,7 +231,7 @@ fn read_now(
     lists.check(body, model)?;
     let client_pin = if routing.trust_client_pins { trusted_pin(model, route, headers, body)? } else { None };
     let block_tokens = routing.prefix.block_tokens;
-    let Scored { tokens, counted, share, mut blocks } = match score(core, model, route, &whole, block_tokens, effort) {
+    let mut scored = match score(core, model, route, &whole, block_tokens, effort) {
         Ok(scored) => scored,
         Err(Unscored::Client(error)) => return Err(Unread::Refused(error)),
         Err(Unscored::OracleAway) => return Err(Unread::NotHere),
@@ -219,26 +248,15 @@ fn read_now(
     }
     let adapter = name.as_deref().filter(|name| !model.is_named(name));
     if let Some(adapter) = adapter {
-        tell_apart(&mut blocks, adapter);
+        tell_apart(&mut scored.blocks, adapter);
     }
     let key = headers.get(&routing.sticky_header).filter(|_| model.plan.needs().key);
-    Ok(Job {
-        generation: snapshot.generation,
-        tokens,
-        counted,
-        share,
-        blocks,
-        client_pin,
-        key: key.map(|value| semmoe_routing::hash_key(value.as_bytes())),
-        // The body was seen to be JSON.
-        streams: members.stream.is_some_and(|value| body[value] == *b"true"),
-        policy: Arc::clone(model.plan.policy()),
-        adapter: adapter.and_then(|name| served::adapter(model, name)),
-        moves: 0,
-        model: Arc::clone(model),
-        body: stripped,
-        snapshot,
-    })
+    let key = key.map(|value| semmoe_routing::hash_key(value.as_bytes()));
+    let adapter = adapter.and_then(|name| served::adapter(model, name));
+    // The body was seen to be JSON.
+    let streams = members.stream.is_some_and(|value| body[value] == *b"true");
+    let model = Arc::clone(model);
+    Ok(Job { client_pin, key, streams, ..Job::new(snapshot, model, scored, adapter, stripped) })
 }
 
 /// Of a route whose bodies are the engine's matter: there may be none. In one that is a JSON object the model is looked
@@ -265,23 +283,9 @@ fn read_extra(
         other => Err(other),
     })?;
     let model = permitted(core, &snapshot, named.as_deref(), caller)?;
-    let Scored { tokens, counted, share, blocks } = Scored::unseen(body);
-    Ok(Job {
-        generation: snapshot.generation,
-        tokens,
-        counted,
-        share,
-        blocks,
-        client_pin: None,
-        key: None,
-        streams: false,
-        policy: Arc::clone(model.plan.policy()),
-        adapter: named.as_deref().filter(|name| !model.is_named(name)).and_then(|name| served::adapter(model, name)),
-        moves: 0,
-        model: Arc::clone(model),
-        body: stripped,
-        snapshot,
-    })
+    let adapter = named.as_deref().filter(|name| !model.is_named(name)).and_then(|name| served::adapter(model, name));
+    let model = Arc::clone(model);
+    Ok(Job::new(snapshot, model, Scored::unseen(body), adapter, stripped))
 }
 
 /// Forms name a model in a way of their own (transcriptions of audio).

@@ -23,7 +23,7 @@ use crate::state::Core;
 use crate::trust::REQUEST_ID;
 
 use super::find::{Found, Patience, find};
-use super::opening::{Opened, Upstream, open};
+use super::opening::{Opened, Upstream, open, readable_kind};
 use super::place::Placed;
 use super::read::Job;
 use super::retry::{self, Cause, Failed, Pending, Tries, Wait};
@@ -346,9 +346,8 @@ pub(crate) fn respond(answer: Answer, ticket: Ticket) -> Response<RelayBody> {
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {
-    let kind = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
-    let plain = headers.get(header::CONTENT_ENCODING).is_none_or(|encoding| encoding == "identity");
-    plain && kind.len() >= 17 && kind[..17].eq_ignore_ascii_case(b"text/event-stream")
+    let kind = readable_kind(headers);
+    kind.len() >= 17 && kind[..17].eq_ignore_ascii_case(b"text/event-stream")
 }
 
 /// Removes the headers of the connection, also those that `Connection` names.

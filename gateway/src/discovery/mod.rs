@@ -81,10 +81,7 @@ pub(crate) async fn watch(core: Arc<Core>, resolver: Arc<dyn Resolve>, stop: Can
         let config = core.config();
         forget_gone(&core, &config, &mut sources);
         let due = due(&config, &mut sources, &wake);
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = look(&core, resolver.as_ref(), &due, &mut sources) => {}
-        }
+        stop.run_until_cancelled(look(&core, resolver.as_ref(), &due, &mut sources)).await;
         let next = sources.values().map(|source| source.next).min();
         let longest = Instant::now() + MAX_SLEEP;
         tokio::select! {

@@ -25,6 +25,7 @@ mod task;
 mod traces;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -72,6 +73,18 @@ impl ModelProfile {
 
     pub(crate) fn entries(&self) -> usize {
         self.rolling.entries()
+    }
+}
+
+/// The entry of a model, made where there is none.
+fn found_or<'a, T, E>(
+    all: &'a mut BTreeMap<String, T>,
+    model: &str,
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<&'a mut T, E> {
+    match all.entry(model.to_owned()) {
+        Entry::Occupied(found) => Ok(found.into_mut()),
+        Entry::Vacant(place) => Ok(place.insert(make()?)),
     }
 }
 

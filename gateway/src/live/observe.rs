@@ -18,7 +18,7 @@ pub(super) struct Observed {
     /// The prompt, then what was generated as far as its routes are known.
     pub(super) ids: Vec<u32>,
     /// How many of `ids` are the prompt's.
-    pub(super) prompt: usize,
+    pub(super) prompt: u32,
     /// [n, L, k] of the MoE layers.
     pub(super) routes: Vec<u16>,
     /// Local activations on the rank that ran it, of the prompt's tokens and of the others.
@@ -74,7 +74,7 @@ pub(super) fn observe(seen: &Seen, answer: &[u8]) -> Result<Observed, &'static s
         predicted: score.and_then(|share| share.get(usize::from(rank.get())).copied()),
         model,
         ids,
-        prompt,
+        prompt: u32::try_from(prompt).unwrap_or(u32::MAX),
         routes,
     })
 }

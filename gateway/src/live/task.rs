@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::observe::{Observed, observe};
 use super::rolling::Rolling;
-use super::{ModelProfile, Observation, Seen, files, now, traces};
+use super::{ModelProfile, Observation, Seen, files, found_or, now, traces};
 use crate::config::ProfileConfig;
 use crate::state::Core;
 
@@ -43,14 +43,8 @@ impl Task {
 }
 
 async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: CancellationToken) {
-    let write = || {
-        let core = Arc::clone(&core);
-        async move { finished(tokio::task::spawn_blocking(move || write_all(&core)).await) }
-    };
-    let look = |observation| {
-        let core = Arc::clone(&core);
-        async move { finished(tokio::task::spawn_blocking(move || note(&core, &observation)).await) }
-    };
+    let write = || blocking(&core, write_all);
+    let look = |observation| blocking(&core, move |core| note(core, &observation));
     let mut pause = Box::pin(tokio::time::sleep(core.config().sampling.interval));
     loop {
         tokio::select! {
@@ -69,9 +63,10 @@ async fn run(core: Arc<Core>, mut waiting: mpsc::Receiver<Observation>, stop: Ca
     write().await;
 }
 
-/// One answer that made the code panic costs itself, not those behind it.
-fn finished<T>(work: Result<T, tokio::task::JoinError>) {
-    if let Err(error) = work {
+/// Runs `work` off the network threads. One answer that made the code panic costs itself, not those behind it.
+async fn blocking<T: Send + 'static>(core: &Arc<Core>, work: impl FnOnce(&Core) -> T + Send + 'static) {
+    let core = Arc::clone(core);
+    if let Err(error) = tokio::task::spawn_blocking(move || work(&core)).await {
         tracing::error!(%error, "a sample or profile was given up");
     }
 }
@@ -142,12 +137,8 @@ fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Opti
 fn count(core: &Core, seen: &Seen, observed: &Observed, config: &ProfileConfig) -> Result<(), FormatError> {
     let model = &seen.model.name;
     let mut profiles = core.live.profiles();
-    if !profiles.contains_key(model) {
-        profiles.insert(model.clone(), open(model, observed, config)?);
-    }
-    let Some(profile) = profiles.get_mut(model) else { return Ok(()) };
-    let prompt = u32::try_from(observed.prompt).unwrap_or(u32::MAX);
-    let added = profile.rolling.add(&observed.ids, prompt, &observed.routes, now());
+    let profile = found_or(&mut profiles, model, || open(model, observed, config))?;
+    let added = profile.rolling.add(&observed.ids, observed.prompt, &observed.routes, now());
     show(core, model, profile);
     added
 }

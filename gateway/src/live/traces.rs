@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use semmoe_tables::{FormatError, ModelInfo, Provenance, TraceBuilder};
 
 use super::observe::Observed;
-use super::{files, now, rfc3339};
+use super::{files, found_or, now, rfc3339};
 use crate::config::TraceConfig;
 use crate::state::Core;
 
@@ -33,12 +33,8 @@ impl Open {
 /// Adds a request to its model's trace. Blocking, as a full trace is written.
 pub(super) fn add(core: &Core, config: &TraceConfig, model: &str, observed: &Observed) -> Result<(), FormatError> {
     let mut traces = core.live.traces();
-    if !traces.contains_key(model) {
-        traces.insert(model.to_owned(), Open::new(&observed.model, now())?);
-    }
-    let Some(open) = traces.get_mut(model) else { return Ok(()) };
-    let prompt = u32::try_from(observed.prompt).unwrap_or(u32::MAX);
-    open.builder.push(&observed.ids, prompt, &observed.routes, None)?;
+    let open = found_or(&mut traces, model, || Open::new(&observed.model, now()))?;
+    open.builder.push(&observed.ids, observed.prompt, &observed.routes, None)?;
     if open.builder.tokens() >= config.tokens
         && let Some(full) = traces.remove(model)
     {

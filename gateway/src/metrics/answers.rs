@@ -16,9 +16,10 @@ use semmoe_engines::Route;
 use super::requests::{Done, NONE};
 use crate::flow::FlowReading;
 
-/// Whole answers: from an embedding to a long generation.
-const SECONDS: [f64; 17] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0];
+/// From milliseconds to a few seconds.
+pub(super) const TO_SECONDS: [f64; 9] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+/// Behind [`TO_SECONDS`], whole answers: from an embedding to a long generation.
+const TO_MINUTES: [f64; 8] = [5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0];
 /// First tokens: objectives lie between 0.1 and 10 s.
 const FIRST_TOKEN_SECONDS: [f64; 16] =
     [0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0];
@@ -90,7 +91,7 @@ pub(super) struct AnswerMetrics {
 impl Default for AnswerMetrics {
     fn default() -> Self {
         Self {
-            seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            seconds: Family::new_with_constructor(|| Histogram::new(TO_SECONDS.into_iter().chain(TO_MINUTES))),
             first_token: Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN_SECONDS)),
             inter_token: Family::new_with_constructor(|| Histogram::new(INTER_TOKEN_SECONDS)),
             prompt_tokens: Family::default(),

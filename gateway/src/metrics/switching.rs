@@ -10,8 +10,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use semmoe_planner::policy::Layout;
 
-/// From the milliseconds of a small model to what a slow link takes for a large one.
-const SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+use super::answers::TO_SECONDS;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct UnitLabels {
@@ -40,7 +39,8 @@ impl Default for SwitchMetrics {
             layout: Family::default(),
             gain: Family::default(),
             decisions: Family::default(),
-            seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            // From the milliseconds of a small model to what a slow link takes for a large one.
+            seconds: Family::new_with_constructor(|| Histogram::new(TO_SECONDS.into_iter().chain([10.0, 60.0]))),
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-use serde::ser::{Serialize, SerializeSeq, SerializeStruct, Serializer};
+use serde::Serialize;
+use serde_json::{Value as Json, json};
 
 use super::context::Context;
 
@@ -14,12 +15,20 @@ pub(crate) enum Kind {
 }
 
 /// The value of an attribute.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) enum Value {
+    #[serde(rename = "stringValue")]
     Text(Cow<'static, str>),
+    #[serde(rename = "intValue", serialize_with = "as_text")]
     Number(u64),
+    #[serde(rename = "doubleValue")]
     Real(f64),
+    #[serde(rename = "boolValue")]
     Truth(bool),
+}
+
+fn as_text<S: serde::Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(number)
 }
 
 /// A stretch of time in a trace.
@@ -61,121 +70,41 @@ impl Span {
     }
 }
 
-/// The body posted.
-pub(super) fn encode(service: &str, spans: &[Span]) -> Result<Vec<u8>, serde_json::Error> {
+/// The body posted: OTLP nests spans by resource and by scope.
+pub(super) fn encode(service: &str, spans: &[Span]) -> Vec<u8> {
     let resource = [
         ("service.name", Value::Text(service.to_owned().into())),
         ("service.version", Value::Text(env!("CARGO_PKG_VERSION").into())),
     ];
-    serde_json::to_vec(&Document { resource: &resource, spans })
+    let spans: Vec<Json> = spans.iter().map(Span::json).collect();
+    let document = json!({ "resourceSpans": [{
+        "resource": { "attributes": attributes(&resource) },
+        "scopeSpans": [{ "scope": { "name": env!("CARGO_PKG_NAME") }, "spans": spans }],
+    }] });
+    document.to_string().into_bytes()
 }
 
-struct Document<'a> {
-    resource: &'a [(&'static str, Value)],
-    spans: &'a [Span],
+fn attributes(all: &[(&'static str, Value)]) -> Json {
+    all.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect()
 }
 
-/// An object with one field, which is a list of one object: OTLP nests by resource and by scope.
-macro_rules! nested {
-    ($serializer:ident, $($key:literal => $value:expr),+) => {{
-        let fields = [$($key),+].len();
-        let mut object = $serializer.serialize_struct("", fields)?;
-        $(object.serialize_field($key, &$value)?;)+
-        object.end()
-    }};
-}
-
-impl Serialize for Document<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer, "resourceSpans" => [ResourceSpans(self)])
-    }
-}
-
-struct ResourceSpans<'a>(&'a Document<'a>);
-
-impl Serialize for ResourceSpans<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer, "resource" => Resource(self.0.resource), "scopeSpans" => [ScopeSpans(self.0.spans)])
-    }
-}
-
-struct Resource<'a>(&'a [(&'static str, Value)]);
-
-impl Serialize for Resource<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer, "attributes" => Attributes(self.0))
-    }
-}
-
-struct ScopeSpans<'a>(&'a [Span]);
-
-impl Serialize for ScopeSpans<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer, "scope" => Scope, "spans" => self.0)
-    }
-}
-
-struct Scope;
-
-impl Serialize for Scope {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer, "name" => env!("CARGO_PKG_NAME"))
-    }
-}
-
-struct Attributes<'a>(&'a [(&'static str, Value)]);
-
-impl Serialize for Attributes<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
-        self.0.iter().try_for_each(|(key, value)| list.serialize_element(&Attribute(key, value)))?;
-        list.end()
-    }
-}
-
-struct Attribute<'a>(&'static str, &'a Value);
-
-impl Serialize for Attribute<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer, "key" => self.0, "value" => self.1)
-    }
-}
-
-impl Serialize for Value {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Text(text) => nested!(serializer, "stringValue" => text),
-            Self::Number(number) => nested!(serializer, "intValue" => number.to_string()),
-            Self::Real(number) => nested!(serializer, "doubleValue" => number),
-            Self::Truth(truth) => nested!(serializer, "boolValue" => truth),
-        }
-    }
-}
-
-impl Serialize for Span {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        nested!(serializer,
-            "traceId" => format!("{:032x}", self.context.trace),
-            "spanId" => format!("{:016x}", self.context.span),
-            "parentSpanId" => self.parent.map_or_else(String::new, |parent| format!("{parent:016x}")),
-            "name" => self.name,
-            "kind" => self.kind as u8,
-            "startTimeUnixNano" => self.began_nanos.to_string(),
-            "endTimeUnixNano" => self.ended_nanos.to_string(),
-            "attributes" => Attributes(&self.attributes),
-            "status" => Status(self.failed)
-        )
-    }
-}
-
-struct Status(Option<&'static str>);
-
-impl Serialize for Status {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.0 {
-            None => serializer.serialize_struct("", 0)?.end(),
+impl Span {
+    fn json(&self) -> Json {
+        let status = match self.failed {
+            None => json!({}),
             // STATUS_CODE_ERROR
-            Some(cause) => nested!(serializer, "code" => 2, "message" => cause),
-        }
+            Some(cause) => json!({ "code": 2, "message": cause }),
+        };
+        json!({
+            "traceId": format!("{:032x}", self.context.trace),
+            "spanId": format!("{:016x}", self.context.span),
+            "parentSpanId": self.parent.map_or_else(String::new, |parent| format!("{parent:016x}")),
+            "name": self.name,
+            "kind": self.kind as u8,
+            "startTimeUnixNano": self.began_nanos.to_string(),
+            "endTimeUnixNano": self.ended_nanos.to_string(),
+            "attributes": attributes(&self.attributes),
+            "status": status,
+        })
     }
 }

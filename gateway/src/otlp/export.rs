@@ -132,11 +132,7 @@ impl Work {
     }
 
     async fn export(&mut self, spans: &[Span]) {
-        let Ok(body) = encode(&self.service, spans) else {
-            self.metrics.count("failed", spans.len());
-            return;
-        };
-        let sent = self.send(body.into()).await;
+        let sent = self.send(encode(&self.service, spans).into()).await;
         match &sent {
             Ok(rejected) => {
                 let rejected = usize::try_from(*rejected).unwrap_or(usize::MAX).min(spans.len());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
-use semmoe_routing::Work;
+use semmoe_routing::{Router, Work};
 use semmoe_tables::RankId;
 
 use super::{Pool, Slot};
@@ -26,17 +26,16 @@ pub(crate) struct Lease {
 
 pub(super) struct Counted {
     pub(super) pool: Arc<Pool>,
+    pub(super) real: Charge,
+    /// Where a watched policy would have it.
+    pub(super) ghost: Option<Charge>,
+}
+
+/// A request's work on one slot of a router.
+pub(super) struct Charge {
     pub(super) slot: u16,
     pub(super) work: Work,
     /// Blocks of the prompt that the rank is believed to hold only since this request.
-    pub(super) new_blocks: usize,
-    /// Where a watched policy would have it.
-    pub(super) ghost: Option<Ghost>,
-}
-
-pub(super) struct Ghost {
-    pub(super) slot: u16,
-    pub(super) work: Work,
     pub(super) new_blocks: usize,
 }
 
@@ -59,44 +58,41 @@ impl Lease {
 
     /// The rank answered: what is counted there is to be believed.
     pub(crate) fn answered(&self) {
-        if let Some(Counted { pool, slot, ghost, .. }) = &self.counted {
-            pool.router.accounts().answered(*slot);
-            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
-                shadow.router.accounts().answered(ghost.slot);
-            }
+        for (router, charge) in self.charges() {
+            router.accounts().answered(charge.slot);
         }
     }
 
     /// The first piece of an answer is there, so the prompt has been computed.
     pub(crate) fn computed(&mut self) {
-        if let Some(Counted { pool, slot, work, ghost, .. }) = &mut self.counted {
-            pool.router.accounts().computed(*slot, work);
+        if let Some(Counted { pool, real, ghost }) = &mut self.counted {
+            pool.router.accounts().computed(real.slot, &mut real.work);
             if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_mut()) {
                 shadow.router.accounts().computed(ghost.slot, &mut ghost.work);
             }
         }
     }
-}
 
-impl Lease {
     /// The engine refused the request: its rank neither computed nor holds the prompt with these blocks.
     pub(crate) fn refused(&self, blocks: &[u64]) {
-        if let Some(Counted { pool, slot, work, new_blocks, ghost }) = &self.counted {
-            pool.router.take_back(*slot, *work, blocks, *new_blocks);
-            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
-                shadow.router.take_back(ghost.slot, ghost.work, blocks, ghost.new_blocks);
-            }
+        for (router, charge) in self.charges() {
+            router.take_back(charge.slot, charge.work, blocks, charge.new_blocks);
         }
+    }
+
+    /// Where this request is charged: with the router that placed it, and with a watched policy's.
+    fn charges(&self) -> impl Iterator<Item = (&Router, &Charge)> {
+        self.counted.iter().flat_map(|Counted { pool, real, ghost }| {
+            let shadow = pool.shadow.as_ref().zip(ghost.as_ref()).map(|(shadow, ghost)| (&shadow.router, ghost));
+            [(&pool.router, real)].into_iter().chain(shadow)
+        })
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(Counted { pool, slot, work, ghost, .. }) = &self.counted {
-            pool.router.accounts().release(*slot, *work);
-            if let Some((shadow, ghost)) = pool.shadow.as_ref().zip(ghost.as_ref()) {
-                shadow.router.accounts().release(ghost.slot, ghost.work);
-            }
+        for (router, charge) in self.charges() {
+            router.accounts().release(charge.slot, charge.work);
         }
         self.inflight.dec();
     }

@@ -14,7 +14,7 @@ use crate::error::StartError;
 use crate::load;
 use crate::outgoing;
 use crate::pins;
-use crate::snapshot::{Member, Model, Snapshot, Text, next_pool};
+use crate::snapshot::{Member, Model, Snapshot, next_pool};
 use crate::stamp::FileState;
 use crate::state::Core;
 
@@ -81,10 +81,9 @@ impl Prepared {
         for ((model, member), backend, told) in join_all(fresh.into_iter().map(ask)).await {
             let model = &mut self.models[model];
             if let Ok(probe) = &told {
-                let tokenizer = model.text.as_deref().map(|text: &Text| &text.tokenizer);
                 let tables = model.members[member].tables.as_ref().map(|loaded| loaded.tables.as_ref());
                 let limit = self.config.limits.ranks;
-                let fit = compat::with_backend(probe, tables, tokenizer, &backend, None);
+                let fit = compat::with_backend(probe, tables, model.encoder(), &backend, None);
                 let others = model.members.iter().filter(|other| !Arc::ptr_eq(&other.backend, &backend));
                 match fit.and_then(|fit| compat::within_limit(fit.ranks, others, limit).map(|()| fit)) {
                     Ok(fit) => model.members[member].take(fit),
@@ -92,7 +91,7 @@ impl Prepared {
                         self.left_out.push((backend.name.clone(), cause.to_string()));
                         continue;
                     }
-                    Err(source) => return Err(StartError::Incompatible { backend: backend.name.clone(), source }),
+                    Err(source) => return Err(StartError::incompatible(&backend.name)(source)),
                 }
             } else if let (Err(cause), Manner::Discovery) = (&told, manner) {
                 self.left_out.push((backend.name.clone(), cause.to_string()));
@@ -152,35 +151,26 @@ pub(super) fn with_other_tables(base: &Snapshot, config: &Config) -> Vec<Arc<Bac
 /// The changes of a model that goes on.
 fn check(next: &Model, old: Option<&Model>) -> Result<(), StartError> {
     let Some(old) = old else { return Ok(()) };
-    let tokenizer = next.text.as_deref().map(|text: &Text| &text.tokenizer);
     let other_text = !same(next.text.as_ref(), old.text.as_ref());
     for member in &next.members {
         let before = old.members.iter().find(|old| Arc::ptr_eq(&old.backend, &member.backend));
         let other_tables = !before.is_some_and(|before| same(before.tables.as_ref(), member.tables.as_ref()));
         // An unchanged backend is not checked again: it may be waiting for other tables.
         if other_text || other_tables {
-            check_member(next, member, tokenizer)
-                .map_err(|source| StartError::Incompatible { backend: member.backend.name.clone(), source })?;
+            check_member(next, member).map_err(StartError::incompatible(&member.backend.name))?;
         }
     }
     Ok(())
 }
 
-fn check_member(
-    model: &Model,
-    member: &Member,
-    tokenizer: Option<&semmoe_text::PromptEncoder>,
-) -> Result<(), compat::Incompatible> {
+fn check_member(model: &Model, member: &Member) -> Result<(), compat::Incompatible> {
     let tables = member.tables.as_ref().map(|loaded| loaded.tables.as_ref());
     if let Some(tables) = tables {
-        compat::with_tokenizer(tables, tokenizer)?;
-        for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
-            compat::with_model(tables, "another backend's tables", other.tables.model())?;
-        }
+        compat::with_other_files(tables, model, "another backend's tables")?;
     }
     let Some(probe) = member.backend.last_probe() else { return Ok(()) };
     let known = Some(member.ranks).filter(|ranks| *ranks > 0 && probe.dp_size.is_none());
-    compat::with_backend(&probe, tables, tokenizer, &member.backend, known).map(|_| ())
+    compat::with_backend(&probe, tables, model.encoder(), &member.backend, known).map(|_| ())
 }
 
 /// The same thing, not an equal one.

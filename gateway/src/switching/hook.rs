@@ -46,7 +46,7 @@ pub(super) struct Hook<'a> {
 impl<'a> Hook<'a> {
     /// `None` for a backend without an address.
     pub(super) fn new(backend: &'a Arc<Backend>, rules: &'a SwitchConfig) -> Option<Self> {
-        Some(Self { backend, url: backend.urls.first()?, rules })
+        Some(Self { backend, url: backend.config.urls.first()?, rules })
     }
 
     /// Where the worker is.

@@ -35,10 +35,7 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let config = core.config();
         tick(&core, &config.switch, &mut pools);
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = tokio::time::sleep(config.switch.interval) => {}
-        }
+        stop.run_until_cancelled(tokio::time::sleep(config.switch.interval)).await;
     }
 }
 

@@ -15,7 +15,7 @@ use super::reading::{Load, Reading};
 use super::record::{Ended, Look, UnitName};
 use super::unit::{Unit, Verdict};
 use super::{Move, Outcome, webhook};
-use crate::backend::Backend;
+use crate::backend::{Backend, Watched};
 use crate::config::{SwitchConfig, SwitchMode, Webhook};
 use crate::health;
 use crate::state::Core;
@@ -26,7 +26,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const METRICS_BYTES: usize = 32 << 20;
 
 /// Watches a backend until `stop`: one with a hook, or one that a webhook switches.
-pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: CancellationToken) {
+pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
     let mut task = Task { core: &core, backend: &backend, stop: &stop, steered: None };
     while !stop.is_cancelled() {
         let config = core.config();
@@ -51,10 +51,7 @@ pub(crate) async fn watch(core: Arc<Core>, backend: Arc<Backend>, stop: Cancella
                 IDLE
             }
         };
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
-        }
+        stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
     core.switches.forget(&core.metrics.switching, &backend.name);
 }
@@ -224,7 +221,7 @@ async fn read(
     backend: &Arc<Backend>,
     rules: &SwitchConfig,
 ) -> Result<(SwitchStatus, String, Loads), HttpError> {
-    let (Some(hook), Some(url)) = (Hook::new(backend, rules), backend.urls.first()) else {
+    let (Some(hook), Some(url)) = (Hook::new(backend, rules), backend.config.urls.first()) else {
         return Err(HttpError::Connect { url: backend.name.clone(), cause: "it has no address".to_owned() });
     };
     let limits = AnswerLimits { max_bytes: METRICS_BYTES, ..core.patient_limits() };

@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::compat::{self, Incompatible};
 use crate::error::RequestError;
 use crate::health;
-use crate::snapshot::{Member, Model, Snapshot, Text};
+use crate::snapshot::{Member, Snapshot};
 use crate::state::Core;
 
 use super::file::{self, Copy};
@@ -77,8 +77,7 @@ pub(crate) async fn change(core: &Arc<Core>, backend: String, source: Source) ->
 }
 
 pub(super) fn find(core: &Core, name: &str) -> Option<Arc<Backend>> {
-    let snapshot = core.snapshot();
-    snapshot.members().map(|(_, member)| &member.backend).find(|backend| backend.name == name).cloned()
+    core.snapshot().backend(name).cloned()
 }
 
 /// Reads, validates, compares, swaps. Blocking.
@@ -138,8 +137,7 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_table
         Some(wanted) => member.earlier.iter().find(|earlier| earlier.generation == wanted),
     };
     let found = found.ok_or_else(|| {
-        let known: Vec<String> = member.earlier.iter().map(|earlier| earlier.generation.to_string()).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let known = crate::error::listed(member.earlier.iter().map(|earlier| earlier.generation.to_string()));
         RequestError::NoEarlierTables { backend: member.backend.name.clone(), wanted: generation, known }
     })?;
     Ok((Arc::clone(&found.tables), found.origin.clone()))
@@ -147,14 +145,10 @@ fn earlier(member: &Member, generation: Option<u64>) -> Result<(Arc<semmoe_table
 
 /// Tables against the model, its other tables, and what the backend told last.
 pub(crate) fn check_fit(snapshot: &Snapshot, at: (usize, usize), fresh: &FreshTables) -> Result<(), Incompatible> {
-    let (model, tables): (&Model, _) = (&snapshot.models[at.0], fresh.tables.as_ref());
-    let member = &model.members[at.1];
-    compat::with_tokenizer(tables, model.text.as_deref().map(|text: &Text| &text.tokenizer))?;
-    for other in model.members.iter().filter_map(|member| member.tables.as_ref()) {
-        compat::with_model(tables, "the tables in use", other.tables.model())?;
-    }
-    compat::with_declared(tables, member.backend.configured_placement.as_deref())?;
-    let configured = member.backend.configured_ranks;
+    let ((model, member), tables) = (snapshot.at(at), fresh.tables.as_ref());
+    compat::with_other_files(tables, model, "the tables in use")?;
+    compat::with_declared(tables, member.backend.config.placement_digest.as_deref())?;
+    let configured = member.backend.config.ranks;
     let known = Some(member.ranks).filter(|ranks| *ranks > 0);
     match member.backend.last_probe() {
         // An engine that does not report its ranks keeps those that it is known by.

@@ -11,14 +11,13 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use semmoe_engines::Engine;
 use semmoe_engines::http::{AnswerLimits, HttpError};
-use semmoe_engines::probe;
 use semmoe_engines::switch::{self, SwitchRequest, SwitchStatus, SwitchTables, SwitchTarget};
 use serde::Serialize;
 
 use crate::backend::Backend;
 use crate::compat;
 use crate::error::RequestError;
-use crate::snapshot::Text;
+use crate::health;
 use crate::state::Core;
 
 use super::change::{FreshFile, Swapped, blocking, find, note, open_asked, permit};
@@ -55,7 +54,7 @@ pub(crate) struct Switched {
 /// No such backend, another engine, or one that does not answer.
 pub(crate) async fn status(core: &Core, name: &str) -> Result<SwitchStatus, RequestError> {
     let backend = switchable(core, name)?;
-    let answer = match backend.urls.first() {
+    let answer = match backend.config.urls.first() {
         Some(url) => switch::status(&backend.client, url, &core.patient_limits()).await,
         None => return Err(RequestError::UnknownBackend { name: name.to_owned() }),
     };
@@ -81,7 +80,9 @@ pub(crate) async fn switch(
             (SwitchTarget::Tables(SwitchTables { tables: path.clone() }), Some(FreshFile { tables, path }))
         }
     };
-    let Some(url) = backend.urls.first() else { return Err(RequestError::UnknownBackend { name: name.to_owned() }) };
+    let Some(url) = backend.config.urls.first() else {
+        return Err(RequestError::UnknownBackend { name: name.to_owned() });
+    };
     let limits = AnswerLimits { timeout: SWITCH_LIMIT, ..core.patient_limits() };
     let request = SwitchRequest { to: Some(to), if_epoch, action: None };
     let status =
@@ -120,8 +121,8 @@ async fn prepared(core: &Arc<Core>, backend: &Arc<Backend>, asked: PathBuf) -> R
         let fresh = open_asked(&snapshot, &asked)?;
         let gone = || RequestError::UnknownBackend { name: backend.name.clone() };
         let at = snapshot.position(&backend).ok_or_else(gone)?;
-        let (model, member) = (&snapshot.models[at.0], &snapshot.models[at.0].members[at.1]);
-        let fits = compat::with_tokenizer(&fresh.tables, model.text.as_deref().map(|text: &Text| &text.tokenizer))
+        let (model, member) = snapshot.at(at);
+        let fits = compat::with_tokenizer(&fresh.tables, model.encoder())
             .and_then(|()| compat::expected_ranks(Some(&fresh.tables), Some(member.ranks).filter(|ranks| *ranks > 0)));
         match fits {
             Ok(_) => Ok(fresh),
@@ -133,8 +134,7 @@ async fn prepared(core: &Arc<Core>, backend: &Arc<Backend>, asked: PathBuf) -> R
 
 /// The tables of a backend that runs their placement by now.
 async fn swap_in(core: &Arc<Core>, backend: &Arc<Backend>, fresh: FreshFile) -> Result<u64, RequestError> {
-    let found = probe::probe(&backend.client, &backend.target(), &core.patient_limits()).await;
-    let probe = found.map_err(|error| refused(backend, &error))?;
+    let probe = health::ask(core, backend).await.map_err(|error| refused(backend, &error))?;
     // Not judged by the old tables, which it does not fit any more; requests go on meanwhile.
     backend.set_probe(probe);
     let (core, name) = (Arc::clone(core), backend.name.clone());

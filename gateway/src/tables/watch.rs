@@ -26,19 +26,15 @@ pub(crate) async fn watch(core: Arc<Core>, stop: CancellationToken) {
     let mut files = HashMap::new();
     loop {
         let interval = core.config().tables.watch;
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(interval.unwrap_or(ASLEEP)) => {}
+        if stop.run_until_cancelled(tokio::time::sleep(interval.unwrap_or(ASLEEP))).await.is_none() {
+            return;
         }
         free_replaced(&core).await;
         if interval.is_none() {
             files.clear();
             continue;
         }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = look(&core, &mut files) => {}
-        }
+        stop.run_until_cancelled(look(&core, &mut files)).await;
     }
 }
 

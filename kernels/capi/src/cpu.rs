@@ -7,7 +7,7 @@ use semmoe_kernels::{Dtype, Element, RowSplit, argsort_into};
 use semmoe_ranks::{Dispatch, MAX_WORLD, Member, Norm, RawGroup, Received, Routes, Span};
 
 use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, ReduceScatter};
-use crate::backend::{Backend, Facts};
+use crate::backend::{Backend, Collectives, Facts};
 use crate::failure::{Code, Failure};
 
 /// One rank on the CPU.
@@ -48,7 +48,7 @@ impl Cpu {
     }
 }
 
-impl Backend for Cpu {
+impl Collectives for Cpu {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, _: *mut c_void) -> Result<(), Failure> {
         let n = args.n;
         // SAFETY: the caller's promise of lengths; nulls and alignment have been checked. An int32 below 0 is a large
@@ -84,7 +84,9 @@ impl Backend for Cpu {
     fn combine(&mut self, _: &Facts, args: &Combine, _: *mut c_void) -> Result<(), Failure> {
         by_dtype!(args.dtype, combine(&mut self.0, args))
     }
+}
 
+impl Backend for Cpu {
     fn check(&mut self) -> Result<(), Failure> {
         // A call's answer is all there is.
         Ok(())
@@ -95,8 +97,7 @@ fn reduce_scatter<T: Element>(member: &mut Member, args: &ReduceScatter) -> Resu
     let (tokens, hidden) = (args.tokens as usize, args.hidden as usize);
     let mut even = [0; MAX_WORLD + 1];
     // SAFETY: the caller's promise of lengths.
-    let split = unsafe { split(member, args.permutation, args.offsets, tokens, &mut even) }?;
-    let rows = own_rows(member, split, args.capacity)?;
+    let (split, rows) = unsafe { split(member, args.permutation, args.offsets, tokens, args.capacity, &mut even) }?;
     let part = Span::<T>::new(args.part_offset as usize, tokens * hidden)?;
     // SAFETY: `out` has room for `capacity` rows, which are no fewer, and overlaps nothing else of the call (checked).
     let out = unsafe { slice_mut::<T>(args.out.cast(), rows * args.hidden) };
@@ -119,8 +120,7 @@ fn allgather<T: Element>(member: &mut Member, args: &Allgather) -> Result<(), Fa
     let (tokens, hidden) = (args.tokens as usize, args.hidden as usize);
     let mut even = [0; MAX_WORLD + 1];
     // SAFETY: the caller's promise of lengths.
-    let split = unsafe { split(member, args.permutation, args.offsets, tokens, &mut even) }?;
-    let rows = own_rows(member, split, args.capacity)?;
+    let (split, rows) = unsafe { split(member, args.permutation, args.offsets, tokens, args.capacity, &mut even) }?;
     // SAFETY: `rows` has `capacity` rows, which are no fewer, and is not where rows are written (checked).
     let rows = unsafe { slice::<T>(args.rows.cast(), rows * args.hidden) };
     Ok(member.allgather(rows, hidden, split, Span::new(args.out_offset as usize, tokens * hidden)?)?)
@@ -169,7 +169,8 @@ fn combine<T: Element>(member: &mut Member, args: &Combine) -> Result<(), Failur
     Ok(member.combine(sums, hidden, sent_rows, out)?)
 }
 
-/// Which rows go where: the caller's order, or what null stands for.
+/// Which rows go where: the caller's order, or what null stands for; and how many this rank has, for which there must
+/// be room.
 ///
 /// # Safety
 /// `permutation` is null or has `tokens` elements, `offsets` is null or has one more than there are ranks.
@@ -178,8 +179,9 @@ unsafe fn split<'a>(
     permutation: *const i32,
     offsets: *const i32,
     tokens: usize,
+    capacity: u64,
     even: &'a mut [u32; MAX_WORLD + 1],
-) -> Result<RowSplit<'a>, Failure> {
+) -> Result<(RowSplit<'a>, u64), Failure> {
     let world = member.world();
     let offsets: &'a [u32] = if offsets.is_null() {
         // As `semmoe_kernels::even_offsets`, without its allocation.
@@ -195,19 +197,15 @@ unsafe fn split<'a>(
     if end != tokens {
         return Err(Failure::new(Code::OutOfRange, format!("offsets end at {end}, expected {tokens}, the tokens")));
     }
-    if permutation.is_null() {
-        return Ok(RowSplit::contiguous(offsets)?);
-    }
-    // SAFETY: the caller's promise.
-    let permutation = unsafe { slice(permutation.cast(), tokens as u64) };
-    Ok(member.check_split(permutation, offsets)?)
-}
-
-/// Rows of this rank, for which there must be room.
-fn own_rows(member: &Member, split: RowSplit<'_>, capacity: u64) -> Result<u64, Failure> {
+    let split = if permutation.is_null() {
+        RowSplit::contiguous(offsets)?
+    } else {
+        // SAFETY: the caller's promise.
+        member.check_split(unsafe { slice(permutation.cast(), tokens as u64) }, offsets)?
+    };
     let rows = split.positions(member.rank().index()).len() as u64;
     if rows <= capacity {
-        return Ok(rows);
+        return Ok((split, rows));
     }
     let message = format!("this rank has {rows} rows, expected at most {capacity}, the capacity");
     Err(Failure::new(Code::TooLarge, message))

@@ -16,7 +16,7 @@ use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{self as kernels, Buffer, Grid, Launch, LaunchError, MAX_RANKS, Stopped, Team};
 
 use crate::abi::{AllReduce, Allgather, Argsort, Combine, DispatchArgs, InitArgs, Multicast, ReduceScatter};
-use crate::backend::{Backend, Facts};
+use crate::backend::{Backend, Collectives, Facts};
 use crate::failure::{Code, Failure};
 use switch::Switch;
 
@@ -114,8 +114,22 @@ fn own<T>(array: *const T, bytes: u64) -> [Buffer; 1] {
     [Buffer { address: array.addr() as u64, bytes }]
 }
 
-fn or_none(array: *const i32, buffers: &[Buffer; 1]) -> Option<&[Buffer]> {
-    (!array.is_null()).then_some(&buffers[..])
+/// The caller's order of rows; null where it has none.
+struct Order {
+    permutation: Option<[Buffer; 1]>,
+    offsets: Option<[Buffer; 1]>,
+}
+
+impl Order {
+    fn new(permutation: *const i32, offsets: *const i32, tokens: u64, world: usize) -> Self {
+        let or_none = |array: *const i32, items: u64| (!array.is_null()).then(|| own(array, items * 4));
+        Self { permutation: or_none(permutation, tokens), offsets: or_none(offsets, world as u64 + 1) }
+    }
+
+    fn split(&self) -> kernels::Split<'_> {
+        let permutation = self.permutation.as_ref().map(<[Buffer; 1]>::as_slice);
+        kernels::Split { permutation, offsets: self.offsets.as_ref().map(<[Buffer; 1]>::as_slice) }
+    }
 }
 
 /// Of a code that has been checked.
@@ -123,7 +137,7 @@ fn dtype(code: u32) -> Dtype {
     Dtype::from_code(code).unwrap_or(Dtype::F32)
 }
 
-impl Backend for Cuda {
+impl Collectives for Cuda {
     fn argsort(&mut self, facts: &Facts, args: &Argsort, stream: *mut c_void) -> Result<(), Failure> {
         let launch = kernels::Argsort {
             destinations: &own(args.destinations, args.n * 4),
@@ -141,16 +155,12 @@ impl Backend for Cuda {
     fn reduce_scatter(&mut self, facts: &Facts, args: &ReduceScatter, stream: *mut c_void) -> Result<(), Failure> {
         let row = args.hidden * dtype(args.dtype).bytes() as u64;
         let parts = self.everywhere(args.part_offset);
-        let permutation = own(args.permutation, args.tokens * 4);
-        let offsets = own(args.offsets, (facts.world as u64 + 1) * 4);
+        let order = Order::new(args.permutation, args.offsets, args.tokens, facts.world);
         let out = own(args.out, args.capacity * row);
         let reduce = kernels::ReduceScatter {
             parts: &parts[..facts.world],
             rows: kernels::Rows { tokens: args.tokens, hidden: args.hidden, dtype: dtype(args.dtype) },
-            split: kernels::Split {
-                permutation: or_none(args.permutation, &permutation),
-                offsets: or_none(args.offsets, &offsets),
-            },
+            split: order.split(),
             out: &out,
             capacity: args.capacity,
             multicast: if args.norm_weight.is_null() {
@@ -176,15 +186,11 @@ impl Backend for Cuda {
 
     fn allgather(&mut self, facts: &Facts, args: &Allgather, stream: *mut c_void) -> Result<(), Failure> {
         let row = args.hidden * dtype(args.dtype).bytes() as u64;
-        let permutation = own(args.permutation, args.tokens * 4);
-        let offsets = own(args.offsets, (facts.world as u64 + 1) * 4);
+        let order = Order::new(args.permutation, args.offsets, args.tokens, facts.world);
         let launch = kernels::Allgather {
             from: &own(args.rows, args.capacity * row),
             rows: kernels::Rows { tokens: args.tokens, hidden: args.hidden, dtype: dtype(args.dtype) },
-            split: kernels::Split {
-                permutation: or_none(args.permutation, &permutation),
-                offsets: or_none(args.offsets, &offsets),
-            },
+            split: order.split(),
             out: &self.everywhere(args.out_offset)[..facts.world],
             capacity: args.capacity,
             multicast: self.switch.allgather(args.out_offset, row),
@@ -244,7 +250,9 @@ impl Backend for Cuda {
         .launch(&self.team, self.grid())?;
         self.launch(&[launch], stream)
     }
+}
 
+impl Backend for Cuda {
     fn has_multicast(&self) -> bool {
         self.launcher.has_multicast()
     }

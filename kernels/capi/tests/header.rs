@@ -3,18 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Builds the library, as Cargo builds a `cdylib` for no test, and gives the folder that it is in.
+/// The folder that the library is in: Cargo builds it, as a `cdylib` too, before it builds this program beside it.
 fn library_folder() -> PathBuf {
     let program = std::env::current_exe().expect("this program");
-    let folder = program.parent().and_then(Path::parent).expect("a folder").to_owned();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--locked", "--package", "semmoe-kernels-capi"]);
-    if folder.ends_with("release") {
-        cargo.arg("--release");
-    }
-    cargo.arg("--target-dir").arg(folder.parent().expect("a folder"));
-    let built = cargo.output().expect("Cargo starts");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let folder = program.parent().expect("a folder").to_owned();
     assert!(folder.join("libsemmoe_kernels.so").is_file(), "the library is in {}", folder.display());
     folder
 }

@@ -16,10 +16,8 @@ pub const MAX_DEVICES: u32 = 64;
 /// The driver's handle of memory, mapped or not.
 pub type Handle = u64;
 
-/// The driver's calls, on one GPU. Errors are its own words.
-pub trait VirtualMemory {
-    /// Whether this GPU can take part in a multicast object.
-    fn has_multicast(&self) -> bool;
+/// Handles of memory, on one GPU. Errors are the driver's own words, here and below.
+pub trait Handles {
     /// Sizes are multiples of it: of memory, or of a multicast object of that many GPUs.
     ///
     /// # Errors
@@ -30,26 +28,6 @@ pub trait VirtualMemory {
     /// # Errors
     /// The driver's, as when memory is short.
     fn create(&self, bytes: u64) -> Result<Handle, String>;
-    /// A multicast object that can be exported.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String>;
-    /// Adds this GPU.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn add_device(&self, multicast: Handle) -> Result<(), String>;
-    /// Binds memory of this GPU, from its beginning.
-    ///
-    /// # Errors
-    /// The driver's.
-    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String>;
-    /// Undoes [`bind`](Self::bind).
-    ///
-    /// # Errors
-    /// The driver's.
-    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
     /// For another process.
     ///
     /// # Errors
@@ -60,6 +38,15 @@ pub trait VirtualMemory {
     /// # Errors
     /// The driver's.
     fn import(&self, file: BorrowedFd<'_>) -> Result<Handle, String>;
+    /// Gives a handle back; memory goes with its last handle and mapping.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn release(&self, handle: Handle) -> Result<(), String>;
+}
+
+/// Addresses, and the memory at them.
+pub trait Addresses {
     /// Addresses without memory.
     ///
     /// # Errors
@@ -85,12 +72,38 @@ pub trait VirtualMemory {
     /// # Errors
     /// The driver's.
     fn free(&self, address: u64, bytes: u64) -> Result<(), String>;
-    /// Gives a handle back; memory goes with its last handle and mapping.
+}
+
+/// Multicast objects, whose handles are [`Handles`] as well.
+pub trait MulticastObjects {
+    /// Whether this GPU can take part in a multicast object.
+    fn has_multicast(&self) -> bool;
+    /// A multicast object that can be exported.
     ///
     /// # Errors
     /// The driver's.
-    fn release(&self, handle: Handle) -> Result<(), String>;
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String>;
+    /// Adds this GPU.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn add_device(&self, multicast: Handle) -> Result<(), String>;
+    /// Binds memory of this GPU, from its beginning.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String>;
+    /// Undoes [`bind`](Self::bind).
+    ///
+    /// # Errors
+    /// The driver's.
+    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String>;
 }
+
+/// The driver's calls, on one GPU.
+pub trait VirtualMemory: Handles + Addresses + MulticastObjects {}
+
+impl<V: Handles + Addresses + MulticastObjects> VirtualMemory for V {}
 
 /// Memory that could not be had.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -144,6 +157,21 @@ fn refused(call: &'static str) -> impl FnOnce(String) -> VmmError {
 struct Held<'d, V: VirtualMemory> {
     driver: &'d V,
     handle: Handle,
+}
+
+impl<'d, V: VirtualMemory> Held<'d, V> {
+    /// A handle that another process exported, with so many bytes there; sizes are multiples of `unit`.
+    fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64, unit: u64) -> Result<Self, VmmError> {
+        if !bytes.is_multiple_of(unit) {
+            return Err(VmmError::Granularity { found: bytes, granularity: unit });
+        }
+        let handle = driver.import(file).map_err(refused("an import"))?;
+        Ok(Self { driver, handle })
+    }
+
+    fn export(&self) -> Result<OwnedFd, VmmError> {
+        self.driver.export(self.handle).map_err(refused("an export"))
+    }
 }
 
 impl<V: VirtualMemory> Drop for Held<'_, V> {
@@ -245,11 +273,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, bytes: u64) -> Result<Self, VmmError> {
         in_range("bytes of an import", bytes, MAX_BYTES)?;
         let unit = granularity(driver, None)?;
-        if !bytes.is_multiple_of(unit) {
-            return Err(VmmError::Granularity { found: bytes, granularity: unit });
-        }
-        let handle = driver.import(file).map_err(refused("an import"))?;
-        Self::of(Held { driver, handle }, bytes, unit)
+        Self::of(Held::import(driver, file, bytes, unit)?, bytes, unit)
     }
 
     fn of(held: Held<'d, V>, bytes: u64, unit: u64) -> Result<Self, VmmError> {
@@ -267,7 +291,7 @@ impl<'d, V: VirtualMemory> Memory<'d, V> {
     /// # Errors
     /// A driver that refuses.
     pub fn export(&self) -> Result<OwnedFd, VmmError> {
-        self.held.driver.export(self.held.handle).map_err(refused("an export"))
+        self.held.export()
     }
 }
 
@@ -313,11 +337,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     pub fn import(driver: &'d V, file: BorrowedFd<'_>, devices: u32, bytes: u64) -> Result<Self, VmmError> {
         in_range("bytes of a multicast object", bytes, MAX_BYTES)?;
         let unit = multicast_granularity(driver, devices)?;
-        if !bytes.is_multiple_of(unit) {
-            return Err(VmmError::Granularity { found: bytes, granularity: unit });
-        }
-        let handle = driver.import(file).map_err(refused("an import"))?;
-        Ok(Self::of(Held { driver, handle }, bytes, unit))
+        Ok(Self::of(Held::import(driver, file, bytes, unit)?, bytes, unit))
     }
 
     fn of(held: Held<'d, V>, bytes: u64, unit: u64) -> Self {
@@ -329,7 +349,7 @@ impl<'d, V: VirtualMemory> Multicast<'d, V> {
     /// # Errors
     /// A driver that refuses.
     pub fn export(&self) -> Result<OwnedFd, VmmError> {
-        self.held.driver.export(self.held.handle).map_err(refused("an export"))
+        self.held.export()
     }
 
     /// Bytes of each GPU, rounded.

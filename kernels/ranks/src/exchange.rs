@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use semmoe_kernels::reference::{NO_EXPERT, NO_ROW};
-use semmoe_kernels::{Element, KernelError, sum_rows};
+use semmoe_kernels::{Element, KernelError, mix, sum_rows};
 use semmoe_tables::RankId;
 
 use crate::MAX_WORLD;
@@ -278,5 +278,5 @@ fn digest<T: Element>(routes: &Routes<'_, T>, received: Received<T>) -> u64 {
     let places =
         [received.experts.offset() as u64, received.weights.offset() as u64, routes.rank_of_expert.len() as u64];
     let placement = routes.rank_of_expert.iter().map(|&rank| u64::from(rank));
-    placement.chain(places).fold(0, |hash: u64, word| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29))
+    placement.chain(places).fold(0, mix)
 }

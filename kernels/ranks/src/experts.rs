@@ -22,6 +22,18 @@ pub struct BufferAddress {
     pub fd: i32,
 }
 
+impl BufferAddress {
+    /// The file behind it, through its process, for reading and writing.
+    ///
+    /// # Errors
+    /// A sentence with the file's path.
+    pub fn open(self) -> Result<File, String> {
+        let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
+        let file = File::options().read(true).write(true).open(&path);
+        file.map_err(|error| format!("{path} cannot be opened: {error}"))
+    }
+}
+
 /// One rank's expert buffer, and those of the ranks that it reaches. All buffers have the same size.
 #[derive(Debug)]
 pub struct SharedExperts {
@@ -85,9 +97,7 @@ impl SharedExperts {
     pub unsafe fn reach(&mut self, peer: usize, address: BufferAddress) -> Result<(), RankError> {
         let world = self.maps.len();
         let map = self.maps.get_mut(peer).ok_or(RankError::NoSuchRank { rank: peer, world })?;
-        let path = format!("/proc/{}/fd/{}", address.pid, address.fd);
-        let file = File::options().read(true).write(true).open(&path);
-        let file = file.map_err(|error| RankError::memory(format_args!("{path} cannot be opened: {error}")))?;
+        let file = address.open().map_err(RankError::memory)?;
         match sealed_bytes(&file, self.bytes)? {
             found if found != self.bytes => {
                 let expected = self.bytes;

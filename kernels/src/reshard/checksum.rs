@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::error::ReshardError;
 use super::layout::Pool;
+use crate::hash::mix;
 
 /// A slice of an expert in a layer, which has a checksum of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,11 +137,6 @@ impl PieceHash {
         let hash = self.sums.iter().chain(&self.totals).fold(self.bytes, |hash, &lane| mix(hash, lane));
         (hash ^ (hash >> 32)).max(1)
     }
-}
-
-/// One step of a hash that depends on the order of its words.
-pub(super) fn mix(hash: u64, word: u64) -> u64 {
-    (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
 
 /// The checksums of all pieces, made when the experts are loaded.

@@ -1,8 +1,9 @@
 //! A switch as data: which bytes go where, in which order of layers.
 
-use super::checksum::{PieceId, mix};
+use super::checksum::PieceId;
 use super::error::ReshardError;
 use super::layout::{HostedAt, Layout, Place, Pool, Side};
+use crate::hash::mix;
 
 /// A copy of `rows` rows of `bytes` bytes (as `cudaMemcpy2D` has it): one array's part of a slice of an expert. One row
 /// if experts are slice-major.

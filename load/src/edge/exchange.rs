@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, Response, header};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -133,16 +133,11 @@ impl Seen {
         Ok(())
     }
 
-    async fn read_document(&mut self, mut body: Incoming) -> Result<(), Failure> {
-        let mut whole = BytesMut::new();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| Failure::Broken(Break::Short))?;
-            let Ok(data) = frame.into_data() else { continue };
-            if whole.len().saturating_add(data.len()) > MAX_BODY_BYTES {
-                return Err(Failure::Malformed("an answer of more than 64 MiB"));
-            }
-            whole.extend_from_slice(&data);
-        }
+    async fn read_document(&mut self, body: Incoming) -> Result<(), Failure> {
+        let whole = semmoe_engines::http::collect(body, MAX_BODY_BYTES).await.map_err(|error| match error {
+            Some(_) => Failure::Broken(Break::Short),
+            None => Failure::Malformed("an answer of more than 64 MiB"),
+        })?;
         let said = self.document(&whole)?;
         if said.is_answer { Ok(()) } else { Err(NO_JSON) }
     }

@@ -1,8 +1,9 @@
-//! Constants fitted to steps of one rank, so that those of layouts with several ranks are left to be predicted.
+//! Constants fitted to steps of one rank, and the contention of several fitted to steps of few layouts, so that the
+//! other layouts are left to be predicted.
 
 use super::Errors;
 use crate::PlanError;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Contention};
 use crate::error::positive;
 use crate::layout::Layout;
 use crate::shape::ModelShape;
@@ -21,19 +22,19 @@ pub struct StepPoint {
     pub experts: Option<f64>,
 }
 
-/// A constant that the fit may move, and its range.
-struct Fitted {
-    of: fn(&mut Constants) -> &mut f64,
+/// A value that the fit may move, and its range.
+struct Fitted<T> {
+    of: fn(&mut T) -> &mut f64,
     low: f64,
     high: f64,
 }
 
-const fn fitted(of: fn(&mut Constants) -> &mut f64, low: f64, high: f64) -> Fitted {
+const fn fitted<T>(of: fn(&mut T) -> &mut f64, low: f64, high: f64) -> Fitted<T> {
     Fitted { of, low, high }
 }
 
 /// The constants that a step's computation determines.
-const FITTED: [Fitted; 11] = [
+const FITTED: [Fitted<Constants>; 11] = [
     fitted(|c| &mut c.dense_flops_share, 1e-3, 1e3),
     fitted(|c| &mut c.expert_flops_share, 1e-3, 1e3),
     fitted(|c| &mut c.attention_flops_share, 1e-3, 1e3),
@@ -54,8 +55,7 @@ const MOST_ROUNDS: usize = 400;
 /// More points than a calibration measures.
 const MOST_POINTS: usize = 4096;
 
-/// Moves the constants of computation, from `start`, to where the squares of ln(predicted / measured) are least: a
-/// descent along one constant at a time, on a logarithmic scale.
+/// The constants of computation that squares of ln(predicted / measured) are least with, found from `start`.
 ///
 /// # Errors
 /// [`PlanError::Value`] without points, with too many, or about a time that is not above 0.
@@ -66,31 +66,51 @@ pub fn fit(
     points: &[StepPoint],
 ) -> Result<Constants, PlanError> {
     start.check()?;
-    if points.is_empty() || points.len() > MOST_POINTS {
-        let expected = "1 to 4096";
-        return Err(PlanError::Value { what: "the number of measured steps", found: points.len() as f64, expected });
-    }
-    for point in points {
-        positive("the seconds of a measured step", point.seconds)?;
-        point.experts.map(|seconds| positive("the seconds of measured experts", seconds)).transpose()?;
-    }
+    check(points)?;
     let loss =
         |constants: &Constants| -> f64 { points.iter().map(|point| miss(shape, cluster, constants, point)).sum() };
-    let mut best = *start;
-    // A constant at 0 would stay there.
-    for Fitted { of: constant, low, high } in FITTED {
-        let value = constant(&mut best);
-        *value = value.clamp(low, high);
+    Ok(descend(*start, &FITTED, loss))
+}
+
+/// The contention of `ranks` ranks of `cluster` that squares of ln(predicted / measured) are least with.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_contention(
+    shape: &ModelShape,
+    cluster: &Cluster,
+    constants: &Constants,
+    points: &[StepPoint],
+    ranks: u64,
+) -> Result<Contention, PlanError> {
+    check(points)?;
+    let loss = |contention: &Contention| -> f64 {
+        let cluster = cluster.contended(ranks, *contention);
+        points.iter().map(|point| miss(shape, &cluster, constants, point)).sum()
+    };
+    let range = [
+        fitted(|c: &mut Contention| &mut c.slowdown, 1.0, 10.0 * ranks as f64),
+        fitted(|c: &mut Contention| &mut c.wait, 1e-9, 1e-1),
+    ];
+    Ok(descend(Contention { slowdown: ranks as f64, wait: 1e-6 }, &range, loss))
+}
+
+/// Moves values, from `best`, to where the loss is least: along one at a time, on a logarithmic scale.
+fn descend<T: Copy>(mut best: T, range: &[Fitted<T>], loss: impl Fn(&T) -> f64) -> T {
+    // A value at 0 would stay there.
+    for Fitted { of: value, low, high } in range {
+        let value = value(&mut best);
+        *value = value.clamp(*low, *high);
     }
     let mut least = loss(&best);
     let mut factor = FIRST_FACTOR;
     for _ in 0..MOST_ROUNDS {
         let before = least;
-        for Fitted { of: constant, low, high } in FITTED {
+        for Fitted { of: value, low, high } in range {
             for by in [factor, 1.0 / factor] {
                 let mut tried = best;
-                let value = constant(&mut tried);
-                *value = (*value * by).clamp(low, high);
+                let value = value(&mut tried);
+                *value = (*value * by).clamp(*low, *high);
                 let found = loss(&tried);
                 if found < least {
                     (best, least) = (tried, found);
@@ -104,7 +124,19 @@ pub fn fit(
             }
         }
     }
-    Ok(best)
+    best
+}
+
+fn check(points: &[StepPoint]) -> Result<(), PlanError> {
+    if points.is_empty() || points.len() > MOST_POINTS {
+        let expected = "1 to 4096";
+        return Err(PlanError::Value { what: "the number of measured steps", found: points.len() as f64, expected });
+    }
+    for point in points {
+        positive("the seconds of a measured step", point.seconds)?;
+        point.experts.map(|seconds| positive("the seconds of measured experts", seconds)).transpose()?;
+    }
+    Ok(())
 }
 
 fn miss(shape: &ModelShape, cluster: &Cluster, constants: &Constants, point: &StepPoint) -> f64 {
@@ -167,6 +199,42 @@ mod tests {
             .collect();
         let errors = errors(&shape, |_| cluster.clone(), &found, &others).unwrap();
         assert!(errors.median < 0.03, "{errors:?} {found:?}");
+    }
+
+    /// Ranks that share processors, seen in one layout: steps of another one follow.
+    #[test]
+    fn contention_is_found_again() {
+        let text =
+            "gpu = \"H200\"\n[[levels]]\nname = \"shm\"\ncount = 4\nbandwidth_gb_per_second = 5\nlatency_us = 3\n";
+        let table = |operator: &str| {
+            format!(
+                "[[measured]]\nlevel = \"shm\"\noperator = \"{operator}\"\nranks = 4\n\
+                 points = [{{ bytes = 1000, us = 10 }}, {{ bytes = 1e9, us = 4e5 }}]\n"
+            )
+        };
+        let text =
+            ["scatter", "all_reduce", "all_to_all"].iter().fold(text.to_owned(), |text, name| text + &table(name));
+        let (shape, cluster) = (qwen3_235b(), Cluster::from_toml("c", &text).unwrap());
+        let (truth, constants) = (Contention { slowdown: 2.5, wait: 3e-4 }, Constants::uncalibrated());
+        let contended = cluster.contended(4, truth);
+        let point = |layout, sequences, tokens| {
+            let work = Work { sequences, tokens, cached: 500.0 };
+            let seconds =
+                step(&Target { shape: &shape, cluster: &contended, layout, constants: &constants }, &work).total();
+            StepPoint { layout, work, seconds, experts: None }
+        };
+        let seen = [(4.0, 1.0), (400.0, 1.0), (4.0, 2000.0)]
+            .map(|(sequences, tokens)| point(layout(1, [1, 4], [1, 4]), sequences, tokens));
+        let found = fit_contention(&shape, &cluster, &constants, &seen, 4).unwrap();
+        let others =
+            [(32.0, 1.0), (1.0, 700.0)].map(|(sequences, tokens)| point(layout(1, [4, 1], [4, 1]), sequences, tokens));
+        let errors = errors(&shape, |_| cluster.contended(4, found), &constants, &others).unwrap();
+        assert!(errors.mean < 0.02, "{errors:?} {found:?}");
+        // Without it they are far off, and other numbers of ranks are left alone.
+        assert!(super::errors(&shape, |_| cluster.clone(), &constants, &others).unwrap().mean > 0.3);
+        assert_eq!(contended.measured.collectives[0].seconds(1000.0), 10e-6 + 3e-4);
+        assert_eq!(cluster.contended(2, truth).measured, cluster.measured);
+        assert!(fit_contention(&shape, &cluster, &constants, &[], 4).is_err());
     }
 
     #[test]

@@ -37,6 +37,16 @@ pub struct Sharing {
     pub slowdown: f64,
 }
 
+/// How steps of several ranks that contend for processors differ from those of one rank with collectives that were
+/// measured by themselves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contention {
+    /// How many times longer computation takes, at least 1.
+    pub slowdown: f64,
+    /// Seconds that each collective waits for ranks which have not run yet.
+    pub wait: f64,
+}
+
 const SHARING_KEYS: &[&str] = &["ranks", "slowdown"];
 
 /// A row of the table of presets.

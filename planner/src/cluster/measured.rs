@@ -91,6 +91,11 @@ impl Curve {
         &self.0
     }
 
+    /// The same sizes, each `wait` seconds later.
+    pub(super) fn later(&self, wait: f64) -> Self {
+        Self(self.0.iter().map(|&[size, seconds]| [size, seconds + wait]).collect())
+    }
+
     /// `points` of a table, whose sizes are called `size`.
     pub(super) fn read(fields: &Fields<'_>, size: &'static str) -> Result<Self, PlanError> {
         let keys = [size, "us"];

@@ -12,7 +12,7 @@ mod kernels;
 mod measured;
 mod span;
 
-pub use gpu::{Gpu, PRESETS, Sharing};
+pub use gpu::{Contention, Gpu, PRESETS, Sharing};
 pub use kernels::{Kernel, MeasuredKernel};
 pub use measured::{Curve, Line, Measured, Operator, Tables};
 use serde::Serialize;
@@ -55,6 +55,21 @@ const MAX_GPUS: u64 = 1 << 16;
 const MAX_LEVELS: usize = 8;
 
 impl Cluster {
+    /// This cluster, where `ranks` ranks contend for its processors: what they share is known, and measured collectives
+    /// between so many of them take longer by the wait.
+    #[must_use]
+    pub fn contended(&self, ranks: u64, contention: Contention) -> Self {
+        let mut cluster = self.clone();
+        let sharing = &mut cluster.gpu.sharing;
+        sharing.retain(|sharing| sharing.ranks != ranks);
+        sharing.push(Sharing { ranks, slowdown: contention.slowdown });
+        sharing.sort_by_key(|sharing| sharing.ranks);
+        for table in cluster.measured.collectives.iter_mut().filter(|table| table.ranks == ranks) {
+            table.points = table.points.later(contention.wait);
+        }
+        cluster
+    }
+
     /// Reads a `cluster.toml`; `file` names it in errors.
     ///
     /// ```toml

@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use semmoe_tables::{ExpertRows, FormatError, ModelInfo, Phase, RequestCheck, TraceRequest, TraceRows, TraceWriter};
+use semmoe_tables::{
+    ExpertRows, FormatError, ModelInfo, Phase, RequestCheck, TraceRequest, TraceRows, TraceWriter, in_parallel,
+};
 
 use crate::origin::Origin;
 use crate::split::is_held;
@@ -139,28 +140,16 @@ impl Inputs {
     ) -> Checked {
         let pieces = self.pieces();
         let occurrences: Vec<AtomicU64> = (0..self.model.vocab_size).map(|_| AtomicU64::new(0)).collect();
-        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(pieces.len())));
         let inputs = &*self;
-        std::thread::scope(|scope| {
-            for _ in 0..threads.min(pieces.len()) {
-                scope.spawn(|| {
-                    while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let found = inputs.check_piece(piece, (phase, hold_out), &occurrences);
-                        done.lock().unwrap_or_else(PoisonError::into_inner).push((
-                            piece.file,
-                            piece.requests.start,
-                            found,
-                        ));
-                        progress.advance(piece.tokens as u64);
-                    }
-                });
-            }
-        });
-        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        done.sort_by_key(|(file, first, _)| (*file, *first));
+        let check = |piece: &Piece| {
+            let found = inputs.check_piece(piece, (phase, hold_out), &occurrences);
+            progress.advance(piece.tokens as u64);
+            found
+        };
+        let done = in_parallel(&pieces.iter().collect::<Vec<_>>(), threads, check);
         let mut bad = Vec::new();
-        for (file, _, (fates, records)) in done {
-            self.files[file].fates.extend(fates);
+        for (piece, (fates, records)) in pieces.iter().zip(done) {
+            self.files[piece.file].fates.extend(fates);
             bad.extend(records);
         }
         let of = |fate| self.files.iter().flat_map(|file| &file.fates).filter(|other| **other == fate).count();

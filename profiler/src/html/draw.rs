@@ -193,6 +193,12 @@ impl Svg {
         }
     }
 
+    /// Says that rows from top to bottom are layers, and explains their colours below.
+    pub fn layers(&mut self, (x, [top, bottom]): (f64, [f64; 2]), scale: Scale, title: &str, marks: [&str; 3]) {
+        self.upright((14.0, (top + bottom) / 2.0), "layer");
+        self.legend((x, bottom + 26.0), scale, title, marks);
+    }
+
     /// Explains the colours, with values at the ends and in the middle.
     pub fn legend(&mut self, (x, y): (f64, f64), scale: Scale, title: &str, marks: [&str; 3]) {
         const WIDTH: f64 = 240.0;
@@ -208,6 +214,12 @@ impl Svg {
         for (at, (anchor, mark)) in [("start", marks[0]), ("middle", marks[1]), ("end", marks[2])].iter().enumerate() {
             self.text((x + at as f64 * WIDTH / 2.0, y + 22.0), anchor, "", mark);
         }
+    }
+
+    /// Columns numbered from 0 above the cells at `x` and `y`, and above the numbers what they are of.
+    pub fn numbers(&mut self, (x, y): (f64, f64), wide: f64, count: usize, title: &str) {
+        self.text((x, 12.0), "start", "", title);
+        self.columns((x, y - 6.0), wide, &(0..count).map(|at| at.to_string()).collect::<Vec<_>>());
     }
 
     /// Numbers along the top of columns, no closer than they can be read.

@@ -1,6 +1,6 @@
 //! Loads of groups, before and after.
 
-use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Placement, Profile, Tables, TokenId};
+use semmoe_tables::{ExpertId, LayerIdx, ModelInfo, Placement, Profile, Tables};
 
 use super::draw::{Cells, Scale, Svg};
 
@@ -18,14 +18,7 @@ impl GroupLoads {
     #[must_use]
     pub fn of_profile(profile: &Profile, tables: &Tables) -> Self {
         let model = profile.model();
-        let loads = |layer: usize| {
-            let mut loads = vec![0u64; usize::from(model.num_experts)];
-            for token in (0..model.vocab_size).map(TokenId::new) {
-                let row = profile.row(LayerIdx::new(layer as u16), token);
-                row.experts.iter().zip(row.counts).for_each(|(&e, &count)| loads[usize::from(e)] += u64::from(count));
-            }
-            loads
-        };
+        let loads = |layer: usize| profile.expert_loads(LayerIdx::new(layer as u16));
         Self::new(model, tables, &(0..model.layers()).map(loads).collect::<Vec<_>>())
     }
 
@@ -84,7 +77,6 @@ pub fn group_loads(loads: &GroupLoads) -> String {
     let (step, bottom) = (wide * groups as f64 + GAP, TOP + high * loads.after.len() as f64);
     let sides = [("blocks of experts", &loads.before), ("with the tables", &Some(loads.after.clone()))];
     let mut svg = Svg::new((LEFT + 2.0 * step + 20.0).max(560.0), bottom + 60.0);
-    let labels: Vec<String> = (0..groups).map(|group| group.to_string()).collect();
     let mut left = LEFT;
     for (name, layers) in sides {
         let Some(layers) = layers else { continue };
@@ -97,8 +89,7 @@ pub fn group_loads(loads: &GroupLoads) -> String {
             let shown = column.map_or_else(|| (0..groups).map(of).collect::<Vec<_>>().join(", "), of);
             format!("layer {}, {name}, load over the mean: {shown}", loads.layer_ids[row])
         });
-        svg.text((left, 12.0), "start", "", &format!("groups, {name}"));
-        svg.columns((left, TOP - 6.0), wide, &labels);
+        svg.numbers((left, TOP), wide, groups, &format!("groups, {name}"));
         for (row, layer) in layers.iter().enumerate() {
             let y = TOP + (row as f64 + 0.5) * high + 4.0;
             svg.text((left + wide * groups as f64 + 8.0, y), "start", "", &format!("{:.2}", greatest(layer)));
@@ -106,9 +97,8 @@ pub fn group_loads(loads: &GroupLoads) -> String {
         }
         left += step;
     }
-    svg.upright((14.0, (TOP + bottom) / 2.0), "layer");
-    svg.legend(
-        (LEFT, bottom + 26.0),
+    svg.layers(
+        (LEFT, [TOP, bottom]),
         Scale::Around(1.0),
         "activations over the layer's mean",
         ["1/2 or less", "1", "2 or more"],

@@ -8,6 +8,7 @@ use super::Page;
 use super::draw::{Cells, Scale, Svg};
 use super::text::token;
 use crate::show::Study;
+use crate::show::rows::activations;
 use crate::show::table1::hottest;
 
 /// Tokens that are drawn: the most frequent ones.
@@ -44,7 +45,7 @@ pub(super) fn picture(study: &Study, page: &Page<'_>, layer: usize) -> String {
 /// Of one expert, or of the token's hottest ones.
 fn tip(study: &Study, page: &Page<'_>, (layer, id): (usize, usize), expert: Option<usize>) -> String {
     let row = study.rows.row(layer, id);
-    let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
+    let total = activations(row);
     let named = page.token_texts.get(id).map_or(String::new(), |text| format!(" {text:?}"));
     let mut tip = format!("token {id}{named}, {} times:", study.rows.tokens[id]);
     let shown = hottest(row).into_iter().filter(|(other, _)| expert.is_none_or(|expert| usize::from(*other) == expert));
@@ -55,7 +56,7 @@ fn tip(study: &Study, page: &Page<'_>, (layer, id): (usize, usize), expert: Opti
 }
 
 fn shares(row: &[(u16, u32)], experts: &[usize]) -> Vec<f64> {
-    let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
+    let total = activations(row);
     let share = |expert: &usize| {
         row.iter().find(|(other, _)| usize::from(*other) == *expert).map_or(0.0, |(_, count)| f64::from(*count) / total)
     };

@@ -12,12 +12,10 @@ pub(super) fn picture(study: &Study) -> String {
     let high = (420.0 / rows.layers() as f64).clamp(9.0, 20.0);
     let over_mean = |layer: usize| {
         let loads = rows.loads(layer);
-        let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
+        let mean = mean(&loads);
         // A layer without any is even; an expert without any is at the end of the scale.
-        loads
-            .iter()
-            .map(|load| if mean > 0.0 { (*load as f64 / mean).max(0.125).log2() } else { 0.0 })
-            .collect::<Vec<f64>>()
+        let colour = |load: &u64| if mean > 0.0 { (*load as f64 / mean).max(0.125).log2() } else { 0.0 };
+        loads.iter().map(colour).collect()
     };
     let cells: Vec<Vec<f64>> = (0..rows.layers()).map(over_mean).collect();
     let bottom = TOP + high * rows.layers() as f64;
@@ -27,9 +25,8 @@ pub(super) fn picture(study: &Study) -> String {
     svg.cells(&cells);
     svg.tips(&cells, |row, column| {
         let (id, loads) = (rows.layer_ids[row], rows.loads(row));
-        let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
-        let over_mean =
-            |expert: usize| format!("expert {expert} {:.2} x the mean", loads[expert] as f64 / mean.max(1.0));
+        let mean = mean(&loads).max(1.0);
+        let over_mean = |expert: usize| format!("expert {expert} {:.2} x the mean", loads[expert] as f64 / mean);
         match column {
             Some(expert) => format!("layer {id}, {}, {} activations", over_mean(expert), loads[expert]),
             None => format!(
@@ -38,18 +35,15 @@ pub(super) fn picture(study: &Study) -> String {
             ),
         }
     });
-    let labels: Vec<String> = (0..rows.experts).map(|expert| expert.to_string()).collect();
-    svg.text((LEFT, 12.0), "start", "", "experts");
-    svg.columns((LEFT, TOP - 6.0), wide, &labels);
+    svg.numbers((LEFT, TOP), wide, rows.experts, "experts");
     svg.text((figures, 12.0), "start", "", "max/mean, entropy");
     for (at, layer) in study.layers.iter().enumerate() {
         let y = TOP + (at as f64 + 0.5) * high + 4.0;
         svg.text((LEFT - 6.0, y), "end", "", &layer.layer_id.to_string());
         svg.text((figures, y), "start", "", &format!("{:.2}, {:.3}", layer.load_max_over_mean, layer.load_entropy));
     }
-    svg.upright((14.0, (TOP + bottom) / 2.0), "layer");
-    svg.legend(
-        (LEFT, bottom + 26.0),
+    svg.layers(
+        (LEFT, [TOP, bottom]),
         Scale::Around(2.0),
         "load over the layer's mean",
         ["1/4 or less", "1", "4 or more"],
@@ -58,4 +52,8 @@ pub(super) fn picture(study: &Study) -> String {
         "<p>Activations of each expert. An even layer is white; entropy 1 is even.</p>\n{}",
         svg.finish(&format!("Heat map of the loads of {} experts in {} layers", rows.experts, rows.layers()))
     )
+}
+
+fn mean(loads: &[u64]) -> f64 {
+    loads.iter().sum::<u64>() as f64 / loads.len() as f64
 }

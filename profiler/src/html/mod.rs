@@ -32,6 +32,7 @@ use std::path::Path;
 
 use semmoe_tables::{ModelInfo, Tables, Trace};
 
+use crate::bad::check;
 use crate::show::{Study, map};
 use crate::{ProfilerError, Verdict};
 pub use bars::{Bar, Mark, bars};
@@ -77,10 +78,7 @@ pub fn write_page(path: &Path, study: &Study, page: &Page<'_>) -> Result<(), Pro
 pub fn render(study: &Study, page: &Page<'_>) -> Result<String, ProfilerError> {
     let layers = study.rows.layers();
     let layer = page.layer.unwrap_or(layers / 2);
-    if layer >= layers {
-        let found = layer.to_string();
-        return Err(ProfilerError::Option { option: "layer", found, expected: "the index of a MoE layer of the file" });
-    }
+    check(layer < layers, "layer", layer, "the index of a MoE layer of the file")?;
     let missing = |what: &str| format!("<p class=\"none\">Not drawn: {what}</p>");
     let topics = match page.topics {
         Some((trace, topics)) => topics::picture(&map::requests(trace, topics)?),

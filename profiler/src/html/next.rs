@@ -33,12 +33,10 @@ pub(super) fn picture(study: &Study, layer: usize) -> String {
         let (at, most) = column.map_or((best, "most often "), |column| (column, ""));
         format!("expert {row} of layer {from}, then {most}expert {at} of layer {to}: {:.2} x chance", lifts[at].exp2())
     });
-    let labels: Vec<String> = (0..experts).map(|expert| expert.to_string()).collect();
-    svg.text((LEFT, 12.0), "start", "", &format!("experts of layer {}", next.to_layer));
-    svg.columns((LEFT, TOP - 6.0), cell, &labels);
+    svg.numbers((LEFT, TOP), cell, experts, &format!("experts of layer {}", next.to_layer));
     let every = (14.0 / cell).ceil().max(1.0) as usize;
     for at in (0..experts).step_by(every) {
-        svg.text((LEFT - 6.0, TOP + (at as f64 + 0.5) * cell + 4.0), "end", "", &labels[at]);
+        svg.text((LEFT - 6.0, TOP + (at as f64 + 0.5) * cell + 4.0), "end", "", &at.to_string());
     }
     svg.upright((16.0, TOP + side / 2.0), &format!("experts of layer {}", next.from_layer));
     svg.legend(

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use semmoe_tables::{ModelInfo, Provenance};
+use semmoe_tables::{Array, Arrays, ModelInfo, Provenance};
 use serde::Deserialize;
 
-use crate::pickle::{Array, Document, NpzFile, Source, TorchFile, Value, read_npy};
+use crate::ProfilerError;
 
-use super::error::Wrong;
 use super::loads::Loads;
-use super::{ImportError, layer_rows};
+use super::{ImportError, integers, layer_rows, open};
 
 /// JSON of counts is small: a few numbers for each layer and expert.
 const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -37,41 +36,26 @@ impl<'a> Counts<'a> {
         self.files
     }
 
-    /// Adds a file of counts, whatever its form.
-    pub(super) fn add_file(&mut self, path: &Path) -> Result<(), ImportError> {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        let added = match extension {
-            Some("pt" | "pth") => TorchFile::open(path).map_err(Wrong::Read).and_then(|file| {
-                let root = file.document().root();
-                let value = file.document().get(root, "logical_count").unwrap_or(root);
-                self.add_value(&file, value)
-            }),
-            Some("npy") => Source::open(path)
-                .and_then(|source| read_npy(&source))
-                .map_err(Wrong::Read)
-                .and_then(|array| self.add(&array)),
-            Some("npz") => NpzFile::open(path)
-                .and_then(|file| file.array("logical_count"))
-                .map_err(Wrong::Read)
-                .and_then(|array| self.add(&array.ok_or("there is no array `logical_count`".to_owned())?)),
-            Some("json") => self.add_json(path),
-            _ => Err(Wrong::Content("the name has another ending, expected .pt, .npy, .npz or .json".into())),
+    /// Adds a file of counts, JSON or arrays.
+    pub(super) fn add_file(&mut self, path: &Path) -> Result<(), ProfilerError> {
+        if path.extension().is_some_and(|extension| extension == "json") {
+            return Ok(self.add_json(path).map_err(|cause| ImportError::content(path, cause))?);
+        }
+        self.add_arrays(path, &open(path)?)
+    }
+
+    /// Adds the array `logical_count`, or the only one of a file.
+    pub(super) fn add_arrays(&mut self, path: &Path, arrays: &Arrays) -> Result<(), ProfilerError> {
+        let counts = match integers(arrays, "logical_count") {
+            Ok(None) => integers(arrays, "array"),
+            found => found,
         };
-        added.map_err(|error| error.in_file(path))
-    }
-
-    /// Adds the counts of a dump.
-    pub(super) fn add_tensor(&mut self, path: &Path, file: &TorchFile, value: Value) -> Result<(), ImportError> {
-        self.add_value(file, value).map_err(|error| error.in_file(path))
-    }
-
-    fn add_value(&mut self, file: &TorchFile, value: Value) -> Result<(), Wrong> {
-        let array = file.array(value)?;
-        self.add(&array.ok_or_else(|| format!("the counts are {}, expected a tensor", Document::kind(value)))?)
+        let counts = counts.and_then(|found| found.ok_or_else(|| "there is no array `logical_count`".into()));
+        Ok(counts.and_then(|counts| self.add(&counts)).map_err(|cause| ImportError::content(path, cause))?)
     }
 
     /// [layers, experts], or [steps, layers, experts].
-    fn add(&mut self, array: &Array) -> Result<(), Wrong> {
+    fn add(&mut self, array: &Array<'_>) -> Result<(), String> {
         let experts = u64::from(self.model.num_experts);
         let (steps, layers) = match *array.shape() {
             [layers, width] if width == experts => (None, layers),
@@ -80,8 +64,7 @@ impl<'a> Counts<'a> {
                 return Err(format!(
                     "counts of shape {:?}, expected [layers, {experts}] or [steps, layers, {experts}]",
                     array.shape()
-                )
-                .into());
+                ));
             }
         };
         let rows = layer_rows(self.model, layers).map_err(|cause| format!("counts of {cause}"))?;
@@ -102,11 +85,11 @@ impl<'a> Counts<'a> {
         Ok(())
     }
 
-    fn add_json(&mut self, path: &Path) -> Result<(), Wrong> {
-        let io = |error: std::io::Error| Wrong::Content(format!("cannot be read: {error}"));
+    fn add_json(&mut self, path: &Path) -> Result<(), String> {
+        let io = |error: std::io::Error| format!("cannot be read: {error}");
         let length = std::fs::metadata(path).map_err(io)?.len();
         if length > MAX_JSON_BYTES {
-            return Err(format!("{length} bytes, expected at most {MAX_JSON_BYTES}").into());
+            return Err(format!("{length} bytes, expected at most {MAX_JSON_BYTES}"));
         }
         let text = std::fs::read_to_string(path).map_err(io)?;
         let json: Json = serde_json::from_str(&text)
@@ -116,9 +99,7 @@ impl<'a> Counts<'a> {
         for (layer, row) in rows.into_iter().enumerate() {
             let counts = &json.logical_count[row];
             if counts.len() != usize::from(self.model.num_experts) {
-                return Err(
-                    format!("{} counts in layer {row}, expected {}", counts.len(), self.model.num_experts).into()
-                );
+                return Err(format!("{} counts in layer {row}, expected {}", counts.len(), self.model.num_experts));
             }
             counts.iter().enumerate().try_for_each(|(expert, count)| self.count(layer, expert, *count))?;
         }

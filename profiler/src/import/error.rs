@@ -2,20 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::pickle::PickleError;
-
 /// An error of an import; every message is one sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// The file cannot be read, or not safely.
-    #[error("{}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: PickleError,
-    },
     /// The file holds something else.
     #[error("{}: {cause}", path.display())]
     Content {
@@ -52,51 +42,12 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    pub(super) fn content(path: &Path, cause: String) -> Self {
+        Self::Content { path: path.to_owned(), cause }
+    }
+
     /// Whether the files are at fault as a whole.
     pub(crate) fn is_input(&self) -> bool {
         !matches!(self, Self::TooManyBad { .. })
-    }
-}
-
-/// The problem with a file or record, without the name of the file.
-#[derive(Debug)]
-pub(super) enum Wrong {
-    Read(PickleError),
-    Content(String),
-}
-
-impl Wrong {
-    pub(super) fn in_file(self, path: &Path) -> ImportError {
-        let path = path.to_owned();
-        match self {
-            Self::Read(source) => ImportError::File { path, source },
-            Self::Content(cause) => ImportError::Content { path, cause },
-        }
-    }
-
-    /// Whether the file itself could not be read, which is no matter of one record.
-    pub(super) fn is_io(&self) -> bool {
-        matches!(self, Self::Read(PickleError::Io(_)))
-    }
-}
-
-impl From<PickleError> for Wrong {
-    fn from(error: PickleError) -> Self {
-        Self::Read(error)
-    }
-}
-
-impl From<String> for Wrong {
-    fn from(cause: String) -> Self {
-        Self::Content(cause)
-    }
-}
-
-impl std::fmt::Display for Wrong {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Read(error) => error.fmt(f),
-            Self::Content(cause) => f.write_str(cause),
-        }
     }
 }

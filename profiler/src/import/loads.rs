@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use semmoe_tables::{ExpertId, FormatError, LayerIdx, ModelInfo, Profile, Provenance, TokenId};
+use semmoe_tables::{ExpertId, FormatError, LayerIdx, ModelInfo, Profile, Provenance};
 use serde::Serialize;
 
 use crate::ProfilerError;
@@ -58,7 +58,7 @@ impl Loads {
     pub(super) fn compare(&mut self, profile: &Profile) -> Result<(), FormatError> {
         self.model.check_compatible(profile.model())?;
         for (index, layer) in self.layers.iter_mut().enumerate() {
-            let theirs = expert_counts(profile, index);
+            let theirs = profile.expert_loads(LayerIdx::new(index as u16));
             let total: u64 = theirs.iter().sum();
             layer.distance = (total > 0 && layer.activations > 0).then(|| {
                 let share = |count: u64, total: u64| count as f64 / total as f64;
@@ -79,17 +79,4 @@ impl Loads {
         let text = serde_json::to_string_pretty(self).map_err(|error| io(error.into()))?;
         Ok(semmoe_tables::write_atomically(path, |out| out.write_all(text.as_bytes()))?)
     }
-}
-
-/// Activations of each expert of a layer.
-fn expert_counts(profile: &Profile, layer: usize) -> Vec<u64> {
-    let mut counts = vec![0u64; usize::from(profile.model().num_experts)];
-    for token in (0..profile.model().vocab_size).map(TokenId::new) {
-        let row = profile.row(LayerIdx::new(layer as u16), token);
-        row.experts
-            .iter()
-            .zip(row.counts)
-            .for_each(|(expert, count)| counts[usize::from(*expert)] += u64::from(*count));
-    }
-    counts
 }

@@ -4,17 +4,18 @@
 //! |---|---|
 //! | `options` | what to import, and what came of it |
 //! | `error`, `tally` | refused files; records left out, and how many may be |
-//! | `dump` | SGLang's recorder: which of its modes wrote a file |
-//! | `passes`, `physical` | its `per_token` records to requests; physical experts back to logical ones |
-//! | `routes` | NumPy's arrays of routes to requests |
+//! | `passes`, `physical` | SGLang's `per_token` records to requests; physical experts back to logical ones |
+//! | `routes` | arrays of routes to requests |
 //! | `counts`, `loads` | counts without tokens: the load of every expert, and beside that of a profile |
 //!
 //! A profile says which experts a *token* activates. Counts of experts without tokens cannot become one, and nothing
 //! here pretends so: they become a file of expert loads, which shows how even an engine's traffic is and how well a
 //! profile stands for it.
+//!
+//! Files are safetensors. `python/semmoe_convert.py` writes them from `.pt`, `.npy` and `.npz`, with a path for the
+//! name of each array: a dump has `records.N.FIELD` and `last_physical_to_logical_map`, or `logical_count`.
 
 mod counts;
-mod dump;
 mod error;
 mod loads;
 mod options;
@@ -23,7 +24,9 @@ mod physical;
 mod routes;
 mod tally;
 
-use semmoe_tables::{ModelInfo, Profile, Provenance, TraceBuilder};
+use std::path::Path;
+
+use semmoe_tables::{Array, Arrays, ModelInfo, Profile, Provenance, TraceBuilder};
 
 pub use error::ImportError;
 pub use loads::{LayerLoads, Loads};
@@ -31,7 +34,6 @@ pub use options::{Format, ImportOptions, ImportReport, Imported};
 
 use crate::ProfilerError;
 use crate::bad::check_share;
-use dump::Dump;
 use tally::Tally;
 
 /// Imports files into one trace, or into one file of expert loads.
@@ -43,7 +45,7 @@ pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     if options.files.is_empty() {
         return Err(ProfilerError::NoInput { what: "file" });
     }
-    check_share(options.max_bad)?;
+    check_share("max_bad", options.max_bad)?;
     if options.format == Format::Eplb {
         let mut counts = counts::Counts::new(&options.model);
         options.files.iter().try_for_each(|path| counts.add_file(path))?;
@@ -55,15 +57,14 @@ pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
     let mut passes = passes::Passes::new(&options.model);
     for path in &options.files {
         match options.format {
-            Format::Npz => routes::add_file(path, &mut trace, &mut tally)?,
-            Format::Sglang | Format::Eplb => match dump::open(path)? {
-                Dump::PerToken { file, records, map } => {
-                    let map =
-                        physical::PhysicalMap::of(&file, map, &options.model).map_err(|error| error.in_file(path))?;
-                    passes.add_file(path, &file, &records, &map, &mut trace, &mut tally)?;
+            Format::Routes => routes::add_file(path, &mut trace, &mut tally)?,
+            Format::Sglang | Format::Eplb => {
+                let arrays = open(path)?;
+                match arrays.get("logical_count") {
+                    Some(_) => counts.add_arrays(path, &arrays)?,
+                    None => passes.add_file(path, &arrays, &mut trace, &mut tally)?,
                 }
-                Dump::Stat { file, counts: value } => counts.add_tensor(path, &file, value)?,
-            },
+            }
         }
     }
     tally.check(options.max_bad)?;
@@ -71,6 +72,27 @@ pub fn import(options: &ImportOptions) -> Result<ImportReport, ProfilerError> {
         (true, true) => Err(ImportError::Mixed.into()),
         (true, false) => write_loads(options, counts, tally),
         (false, _) => write_trace(options, &trace, tally),
+    }
+}
+
+/// Opens a file of arrays.
+fn open(path: &Path) -> Result<Arrays, ProfilerError> {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    if let Some(kind @ ("pt" | "pth" | "npy" | "npz")) = extension {
+        let cause = format!(
+            "a .{kind} file is converted first: `semmoe-convert {0}` writes {0}.safetensors, which is imported",
+            path.display()
+        );
+        return Err(ImportError::content(path, cause).into());
+    }
+    Ok(Arrays::open(path)?)
+}
+
+/// An array, if it is there, which must hold integers.
+fn integers<'a>(arrays: &'a Arrays, name: &str) -> Result<Option<Array<'a>>, String> {
+    match arrays.get(name) {
+        Some(array) if !array.is_integer() => Err(format!("`{name}` holds {:?}, expected integers", array.dtype())),
+        found => Ok(found),
     }
 }
 

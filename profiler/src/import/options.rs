@@ -13,10 +13,10 @@ use crate::BadRecord;
 pub enum Format {
     /// SGLang's expert distribution recorder: `per_token` (a trace), `stat` and `stat_approx` (expert loads).
     Sglang,
-    /// Counts per layer and expert, as EPLB takes them: `.pt`, `.npy`, `.npz` or JSON (expert loads).
+    /// Counts per layer and expert, as EPLB takes them: arrays or JSON (expert loads).
     Eplb,
-    /// Arrays of tokens and routes: `.npz` (a trace).
-    Npz,
+    /// Arrays of tokens and routes (a trace).
+    Routes,
 }
 
 impl Format {
@@ -26,7 +26,7 @@ impl Format {
         match self {
             Self::Sglang => "sglang",
             Self::Eplb => "eplb",
-            Self::Npz => "npz",
+            Self::Routes => "routes",
         }
     }
 }

@@ -4,18 +4,17 @@
 //! token belongs to beyond `extend_seq_lens`. So each piece of a prompt becomes a request of its own, and each decoded
 //! token too: nothing is put together that may not belong together.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-use semmoe_tables::{ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
+use semmoe_tables::{Array, Arrays, ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
 
 use crate::ProfilerError;
-use crate::pickle::{Array, Document, TorchFile, Value};
 
-use super::error::Wrong;
 use super::physical::PhysicalMap;
 use super::tally::Tally;
+use super::{ImportError, integers};
 
 /// SGLang's `ForwardMode`.
 mod mode {
@@ -51,24 +50,26 @@ impl<'a> Passes<'a> {
     pub(super) fn add_file(
         &mut self,
         path: &Path,
-        file: &TorchFile,
-        records: &[Value],
-        map: &PhysicalMap,
+        arrays: &Arrays,
         trace: &mut TraceBuilder,
         tally: &mut Tally,
     ) -> Result<(), ProfilerError> {
-        for (number, record) in records.iter().enumerate() {
-            let name = || format!("record {number}");
-            let reader = Record { model: self.model, file, map, record: *record };
-            match reader.read() {
-                Ok(None) => {}
-                Ok(Some(pass)) if !self.seen.insert(pass.hash) => tally.repeat(),
-                Ok(Some(pass)) => match self.push(trace, &pass) {
-                    Ok(()) => tally.good(),
-                    Err(error) => tally.bad(path, name(), error.to_string()),
-                },
-                Err(error) if error.is_io() => return Err(error.in_file(path).into()),
-                Err(error) => tally.bad(path, name(), error.to_string()),
+        let opened = records(arrays).and_then(|records| Ok((records, PhysicalMap::of(arrays, self.model)?)));
+        let (records, map) = opened.map_err(|cause| ImportError::content(path, cause))?;
+        for number in records {
+            let reader = Record { model: self.model, arrays, map: &map, number };
+            let added = match reader.read() {
+                Ok(None) => continue,
+                Ok(Some(pass)) if !self.seen.insert(pass.hash) => {
+                    tally.repeat();
+                    continue;
+                }
+                Ok(Some(pass)) => self.push(trace, &pass).map_err(|error| error.to_string()),
+                Err(cause) => Err(cause),
+            };
+            match added {
+                Ok(()) => tally.good(),
+                Err(cause) => tally.bad(path, format!("record {number}"), cause),
             }
         }
         Ok(())
@@ -88,29 +89,43 @@ impl<'a> Passes<'a> {
     }
 }
 
+/// The numbers of a dump's records; an error for what is no dump of the mode `per_token`.
+fn records(arrays: &Arrays) -> Result<BTreeSet<u64>, String> {
+    let named = |name: &str| {
+        let (number, field) = name.strip_prefix("records.")?.split_once('.')?;
+        Some((number.parse().ok()?, field == "topk_ids_of_layer"))
+    };
+    let fields: Vec<(u64, bool)> = arrays.names().filter_map(named).collect();
+    if fields.is_empty() {
+        return Err("it has neither `records` nor `logical_count`, expected a dump of SGLang's recorder".into());
+    }
+    // All records of a dump are of one mode.
+    if !fields.iter().any(|field| field.1) {
+        return Err("its records have no `topk_ids_of_layer`: the mode per_pass counts experts without tokens; record with --expert-distribution-recorder-mode per_token, or stat for loads".into());
+    }
+    Ok(fields.into_iter().map(|field| field.0).collect())
+}
+
 /// A record, being read.
 struct Record<'a> {
     model: &'a ModelInfo,
-    file: &'a TorchFile,
+    arrays: &'a Arrays,
     map: &'a PhysicalMap,
-    record: Value,
+    number: u64,
 }
 
 impl Record<'_> {
     /// `None` for a pass without tokens.
-    fn read(&self) -> Result<Option<Pass>, Wrong> {
-        let Value::Dict(_) = self.record else {
-            return Err(format!("it is {}, expected a dict", Document::kind(self.record)).into());
-        };
+    fn read(&self) -> Result<Option<Pass>, String> {
         let number = self.int("forward_pass_id")?;
         let mode = self.int("forward_mode")?;
-        let tokens: Vec<u32> = self.numbers("input_ids")?.ok_or("`input_ids` is None, expected a list".to_owned())?;
+        let tokens = self.numbers("input_ids")?.ok_or("there is no `input_ids`")?;
         if mode == mode::IDLE || tokens.is_empty() {
             return Ok(None);
         }
-        let positions = self.numbers("positions")?.ok_or("`positions` is None, expected a list".to_owned())?;
+        let positions = self.numbers("positions")?.ok_or("there is no `positions`")?;
         if positions.len() != tokens.len() {
-            return Err(format!("{} positions for {} tokens", positions.len(), tokens.len()).into());
+            return Err(format!("{} positions for {} tokens", positions.len(), tokens.len()));
         }
         let requests = requests(mode, &positions, self.numbers("extend_seq_lens")?)?;
         let array = self.array("topk_ids_of_layer")?;
@@ -122,14 +137,14 @@ impl Record<'_> {
     }
 
     /// Logical experts of the layers that have some: [n, L, k].
-    fn experts(&self, array: &Array, tokens: usize) -> Result<Vec<u16>, Wrong> {
+    fn experts(&self, array: &Array<'_>, tokens: usize) -> Result<Vec<u16>, String> {
         let k = usize::from(self.model.top_k);
         let expected = || format!("[{}, {tokens}, {k} or more]", self.map.depth());
         let width = match array.shape() {
             &[depth, rows, width] if depth == self.map.depth() && rows == tokens as u64 && width >= k as u64 => {
                 width as usize
             }
-            other => return Err(format!("`topk_ids_of_layer` has shape {other:?}, expected {}", expected()).into()),
+            other => return Err(format!("`topk_ids_of_layer` has shape {other:?}, expected {}", expected())),
         };
         let mut experts = Vec::with_capacity(tokens * self.model.layers() * k);
         for token in 0..tokens {
@@ -162,19 +177,15 @@ impl Record<'_> {
     }
 
     /// Compares the routes with `global_physical_count`, which the recorder counted from the same numbers.
-    fn recount(&self, array: &Array) -> Result<(), Wrong> {
-        if self.file.document().get(self.record, "global_physical_count").is_none() {
-            return Ok(());
-        }
-        let counted = self.array("global_physical_count")?;
+    fn recount(&self, array: &Array<'_>) -> Result<(), String> {
+        let Some(counted) = self.find("global_physical_count")? else { return Ok(()) };
         let (slots, shape) = (self.map.slots(), array.shape());
         if counted.shape() != [self.map.depth(), slots] {
             return Err(format!(
                 "`global_physical_count` has shape {:?}, expected [{}, {slots}]",
                 counted.shape(),
                 self.map.depth()
-            )
-            .into());
+            ));
         }
         for row in self.map.rows() {
             let mut counts = vec![0i64; slots as usize];
@@ -191,45 +202,37 @@ impl Record<'_> {
                 return Err(format!(
                     "layer {row}, slot {slot}: the routes name it {} times, `global_physical_count` does not",
                     counts[slot]
-                )
-                .into());
+                ));
             }
         }
         Ok(())
     }
 
-    fn get(&self, name: &str) -> Result<Value, String> {
-        self.file.document().get(self.record, name).ok_or_else(|| format!("there is no `{name}`"))
+    fn find(&self, name: &str) -> Result<Option<Array<'_>>, String> {
+        integers(self.arrays, &format!("records.{}.{name}", self.number))
+    }
+
+    fn array(&self, name: &str) -> Result<Array<'_>, String> {
+        self.find(name)?.ok_or_else(|| format!("there is no `{name}`"))
     }
 
     fn int(&self, name: &str) -> Result<i64, String> {
-        match self.get(name)? {
-            Value::Int(number) => Ok(number),
-            other => Err(format!("`{name}` is {}, expected an integer", Document::kind(other))),
-        }
+        let array = self.array(name)?;
+        let number = if array.shape().is_empty() { array.int(&[]) } else { None };
+        number.ok_or_else(|| format!("`{name}` has shape {:?}, expected one integer", array.shape()))
     }
 
-    fn array(&self, name: &str) -> Result<Array, Wrong> {
-        let value = self.get(name)?;
-        let missing = || Wrong::Content(format!("`{name}` is {}, expected a tensor", Document::kind(value)));
-        self.file.array(value)?.ok_or_else(missing)
-    }
-
-    /// A list of small numbers; `None` where it is `None`.
+    /// A list of small numbers; `None` where there is none.
     fn numbers(&self, name: &str) -> Result<Option<Vec<u32>>, String> {
-        let value = self.get(name)?;
-        if value == Value::None {
-            return Ok(None);
-        }
-        let items = self.file.document().items(value);
-        let items = items.ok_or_else(|| format!("`{name}` is {}, expected a list", Document::kind(value)))?;
-        let number = |(at, item): (usize, &Value)| match item {
-            Value::Int(number) => {
-                u32::try_from(*number).map_err(|_| format!("`{name}` holds {number} at {at}, expected 32 bits"))
-            }
-            other => Err(format!("`{name}` holds {} at {at}, expected integers", Document::kind(*other))),
+        let Some(array) = self.find(name)? else { return Ok(None) };
+        let &[_] = array.shape() else {
+            return Err(format!("`{name}` has shape {:?}, expected a list", array.shape()));
         };
-        items.iter().enumerate().map(number).collect::<Result<_, _>>().map(Some)
+        let number = |(at, number): (usize, Option<i64>)| {
+            let number = number.unwrap_or(i64::MAX);
+            u32::try_from(number).map_err(|_| format!("`{name}` holds {number} at {at}, expected 32 bits"))
+        };
+        array.ints().enumerate().map(number).collect::<Result<_, _>>().map(Some)
     }
 }
 
@@ -258,7 +261,7 @@ fn requests(mode: i64, positions: &[u32], lens: Option<Vec<u32>>) -> Result<Vec<
             }
             Ok(requests)
         }
-        (mode::EXTEND | mode::MIXED, None) => Err("`extend_seq_lens` is None, expected a list".into()),
+        (mode::EXTEND | mode::MIXED, None) => Err("there is no `extend_seq_lens`".into()),
         (other, _) => Err(format!(
             "forward mode {other}, expected extend, decode, mixed or idle (1 to 4): speculative decoding is not read"
         )),

@@ -1,11 +1,10 @@
 //! Physical experts back to logical ones, by the map that is in the dump.
 
-use semmoe_tables::ModelInfo;
+use semmoe_tables::{Arrays, ModelInfo};
 
-use crate::pickle::{Document, TorchFile, Value};
+use super::{integers, layer_rows};
 
-use super::error::Wrong;
-use super::layer_rows;
+const NAME: &str = "last_physical_to_logical_map";
 
 /// `last_physical_to_logical_map`: the logical expert in every slot, for the layers with experts.
 pub(super) struct PhysicalMap {
@@ -20,20 +19,14 @@ pub(super) struct PhysicalMap {
 
 impl PhysicalMap {
     /// Reads the map, which must hold every expert of the model and no other.
-    pub(super) fn of(file: &TorchFile, map: Value, model: &ModelInfo) -> Result<Self, Wrong> {
-        let kind = Document::kind(map);
-        let array =
-            file.array(map)?.ok_or_else(|| format!("last_physical_to_logical_map is {kind}, expected a tensor"))?;
+    pub(super) fn of(arrays: &Arrays, model: &ModelInfo) -> Result<Self, String> {
+        let array = integers(arrays, NAME)?.ok_or_else(|| format!("there is no `{NAME}`"))?;
         let &[depth, slots] = array.shape() else {
-            return Err(format!(
-                "last_physical_to_logical_map has shape {:?}, expected [layers, slots]",
-                array.shape()
-            )
-            .into());
+            return Err(format!("{NAME} has shape {:?}, expected [layers, slots]", array.shape()));
         };
-        let rows = layer_rows(model, depth).map_err(|cause| format!("last_physical_to_logical_map has {cause}"))?;
+        let rows = layer_rows(model, depth).map_err(|cause| format!("{NAME} has {cause}"))?;
         let experts = model.num_experts;
-        let layer = |row: &usize| -> Result<Vec<u16>, Wrong> {
+        let layer = |row: &usize| -> Result<Vec<u16>, String> {
             let mut seen = vec![false; usize::from(experts)];
             let mut layer = Vec::with_capacity(slots as usize);
             for slot in 0..slots as usize {
@@ -41,7 +34,7 @@ impl PhysicalMap {
                 let logical = found.and_then(|id| u16::try_from(id).ok()).filter(|id| *id < experts);
                 let logical = logical.ok_or_else(|| {
                     let found = found.map_or("no integer".to_owned(), |id| id.to_string());
-                    format!("last_physical_to_logical_map holds {found} at layer {row}, slot {slot}, expected experts below {experts}")
+                    format!("{NAME} holds {found} at layer {row}, slot {slot}, expected experts below {experts}")
                 })?;
                 seen[usize::from(logical)] = true;
                 layer.push(logical);
@@ -49,9 +42,8 @@ impl PhysicalMap {
             match seen.iter().position(|seen| !seen) {
                 None => Ok(layer),
                 Some(missing) => Err(format!(
-                    "last_physical_to_logical_map has no slot for expert {missing} of layer {row}, expected all {experts} of the model"
-                )
-                .into()),
+                    "{NAME} has no slot for expert {missing} of layer {row}, expected all {experts} of the model"
+                )),
             }
         };
         Ok(Self { layers: rows.iter().map(layer).collect::<Result<_, _>>()?, slots, rows, depth })

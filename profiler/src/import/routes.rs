@@ -1,23 +1,22 @@
-//! Arrays of routes: an `.npz` with `token_ids` [n], `experts` [n, L, k], and perhaps `request_offsets` [R + 1] and
+//! Arrays of routes: a file with `token_ids` [n], `experts` [n, L, k], and perhaps `request_offsets` [R + 1] and
 //! `prompt_lengths` [R], as in a trace; all integers of any width. -1 or the unknown value of unsigned bytes or words
 //! in all k places is an unknown route.
 
 use std::path::Path;
 
-use semmoe_tables::{ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
+use semmoe_tables::{Array, Arrays, ModelInfo, TraceBuilder, UNKNOWN_EXPERT};
 
 use crate::ProfilerError;
-use crate::pickle::{Array, Element, NpzFile};
 
-use super::error::Wrong;
-use super::layer_rows;
 use super::tally::Tally;
+use super::{ImportError, integers, layer_rows, open};
 
 const NAMES: [&str; 4] = ["token_ids", "experts", "request_offsets", "prompt_lengths"];
 
 /// Adds the requests of a file to a trace.
 pub(super) fn add_file(path: &Path, trace: &mut TraceBuilder, tally: &mut Tally) -> Result<(), ProfilerError> {
-    let routes = Routes::open(path, trace.model()).map_err(|error| error.in_file(path))?;
+    let arrays = open(path)?;
+    let routes = Routes::of(&arrays, trace.model()).map_err(|cause| ImportError::content(path, cause))?;
     for request in 0..routes.offsets.len() - 1 {
         let pushed = routes.request(request).and_then(|(tokens, prompt, experts)| {
             trace.push(&tokens, prompt, &experts, None).map_err(|error| error.to_string())
@@ -30,10 +29,10 @@ pub(super) fn add_file(path: &Path, trace: &mut TraceBuilder, tally: &mut Tally)
     Ok(())
 }
 
-struct Routes {
-    token_ids: Array,
-    experts: Array,
-    prompt_lengths: Option<Array>,
+struct Routes<'a> {
+    token_ids: Array<'a>,
+    experts: Array<'a>,
+    prompt_lengths: Option<Array<'a>>,
     offsets: Vec<usize>,
     /// The array's row of each layer with experts.
     rows: Vec<usize>,
@@ -41,44 +40,40 @@ struct Routes {
     unknown: i64,
 }
 
-impl Routes {
-    fn open(path: &Path, model: &ModelInfo) -> Result<Self, Wrong> {
-        let file = NpzFile::open(path)?;
-        let known = |name: &[u8]| NAMES.iter().any(|known| name == format!("{known}.npy").as_bytes());
-        if let Some(other) = file.names().find(|name| !known(name)) {
-            let other: String = String::from_utf8_lossy(other).escape_debug().take(60).collect();
-            return Err(format!("the array `{other}` is not known, expected {}", NAMES.join(", ")).into());
+impl<'a> Routes<'a> {
+    fn of(arrays: &'a Arrays, model: &ModelInfo) -> Result<Self, String> {
+        if let Some(other) = arrays.names().find(|name| !NAMES.contains(name)) {
+            let other: String = other.escape_debug().take(60).collect();
+            return Err(format!("the array `{other}` is not known, expected {}", NAMES.join(", ")));
         }
-        let needed = |name: &str| -> Result<Array, Wrong> {
-            integers(name, file.array(name)?)?
-                .ok_or_else(|| format!("there is no array `{name}`: routes without tokens make no profile").into())
+        let needed = |name: &str| {
+            let found = integers(arrays, name)?;
+            found.ok_or_else(|| format!("there is no array `{name}`: routes without tokens make no profile"))
         };
         let (token_ids, experts) = (needed("token_ids")?, needed("experts")?);
         let &[n] = token_ids.shape() else {
-            return Err(format!("`token_ids` has shape {:?}, expected [n]", token_ids.shape()).into());
+            return Err(format!("`token_ids` has shape {:?}, expected [n]", token_ids.shape()));
         };
         let k = model.top_k;
         let rows = match experts.shape() {
             &[rows, layers, width] if rows == n && width == u64::from(k) => {
                 layer_rows(model, layers).map_err(|cause| format!("`experts` has {cause}"))?
             }
-            other => return Err(format!("`experts` has shape {other:?}, expected [{n}, layers, {k}]").into()),
+            other => return Err(format!("`experts` has shape {other:?}, expected [{n}, layers, {k}]")),
         };
-        let offsets = match integers("request_offsets", file.array("request_offsets")?)? {
+        let offsets = match integers(arrays, "request_offsets")? {
             Some(array) => offsets(&array, n as usize)?,
             None => vec![0, n as usize],
         };
-        let prompt_lengths = integers("prompt_lengths", file.array("prompt_lengths")?)?;
+        let prompt_lengths = integers(arrays, "prompt_lengths")?;
         if let Some(lengths) = &prompt_lengths
             && lengths.shape() != [offsets.len() as u64 - 1]
         {
-            return Err(
-                format!("`prompt_lengths` has shape {:?}, expected [{}]", lengths.shape(), offsets.len() - 1).into()
-            );
+            return Err(format!("`prompt_lengths` has shape {:?}, expected [{}]", lengths.shape(), offsets.len() - 1));
         }
-        let unknown = match experts.element() {
-            Element::U8 => u8::MAX.into(),
-            Element::U16 => u16::MAX.into(),
+        let unknown = match experts.dtype() {
+            "U8" => u8::MAX.into(),
+            "U16" => u16::MAX.into(),
             _ => -1,
         };
         Ok(Self { token_ids, experts, prompt_lengths, offsets, rows, k: k.into(), unknown })
@@ -112,23 +107,14 @@ impl Routes {
     }
 }
 
-fn integers(name: &str, array: Option<Array>) -> Result<Option<Array>, Wrong> {
-    match array {
-        Some(array) if !array.element().is_integer() => {
-            Err(format!("`{name}` holds {:?}, expected integers", array.element()).into())
-        }
-        other => Ok(other),
-    }
-}
-
-fn offsets(array: &Array, tokens: usize) -> Result<Vec<usize>, Wrong> {
+fn offsets(array: &Array<'_>, tokens: usize) -> Result<Vec<usize>, String> {
     let wrong = || format!("`request_offsets` of shape {:?} do not rise from 0 to {tokens}", array.shape());
-    let &[length] = array.shape() else { return Err(wrong().into()) };
-    let offsets: Option<Vec<usize>> = (0..length as usize).map(|at| usize::try_from(array.int(&[at])?).ok()).collect();
+    let &[_] = array.shape() else { return Err(wrong()) };
+    let offsets: Option<Vec<usize>> = array.ints().map(|offset| usize::try_from(offset?).ok()).collect();
     let rises = |offsets: &Vec<usize>| {
         offsets.first() == Some(&0)
             && offsets.last() == Some(&tokens)
             && offsets.windows(2).all(|pair| pair[0] <= pair[1])
     };
-    Ok(offsets.filter(rises).ok_or_else(wrong)?)
+    offsets.filter(rises).ok_or_else(wrong)
 }

@@ -7,6 +7,7 @@
 use semmoe_tables::{LayerIdx, Trace};
 
 use crate::ProfilerError;
+use crate::bad::check;
 
 /// Requests that are drawn, evenly taken from the trace.
 const MAX_REQUESTS: usize = 400;
@@ -32,14 +33,8 @@ pub struct RequestMap {
 /// # Errors
 /// When there are not as many topics as requests.
 pub(crate) fn requests(trace: &Trace, topics: &[String]) -> Result<RequestMap, ProfilerError> {
-    if topics.len() != trace.requests() {
-        let found = format!("a file of {} lines", topics.len());
-        return Err(ProfilerError::Option {
-            option: "topics",
-            found,
-            expected: "one line for each request of the trace",
-        });
-    }
+    let found = format!("a file of {} lines", topics.len());
+    check(topics.len() == trace.requests(), "topics", found, "one line for each request of the trace")?;
     let step = topics.len().div_ceil(MAX_REQUESTS).max(1);
     let chosen: Vec<usize> = (0..topics.len()).step_by(step).collect();
     let vectors: Vec<Vec<f64>> = chosen.iter().map(|request| vector(trace, *request)).collect();
@@ -71,7 +66,7 @@ fn vector(trace: &Trace, request: usize) -> Vec<f64> {
 
 /// Squared, all pairs.
 fn distances(vectors: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let apart = |a: &Vec<f64>, b: &Vec<f64>| a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum::<f64>();
+    let apart = |a: &Vec<f64>, b: &Vec<f64>| a.iter().zip(b).map(|(x, y)| (x - y).powi(2)).sum::<f64>();
     vectors.iter().map(|a| vectors.iter().map(|b| apart(a, b)).collect()).collect()
 }
 

@@ -13,13 +13,13 @@
 mod judge;
 pub(crate) mod map;
 mod next;
-mod rows;
+pub(crate) mod rows;
 pub(crate) mod table1;
 mod text;
 
 use std::path::Path;
 
-use semmoe_tables::{FormatError, Phase, Profile, ProfileBuilder, Trace};
+use semmoe_tables::{FormatError, Profile, ProfileBuilder, Trace};
 use serde::Serialize;
 
 pub use map::RequestMap;
@@ -120,26 +120,15 @@ impl Input {
 
     fn profile(&self) -> Result<Profile, ProfilerError> {
         match self {
-            Self::Trace(trace) => profile_of(trace),
+            Self::Trace(trace) => Ok(Profile::of_trace(trace)?),
             // The bytes are the same, so a second map of them would do; profiles are small beside traces.
             Self::Profile(profile) => {
-                let mut builder =
-                    ProfileBuilder::new(profile.model().clone(), profile.provenance().clone(), profile.phase())?;
+                let mut builder = ProfileBuilder::like(profile)?;
                 builder.add_profile(profile)?;
                 Ok(builder.finish()?)
             }
         }
     }
-}
-
-/// The counts of all of a trace's tokens.
-///
-/// # Errors
-/// When a count overflows.
-pub fn profile_of(trace: &Trace) -> Result<Profile, ProfilerError> {
-    let mut builder = ProfileBuilder::new(trace.model().clone(), trace.provenance().clone(), Phase::All)?;
-    builder.add_trace(trace)?;
-    Ok(builder.finish()?)
 }
 
 /// Summarises a trace or a profile file.
@@ -170,7 +159,7 @@ pub fn study(input: &Input, held_out: Option<&Input>) -> Result<Study, ProfilerE
         }
         (Input::Trace(trace), None) => {
             let (counted, judged) = split(trace, 0.5)?;
-            (HeldOutKind::Requests, Some((profile_of(&counted)?, profile_of(&judged)?)))
+            (HeldOutKind::Requests, Some((Profile::of_trace(&counted)?, Profile::of_trace(&judged)?)))
         }
         (Input::Profile(_), None) => (HeldOutKind::Counts, None),
     };

@@ -29,7 +29,7 @@ impl Rows {
                 entries: Vec::with_capacity(profile.entries(LayerIdx::new(layer as u16))),
             };
             for row in profile.layer_rows(LayerIdx::new(layer as u16)) {
-                rows.entries.extend(row.experts.iter().copied().zip(row.counts.iter().copied()));
+                rows.entries.extend(row.iter());
                 rows.starts.push(rows.entries.len());
             }
             rows
@@ -110,6 +110,11 @@ impl Rows {
         let once = self.tokens.iter().filter(|count| **count == 1).count();
         if all == 0 { 0.0 } else { 1.0 - once as f64 / all as f64 }
     }
+}
+
+/// All activations of a token in a layer.
+pub(crate) fn activations(row: &[(u16, u32)]) -> f64 {
+    row.iter().map(|(_, count)| f64::from(*count)).sum()
 }
 
 /// Fair coins (SplitMix64).

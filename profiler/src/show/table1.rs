@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::rows::Rows;
+use super::rows::{Rows, activations};
 
 /// A layer's figures.
 #[derive(Clone, Debug, Serialize)]
@@ -59,7 +59,7 @@ pub(super) fn layer(layer: usize, all: &Rows, (counted, judged): (&Rows, &Rows),
     let (mut hot, mut others, mut kurtosis) = (Vec::new(), Vec::new(), Vec::new());
     for token in 0..all.vocabulary() {
         let row = all.row(layer, token);
-        let total: f64 = row.iter().map(|(_, count)| f64::from(*count)).sum();
+        let total = activations(row);
         if total > 0.0 {
             let order = hottest(row);
             let share = |entry: &(u16, u32)| f64::from(entry.1) / total;
@@ -97,7 +97,7 @@ pub(crate) fn hottest(row: &[(u16, u32)]) -> Vec<(u16, u32)> {
 fn f1(layer: usize, (counted, judged): (&Rows, &Rows), least: u64) -> (Quartiles, f64) {
     let (mut each, mut hit, mut all) = (Vec::new(), 0.0, 0.0);
     for token in 0..judged.vocabulary() {
-        let total: f64 = judged.row(layer, token).iter().map(|(_, count)| f64::from(*count)).sum();
+        let total = activations(judged.row(layer, token));
         let known = counted.row(layer, token);
         if total == 0.0 || known.is_empty() || judged.tokens[token] < least {
             continue;

@@ -157,25 +157,27 @@ impl PrefixTable {
     /// The request that [`record`](Self::record) noted did not run after all: forgets the last `new` of its blocks that
     /// the rank has room for. What they displaced stays forgotten. False if there is no such rank.
     pub fn take_back(&self, rank: u16, chain: &[u64], new: usize) -> bool {
-        let mut ranks = self.lock();
-        let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
-        let Some(lru) = slot else { return true };
-        let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
-        for &block in &kept[kept.len().saturating_sub(new)..] {
-            if lru.remove(block) {
-                self.index.remove(block, rank);
+        self.change(rank, |slot| {
+            let Some(lru) = slot else { return };
+            let kept = &chain[..chain.len().min(self.blocks_per_rank as usize)];
+            for &block in &kept[kept.len().saturating_sub(new)..] {
+                if lru.remove(block) {
+                    self.index.remove(block, rank);
+                }
             }
-        }
-        true
+        })
     }
 
     /// Forgets everything about a rank: its engine may have started again. False if there is no such rank.
     pub fn forget(&self, rank: u16) -> bool {
-        let mut ranks = self.lock();
-        let Some(slot) = ranks.get_mut(usize::from(rank)) else { return false };
-        for block in slot.take().iter().flat_map(Lru::blocks) {
-            self.index.remove(block, rank);
-        }
-        true
+        self.change(rank, |slot| {
+            for block in slot.take().iter().flat_map(Lru::blocks) {
+                self.index.remove(block, rank);
+            }
+        })
+    }
+
+    fn change(&self, rank: u16, change: impl FnOnce(&mut Option<Lru>)) -> bool {
+        self.lock().get_mut(usize::from(rank)).map(change).is_some()
     }
 }

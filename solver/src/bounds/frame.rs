@@ -2,7 +2,7 @@
 
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
 use super::matrix::Matrix;
-use super::units::Units;
+use super::units::{Entries, Units};
 
 /// Units with the number of groups and the token cap.
 pub(super) struct Frame<'a> {
@@ -19,6 +19,19 @@ pub(super) struct Frame<'a> {
     top: Vec<f64>,
 }
 
+/// Where both bounds begin.
+pub(super) struct AboutMean {
+    /// The load per token.
+    pub(super) centre: Vec<f64>,
+    /// Slope of each unit.
+    pub(super) alpha: Vec<f64>,
+    pub(super) matrix: Matrix,
+    /// Norm of the errors that the matrix can have.
+    pub(super) doubt: f64,
+    /// Its greatest eigenvalues.
+    pub(super) top: Vec<f64>,
+}
+
 impl<'a> Frame<'a> {
     /// `capacity`: tokens that a group may take.
     pub(super) fn new(units: &'a Units, groups: usize, capacity: f64) -> Self {
@@ -26,12 +39,12 @@ impl<'a> Frame<'a> {
         let excess = (capacity * groups as f64 / mass - 1.0).max(0.0);
         let mut frame = Frame { units, groups, excess, mass, activations, top: Vec::new() };
         let mut scratch = Vec::new();
-        frame.top = units.rows().map(|(columns, counts)| frame.top_counts(columns, counts, &mut scratch)).collect();
+        frame.top = units.rows().map(|row| frame.top_counts(row, &mut scratch)).collect();
         frame
     }
 
     /// Most that one group can hold of a row of counts.
-    fn top_counts(&self, columns: &[u32], counts: &[f64], scratch: &mut Vec<f64>) -> f64 {
+    fn top_counts(&self, Entries { columns, counts }: Entries<'_>, scratch: &mut Vec<f64>) -> f64 {
         let (share, experts) = (self.share(), self.units.experts);
         let mut sum = 0.0;
         let mut at = 0;
@@ -71,6 +84,17 @@ impl<'a> Frame<'a> {
         let mut row = self.units.loads();
         row.iter_mut().for_each(|load| *load /= self.mass);
         row
+    }
+
+    /// The matrix about the mean, units weighing as much as they have tokens.
+    pub(super) fn about_mean(&self) -> AboutMean {
+        let centre = self.mean_row();
+        let alpha: Vec<f64> = self.units.mass.iter().map(|mass| 1.0 / mass).collect();
+        let moments = self.units.moments(&alpha);
+        let matrix = moments.about(&centre);
+        let doubt = self.rounding() * moments.magnitude(&centre);
+        let top = self.top_eigenvalues(&matrix, doubt);
+        AboutMean { centre, alpha, matrix, doubt, top }
     }
 
     /// Most that `sum over c of m[c] u . C~[c]` can be: only groups with more tokens than the mean can gain from u.
@@ -146,7 +170,7 @@ impl<'a> Caps<'a> {
     /// The unit's cap if it is below `limit`.
     fn below(&mut self, unit: usize, limit: f64) -> Option<f64> {
         let (frame, mass) = (self.frame, self.frame.units.mass[unit]);
-        let (columns, counts) = frame.units.row(unit);
+        let Entries { columns, counts } = frame.units.row(unit);
         let mean = (counts.iter().sum::<f64>() - mass * self.sum) / frame.groups as f64;
         // The cap is at least this; most units need no more.
         if frame.top[unit] - mass * self.highest - mean >= limit {

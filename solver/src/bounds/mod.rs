@@ -9,12 +9,11 @@ mod spectral;
 mod tests;
 mod units;
 
-use semmoe_tables::{Profile, Trace};
+use semmoe_tables::{Profile, Trace, in_parallel};
 use serde::Serialize;
 
-use crate::error::{SolveError, check_groups};
+use crate::error::{SolveError, check_input};
 use crate::options::SolveOptions;
-use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::solve::problems;
 use crate::unit_step::mass_capacity;
@@ -113,10 +112,7 @@ pub struct LayerBounds {
 /// and profile of different models, counts beyond 2^50.
 pub fn bounds(profile: &Profile, trace: Option<&Trace>, options: &SolveOptions) -> Result<Bounds, SolveError> {
     options.validate()?;
-    check_groups(options.groups, profile.model().num_experts)?;
-    if let Some(trace) = trace {
-        profile.model().check_compatible(trace.model())?;
-    }
+    check_input(profile, trace, options.groups)?;
     let (_, problems) = problems(profile, trace, options.attention)?;
     Ok(problem_bounds(&problems, options))
 }

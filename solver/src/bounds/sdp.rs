@@ -5,7 +5,7 @@
 //! the dual variables; the dual value is a bound at any of them, so that nothing rests on convergence.
 
 use super::eigen::{Eigen, UNIT_ROUNDOFF};
-use super::frame::Frame;
+use super::frame::{AboutMean, Frame};
 use super::matrix::{Matrix, add, dot};
 
 /// ADMM steps between two values.
@@ -70,12 +70,8 @@ impl<'a> State<'a> {
     /// Slopes that give the spectral bound (Frobenius form), no multipliers.
     fn new(frame: &'a Frame<'a>) -> Self {
         let n = frame.units.columns;
-        let centre = frame.mean_row();
-        let alpha: Vec<f64> = frame.units.mass.iter().map(|mass| 1.0 / mass).collect();
-        let moments = frame.units.moments(&alpha);
-        let matrix = moments.about(&centre);
-        let doubt = frame.rounding() * moments.magnitude(&centre);
-        let sum: f64 = frame.top_eigenvalues(&matrix, doubt).iter().sum();
+        let AboutMean { centre, alpha, matrix, doubt, top } = frame.about_mean();
+        let sum: f64 = top.iter().sum();
         // Least of `rest mass / (4 c) + c columns sum` over c.
         let scale = (frame.rest() * frame.mass / (4.0 * frame.columns_of_group() * sum.max(f64::MIN_POSITIVE))).sqrt();
         let scale = if scale.is_finite() && scale > 0.0 { scale } else { 1.0 };

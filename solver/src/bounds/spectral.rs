@@ -1,14 +1,10 @@
 //! B1, the spectral bound.
 
-use super::frame::Frame;
+use super::frame::{AboutMean, Frame};
 
 /// No placement keeps more activations local than this; its derivation is in the README beside this file.
 pub(super) fn spectral(frame: &Frame<'_>) -> f64 {
-    let centre = frame.mean_row();
-    let alpha: Vec<f64> = frame.units.mass.iter().map(|mass| 1.0 / mass).collect();
-    let moments = frame.units.moments(&alpha);
-    let doubt = frame.rounding() * moments.magnitude(&centre);
-    let top = frame.top_eigenvalues(&moments.about(&centre), doubt);
+    let AboutMean { centre, top, .. } = frame.about_mean();
     let columns = frame.columns_of_group();
     // By the trace norm, |R| <= sqrt(capacity); by the Frobenius norm, |R (1 - J)|^2 <= (1 - 1/E) S.
     let capacity = frame.capacity();

@@ -16,6 +16,19 @@ pub(super) struct Units {
     count: Vec<f64>,
 }
 
+/// A unit's columns, ascending, and counts.
+#[derive(Clone, Copy)]
+pub(super) struct Entries<'a> {
+    pub(super) columns: &'a [u32],
+    pub(super) counts: &'a [f64],
+}
+
+impl<'a> Entries<'a> {
+    fn iter(self) -> impl Iterator<Item = (usize, f64)> + use<'a> {
+        self.columns.iter().map(|&column| column as usize).zip(self.counts.iter().copied())
+    }
+}
+
 /// `sum of alpha[t] v[t] v[t]^T` with `v[t] = w[t] - a[t] u`, by its parts.
 pub(super) struct Moments {
     /// `sum alpha w w^T`, [n, n].
@@ -40,9 +53,12 @@ impl Units {
     fn select(problem: &Problem, layers: std::ops::Range<usize>) -> Self {
         let columns = layers.start * problem.experts..layers.end * problem.experts;
         let mut units = Units::empty(problem.experts, columns.len());
-        for (unit, &mass) in problem.mass.iter().enumerate() {
+        for unit in 0..problem.units() {
             let row = problem.row(unit).filter(|(column, _)| columns.contains(column));
-            units.push(mass as f64, row.map(|(column, count)| ((column - columns.start) as u32, f64::from(count))));
+            units.push(
+                problem.mass[unit] as f64,
+                row.map(|(column, count)| ((column - columns.start) as u32, f64::from(count))),
+            );
         }
         units
     }
@@ -61,12 +77,12 @@ impl Units {
         self.indptr.push(self.column.len());
     }
 
-    pub(super) fn row(&self, unit: usize) -> (&[u32], &[f64]) {
+    pub(super) fn row(&self, unit: usize) -> Entries<'_> {
         let span = self.indptr[unit]..self.indptr[unit + 1];
-        (&self.column[span.clone()], &self.count[span])
+        Entries { columns: &self.column[span.clone()], counts: &self.count[span] }
     }
 
-    pub(super) fn rows(&self) -> impl Iterator<Item = (&[u32], &[f64])> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = Entries<'_>> {
         (0..self.mass.len()).map(|unit| self.row(unit))
     }
 
@@ -90,15 +106,13 @@ impl Units {
     pub(super) fn moments(&self, alpha: &[f64]) -> Moments {
         let n = self.columns;
         let mut moments = Moments { square: Matrix::zeros(n), cross: vec![0.0; n], mass: 0.0 };
-        for (((columns, counts), &mass), &alpha) in self.rows().zip(&self.mass).zip(alpha) {
+        for ((entries, &mass), &alpha) in self.rows().zip(&self.mass).zip(alpha) {
             moments.mass += alpha * mass * mass;
-            for (at, (&column, &count)) in columns.iter().zip(counts).enumerate() {
+            for (at, (column, count)) in entries.iter().enumerate() {
                 let factor = alpha * count;
-                moments.cross[column as usize] += factor * mass;
-                let row = moments.square.row_mut(column as usize);
-                for (&other, &count) in columns[..=at].iter().zip(counts) {
-                    row[other as usize] += factor * count;
-                }
+                moments.cross[column] += factor * mass;
+                let row = moments.square.row_mut(column);
+                entries.iter().take(at + 1).for_each(|(other, count)| row[other] += factor * count);
             }
         }
         moments.square.mirror();
@@ -109,18 +123,16 @@ impl Units {
     pub(super) fn forms(&self, x: &Matrix, centre: &[f64]) -> Vec<f64> {
         let image = x.times(centre);
         let constant = dot(&image, centre);
-        let rows = self.rows().zip(&self.mass);
-        let form = |((columns, counts), &mass): ((&[u32], &[f64]), &f64)| {
+        let form = |(entries, &mass): (Entries<'_>, &f64)| {
             let mut sum = mass * mass * constant;
-            for (at, (&column, &count)) in columns.iter().zip(counts).enumerate() {
-                let row = x.row(column as usize);
-                let pairs = columns[..at].iter().zip(counts);
-                let before: f64 = pairs.map(|(&other, &count)| row[other as usize] * count).sum();
-                sum += count * (2.0 * (before - mass * image[column as usize]) + count * row[column as usize]);
+            for (at, (column, count)) in entries.iter().enumerate() {
+                let row = x.row(column);
+                let before: f64 = entries.iter().take(at).map(|(other, count)| row[other] * count).sum();
+                sum += count * (2.0 * (before - mass * image[column]) + count * row[column]);
             }
             sum.max(0.0)
         };
-        rows.map(form).collect()
+        self.rows().zip(&self.mass).map(form).collect()
     }
 }
 

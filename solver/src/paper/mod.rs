@@ -27,8 +27,8 @@ use std::ops::ControlFlow;
 
 use semmoe_tables::{Attention, Profile, TablesBuilder, Trace};
 
-use crate::alternate::{Clustering, Limits, load_excess};
-use crate::error::{SolveError, check_groups};
+use crate::alternate::{Clustering, Limits};
+use crate::error::{SolveError, check_input};
 use crate::evidence::Shrinkage;
 use crate::features::check_together;
 use crate::hold_out::with_hold_out;
@@ -126,10 +126,7 @@ pub fn solve_paper(
         return Err(SolveError::BadOption { option: "objective", found, expected });
     }
     paper.validate()?;
-    check_groups(options.groups, profile.model().num_experts)?;
-    if let Some(trace) = trace {
-        profile.model().check_compatible(trace.model())?;
-    }
+    check_input(profile, trace, options.groups)?;
     with_hold_out(profile, trace, options, |profile, trace, _| paper_part((profile, trace), options, paper, progress))
 }
 
@@ -237,10 +234,9 @@ fn clustering(problem: &Problem, options: &SolveOptions, group_of: Vec<u16>, lab
         slots: None,
         topology: Topology::flat(usize::from(options.groups)),
     };
-    let load_excess = load_excess(problem, &group_of, limits);
     let primal = (local(problem, &group_of, &label) as f64 * PROFIT_ONE) as i128;
     let plan = Plan { label, price: vec![0; limits.groups], primal, ..Plan::default() };
-    Clustering { group_of, plan, load_excess, iterations: 0, replicas: None, penalty: 0 }
+    Clustering::whole(problem, group_of, plan, limits, 0)
 }
 
 #[cfg(test)]

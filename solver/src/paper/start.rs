@@ -2,7 +2,7 @@
 //! k-means++ seeds; the clusters need not be even, as nothing in the paper asks for it here.
 
 use crate::problem::Problem;
-use crate::seeds::{distances_to, draw, mean_share};
+use crate::seeds::for_each_centre;
 
 /// Rounds of Lloyd's iteration; later ones hardly change the clusters.
 const MOST_ROUNDS: usize = 20;
@@ -22,22 +22,12 @@ pub(super) fn cluster_units(problem: &Problem, groups: usize, random: &mut fastr
 
 /// Each unit with the nearest of `groups` units that are drawn far from each other.
 fn seed(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16> {
-    let mean = mean_share(problem);
-    let mut nearest = vec![f64::INFINITY; problem.units()];
     let mut label = vec![0; problem.units()];
-    for group in 0..groups {
-        let weight = |unit: usize| match group {
-            0 => problem.mass[unit] as f64,
-            _ => problem.mass[unit] as f64 * nearest[unit],
-        };
-        let centre = draw(problem.units(), weight, random);
-        for (unit, distance) in distances_to(problem, centre, &mean).into_iter().enumerate() {
-            if distance < nearest[unit] {
-                nearest[unit] = distance;
-                label[unit] = group as u16;
-            }
+    for_each_centre(problem, groups, random, &|| false, |group, unit, _, nearest| {
+        if nearest {
+            label[unit] = group as u16;
         }
-    }
+    });
     label
 }
 

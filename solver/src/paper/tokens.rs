@@ -1,7 +1,7 @@
 //! Lines 53 to 55: from the groups of units to T and its confidence.
 
 use half::f16;
-use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TokenId, TpParts, Trace};
+use semmoe_tables::{LayerIdx, NO_GROUP, Placement, Profile, TpParts, Trace};
 
 use crate::token_table::count_groups;
 
@@ -12,9 +12,8 @@ pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u1
     match trace {
         Some(trace) => count_occurrences(trace, label, groups, &mut counts),
         None => {
-            let seen = profile.token_counts().iter().enumerate().filter(|(_, count)| **count > 0);
-            for ((token, &count), &group) in seen.zip(label) {
-                counts[token * groups + usize::from(group)] = count;
+            for ((token, count), &group) in profile.seen().zip(label) {
+                counts[token.index() * groups + usize::from(group)] = count;
             }
         }
     }
@@ -29,12 +28,10 @@ pub(super) fn token_matrix(profile: &Profile, trace: Option<&Trace>, label: &[u1
 
 /// Tokens with a known route by the group of their request. Requests without one were no units.
 fn count_occurrences(trace: &Trace, label: &[u16], groups: usize, counts: &mut [u64]) {
-    let layers = trace.model().layers();
     let mut units = label.iter();
     for request in trace.iter() {
-        let routed =
-            |position: usize| (0..layers).any(|layer| request.route(position, LayerIdx::new(layer as u16)).is_some());
-        let known: Vec<usize> = (0..request.token_ids().len()).filter(|&position| routed(position)).collect();
+        let known: Vec<usize> =
+            (0..request.token_ids().len()).filter(|&position| request.is_routed(position)).collect();
         if known.is_empty() {
             continue;
         }
@@ -58,12 +55,11 @@ pub(super) fn set_labels<'a>(
     let mut on_group = vec![0u64; usize::from(placement.groups())];
     for (layer, label) in labels.enumerate() {
         let id = LayerIdx::new(layer as u16);
-        let seen = (0u32..).zip(profile.token_counts()).filter(|(_, count)| **count > 0);
-        for ((token, _), &group) in seen.zip(label) {
-            count_groups(profile, id, TokenId::new(token), placement.layer(id), &mut on_group);
+        for ((token, _), &group) in profile.seen().zip(label) {
+            count_groups(profile, id, token, placement.layer(id), &mut on_group);
             let total: u64 = on_group.iter().sum();
             if total > 0 {
-                let at = (layer * vocabulary + token as usize) * parts.labels;
+                let at = (layer * vocabulary + token.index()) * parts.labels;
                 parts.token_group[at] = group;
                 parts.token_prob[at] = f16::from_f64(on_group[usize::from(group)] as f64 / total as f64);
             }

@@ -1,7 +1,8 @@
 //! The directions in which embeddings differ most, by subspace iteration on a sample.
 
+use semmoe_tables::in_parallel;
+
 use super::dense::{Centred, project};
-use crate::parallel::in_parallel;
 
 /// Embeddings looked at, evenly spaced over the vocabulary.
 const SAMPLE: usize = 4096;

@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use semmoe_tables::{Embeddings, TokenId};
+use semmoe_tables::{Embeddings, TokenId, in_parallel};
 
 use super::components::principal;
-use crate::parallel::in_parallel;
 
 /// Components that are kept of wider embeddings.
 const MOST_COMPONENTS: usize = 128;
@@ -79,18 +78,12 @@ impl DenseFeatures {
         let targets = target.len() / weight.len().max(1);
         let factor = self.factor(weight, penalty, threads);
         let chunks: Vec<usize> = (0..weight.len()).step_by(CHUNK).collect();
-        let sums = in_parallel(&chunks, threads, |first| {
-            let mut sum = vec![0.0f32; self.columns * targets];
-            for token in (first..(first + CHUNK).min(weight.len())).filter(|&token| weight[token] > 0.0) {
-                let y = &target[token * targets..(token + 1) * targets];
-                for (sum, x) in sum.chunks_exact_mut(targets).zip(self.row(token)) {
-                    sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += x * weight[token] * y);
-                }
+        let mut b = weighted_sums(weight, self.columns * targets, threads, |token, sum| {
+            let y = &target[token * targets..(token + 1) * targets];
+            for (sum, x) in sum.chunks_exact_mut(targets).zip(self.row(token)) {
+                sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += x * weight[token] * y);
             }
-            sum
         });
-        let mut b = vec![0.0f64; self.columns * targets];
-        sums.iter().for_each(|sum| b.iter_mut().zip(sum).for_each(|(b, &sum)| *b += f64::from(sum)));
         factor.solve(&mut b, self.columns, targets);
         let b: Vec<f32> = b.into_iter().map(|value| value as f32).collect();
         let predicted = in_parallel(&chunks, threads, |first| {
@@ -115,23 +108,30 @@ impl DenseFeatures {
     /// `X' W X + penalty I`, the lower half.
     fn normal(&self, weight: &[f32], penalty: f64, threads: usize) -> Vec<f64> {
         let columns = self.columns;
-        let chunks: Vec<usize> = (0..weight.len()).step_by(CHUNK).collect();
-        let sums = in_parallel(&chunks, threads, |first| {
-            let mut sum = vec![0.0f32; columns * columns];
-            for token in (first..(first + CHUNK).min(weight.len())).filter(|&token| weight[token] > 0.0) {
-                let x = self.row(token);
-                for (at, sum) in sum.chunks_exact_mut(columns).enumerate() {
-                    let by = x[at] * weight[token];
-                    sum[..=at].iter_mut().zip(x).for_each(|(sum, x)| *sum += by * x);
-                }
+        let mut normal = weighted_sums(weight, columns * columns, threads, |token, sum| {
+            let x = self.row(token);
+            for (at, sum) in sum.chunks_exact_mut(columns).enumerate() {
+                let by = x[at] * weight[token];
+                sum[..=at].iter_mut().zip(x).for_each(|(sum, x)| *sum += by * x);
             }
-            sum
         });
-        let mut normal = vec![0.0f64; columns * columns];
-        sums.iter().for_each(|sum| normal.iter_mut().zip(sum).for_each(|(all, &sum)| *all += f64::from(sum)));
         (0..columns).for_each(|at| normal[at * columns + at] += penalty);
         normal
     }
+}
+
+/// Adds up `size` sums over the tokens with a weight, chunk by chunk; `add` adds those of a token.
+fn weighted_sums(weight: &[f32], size: usize, threads: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f64> {
+    let chunks: Vec<usize> = (0..weight.len()).step_by(CHUNK).collect();
+    let sums = in_parallel(&chunks, threads, |first| {
+        let mut sum = vec![0.0f32; size];
+        let tokens = (first..(first + CHUNK).min(weight.len())).filter(|&token| weight[token] > 0.0);
+        tokens.for_each(|token| add(token, &mut sum));
+        sum
+    });
+    let mut all = vec![0.0f64; size];
+    sums.iter().for_each(|sum| all.iter_mut().zip(sum).for_each(|(all, &sum)| *all += f64::from(sum)));
+    all
 }
 
 impl Factor {

@@ -1,7 +1,8 @@
 //! Ridge regression from sparse rows to many targets at once, by conjugate gradients.
 
+use semmoe_tables::in_parallel;
+
 use super::features::Features;
-use crate::parallel::in_parallel;
 
 /// Relative residual at which a target is done. The figures do not move any more from 0.03 on.
 const TOLERANCE: f64 = 0.01;

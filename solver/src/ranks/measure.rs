@@ -1,8 +1,8 @@
 //! Remote ranks per token of any clustering, counted occurrence by occurrence.
 
-use semmoe_tables::{LayerIdx, Trace};
+use semmoe_tables::Trace;
 
-use super::routes::{UnitOf, distinct_groups};
+use super::routes::{UnitOf, distinct_groups, fill};
 use crate::transport::Plan;
 
 /// Ranks other than its unit's that a token is sent to, mean over the tokens and layers of a trace that units stand
@@ -12,17 +12,13 @@ pub(crate) fn remote_ranks(trace: &Trace, unit_of: &UnitOf, layers: &[(&[u64], &
     let (mut remote, mut routes) = (0.0, 0u64);
     let mut seen = Vec::new();
     let mut set: Vec<u16> = Vec::new();
-    for (index, request) in trace.iter().enumerate() {
-        for (position, &token) in request.token_ids().iter().enumerate() {
-            let Some(unit) = unit_of.of(index, token) else { continue };
-            for (layer, &(mass, plan, group_of)) in (0..).zip(layers) {
-                let Some(route) = request.route(position, LayerIdx::new(layer)) else { continue };
-                set.clear();
-                set.extend(route.experts().map(|expert| expert.index() as u16));
-                distinct_groups(&set, group_of, &mut seen);
-                remote += seen.len() as f64 - own_share(plan, mass, unit, &seen);
-                routes += 1;
-            }
+    for (request, position, unit) in unit_of.tokens(trace) {
+        for (layer, route) in request.routes(position) {
+            let (mass, plan, group_of) = layers[layer.index()];
+            fill(&mut set, route);
+            distinct_groups(&set, group_of, &mut seen);
+            remote += seen.len() as f64 - own_share(plan, mass, unit, &seen);
+            routes += 1;
         }
     }
     (routes > 0).then(|| remote / routes as f64)

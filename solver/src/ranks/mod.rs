@@ -17,12 +17,13 @@ mod traced;
 
 pub(crate) use traced::Traced;
 
-use crate::alternate::{Clustering, Limits, load_excess};
+use semmoe_tables::in_parallel;
+
+use crate::alternate::{Clustering, Limits};
 use crate::expert_step::layer_cap;
-use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::transport::{Plan, Transport};
-use crate::unit_step::{PROFIT_ONE, to_profit};
+use crate::unit_step::{PROFIT_ONE, profits_of_local};
 use routes::LayerRoutes;
 use search::{Search, weights};
 
@@ -56,9 +57,7 @@ impl RankProblem<'_> {
                 break;
             }
             let plan = self.unit_step(&group_of, Some(&best.plan.price));
-            let load_excess = load_excess(self.problem, &group_of, self.limits);
-            let next =
-                Clustering { group_of, plan, load_excess, iterations: best.iterations + 1, replicas: None, penalty: 0 };
+            let next = Clustering::whole(self.problem, group_of, plan, self.limits, best.iterations + 1);
             let reached = self.value(&next);
             if reached <= value || next.load_excess > best.load_excess {
                 break;
@@ -85,8 +84,7 @@ impl RankProblem<'_> {
         for (routes, group_of) in self.routes.iter().zip(group_of.chunks_exact(self.problem.experts)) {
             routes.add_touched(group_of, groups, &mut touched);
         }
-        let rows = touched.chunks_exact(groups).zip(&self.problem.mass);
-        rows.flat_map(|(row, &mass)| row.iter().map(move |&count| to_profit(count as f64 / mass as f64))).collect()
+        profits_of_local(self.problem, &touched, groups)
     }
 
     /// Less the remote ranks of all occurrences, in fixed point.

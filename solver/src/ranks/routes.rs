@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use semmoe_tables::{LayerIdx, Profile, Trace};
+use semmoe_tables::{LayerIdx, Profile, Route, Trace, TraceRequest};
+
+use crate::split::has_route;
 
 /// No unit.
 const NONE: u32 = u32::MAX;
@@ -17,15 +19,8 @@ pub(crate) enum UnitOf {
 
 impl UnitOf {
     pub(crate) fn request(trace: &Trace) -> Self {
-        let layers = trace.model().layers();
         let mut next = 0;
-        let units = trace.iter().map(|request| {
-            let mut layers_of =
-                (0..request.token_ids().len()).flat_map(|position| (0..layers).map(move |layer| (position, layer)));
-            let known =
-                layers_of.any(|(position, layer)| request.route(position, LayerIdx::new(layer as u16)).is_some());
-            numbered(known, &mut next)
-        });
+        let units = trace.iter().map(|request| numbered(has_route(request), &mut next));
         UnitOf::Request(units.collect())
     }
 
@@ -34,8 +29,16 @@ impl UnitOf {
         UnitOf::Token(profile.token_counts().iter().map(|&count| numbered(count > 0, &mut next)).collect())
     }
 
+    /// The tokens of a trace that units stand for: their requests, positions and units.
+    pub(crate) fn tokens<'t>(&'t self, trace: &'t Trace) -> impl Iterator<Item = (TraceRequest<'t>, usize, usize)> {
+        trace.iter().enumerate().flat_map(move |(index, request)| {
+            let unit = move |(position, &token): (usize, &u32)| Some((request, position, self.of(index, token)?));
+            request.token_ids().iter().enumerate().filter_map(unit)
+        })
+    }
+
     /// `None` for what is no unit.
-    pub(crate) fn of(&self, request: usize, token: u32) -> Option<usize> {
+    fn of(&self, request: usize, token: u32) -> Option<usize> {
         let unit = match self {
             UnitOf::Request(units) => units[request],
             UnitOf::Token(units) => units[token as usize],
@@ -50,6 +53,12 @@ fn numbered(is_unit: bool, next: &mut u32) -> u32 {
     }
     *next += 1;
     *next - 1
+}
+
+/// Puts the experts of a route into `set`, in place of what is there.
+pub(super) fn fill(set: &mut Vec<u16>, route: Route<'_>) {
+    set.clear();
+    set.extend(route.experts().map(|expert| expert.get()));
 }
 
 /// The distinct top-k sets of a layer.
@@ -72,21 +81,17 @@ impl LayerRoutes {
             LayerRoutes { top_k: usize::from(trace.model().top_k), experts: vec![], start: vec![0], uses: vec![] };
         let mut occurrences: Vec<(u32, u32)> = Vec::new();
         let mut set = Vec::new();
-        for (index, request) in trace.iter().enumerate() {
-            for (position, &token) in request.token_ids().iter().enumerate() {
-                let route = request.route(position, LayerIdx::new(layer as u16));
-                let Some((route, unit)) = route.zip(unit_of.of(index, token)) else { continue };
-                set.clear();
-                set.extend(route.experts().map(|expert| expert.index() as u16));
-                set.sort_unstable();
-                let next = sets.len() as u32;
-                let id = sets.get(&set).copied().unwrap_or_else(|| {
-                    routes.experts.extend(&set);
-                    sets.insert(set.clone(), next);
-                    next
-                });
-                occurrences.push((id, unit as u32));
-            }
+        for (request, position, unit) in unit_of.tokens(trace) {
+            let Some(route) = request.route(position, LayerIdx::new(layer as u16)) else { continue };
+            fill(&mut set, route);
+            set.sort_unstable();
+            let next = sets.len() as u32;
+            let id = sets.get(&set).copied().unwrap_or_else(|| {
+                routes.experts.extend(&set);
+                sets.insert(set.clone(), next);
+                next
+            });
+            occurrences.push((id, unit as u32));
         }
         occurrences.sort_unstable();
         routes.collect(&occurrences, sets.len());

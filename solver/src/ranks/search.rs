@@ -8,7 +8,7 @@
 
 use super::routes::LayerRoutes;
 use crate::load_limit::group_loads;
-use crate::swaps::keeps_cap;
+use crate::swaps::{exchange, keeps_cap};
 use crate::transport::Plan;
 
 /// Most swaps of a step, times the experts of the layer.
@@ -27,12 +27,7 @@ pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: u
             let (unit, whole) = (unit as usize, i64::from(count) << fraction_bits);
             match plan.splits.binary_search_by_key(&unit, |split| split.unit) {
                 Err(_) => row[usize::from(plan.label[unit])] += whole,
-                Ok(split) => {
-                    for &(group, part) in &plan.splits[split].parts {
-                        let share = part as f64 / mass[unit] as f64;
-                        row[usize::from(group)] += (whole as f64 * share).round() as i64;
-                    }
-                }
+                Ok(split) => plan.splits[split].spread(whole, mass[unit], row),
             }
         }
     }
@@ -83,8 +78,7 @@ impl<'a> Search<'a> {
         for _ in 0..MOST_SWAPS * self.group_of.len() {
             let Some((a, b)) = self.best_swap(load, &loads, cap) else { break };
             let (from, to) = (self.group(a), self.group(b));
-            loads[from] = loads[from] - load[a] + load[b];
-            loads[to] = loads[to] - load[b] + load[a];
+            exchange(&mut loads, (from, load[a]), (to, load[b]));
             self.swap(a, b);
         }
     }

@@ -9,7 +9,7 @@ use super::search::{Search, weights};
 use super::{Clustering, RankProblem};
 use crate::alternate::Limits;
 use crate::problem::Problem;
-use crate::starts::run_starts;
+use crate::starts::{StartOptions, run_starts};
 use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::mass_capacity;
@@ -75,7 +75,8 @@ fn both(trace: &Trace, limits: Limits, margin: f64) -> (f64, f64, Clustering) {
     let problem = Problem::from_trace(trace).unwrap();
     let capacity = mass_capacity(problem.total_mass(), limits.groups, margin);
     let problems = [problem];
-    let best = run_starts(&problems, (limits, None), (margin, 1), (4, 1), &mut |_| std::ops::ControlFlow::Continue(()));
+    let how = StartOptions { limits, homes: None, token_margin: margin, seed: 1, starts: 4, threads: 1 };
+    let best = run_starts(&problems, &how, &mut |_| std::ops::ControlFlow::Continue(()));
     let routes = all_routes(trace);
     let ranked = RankProblem { problem: &problems[0], routes: &routes, capacity: &capacity, limits };
     let improved = ranked.improve(best.clusterings[0].clone(), 1, &mut || true);

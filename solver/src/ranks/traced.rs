@@ -2,14 +2,13 @@
 
 use std::ops::ControlFlow;
 
-use semmoe_tables::{Profile, Trace};
+use semmoe_tables::{Profile, Trace, in_parallel};
 
 use super::RankProblem;
 use super::measure::remote_ranks;
 use super::routes::{LayerRoutes, UnitOf};
 use crate::alternate::{Clustering, Limits};
 use crate::options::SolveOptions;
-use crate::parallel::in_parallel;
 use crate::problem::Problem;
 use crate::report::Unit;
 use crate::starts::{Best, SolveProgress};

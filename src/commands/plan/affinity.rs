@@ -139,7 +139,7 @@ fn promised(named: &str) -> Result<Promised, CliError> {
             local_rate,
             local_random: evaluation["lar_random"].as_f64(),
             remote_ranks: policy[rank].as_f64().or(evaluation[rank].as_f64()),
-            remote_random: evaluation["remote_ranks_random"].as_f64(),
+            remote_random: evaluation["remote_ranks_blocks"].as_f64(),
         });
     }
     let samples = text.lines().filter_map(Sample::parse).filter(|sample| sample.name == "semmoe_observed_lar");

@@ -4,11 +4,12 @@
 //! |---|---|
 //! | `team` | ranks as threads over the worker's carriers, the length of a measurement |
 //! | `links` | collectives by size |
-//! | `steps` | steps of the model: on one rank, on several that share processors, in layouts |
+//! | `steps` | steps of the model: on one rank, in layouts of several |
 //! | `files` | the cluster and the calibration as files |
 //!
-//! The constants are fitted to steps of one rank. Those of several ranks, in every layout, are predicted from them and
-//! from the collectives, and then measured: that is the error which the calibration carries.
+//! The constants are fitted to steps of one rank, and the contention of several ranks for processors to a few steps of
+//! layouts with whole experts. Other steps, in every layout, are predicted from these and from the collectives, and
+//! then measured: that is the error which the calibration carries.
 
 mod files;
 mod links;
@@ -18,7 +19,7 @@ mod team;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use semmoe_planner::calibration::{Accuracy, Calibration, Errors, StepPoint, errors, fit};
+use semmoe_planner::calibration::{Accuracy, Calibration, Errors, StepPoint, errors, fit, fit_contention};
 use semmoe_planner::cluster::{Cluster, Measured, Sharing};
 use semmoe_planner::search::{Question, search};
 use semmoe_planner::shape::ModelShape;
@@ -53,8 +54,8 @@ const FITTED: [Job; 13] = [
     job(2, 256, 0),
     job(1, 512, 0),
 ];
-/// Steps by which the sharing of processors is measured.
-const SHARED: [Job; 3] = [job(4, 1, 128), job(24, 1, 128), job(1, 192, 0)];
+/// Steps that the contention of ranks is fitted to, in layouts with whole experts.
+const CONTENDED: [Job; 3] = [job(4, 1, 128), job(24, 1, 128), job(1, 192, 0)];
 /// Steps that are predicted, in every layout: of each rank with attention dp, of all ranks with attention tp.
 const HELD_OUT: [Job; 6] =
     [job(3, 1, 96), job(12, 1, 48), job(3, 1, 384), job(40, 1, 24), job(1, 96, 0), job(1, 384, 0)];
@@ -66,10 +67,10 @@ const fn job(sequences: usize, tokens: usize, cached: usize) -> Job {
 /// Everything that was measured.
 struct Findings {
     alone: Vec<StepPoint>,
-    sharing: Vec<Sharing>,
     tables: Vec<Measured>,
     between: Vec<[f64; 2]>,
-    /// Not seen by the fit.
+    contended: Vec<StepPoint>,
+    /// Not seen by the fits.
     layouts: Vec<StepPoint>,
 }
 
@@ -86,9 +87,8 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
     let ranks = ranks(&args.ranks)?;
     let found = measure(args, &config, &ranks)?;
     let most = ranks.last().copied().unwrap_or(1) as u64;
-    let described = files::describe(&found, most, args.transport)?;
-    // Written and read as a user's file: what is predicted below is what `semmoe plan` predicts.
-    let cluster = Cluster::from_toml("the measured cluster", &described).map_err(CliError::failed)?;
+    let read = |described: &str| Cluster::from_toml("the measured cluster", described).map_err(CliError::failed);
+    let mut cluster = read(&files::describe(&found.tables, &[], most, args.transport))?;
     let one = of_ranks(&cluster, 1);
     let start = Constants {
         dispatch_bytes: 4.0,
@@ -100,6 +100,15 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
         ..Constants::uncalibrated()
     };
     let constants = fit(&shape, &one, &start, &found.alone).map_err(CliError::failed)?;
+    for ranks in ranks.into_iter().map(|ranks| ranks as u64).filter(|&ranks| ranks > 1) {
+        let points: Vec<StepPoint> =
+            found.contended.iter().filter(|point| point.layout.gpus() == ranks).copied().collect();
+        let contention = fit_contention(&shape, &of_ranks(&cluster, ranks), &constants, &points, ranks);
+        cluster = cluster.contended(ranks, contention.map_err(CliError::failed)?);
+    }
+    // Written and read as a user's file: what is predicted below is what `semmoe plan` predicts.
+    let described = files::describe(&cluster.measured.collectives, &cluster.gpu.sharing, most, args.transport);
+    let cluster = read(&described)?;
     let of = |prefill: bool| -> Result<Errors, CliError> {
         let points: Vec<StepPoint> =
             found.layouts.iter().filter(|point| (point.work.tokens > 1.0) == prefill).copied().collect();
@@ -112,8 +121,10 @@ fn calibrate(args: &CalibrateArgs) -> Result<String, CliError> {
         engine: format!("semmoe worker {}", env!("CARGO_PKG_VERSION")),
         gpu: cluster.gpu.name.clone(),
         source: format!(
-            "semmoe plan calibrate: {} steps of one rank fitted, {} of layouts of up to {most} ranks held out",
+            "semmoe plan calibrate: {} steps of one rank and {} of several fitted, {} of layouts of up to {most} ranks \
+             held out",
             found.alone.len(),
+            found.contended.len(),
             found.layouts.len()
         ),
         constants,
@@ -212,12 +223,13 @@ fn layouts(ranks: usize, shape: &ModelShape) -> Vec<WorkerLayout> {
 fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Result<Findings, CliError> {
     let shape = parse(&args.model.join("config.json"), ModelShape::from_config)?;
     let jobs = |jobs: &[Job]| -> Vec<Job> { jobs.iter().filter(|job| job.fits(config)).copied().collect() };
-    let (fitted, shared, held_out) = (jobs(&FITTED), jobs(&SHARED), jobs(&HELD_OUT));
+    let (fitted, contended, held_out) = (jobs(&FITTED), jobs(&CONTENDED), jobs(&HELD_OUT));
     let layouts: Vec<WorkerLayout> = ranks.iter().flat_map(|&ranks| layouts(ranks, &shape)).collect();
     let several: Vec<usize> = ranks.iter().copied().filter(|&ranks| ranks > 1).collect();
+    let whole = |layout: &&WorkerLayout| layout.ranks > 1 && layout.experts == ExpertLayout::Ep;
     let rounds = fitted.len()
-        + several.len() * (shared.len() + links::MEASUREMENTS)
-        + shared.len()
+        + several.len() * links::MEASUREMENTS
+        + layouts.iter().filter(whole).count() * contended.len()
         + layouts.len() * held_out.len();
     let each = Duration::from_secs_f64(args.seconds / rounds as f64);
     let progress = Progress::start("calibrating", rounds as u64);
@@ -226,16 +238,8 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
     progress.remark("steps of one rank");
     let alone = steps::alone(&args.model, &fitted, each)?;
     progress.advance(fitted.len() as u64);
-    let single = steps::sharing(&args.model, 1, &shared, each)?;
-    progress.advance(shared.len() as u64);
-    let (mut sharing, mut tables, mut between) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut tables, mut between) = (Vec::new(), Vec::new());
     for &ranks in &several {
-        progress.remark(&format!("{ranks} ranks that share processors"));
-        let times = steps::sharing(&args.model, ranks, &shared, each)?;
-        let ratios = times.iter().zip(&single).map(|(all, one)| (all / one).ln());
-        let slowdown = (ratios.sum::<f64>() / times.len() as f64).exp().max(1.0);
-        sharing.push(Sharing { ranks: ranks as u64, slowdown });
-        progress.advance(shared.len() as u64);
         progress.remark(&format!("links of {ranks} ranks"));
         let team = Team { ranks, carrier: args.transport, elements: links::ELEMENTS };
         let found = links::measure(team, files::level(args.transport), each)?;
@@ -243,17 +247,24 @@ fn measure(args: &CalibrateArgs, config: &ModelConfig, ranks: &[usize]) -> Resul
         between.extend(found.between);
         progress.advance(links::MEASUREMENTS as u64);
     }
-    let rows = held_out.iter().map(|job| job.sequences * job.tokens.max(job.cached)).max().unwrap_or(1);
-    let mut steps = Vec::new();
-    for layout in layouts {
+    let together = |layout: &WorkerLayout, jobs: &[Job]| {
         progress.remark(&layout.planned().name());
+        let rows = jobs.iter().map(|job| job.sequences * job.tokens.max(job.cached)).max().unwrap_or(1);
         let elements = layout.ranks * rows * config.hidden;
         let team = Team { ranks: layout.ranks, carrier: args.transport, elements };
-        steps.extend(steps::together(&args.model, layout, team, &held_out, each)?);
-        progress.advance(held_out.len() as u64);
+        let steps = steps::together(&args.model, *layout, team, jobs, each)?;
+        progress.advance(jobs.len() as u64);
+        Ok::<_, CliError>(steps)
+    };
+    let (mut seen, mut unseen) = (Vec::new(), Vec::new());
+    for layout in &layouts {
+        if whole(&layout) {
+            seen.extend(together(layout, &contended)?);
+        }
+        unseen.extend(together(layout, &held_out)?);
     }
     progress.finish(&format!("{} measurements in {:.0} s", rounds, began.elapsed().as_secs_f64()));
-    Ok(Findings { alone, sharing, tables, between, layouts: steps })
+    Ok(Findings { alone, tables, between, contended: seen, layouts: unseen })
 }
 
 /// What was found, with every step that was predicted.
@@ -312,7 +323,7 @@ fn report(
             ));
         }
     }
-    for Sharing { ranks, slowdown } in &found.sharing {
+    for Sharing { ranks, slowdown } in &cluster.gpu.sharing {
         text.push_str(&format!("{ranks} ranks that share the processors compute {slowdown:.2} times slower\n"));
     }
     text.push_str(&files::accuracy(calibration));

@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 
 use half::{bf16, f16};
 
-use super::header::{METADATA_KEY, RawTensor, check_size, parse_any};
+use super::header::{METADATA_KEY, RawTensor, check_size, checked, parse_any};
 use super::layout::{Entry, encode};
 use super::storage::Storage;
 use crate::FormatError;
@@ -56,16 +56,14 @@ impl Foreign {
 
     fn from_storage(storage: Storage) -> Result<Self, FormatError> {
         let (raw, data_start) = parse_any(&storage, MAX_HEADER_BYTES)?;
-        let tensor = |(name, tensor): (String, RawTensor)| {
+        let tensors = checked(raw.tensors, |name, tensor| {
             if let Some(element_bytes) = element_bytes(&tensor.dtype) {
-                check_size(&name, &tensor, element_bytes)?;
+                check_size(name, &tensor, element_bytes)?;
             }
-            let offsets @ [start, end] = tensor.data_offsets;
-            // Both lie inside the file, which is mapped: no overflow.
-            let bytes = data_start + start as usize..data_start + end as usize;
-            Ok((name, ForeignTensor { dtype: tensor.dtype, shape: tensor.shape, offsets, bytes }))
-        };
-        let tensors = raw.tensors.into_iter().map(tensor).collect::<Result<_, FormatError>>()?;
+            let bytes = tensor.bytes(data_start);
+            let RawTensor { dtype, shape, data_offsets: offsets } = tensor;
+            Ok(ForeignTensor { dtype, shape, offsets, bytes })
+        })?;
         Ok(Foreign { storage, metadata: raw.metadata, tensors, data_start })
     }
 
@@ -150,7 +148,7 @@ pub(crate) fn is_plain_name(name: &str) -> bool {
 }
 
 /// Bytes of an element of a type, if it is known and has whole bytes.
-fn element_bytes(dtype: &str) -> Option<u64> {
+pub(crate) fn element_bytes(dtype: &str) -> Option<u64> {
     match dtype {
         "BOOL" | "U8" | "I8" | "F8_E5M2" | "F8_E4M3" | "F8_E8M0" => Some(1),
         "U16" | "I16" | "F16" | "BF16" => Some(2),

@@ -78,12 +78,17 @@ pub(super) fn parse(file: &[u8], format: &'static str) -> Result<Header, FormatE
     // Before the tensors, so that a file of another kind is called that.
     check_format(&raw.metadata, format)?;
     check_coverage(&raw.tensors, file.len() - data_start)?;
-    let tensor = |(name, tensor): (String, RawTensor)| {
-        let info = check_tensor(&name, tensor, data_start)?;
-        Ok((name, info))
-    };
-    let tensors = raw.tensors.into_iter().map(tensor).collect::<Result<_, FormatError>>()?;
+    let tensors = checked(raw.tensors, |name, tensor| check_tensor(name, tensor, data_start))?;
     Ok(Header { metadata: raw.metadata, tensors })
+}
+
+/// All tensors, checked.
+pub(super) fn checked<T>(
+    tensors: BTreeMap<String, RawTensor>,
+    check: impl Fn(&str, RawTensor) -> Result<T, FormatError>,
+) -> Result<BTreeMap<String, T>, FormatError> {
+    let check = |(name, tensor): (String, RawTensor)| check(&name, tensor).map(|checked| (name, checked));
+    tensors.into_iter().map(check).collect()
 }
 
 /// Parses the header of any safetensors file, whatever its metadata and element types; gives also where its data start.
@@ -146,10 +151,7 @@ fn check_tensor(name: &str, tensor: RawTensor, data_start: usize) -> Result<Info
         return Err(damaged(what, short(&tensor.dtype), "U8, U16, U32, U64, I32, F16 or F32"));
     };
     check_size(name, &tensor, dtype.size() as u64)?;
-    let [start, end] = tensor.data_offsets;
-    // Both lie inside the file, which is in memory: no overflow.
-    let bytes = data_start + start as usize..data_start + end as usize;
-    Ok(Info { dtype, shape: tensor.shape, bytes })
+    Ok(Info { dtype, bytes: tensor.bytes(data_start), shape: tensor.shape })
 }
 
 /// The bytes are those of the shape, for elements of `element_bytes` bytes.
@@ -180,6 +182,14 @@ pub(super) struct RawTensor {
     pub(super) shape: Vec<u64>,
     /// Of the data.
     pub(super) data_offsets: [u64; 2],
+}
+
+impl RawTensor {
+    /// Its bytes in the whole file; they were checked to lie inside of it, which is in memory: no overflow.
+    pub(super) fn bytes(&self, data_start: usize) -> Range<usize> {
+        let [start, end] = self.data_offsets;
+        data_start + start as usize..data_start + end as usize
+    }
 }
 
 /// A header as it stands in the JSON, without repeated keys.

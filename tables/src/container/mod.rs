@@ -24,12 +24,12 @@ use bytemuck::Pod;
 pub(crate) use atomic::is_temporary;
 pub use atomic::{directory_of, write as write_atomically};
 pub(crate) use digest::{Digester, digest};
-pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, is_plain_name};
+pub(crate) use foreign::{FloatType, Foreign, ForeignTensor, element_bytes, is_plain_name};
 pub(crate) use header::Dtype;
 pub(crate) use layout::{Layout, LayoutTensor};
 
-use crate::FormatError;
 use crate::model::{Metadata, quoted, short};
+use crate::{FormatError, ModelInfo, Provenance};
 pub(crate) use storage::Storage;
 pub(crate) use stream::{Spool, Spooled, StreamTensor, write as write_stream};
 
@@ -58,6 +58,12 @@ pub(crate) struct Container {
     metadata: Metadata,
     tensors: BTreeMap<String, Tensor>,
     digest: OnceLock<String>,
+}
+
+/// The model and origin that every file states.
+pub(crate) struct About {
+    pub(crate) model: ModelInfo,
+    pub(crate) provenance: Provenance,
 }
 
 /// A checked tensor: where its elements lie. Cheap to keep beside the container.
@@ -119,6 +125,14 @@ impl Container {
 
     pub(crate) fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// The model and origin of a file of a format, which has no tensors but those in `known`.
+    pub(crate) fn about(&self, format: &'static str, known: &[&str]) -> Result<About, FormatError> {
+        let model = ModelInfo::from_metadata(&self.metadata)?;
+        let provenance = Provenance::from_metadata(&self.metadata)?;
+        self.expect_only(format, known)?;
+        Ok(About { model, provenance })
     }
 
     /// Refuses tensors that are not in `known`.

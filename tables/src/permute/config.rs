@@ -5,8 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::family::{FAMILIES, Family, known_architectures};
+use super::source::CONFIG;
 use super::{Permutation, PermuteError};
-use crate::ModelInfo;
+use crate::Tables;
 use crate::container::Storage;
 
 /// The largest published configurations have a few hundred kB.
@@ -16,6 +17,8 @@ const MAX_CONFIG_BYTES: usize = 16 << 20;
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) family: &'static Family,
+    /// That of the tables.
+    pub(super) permutation: Permutation,
     /// Layers of the model proper; a checkpoint may hold more of them for speculation.
     pub(super) hidden_layers: u16,
     /// Groups of neighbouring experts that gating first chooses among; 1 when it does not.
@@ -25,9 +28,11 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Reads and checks `config.json`: a known architecture, the experts and layers of the tables, gating that the
-    /// permutation does not change.
-    pub(super) fn read(path: &Path, model: &ModelInfo, permutation: &Permutation) -> Result<Self, PermuteError> {
+    /// Reads a checkpoint's `config.json` and checks it: a known architecture, the experts and layers of the tables,
+    /// gating that the permutation does not change.
+    pub(super) fn read(checkpoint: &Path, tables: &Tables) -> Result<Self, PermuteError> {
+        let (permutation, model) = (Permutation::of(tables)?, tables.model());
+        let path = &checkpoint.join(CONFIG);
         let value = read_json(path, MAX_CONFIG_BYTES)?;
         let family = family(&value, path)?;
         let fields = Fields { path, value: &value };
@@ -43,10 +48,10 @@ impl Config {
             let expected = format!("more than {last}, the last MoE layer of the tables");
             return Err(PermuteError::field(path, "num_hidden_layers", hidden_layers, expected));
         }
-        let n_group = fields.check_gating(permutation)?;
+        let n_group = fields.check_gating(&permutation)?;
         let top_groups = if n_group > 1 { fields.number("topk_group")? } else { 1 };
         match expert_named_in(&value) {
-            None => Ok(Self { family, hidden_layers, n_group, top_groups }),
+            None => Ok(Self { family, permutation, hidden_layers, n_group, top_groups }),
             Some(name) => {
                 let name: String = name.chars().take(100).collect();
                 let expected = "no names of single experts, which this file would still have under their old numbers";

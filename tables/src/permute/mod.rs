@@ -101,9 +101,9 @@ pub fn permute(
     out: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PermuteReport, PermuteError> {
-    let permutation = Permutation::of(tables)?;
-    let config = Config::read(&source.join(CONFIG), tables.model(), &permutation)?;
-    let plan = Plan { family: config.family, permutation: &permutation, hidden_layers: config.hidden_layers };
+    let config = Config::read(source, tables)?;
+    let permutation = &config.permutation;
+    let plan = Plan { family: config.family, permutation, hidden_layers: config.hidden_layers };
     let source = Source::open(source)?;
     let layers_kept = plan.check(&source)?;
     let (copied, left_out) = source.others()?;
@@ -121,7 +121,7 @@ pub fn permute(
     copied.iter().try_for_each(|name| target.copy(&source.dir, name))?;
     let written = Source::open(&target.dir)?;
     let digest = verify::verify(&plan, &source, &written, &mut meter)?;
-    let proof = proof::compare(&config, &permutation, tables.model().top_k, &source, &written)?;
+    let proof = proof::compare(&config, tables.model().top_k, &source, &written)?;
     target.copy(&source.dir, CONFIG)?;
     Ok(PermuteReport {
         moe_layers: permutation.layers().count(),

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::container::{Layout, LayoutTensor};
+use crate::container::Layout;
 use crate::{FormatError, Placement, Tables};
 
 /// Writes tables for the permuted checkpoint, whose engine runs the contiguous placement: everything is as it was, but
@@ -19,8 +19,7 @@ pub fn write_relabelled(tables: &Tables, path: &Path) -> Result<String, FormatEr
     let placement = Placement::contiguous(model.layers(), model.num_experts, tables.groups())?;
     let Layout { mut metadata, mut tensors } = tables.layout();
     metadata.insert("placement_digest".to_owned(), placement.digest());
-    let shape = [placement.layers(), usize::from(placement.experts())];
     tensors.retain(|tensor| tensor.name != "E");
-    tensors.push(LayoutTensor::new("E", &shape, placement.flat()));
+    tensors.push(placement.tensor());
     Layout { metadata, tensors }.write(path)
 }

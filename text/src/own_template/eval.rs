@@ -54,7 +54,7 @@ impl<'v> Run<'v> {
             Node::SetIn(space, name, expr) => {
                 let value = self.value(expr)?;
                 let Value::Space(space) = self.look_up(*space)? else { return None };
-                put(&mut self.spaces[space], *name, value);
+                put(&mut self.spaces[space], 0, *name, value);
             }
             Node::If(test, yes, no) => {
                 let body = if self.is_true(test)? { yes } else { no };
@@ -84,10 +84,7 @@ impl<'v> Run<'v> {
     }
 
     fn set(&mut self, name: Name, value: Value<'v>) {
-        match self.locals[self.frame..].iter_mut().find(|(known, _)| *known == name) {
-            Some((_, known)) => *known = value,
-            None => self.locals.push((name, value)),
-        }
+        put(&mut self.locals, self.frame, name, value);
     }
 
     fn look_up(&self, name: Name) -> Option<Value<'v>> {
@@ -229,7 +226,7 @@ impl<'v> Run<'v> {
         let mut space = Vec::with_capacity(attributes.len());
         for (name, value) in attributes {
             let value = self.value(value)?;
-            put(&mut space, *name, value);
+            put(&mut space, 0, *name, value);
         }
         self.spaces.push(space);
         Some(Value::Space(self.spaces.len() - 1))
@@ -292,8 +289,9 @@ impl List {
     }
 }
 
-fn put<'v>(space: &mut Space<'v>, name: Name, value: Value<'v>) {
-    match space.iter_mut().find(|(known, _)| *known == name) {
+/// Sets a name among those from `first` on.
+fn put<'v>(space: &mut Space<'v>, first: usize, name: Name, value: Value<'v>) {
+    match space[first..].iter_mut().find(|(known, _)| *known == name) {
         Some((_, known)) => *known = value,
         None => space.push((name, value)),
     }

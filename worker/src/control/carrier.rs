@@ -1,11 +1,12 @@
 //! What carries the data of a unit: what its ranks were told, and whether they can share memory.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
 use std::str::FromStr;
 
+use semmoe_ranks::BufferAddress;
 use semmoe_tables::RankId;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -119,9 +120,8 @@ struct MemoryAddress {
 impl MemoryAddress {
     /// Attaches to it.
     fn open(self, world: usize, terms: MemoryTerms) -> Result<ShmMemory, ShmError> {
-        let path = format!("/proc/{}/fd/{}", self.pid, self.fd);
-        let file = File::options().read(true).write(true).open(&path);
-        let file = file.map_err(|error| ShmError::new(format_args!("{path} cannot be opened: {error}")))?;
+        let address = BufferAddress { pid: self.pid, fd: self.fd };
+        let file = address.open().map_err(ShmError::new)?;
         ShmMemory::attach(&file, world, terms.elements, terms.session)
     }
 }
@@ -208,7 +208,7 @@ fn hear<M: DeserializeOwned>(
         links.get(from.index()).and_then(Option::as_ref).ok_or_else(|| broken_off(from, "it has no data link"))?;
     let heard = frame::read(&mut patience.reader(stream), MAX_ADDRESS_BYTES);
     let heard = heard.map_err(|error| broken_off(from, &error.to_string()))?;
-    unlimited(stream).map_err(|source| RendezvousError::Io { source })?;
+    unlimited(stream)?;
     Ok(heard)
 }
 

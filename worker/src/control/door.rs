@@ -5,9 +5,11 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use semmoe_tables::RankId;
 use serde::de::DeserializeOwned;
 
 use super::auth::{self, AuthError, Purpose};
+use super::error::RendezvousError;
 use super::frame;
 use super::patience::{Impatience, Patience};
 use super::secret::Secret;
@@ -40,18 +42,41 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         Self { listener, purpose, secret, limit, sender, arrivals, pending: 0, other_secrets: 0 }
     }
 
-    /// Connections that did not know the secret.
-    pub(super) fn other_secrets(&self) -> usize {
-        self.other_secrets
+    /// Lets connections in, by `take` into `state`, until no rank is `missing` there. `limit` is for the message.
+    pub(super) fn gather<S: ?Sized>(
+        &mut self,
+        state: &mut S,
+        missing: impl Fn(&S) -> Vec<RankId>,
+        mut take: impl FnMut(&mut S, Vec<(T, TcpStream)>) -> Result<(), RendezvousError>,
+        limit: Duration,
+        patience: &Patience,
+    ) -> Result<(), RendezvousError> {
+        while !missing(state).is_empty() {
+            let come = self.look(patience)?;
+            take(state, come)?;
+            match patience.slice() {
+                Ok(_) => {}
+                Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
+                Err(_) => {
+                    let (missing, other_secrets) = (missing(state), self.other_secrets);
+                    // Complete at the last moment: fine.
+                    if !missing.is_empty() {
+                        return Err(RendezvousError::Missing { missing, limit, other_secrets });
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Who has come by now, waiting a moment for the next. A listener that fails or a process that is to stop is an
     /// error.
-    pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, Impatience> {
+    pub(super) fn look(&mut self, patience: &Patience) -> Result<Vec<(T, TcpStream)>, RendezvousError> {
         match patience.at_most(LOOK).accept(self.listener) {
             Ok(stream) if self.pending < MAX_PENDING => self.listen_to(stream, patience.at_most(HELLO_LIMIT)),
             Ok(_) | Err(Impatience::Deadline) => {}
-            Err(other) => return Err(other),
+            Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
+            Err(Impatience::Io(error)) => return Err(error.into()),
         }
         let mut come = Vec::new();
         while let Ok((words, stream)) = self.arrivals.try_recv() {

@@ -67,6 +67,7 @@ pub enum RendezvousError {
     #[error("the rendezvous failed: {source}")]
     Io {
         /// The cause.
+        #[from]
         source: io::Error,
     },
 }

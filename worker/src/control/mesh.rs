@@ -38,7 +38,7 @@ pub(super) fn connect(
         })?;
         auth::connect(&mut stream, Purpose::Data, secret, patience)
             .map_err(|error| distrust(RankId::new(rank), &error))?;
-        unlimited(&stream).map_err(|source| RendezvousError::Io { source })?;
+        unlimited(&stream)?;
         frame::write(&mut stream, &Link { from: me, to: rank, ..own }).map_err(|error| broken(error.to_string()))?;
         streams[usize::from(rank)] = Some(stream);
     }
@@ -47,27 +47,10 @@ pub(super) fn connect(
         let missing = (0..).zip(streams).filter(|(rank, stream)| *rank > me && stream.is_none());
         missing.map(|(rank, _)| RankId::new(rank)).collect()
     };
-    while !missing(&streams).is_empty() {
-        let come = door.look(patience).map_err(|reason| match reason {
-            Impatience::Io(source) => RendezvousError::Io { source },
-            _ => RendezvousError::Stopped,
-        })?;
-        for (link, stream) in come {
-            take(link, stream, own, &mut streams)?;
-        }
-        match patience.slice() {
-            Ok(_) => {}
-            Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
-            Err(_) => {
-                let missing = missing(&streams);
-                let other_secrets = door.other_secrets();
-                // Complete at the last moment: fine.
-                if !missing.is_empty() {
-                    return Err(RendezvousError::Missing { missing, limit, other_secrets });
-                }
-            }
-        }
-    }
+    let take_all = |streams: &mut [Option<TcpStream>], come: Vec<(Link, TcpStream)>| {
+        come.into_iter().try_for_each(|(link, stream)| take(link, stream, own, streams))
+    };
+    door.gather(&mut streams[..], missing, take_all, limit, patience)?;
     Ok(streams)
 }
 
@@ -79,7 +62,7 @@ fn take(link: Link, stream: TcpStream, own: Link, streams: &mut [Option<TcpStrea
     }
     match streams.get_mut(usize::from(link.from)) {
         Some(slot @ None) => {
-            unlimited(&stream).map_err(|source| RendezvousError::Io { source })?;
+            unlimited(&stream)?;
             *slot = Some(stream);
         }
         _ => tracing::warn!(from = link.from, "turned away a second data link"),

@@ -63,7 +63,7 @@ impl Host {
 
     /// Where the other ranks have to connect to.
     pub(crate) fn address(&self) -> Result<SocketAddr, RendezvousError> {
-        self.listener.local_addr().map_err(|source| RendezvousError::Io { source })
+        Ok(self.listener.local_addr()?)
     }
 
     /// Waits for all other ranks and connects the data links. A rank that does not belong here ends the rendezvous for
@@ -79,12 +79,11 @@ impl Host {
         let mut members = self.register(identity, secret, limit, patience)?;
         let kv_pages = members.iter().map(|(hello, _)| hello.kv_pages).fold(limits.kv_pages, KvPages::min);
         let limits = UnitLimits { kv_pages, ..limits };
-        let io = |source| RendezvousError::Io { source };
         let session = fastrand::u64(..);
         let mut hosts = vec![self.place.clone()];
         hosts.extend(members.iter().map(|(hello, _)| hello.host.clone()));
         let leaders = carrier::host_leaders(identity.transport, &hosts);
-        let mut data = vec![self.data.local_addr().map_err(io)?];
+        let mut data = vec![self.data.local_addr()?];
         data.extend(members.iter().map(|(hello, _)| hello.data));
         let welcome = Reply::Welcome { session, data, limits, leaders: leaders.clone() };
         for (hello, stream) in &mut members {
@@ -137,11 +136,11 @@ fn collect(
     patience: &Patience,
     members: &mut [Option<(Hello, TcpStream)>],
 ) -> Result<(), RendezvousError> {
-    while members.iter().any(Option::is_none) {
-        let come = door.look(patience).map_err(|reason| match reason {
-            Impatience::Io(source) => RendezvousError::Io { source },
-            _ => RendezvousError::Stopped,
-        })?;
+    let missing = |members: &[Option<(Hello, TcpStream)>]| -> Vec<RankId> {
+        let missing = (1..).zip(members).filter(|(_, slot)| slot.is_none());
+        missing.map(|(rank, _)| RankId::new(rank)).collect()
+    };
+    let take = |members: &mut [Option<(Hello, TcpStream)>], come: Vec<(Hello, TcpStream)>| {
         let mut come = come.into_iter();
         while let Some((hello, stream)) = come.next() {
             if let Err(error) = admit(unit, hello, stream, members) {
@@ -154,17 +153,9 @@ fn collect(
                 return Err(error);
             }
         }
-        match patience.slice() {
-            Ok(_) => {}
-            Err(Impatience::Stopped) => return Err(RendezvousError::Stopped),
-            Err(_) => {
-                let missing = (1..).zip(&*members).filter(|(_, slot)| slot.is_none());
-                let missing = missing.map(|(rank, _)| RankId::new(rank)).collect();
-                return Err(RendezvousError::Missing { missing, limit, other_secrets: door.other_secrets() });
-            }
-        }
-    }
-    Ok(())
+        Ok(())
+    };
+    door.gather(members, missing, take, limit, patience)
 }
 
 /// Tells every rank why there will be no unit: those that have registered, and for a moment those that come later.
@@ -222,7 +213,7 @@ fn admit(
         let _ = frame::write(&mut stream, &Reply::Refused { reason });
         return Ok(());
     }
-    unlimited(&stream).map_err(|source| RendezvousError::Io { source })?;
+    unlimited(&stream)?;
     *slot = Some((hello, stream));
     Ok(())
 }
@@ -237,7 +228,6 @@ pub(crate) fn join(
 ) -> Result<Member<TcpStream>, RendezvousError> {
     let Location { rendezvous: address, data, place } = location;
     let unreachable = |cause: String| RendezvousError::Unreachable { address, limit, cause };
-    let io = |source| RendezvousError::Io { source };
     let mut control = patience.connect(address).map_err(|reason| match reason {
         Impatience::Stopped => RendezvousError::Stopped,
         Impatience::Deadline => unreachable("nothing listens there".into()),
@@ -247,9 +237,9 @@ pub(crate) fn join(
         Err(Impatience::Stopped) => RendezvousError::Stopped,
         _ => distrust(RankId::new(0), &error),
     })?;
-    let own_ip = data.unwrap_or(control.local_addr().map_err(io)?.ip());
+    let own_ip = data.unwrap_or(control.local_addr()?.ip());
     let listener = bind(SocketAddr::new(own_ip, 0))?;
-    let (data, host) = (listener.local_addr().map_err(io)?, Place::here(place));
+    let (data, host) = (listener.local_addr()?, Place::here(place));
     let hello = Hello { rank: rank.get(), data, kv_pages, host, identity: identity.clone() };
     let broken = |error: FrameError| match patience.slice() {
         Err(Impatience::Stopped) => RendezvousError::Stopped,
@@ -274,7 +264,7 @@ pub(crate) fn join(
     let mut data = mesh::connect(&listener, own, &lower, secret, limit, patience)?;
     let terms = MemoryTerms { choice: identity.transport, session, elements: limits.row_elements };
     let memory = carrier::share(rank, &leaders, &mut data, terms, patience)?;
-    unlimited(&control).map_err(io)?;
+    unlimited(&control)?;
     Ok(Member { control, data, memory, limits })
 }
 

@@ -16,7 +16,6 @@ use super::request::{SequenceEvent, SequenceRequest};
 use super::run::Engine;
 use super::sequence::{Carried, Sequence};
 use super::together::Together;
-use crate::control::message::FromRank;
 use crate::ep::UnitError;
 use crate::model::{AttentionChange, KvCache, KvPhase, KvPool, MovingSequence, StagedKv, tell_all};
 
@@ -94,8 +93,7 @@ impl Engine {
         self.model.install_attention();
         // Counts that were asked for before the orders that came first are those of now.
         for ticket in self.together.take().map(Together::into_tickets).unwrap_or_default() {
-            let stats = Box::new(self.stats());
-            (self.emit)(FromRank::Stats { ticket, stats });
+            self.report_stats(ticket);
         }
         self.together = (self.model.attention() == Attention::Tp).then(Together::default);
         (self.pool, self.waiting) = (staged.pool, staged.waiting);

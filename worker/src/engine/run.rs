@@ -138,15 +138,10 @@ impl Engine {
         let orders = if self.is_quiet() { self.inbox.wait() } else { self.inbox.take() };
         for order in orders {
             match order {
-                ToRank::Submit(request) => self.waiting.push_back(*request),
-                ToRank::Cancel { id } => self.cancel(id),
+                ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush => self.take_order(order),
                 ToRank::Stats { ticket } => {
-                    let stats = Box::new(self.stats());
                     self.flush();
-                    (self.emit)(FromRank::Stats { ticket, stats });
-                }
-                ToRank::Flush => {
-                    self.pool.flush();
+                    self.report_stats(ticket);
                 }
                 ToRank::Switch { ticket, order } => self.take_switch_order(ticket, order)?,
                 ToRank::Stop => return Ok(Some(EngineEnd::Stopped)),
@@ -154,6 +149,18 @@ impl Engine {
             }
         }
         Ok(None)
+    }
+
+    /// An order about sequences or their pages; others are no matter of this.
+    pub(super) fn take_order(&mut self, order: ToRank) {
+        match order {
+            ToRank::Submit(request) => self.waiting.push_back(*request),
+            ToRank::Cancel { id } => self.cancel(id),
+            ToRank::Flush => {
+                self.pool.flush();
+            }
+            ToRank::Stats { .. } | ToRank::Switch { .. } | ToRank::Stop | ToRank::Abort { .. } => {}
+        }
     }
 
     /// Frees a sequence at once; one that has ended meanwhile has had its last event.
@@ -266,7 +273,13 @@ impl Engine {
         }
     }
 
-    pub(super) fn stats(&self) -> RankStats {
+    /// Answers a question for counts.
+    pub(super) fn report_stats(&mut self, ticket: u64) {
+        let stats = Box::new(self.stats());
+        (self.emit)(FromRank::Stats { ticket, stats });
+    }
+
+    fn stats(&self) -> RankStats {
         let total = |sum: usize| sum as u64;
         let waiting_tokens = self.waiting.iter().map(|request| request.tokens.len()).sum();
         RankStats {

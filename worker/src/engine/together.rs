@@ -8,11 +8,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use semmoe_kernels::mix;
+
 use super::run::{Engine, EngineEnd, Events, settle};
 use super::sequence::Sampled;
 use super::switch::SwitchOrder;
 use super::told::{Chosen, MAX_ORDER_BYTES, Told};
-use crate::control::message::{FromRank, ToRank};
+use crate::control::message::ToRank;
 use crate::ep::{UnitError, Wake};
 
 /// What an engine with attention tp keeps between a step and the next sync.
@@ -41,7 +43,6 @@ impl Together {
     /// Takes note of a batch that has been computed: sequences and how many tokens of each.
     pub(super) fn note_batch(&mut self, batch: impl Iterator<Item = (u64, usize)>) {
         self.steps += 1;
-        let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         self.digest = batch.fold(self.steps, |hash, (id, count)| mix(mix(hash, id), count as u64));
     }
 
@@ -101,8 +102,7 @@ impl Engine {
                 return Ok(None);
             }
             for ticket in std::mem::take(&mut self.together().tickets) {
-                let stats = Box::new(self.stats());
-                (self.emit)(FromRank::Stats { ticket, stats });
+                self.report_stats(ticket);
             }
             if stop {
                 return Ok(Some(EngineEnd::Stopped));
@@ -120,10 +120,7 @@ impl Engine {
         for order in self.inbox.take() {
             match order {
                 ToRank::Abort { cause } => return Ok(Some(cause)),
-                ToRank::Stats { ticket } if self.together().orders.is_empty() => {
-                    let stats = Box::new(self.stats());
-                    (self.emit)(FromRank::Stats { ticket, stats });
-                }
+                ToRank::Stats { ticket } if self.together().orders.is_empty() => self.report_stats(ticket),
                 ToRank::Stats { ticket } => self.together().tickets.push(ticket),
                 // Every rank is asked; but all move between the same two steps, when rank 0 passes that on.
                 ToRank::Switch { ticket, order } if order != SwitchOrder::Move => {
@@ -208,11 +205,7 @@ impl Engine {
     fn obey(&mut self, orders: Vec<ToRank>) -> Result<bool, UnitError> {
         for order in orders {
             match order {
-                ToRank::Submit(request) => self.waiting.push_back(*request),
-                ToRank::Cancel { id } => self.cancel(id),
-                ToRank::Flush => {
-                    self.pool.flush();
-                }
+                ToRank::Submit(_) | ToRank::Cancel { .. } | ToRank::Flush => self.take_order(order),
                 ToRank::Switch { ticket, order: SwitchOrder::Move } => self.switch_now(ticket)?,
                 ToRank::Stop => return Ok(true),
                 ToRank::Stats { .. } | ToRank::Abort { .. } | ToRank::Switch { .. } => {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::compute::{Columns, Linear, Matrix, NR, multiply, multiply_on_top, scale_to, softmax};
+use super::compute::{Begin, Columns, Linear, Matrix, NR, multiply, multiply_from, scale_to, softmax};
 use super::grouped::Grouped;
 use super::kv::{KvCache, PAGE_TOKENS, Page};
 use super::latent::Latent;
@@ -267,8 +267,8 @@ impl Heads {
             let matrix = Matrix { data: values_of(page), stride: cache.value_stride() };
             let next = pages.peek().map(|(_, _, page)| values_of(page)).or(next_head);
             let scores = Matrix { data: &scores[first..], stride: width };
-            let product = if first == 0 { multiply } else { multiply_on_top };
-            product((rows, held, value_width), scores, Columns::Rows { matrix, next }, sums, value_width);
+            let begin = if first == 0 { Begin::AtZero } else { Begin::AtC };
+            multiply_from(begin, (rows, held, value_width), scores, Columns::Rows { matrix, next }, sums, value_width);
         }
 
         for ((row, sum), total) in sums.chunks_exact(value_width).enumerate().zip(totals) {

@@ -139,6 +139,12 @@ impl Division {
     /// Attention dp.
     const WHOLE: Self = Self { share: HeadShare::ALL, rows: None };
 
+    /// Attention tp: a rank's share of every layer's heads.
+    fn of_heads(config: &ModelConfig, at: Place, tables: Option<Arc<Tables>>) -> Result<Self, ModelError> {
+        let share = HeadShare::new(config, at.rank, at.world)?;
+        Ok(Self { share, rows: Some(RowPlan::new(at.world, tables)) })
+    }
+
     fn attention(&self) -> Attention {
         if self.rows.is_some() { Attention::Tp } else { Attention::Dp }
     }
@@ -168,7 +174,7 @@ impl Model {
         placement: impl Into<ExpertCopies>,
         experts: impl Into<ExpertRoom>,
     ) -> Result<Self, ModelError> {
-        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |_| Ok((Division::WHOLE, None)))
+        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |_, _| Ok((Division::WHOLE, None)))
     }
 
     /// The same with attention tp: this rank keeps its share of every layer's heads, all ranks run the same steps, and
@@ -184,11 +190,8 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         tables: Option<Arc<Tables>>,
     ) -> Result<Self, ModelError> {
-        let (placement, experts) = (placement.into(), experts.into());
-        let ranks = experts.layout.world(placement.groups().into());
-        Self::load_divided(model_dir, (rank, placement), experts, |config| {
-            let share = HeadShare::new(config, rank.index(), ranks)?;
-            Ok((Division { share, rows: Some(RowPlan::new(ranks, tables)) }, None))
+        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |config, at| {
+            Ok((Division::of_heads(config, at, tables)?, None))
         })
     }
 
@@ -197,13 +200,13 @@ impl Model {
         model_dir: &Path,
         (rank, copies): (RankId, ExpertCopies),
         ExpertRoom { layout, slots, memory }: ExpertRoom,
-        divide: impl FnOnce(&ModelConfig) -> Result<(Division, Option<Division>), ModelError>,
+        divide: impl FnOnce(&ModelConfig, Place) -> Result<(Division, Option<Division>), ModelError>,
     ) -> Result<Self, ModelError> {
         let config = ModelConfig::load(model_dir)?;
         check_placement(&config, GroupId::new(layout.host(rank.index()) as u16), &copies)?;
         let at = Place { rank: rank.index(), world: layout.world(copies.groups().into()) };
         ExpertSlice::new(&config, layout, at.rank, at.world)?;
-        let (division, other) = divide(&config)?;
+        let (division, other) = divide(&config, at)?;
         let checkpoint = Checkpoint::open(model_dir)?;
         let loader = Loader { checkpoint: &checkpoint, config: &config, share: division.share };
         let mut weights = loader.load()?;

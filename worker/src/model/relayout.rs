@@ -9,8 +9,6 @@ use semmoe_tables::{Attention, ExpertCopies, RankId, Tables};
 
 use super::config::AttentionKind;
 use super::kv::{CacheShape, KvChange, KvObjection, KvPool, MovingSequence, StagedKv};
-use super::rows::RowPlan;
-use super::share::HeadShare;
 use super::weights::HeadWeights;
 use super::{Division, ExpertRoom, Model, ModelConfig, ModelError};
 use crate::ep::{ExpertParallel, UnitError};
@@ -46,13 +44,8 @@ impl Model {
         experts: impl Into<ExpertRoom>,
         (start, tables): (Attention, Option<Arc<Tables>>),
     ) -> Result<Self, ModelError> {
-        let (placement, experts) = (placement.into(), experts.into());
-        let ranks = experts.layout.world(placement.groups().into());
-        Self::load_divided(model_dir, (rank, placement), experts, |config| {
-            let tp = Division {
-                share: HeadShare::new(config, rank.index(), ranks)?,
-                rows: Some(RowPlan::new(ranks, tables)),
-            };
+        Self::load_divided(model_dir, (rank, placement.into()), experts.into(), |config, at| {
+            let tp = Division::of_heads(config, at, tables)?;
             Ok(match start {
                 Attention::Dp => (Division::WHOLE, Some(tp)),
                 Attention::Tp => (tp, Some(Division::WHOLE)),

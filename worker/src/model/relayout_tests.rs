@@ -12,6 +12,7 @@ use semmoe_kernels::collectives::{PrivateMemory, RowCollectives};
 use semmoe_tables::Placement;
 use tempfile::TempDir;
 
+use super::super::share::HeadShare;
 use super::*;
 use crate::ep::{Counters, ExpertLayout, LocalTransport, Lockstep, StepPhase, WireRows};
 use crate::model::kv::{KvCache, KvPhase, KvUsage, PAGE_TOKENS};

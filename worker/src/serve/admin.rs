@@ -85,9 +85,7 @@ pub(super) async fn drain(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// `POST /flush_cache`: forgets the cached prefixes that no sequence holds, on every rank.
 pub(super) async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
-    if let Some(lost) = app.unit.lost() {
-        return Err(ApiError::unavailable(lost.cause));
-    }
+    app.check_alive()?;
     app.unit.broadcast(&ToRank::Flush);
     // Orders are taken in turn: who tells its counts has flushed.
     let replicas = usize::from(app.unit.replicas());

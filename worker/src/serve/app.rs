@@ -9,6 +9,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 use super::admin::Gate;
+use super::error::ApiError;
 use crate::ep::ExpertLayout;
 use crate::model::{ModelConfig, instructions};
 use crate::unit::{LayoutName, Unit, UnitLayout};
@@ -70,6 +71,11 @@ impl Defaults {
 }
 
 impl App {
+    /// The error that names the lost rank, once there is one.
+    pub(super) fn check_alive(&self) -> Result<(), ApiError> {
+        self.unit.lost().map_or(Ok(()), |lost| Err(ApiError::unavailable(lost.cause)))
+    }
+
     /// Longest sequence, prompt and answer, in tokens: what the model takes and a rank's cache holds.
     pub(crate) fn context_tokens(&self) -> usize {
         self.model.max_positions.min(self.unit.limits().kv_tokens())

@@ -19,8 +19,8 @@ use super::error::ApiError;
 use super::fields;
 use super::logprobs;
 use super::params::SamplingFields;
-use super::reply::{Dialect, reply};
-use super::wish::{self, Wish};
+use super::reply::{Dialect, serve};
+use super::wish::{self, Asked, Wish};
 use crate::engine::Finish;
 
 /// SGLang's limit where a request names none.
@@ -53,8 +53,7 @@ pub(super) async fn generate(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let (wish, dialect) = wish::off_the_runtime(&app, headers, body, prepare).await?;
-    reply(&app, wish, dialect).await
+    serve(&app, headers, body, prepare).await
 }
 
 /// `GET /health_generate`: healthy enough to generate a token.
@@ -66,18 +65,14 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Result<Json<Value>, A
 }
 
 fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8]) -> Result<(Wish, Generate), ApiError> {
-    let body = wish::parse(bytes)?;
-    let rank = wish::pinned_rank(app, EngineRoute::Generate, headers, bytes)?;
-    let fields: Fields = wish::fields(&body)?;
+    let Asked { body, rank, fields } = Asked::<Fields>::read(app, EngineRoute::Generate, headers, bytes)?;
     fields::check(&body, fields::GENERATE)?;
     if let Some(params) = body.get("sampling_params") {
         fields::check(params, fields::PARAMS)?;
     }
     let params = fields.sampling_params.unwrap_or_default();
     let mut request = params.sampling.check(app, Defaults::NEUTRAL)?;
-    if fields.return_routed_experts.unwrap_or(false) {
-        request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
-    }
+    request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
     request.logprobs = logprobs::asked_by_generate(fields.return_logprob.unwrap_or(false), fields.top_logprobs_num)?;
     let prompts = wish::prompts(app, Route::Generate, &body)?;
     let batch = body.get("text").is_some_and(Value::is_array)

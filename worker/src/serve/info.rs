@@ -70,9 +70,7 @@ fn model_entry(app: &App) -> Value {
 
 /// `GET /v1/loads`: of every rank, between two of its steps; with attention tp all ranks are one.
 pub(super) async fn loads(State(app): State<Arc<App>>) -> Result<Json<Loads>, ApiError> {
-    if let Some(lost) = app.unit.lost() {
-        return Err(ApiError::unavailable(lost.cause));
-    }
+    app.check_alive()?;
     let limits = app.unit.limits();
     let used = |stats: &RankStats| stats.kv.used * PAGE_TOKENS as u64;
     let total = |stats: &RankStats| stats.kv.capacity * PAGE_TOKENS as u64;

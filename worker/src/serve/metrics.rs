@@ -42,53 +42,39 @@ fn render(layers: &[u16], stats: &[RankStats], in_flight: &[usize], up: bool) ->
         ),
     ] {
         page.family(name, "counter", help);
-        for (rank, stats) in stats.iter().enumerate() {
-            for (layer, traffic) in layers.iter().zip(&stats.counters.layers) {
-                for (phase, (place, value)) in StepPhase::ALL
-                    .into_iter()
-                    .flat_map(|phase| places(of(traffic.of(phase))).map(|value| (phase, value)))
-                {
-                    let phase = phase.name();
-                    let labels = format!("rank=\"{rank}\",layer=\"{layer}\",phase=\"{phase}\",where=\"{place}\"");
-                    page.sample(&labels, value);
-                }
-            }
-        }
+        page.by_rank(stats, |stats| {
+            layers.iter().zip(&stats.counters.layers).flat_map(move |(layer, traffic)| {
+                StepPhase::ALL.into_iter().flat_map(move |phase| {
+                    let labels = format!(",layer=\"{layer}\",phase=\"{}\",where=", phase.name());
+                    places(of(traffic.of(phase))).map(|(place, value)| (format!("{labels}\"{place}\""), value))
+                })
+            })
+        });
     }
     let help = "Bytes of dispatch and combine for the rank's tokens by how far they went: rank = none, node, other = between nodes.";
     page.family("semmoe_level_bytes_total", "counter", help);
-    for (rank, stats) in stats.iter().enumerate() {
-        for (level, bytes) in stats.counters.levels.named() {
-            page.sample(&format!("rank=\"{rank}\",level=\"{level}\""), bytes);
-        }
-    }
+    page.by_rank(stats, |stats| labelled("level", stats.counters.levels.named()));
     attention_tp(&mut page, stats);
     page.family(
         "semmoe_tokens_total",
         "counter",
         "Tokens that went through the model; with attention tp rank 0 counts them.",
     );
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\",phase=\"prefill\""), stats.counters.prefill_tokens);
-        page.sample(&format!("rank=\"{rank}\",phase=\"decode\""), stats.counters.decode_tokens);
-    }
+    page.by_rank(stats, |stats| {
+        let counters = &stats.counters;
+        labelled("phase", [("prefill", counters.prefill_tokens), ("decode", counters.decode_tokens)])
+    });
     times(&mut page, layers, stats);
     fetches(&mut page, stats);
     page.family("semmoe_cached_prompt_tokens_total", "counter", "Prompt tokens that needed no computing.");
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\""), stats.cached_tokens);
-    }
+    page.by_rank(stats, |stats| [("", stats.cached_tokens)]);
     page.family("semmoe_kv_pages", "gauge", "Pages of the key-value cache: held by sequences, kept for reuse, free.");
-    for (rank, stats) in stats.iter().enumerate() {
+    page.by_rank(stats, |stats| {
         let KvUsage { used, cached, capacity, .. } = stats.kv;
-        for (state, pages) in [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))] {
-            page.sample(&format!("rank=\"{rank}\",state=\"{state}\""), pages);
-        }
-    }
+        labelled("state", [("used", used), ("cached", cached), ("free", capacity.saturating_sub(used + cached))])
+    });
     page.family("semmoe_kv_evicted_pages_total", "counter", "Pages that were kept for reuse and gave way to others.");
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\""), stats.kv.evicted);
-    }
+    page.by_rank(stats, |stats| [("", stats.kv.evicted)]);
     page.family("semmoe_requests_in_flight", "gauge", "Sequences running or waiting.");
     for (rank, count) in in_flight.iter().enumerate() {
         page.sample(&format!("rank=\"{rank}\""), *count as u64);
@@ -119,26 +105,25 @@ fn attention_tp(page: &mut Page, stats: &[RankStats]) {
     let help = "Bytes that the rank sent to others for attention tp: srs = partial sums of the attention's output, sag = rows \
                 and their experts back to all ranks, sync = orders and chosen tokens before each step.";
     page.family("semmoe_attention_bytes_total", "counter", help);
-    for (rank, stats) in stats.iter().enumerate() {
-        for (collective, bytes) in Collective::ALL.into_iter().zip(stats.counters.collective_bytes) {
-            page.sample(&format!("rank=\"{rank}\",collective=\"{}\"", collective.name()), bytes);
-        }
-    }
+    page.by_rank(stats, |stats| {
+        let names = Collective::ALL.into_iter().map(Collective::name);
+        labelled("collective", names.zip(stats.counters.collective_bytes))
+    });
     let help = "Rows (a token in an MoE layer) that the rank went on with: as the tables said, moved from a rank that was full, or \
                 evenly where the tables said nothing.";
     page.family("semmoe_attention_rows_total", "counter", help);
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\",by=\"tables\""), stats.counters.rows_by_tables);
-        page.sample(&format!("rank=\"{rank}\",by=\"moved\""), stats.counters.rows_moved);
-        page.sample(&format!("rank=\"{rank}\",by=\"even\""), stats.counters.rows_evenly);
-    }
+    page.by_rank(stats, |stats| {
+        let counters = &stats.counters;
+        let (tables, moved, even) = (counters.rows_by_tables, counters.rows_moved, counters.rows_evenly);
+        labelled("by", [("tables", tables), ("moved", moved), ("even", even)])
+    });
     let help = "Rows of the fullest rank, added up over MoE layers and steps, the same on all ranks: taken = as rows were split, \
                 wanted = if none had moved. Over the sum of semmoe_attention_rows_total: the fullest rank over the mean.";
     page.family("semmoe_attention_fullest_rows_total", "counter", help);
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\",split=\"taken\""), stats.counters.fullest_rows);
-        page.sample(&format!("rank=\"{rank}\",split=\"wanted\""), stats.counters.fullest_rows_wanted);
-    }
+    page.by_rank(stats, |stats| {
+        let counters = &stats.counters;
+        labelled("split", [("taken", counters.fullest_rows), ("wanted", counters.fullest_rows_wanted)])
+    });
 }
 
 /// The costs of streaming experts, of ranks that do.
@@ -174,33 +159,32 @@ fn fetches(page: &mut Page, stats: &[RankStats]) {
 /// Where the ranks' time went.
 fn times(page: &mut Page, layers: &[u16], stats: &[RankStats]) {
     page.family("semmoe_steps_total", "counter", "Steps of the whole model, empty ones included.");
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\""), stats.timings.steps);
-    }
+    page.by_rank(stats, |stats| [("", stats.timings.steps)]);
     page.family("semmoe_step_seconds_total", "counter", "Time of the steps.");
-    for (rank, stats) in stats.iter().enumerate() {
-        page.sample(&format!("rank=\"{rank}\""), stats.timings.step.as_secs_f64());
-    }
+    page.by_rank(stats, |stats| [("", stats.timings.step.as_secs_f64())]);
     steps_by_batch(page, stats);
     page.family("semmoe_moe_seconds_total", "counter", "Time from chosen experts to the sum of their results.");
-    for (rank, stats) in stats.iter().enumerate() {
-        for (layer, timings) in layers.iter().zip(&stats.timings.layers) {
-            page.sample(&format!("rank=\"{rank}\",layer=\"{layer}\""), timings.moe.as_secs_f64());
-        }
-    }
+    page.by_rank(stats, |stats| {
+        labelled("layer", layers.iter().zip(stats.timings.layers.iter().map(|timings| timings.moe.as_secs_f64())))
+    });
     page.family(
         "semmoe_collective_seconds_total",
         "counter",
         "Time in collectives, waiting for slower ranks included.",
     );
-    for (rank, stats) in stats.iter().enumerate() {
-        for (layer, timings) in layers.iter().zip(&stats.timings.layers) {
-            for kind in TimedCollective::ALL {
-                let labels = format!("rank=\"{rank}\",layer=\"{layer}\",kind=\"{}\"", kind.name());
-                page.sample(&labels, timings.of(kind).as_secs_f64());
-            }
-        }
-    }
+    page.by_rank(stats, |stats| {
+        layers.iter().zip(&stats.timings.layers).flat_map(|(layer, timings)| {
+            TimedCollective::ALL.into_iter().map(move |kind| {
+                let labels = format!(",layer=\"{layer}\",kind=\"{}\"", kind.name());
+                (labels, timings.of(kind).as_secs_f64())
+            })
+        })
+    });
+}
+
+/// Values by the words of one more label.
+fn labelled<W: Display, V>(name: &str, values: impl IntoIterator<Item = (W, V)>) -> impl Iterator<Item = (String, V)> {
+    values.into_iter().map(move |(word, value)| (format!(",{name}=\"{word}\""), value))
 }
 
 /// The same steps by layout, phase and batch.
@@ -245,6 +229,19 @@ impl Page {
         self.family = name;
         // Writing to a string cannot fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Samples of every rank; `of` gives the labels behind the rank's own, and the values.
+    fn by_rank<'a, L: Display, V: Display, I: IntoIterator<Item = (L, V)>>(
+        &mut self,
+        stats: &'a [RankStats],
+        of: impl Fn(&'a RankStats) -> I,
+    ) {
+        for (rank, stats) in stats.iter().enumerate() {
+            for (labels, value) in of(stats) {
+                self.sample(&format!("rank=\"{rank}\"{labels}"), value);
+            }
+        }
     }
 
     /// Labels are numbers and fixed words: nothing to escape.

@@ -18,8 +18,8 @@ use super::error::ApiError;
 use super::fields;
 use super::logprobs;
 use super::params::SamplingFields;
-use super::reply::{Dialect, reply};
-use super::wish::{self, Wish};
+use super::reply::{Dialect, serve};
+use super::wish::{self, Asked, Wish};
 use crate::engine::Finish;
 
 /// OpenAI's limit on the completions route where a request names none; chats have what the context leaves.
@@ -74,10 +74,7 @@ impl StreamOptions {
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat(State(app): State<Arc<App>>, headers: HeaderMap, body: Bytes) -> Result<Response, ApiError> {
-    let (wish, dialect) =
-        wish::off_the_runtime(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Chat))
-            .await?;
-    reply(&app, wish, dialect).await
+    serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Chat)).await
 }
 
 /// `POST /v1/completions`
@@ -86,22 +83,15 @@ pub(super) async fn completions(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    let (wish, dialect) =
-        wish::off_the_runtime(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Completion))
-            .await?;
-    reply(&app, wish, dialect).await
+    serve(&app, headers, body, |app, headers, body| prepare(app, headers, body, Kind::Completion)).await
 }
 
 fn prepare(app: &App, headers: &HeaderMap, bytes: &[u8], kind: Kind) -> Result<(Wish, OpenAi), ApiError> {
-    let body = wish::parse(bytes)?;
-    let rank = wish::pinned_rank(app, kind.engine_route(), headers, bytes)?;
-    let fields: Fields = wish::fields(&body)?;
+    let Asked { body, rank, fields } = Asked::<Fields>::read(app, kind.engine_route(), headers, bytes)?;
     fields::check(&body, kind.place())?;
     fields::check(&body["stream_options"], fields::STREAM)?;
     let mut request = fields.sampling.check(app, app.defaults)?;
-    if fields.return_routed_experts.unwrap_or(false) {
-        request.routes_from = Some(fields.routed_experts_start_len.unwrap_or(0));
-    }
+    request.routes_from = wish::routes_from(fields.return_routed_experts, fields.routed_experts_start_len);
     request.logprobs = logprobs::asked(kind == Kind::Chat, fields.logprobs.as_ref(), fields.top_logprobs)?;
     let prompts = wish::prompts(app, kind.text_route(), &body)?;
     let asked = fields.max_completion_tokens.or(fields.max_tokens);

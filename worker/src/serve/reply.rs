@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::answer::{Answer, Answers, Delta};
 use super::app::App;
 use super::error::ApiError;
-use super::wish::Wish;
+use super::wish::{Wish, off_the_runtime};
 
 /// How a route tells of its answers.
 pub(super) trait Dialect: Send + 'static {
@@ -30,10 +30,24 @@ pub(super) trait Dialect: Send + 'static {
     fn closing(&self, answers: &[Answer]) -> Vec<Value>;
 }
 
+/// From a request's headers and body to what is run, and the words of the answer.
+type Prepare<D> = fn(&App, &HeaderMap, &[u8]) -> Result<(Wish, D), ApiError>;
+
+/// Prepares a request off the network threads where it is large, and answers it.
+pub(super) async fn serve<D: Dialect>(
+    app: &Arc<App>,
+    headers: HeaderMap,
+    body: Bytes,
+    prepare: Prepare<D>,
+) -> Result<Response, ApiError> {
+    let (wish, dialect) = off_the_runtime(app, headers, body, prepare).await?;
+    reply(app, wish, dialect).await
+}
+
 /// Runs a wish and answers it. Errors before the first token have their status, streams included; later ones end a
 /// stream with one event. If the client leaves, the future or the stream is dropped, and with it the sequences are
 /// cancelled.
-pub(super) async fn reply(app: &Arc<App>, wish: Wish, dialect: impl Dialect) -> Result<Response, ApiError> {
+async fn reply(app: &Arc<App>, wish: Wish, dialect: impl Dialect) -> Result<Response, ApiError> {
     let stream = wish.stream;
     let mut answers = Answers::begin(app, wish)?;
     let rank = answers.list.first().map(|answer| HeaderValue::from(answer.rank().get()));

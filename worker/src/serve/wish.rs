@@ -7,6 +7,7 @@ use bytes::Bytes;
 use semmoe_engines::{Engine, Route as EngineRoute, pin};
 use semmoe_tables::RankId;
 use semmoe_text::{Limits, Prompt, Route, prompt_ids};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::app::App;
@@ -54,18 +55,31 @@ pub(super) fn parse(body: &[u8]) -> Result<Value, ApiError> {
     }
 }
 
-/// The typed fields of a body.
-pub(super) fn fields<'a, T: serde::Deserialize<'a>>(body: &'a Value) -> Result<T, ApiError> {
-    T::deserialize(body).map_err(|error| ApiError::bad(format!("a field has the wrong type: {error}")))
+/// A request's body, its pin and its typed fields.
+pub(super) struct Asked<T> {
+    pub(super) body: Value,
+    pub(super) rank: Option<RankId>,
+    pub(super) fields: T,
+}
+
+impl<T: DeserializeOwned> Asked<T> {
+    /// Reads them.
+    pub(super) fn read(app: &App, route: EngineRoute, headers: &HeaderMap, bytes: &[u8]) -> Result<Self, ApiError> {
+        let body = parse(bytes)?;
+        let rank = pinned_rank(app, route, headers, bytes)?;
+        let fields = T::deserialize(&body);
+        let fields = fields.map_err(|error| ApiError::bad(format!("a field has the wrong type: {error}")))?;
+        Ok(Self { body, rank, fields })
+    }
+}
+
+/// The first token whose routed experts are asked for, if any are.
+pub(super) fn routes_from(asked: Option<bool>, start: Option<u32>) -> Option<u32> {
+    asked.unwrap_or(false).then_some(start.unwrap_or(0))
 }
 
 /// The rank a request is pinned to: on the OpenAI routes the header wins over the body.
-pub(super) fn pinned_rank(
-    app: &App,
-    route: EngineRoute,
-    headers: &HeaderMap,
-    body: &[u8],
-) -> Result<Option<RankId>, ApiError> {
+fn pinned_rank(app: &App, route: EngineRoute, headers: &HeaderMap, body: &[u8]) -> Result<Option<RankId>, ApiError> {
     let pinned = pin::client_pin(Engine::Semmoe, route, headers, body)
         .map_err(|error| ApiError::bad(format!("the data-parallel rank cannot be used: {error}")))?;
     let ranks = app.unit.pins();

@@ -73,6 +73,11 @@ impl Unit {
         Self { url, client: HttpClient::default(), shutdowns, ranks }
     }
 
+    /// How many ranks it has.
+    pub fn world(&self) -> u16 {
+        self.ranks.len() as u16
+    }
+
     /// Asks one rank to stop and gives every rank's outcome.
     pub fn stop(self, rank: usize) -> Vec<Result<(), WorkerError>> {
         self.shutdowns[rank].request();

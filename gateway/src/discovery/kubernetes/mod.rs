@@ -50,12 +50,7 @@ impl Followed {
         let told = Arc::new(Told { answer: Mutex::new(None), changed: AtomicBool::new(false), wake });
         let stop = CancellationToken::new();
         let (task, stopped) = (follow(config, Arc::clone(&told)), stop.clone());
-        tokio::spawn(async move {
-            tokio::select! {
-                () = stopped.cancelled() => {}
-                () = task => {}
-            }
-        });
+        tokio::spawn(stopped.run_until_cancelled_owned(task));
         Self { told, _stop: stop.drop_guard() }
     }
 

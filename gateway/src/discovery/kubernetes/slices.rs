@@ -216,8 +216,7 @@ impl Slice {
         match named.map(|(_, port)| *port).collect::<Vec<_>>().as_slice() {
             [only] => Ok(*only),
             _ => {
-                let known: Vec<String> = ports.iter().map(|(name, port)| format!("'{name}' ({port})")).collect();
-                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                let known = crate::error::listed(ports.iter().map(|(name, port)| format!("'{name}' ({port})")));
                 let wanted = wanted.map_or_else(|| "just one, or `port` set".to_owned(), |name| format!("'{name}'"));
                 Err(format!("the service's endpoints have the ports {known}, expected {wanted}"))
             }

@@ -1,5 +1,5 @@
-//! [`VirtualMemory`] by the driver: `cuMem*` and `cuMulticast*`. Handles go to other processes as file descriptors. Not
-//! yet run on a GPU.
+//! [`VirtualMemory`](crate::vmm::VirtualMemory) by the driver: `cuMem*` and `cuMulticast*`. Handles go to other
+//! processes as file descriptors. Not yet run on a GPU.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 };
 
 use super::Device;
-use crate::vmm::{Handle, VirtualMemory};
+use crate::vmm::{Addresses, Handle, Handles, MulticastObjects};
 
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
@@ -51,11 +51,7 @@ fn object(devices: u32, bytes: usize) -> CUmulticastObjectProp {
     CUmulticastObjectProp { numDevices: devices, size: bytes, handleTypes: FILE.0.into(), flags: 0 }
 }
 
-impl VirtualMemory for Device {
-    fn has_multicast(&self) -> bool {
-        self.multicast()
-    }
-
+impl Handles for Device {
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
         let mut unit = 0;
         // SAFETY: both structures and the number outlive the calls.
@@ -82,28 +78,6 @@ impl VirtualMemory for Device {
         Ok(handle)
     }
 
-    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String> {
-        let mut handle = 0;
-        // SAFETY: handle and structure outlive the call.
-        said(unsafe { sys::cuMulticastCreate(&raw mut handle, &object(devices, size(bytes)?)) })?;
-        Ok(handle)
-    }
-
-    fn add_device(&self, multicast: Handle) -> Result<(), String> {
-        // SAFETY: a handle that is none is refused.
-        said(unsafe { sys::cuMulticastAddDevice(multicast, self.context.cu_device()) })
-    }
-
-    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String> {
-        // SAFETY: handles that are none are refused; sizes are checked by the driver too.
-        said(unsafe { sys::cuMulticastBindMem(multicast, 0, memory, 0, size(bytes)?, 0) })
-    }
-
-    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String> {
-        // SAFETY: as for `bind`.
-        said(unsafe { sys::cuMulticastUnbind(multicast, self.context.cu_device(), 0, size(bytes)?) })
-    }
-
     fn export(&self, handle: Handle) -> Result<OwnedFd, String> {
         let mut file: RawFd = -1;
         // SAFETY: for this kind of handle the driver writes an int.
@@ -124,6 +98,13 @@ impl VirtualMemory for Device {
         Ok(handle)
     }
 
+    fn release(&self, handle: Handle) -> Result<(), String> {
+        // SAFETY: made or imported once, given back once.
+        said(unsafe { sys::cuMemRelease(handle) })
+    }
+}
+
+impl Addresses for Device {
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
         let mut address = 0;
         // SAFETY: the number outlives the call.
@@ -152,9 +133,32 @@ impl VirtualMemory for Device {
         // SAFETY: reserved before and unmapped.
         said(unsafe { sys::cuMemAddressFree(address, size(bytes)?) })
     }
+}
 
-    fn release(&self, handle: Handle) -> Result<(), String> {
-        // SAFETY: made or imported once, given back once.
-        said(unsafe { sys::cuMemRelease(handle) })
+impl MulticastObjects for Device {
+    fn has_multicast(&self) -> bool {
+        self.multicast()
+    }
+
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String> {
+        let mut handle = 0;
+        // SAFETY: handle and structure outlive the call.
+        said(unsafe { sys::cuMulticastCreate(&raw mut handle, &object(devices, size(bytes)?)) })?;
+        Ok(handle)
+    }
+
+    fn add_device(&self, multicast: Handle) -> Result<(), String> {
+        // SAFETY: a handle that is none is refused.
+        said(unsafe { sys::cuMulticastAddDevice(multicast, self.context.cu_device()) })
+    }
+
+    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String> {
+        // SAFETY: handles that are none are refused; sizes are checked by the driver too.
+        said(unsafe { sys::cuMulticastBindMem(multicast, 0, memory, 0, size(bytes)?, 0) })
+    }
+
+    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String> {
+        // SAFETY: as for `bind`.
+        said(unsafe { sys::cuMulticastUnbind(multicast, self.context.cu_device(), 0, size(bytes)?) })
     }
 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Handle, MAX_BYTES, Memory, Multicast, VirtualMemory, VmmError};
+use super::{Addresses, Handle, Handles, MAX_BYTES, Memory, Multicast, MulticastObjects, VmmError};
 
 const UNIT: u64 = 2 << 20;
 const MULTICAST_UNIT: u64 = 32 << 20;
@@ -59,10 +59,7 @@ impl Books {
     }
 }
 
-impl VirtualMemory for Books {
-    fn has_multicast(&self) -> bool {
-        !self.no_multicast
-    }
+impl Handles for Books {
     fn granularity(&self, multicast_devices: Option<u32>) -> Result<u64, String> {
         self.record(format!("granularity {multicast_devices:?}"))?;
         let unit = if multicast_devices.is_some() { MULTICAST_UNIT } else { UNIT };
@@ -71,18 +68,6 @@ impl VirtualMemory for Books {
     fn create(&self, bytes: u64) -> Result<Handle, String> {
         self.record(format!("create {bytes}"))
     }
-    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String> {
-        self.record(format!("create_multicast {devices} {bytes}"))
-    }
-    fn add_device(&self, multicast: Handle) -> Result<(), String> {
-        self.record(format!("add_device {multicast}")).map(|_| ())
-    }
-    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String> {
-        self.record(format!("bind {multicast} {memory} {bytes}")).map(|_| ())
-    }
-    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String> {
-        self.record(format!("unbind {multicast} {bytes}")).map(|_| ())
-    }
     fn export(&self, handle: Handle) -> Result<OwnedFd, String> {
         self.record(format!("export {handle}"))?;
         File::open("/dev/null").map(OwnedFd::from).map_err(|error| error.to_string())
@@ -90,6 +75,12 @@ impl VirtualMemory for Books {
     fn import(&self, _file: BorrowedFd<'_>) -> Result<Handle, String> {
         self.record("import".to_owned())
     }
+    fn release(&self, handle: Handle) -> Result<(), String> {
+        self.record(format!("release {handle}")).map(|_| ())
+    }
+}
+
+impl Addresses for Books {
     fn reserve(&self, bytes: u64, alignment: u64) -> Result<u64, String> {
         self.record(format!("reserve {bytes} {alignment}")).map(|number| number << 40)
     }
@@ -105,8 +96,23 @@ impl VirtualMemory for Books {
     fn free(&self, address: u64, bytes: u64) -> Result<(), String> {
         self.record(format!("free {address} {bytes}")).map(|_| ())
     }
-    fn release(&self, handle: Handle) -> Result<(), String> {
-        self.record(format!("release {handle}")).map(|_| ())
+}
+
+impl MulticastObjects for Books {
+    fn has_multicast(&self) -> bool {
+        !self.no_multicast
+    }
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Handle, String> {
+        self.record(format!("create_multicast {devices} {bytes}"))
+    }
+    fn add_device(&self, multicast: Handle) -> Result<(), String> {
+        self.record(format!("add_device {multicast}")).map(|_| ())
+    }
+    fn bind(&self, multicast: Handle, memory: Handle, bytes: u64) -> Result<(), String> {
+        self.record(format!("bind {multicast} {memory} {bytes}")).map(|_| ())
+    }
+    fn unbind(&self, multicast: Handle, bytes: u64) -> Result<(), String> {
+        self.record(format!("unbind {multicast} {bytes}")).map(|_| ())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::pool::{KvPool, KvShape};
-use crate::reshard::checksum::mix;
+use crate::hash::mix;
 
 /// A page of a pool before the switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

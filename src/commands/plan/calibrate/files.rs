@@ -6,10 +6,9 @@ use std::io::Write as _;
 use std::path::Path;
 
 use semmoe_planner::calibration::{Accuracy, Calibration};
-use semmoe_planner::cluster::{Measured, Operator};
+use semmoe_planner::cluster::{Measured, Operator, Sharing};
 use semmoe_worker::TransportChoice;
 
-use super::Findings;
 use crate::error::CliError;
 
 pub(super) const CLUSTER: &str = "cluster.toml";
@@ -28,15 +27,14 @@ pub(super) fn check(folder: &Path) -> Result<(), CliError> {
     tempfile::tempfile_in(folder).map(drop).map_err(cannot(folder))
 }
 
-/// The cluster file.
-pub(super) fn describe(found: &Findings, ranks: u64, carrier: TransportChoice) -> Result<String, CliError> {
+/// The cluster file of a machine with these collectives and shared processors.
+pub(super) fn describe(tables: &[Measured], sharing: &[Sharing], ranks: u64, carrier: TransportChoice) -> String {
     let level = level(carrier);
-    let line = found.tables.iter().rfind(|table| table.operator == Operator::PointToPoint).and_then(Measured::line);
+    let line = tables.iter().rfind(|table| table.operator == Operator::PointToPoint).and_then(Measured::line);
     // One rank has no links: any figures do.
     let (gigabytes, microseconds) = line.map_or((1.0, 0.0), |line| (1e-9 / line.seconds_per_byte, line.latency * 1e6));
     let mut text = String::from("# Measured by `semmoe plan calibrate`.\n");
-    let sharing: Vec<String> = found
-        .sharing
+    let sharing: Vec<String> = sharing
         .iter()
         .map(|sharing| format!("{{ ranks = {}, slowdown = {:.4} }}", sharing.ranks, sharing.slowdown))
         .collect();
@@ -49,7 +47,7 @@ pub(super) fn describe(found: &Findings, ranks: u64, carrier: TransportChoice) -
         memory_gb(),
         sharing.join(", "),
     );
-    for table in &found.tables {
+    for table in tables {
         let points: Vec<String> = table
             .points
             .points()
@@ -64,7 +62,7 @@ pub(super) fn describe(found: &Findings, ranks: u64, carrier: TransportChoice) -
             points.join(", ")
         );
     }
-    Ok(text)
+    text
 }
 
 /// The processor and how many of it there are: a calibration belongs to this machine.

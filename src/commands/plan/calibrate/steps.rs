@@ -1,5 +1,4 @@
-//! Steps of the worker's model: on one rank for the fit, on several at once for what sharing processors costs, and in
-//! layouts that the fit has not seen.
+//! Steps of the worker's model: on one rank, and in layouts of several.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -163,14 +162,6 @@ pub(super) fn alone(folder: &Path, jobs: &[Job], each: Duration) -> Result<Vec<S
             Ok(StepPoint { layout, work: job.work(1), seconds: whole, experts: Some(experts) })
         };
         jobs.iter().map(point).collect()
-    })
-}
-
-/// Seconds of each job's step where so many ranks compute it at once, each for itself.
-pub(super) fn sharing(folder: &Path, ranks: usize, jobs: &[Job], each: Duration) -> Result<Vec<f64>, CliError> {
-    on_ranks(vec![(); ranks], |id, (), meeting| {
-        let mut rank = Rank { rank: id, ..Rank::alone(folder)? };
-        jobs.iter().map(|job| Ok(rank.measure(*job, meeting, each)?.whole)).collect()
     })
 }
 

@@ -22,10 +22,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::PermuteError;
 use super::config::Config;
 use super::permutation::LayerPermutation;
-use super::source::{CONFIG, Source};
-use super::{Permutation, PermuteError};
+use super::source::Source;
 use crate::{Tables, mix64};
 use gating::{Choice, Gating};
 use layer::MoeLayer;
@@ -55,19 +55,13 @@ pub struct Proof {
 /// [`PermuteError::Computes`] when a layer gives something else; otherwise as [`super::permute`] for what cannot be
 /// read.
 pub fn prove(tables: &Tables, source: &Path, permuted: &Path) -> Result<Proof, PermuteError> {
-    let permutation = Permutation::of(tables)?;
-    let config = Config::read(&source.join(CONFIG), tables.model(), &permutation)?;
-    compare(&config, &permutation, tables.model().top_k, &Source::open(source)?, &Source::open(permuted)?)
+    let config = Config::read(source, tables)?;
+    compare(&config, tables.model().top_k, &Source::open(source)?, &Source::open(permuted)?)
 }
 
 /// The same of checkpoints that are open.
-pub(super) fn compare(
-    config: &Config,
-    permutation: &Permutation,
-    top_k: u16,
-    source: &Source,
-    permuted: &Source,
-) -> Result<Proof, PermuteError> {
+pub(super) fn compare(config: &Config, top_k: u16, source: &Source, permuted: &Source) -> Result<Proof, PermuteError> {
+    let permutation = &config.permutation;
     let gating = Gating::new(config, permutation.experts(), top_k);
     let mut proof = Proof::default();
     for layer in permutation.layers() {

@@ -74,13 +74,11 @@ impl<S: ByteStream> Peer<S> {
         while self.sent < HEADER_BYTES + message.len() {
             let header = &self.header[self.sent.min(HEADER_BYTES)..];
             let rest = &message[self.sent.saturating_sub(HEADER_BYTES)..];
-            let written = self.stream.write_vectored(&[IoSlice::new(header), IoSlice::new(rest)]);
-            match written {
-                Ok(0) => return Err(Fault::Closed("the connection takes no more bytes".to_owned())),
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Progress::Pending),
-                Err(error) => return Err(Fault::of(&error)),
+            let written = at_once(|| self.stream.write_vectored(&[IoSlice::new(header), IoSlice::new(rest)]));
+            match written? {
+                None => return Ok(Progress::Pending),
+                Some(0) => return Err(Fault::Closed("the connection takes no more bytes".to_owned())),
+                Some(count) => self.sent += count,
             }
         }
         Ok(Progress::Done)
@@ -222,12 +220,20 @@ impl Fault {
 
 /// 0 = nothing for now; the end of the stream is a fault, because ranks do not leave.
 fn read_some(stream: &mut impl ByteStream, to: &mut [u8]) -> Result<usize, Fault> {
+    match at_once(|| stream.read(to))? {
+        None => Ok(0),
+        Some(0) => Err(Fault::Closed("it closed its connection".to_owned())),
+        Some(count) => Ok(count),
+    }
+}
+
+/// The bytes that a call on a stream moved; `None` where it would have blocked.
+fn at_once(mut call: impl FnMut() -> io::Result<usize>) -> Result<Option<usize>, Fault> {
     loop {
-        match stream.read(to) {
-            Ok(0) => return Err(Fault::Closed("it closed its connection".to_owned())),
-            Ok(count) => return Ok(count),
+        match call() {
+            Ok(count) => return Ok(Some(count)),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(Fault::of(&error)),
         }
     }

@@ -81,22 +81,23 @@ pub(in crate::model) fn multiply(
     c: &mut [f32],
     c_stride: usize,
 ) {
-    multiply_on(Isa::best(), (m, k, n), a, b, (c, c_stride), Begin::AtZero);
+    multiply_from(Begin::AtZero, (m, k, n), a, b, c, c_stride);
 }
 
-/// As [`multiply`], but goes on with the sums that are in `c`: the k of several products, one after the other, give the
-/// very sums of one product over all of them.
+/// As [`multiply`]. With [`Begin::AtC`] it goes on with the sums that are in `c`: the k of several products, one after
+/// the other, give the very sums of one product over all of them.
 ///
 /// # Panics
 /// As [`multiply`].
-pub(in crate::model) fn multiply_on_top(
-    (m, k, n): (usize, usize, usize),
+pub(in crate::model) fn multiply_from(
+    begin: Begin,
+    shape: (usize, usize, usize),
     a: Matrix<'_>,
     b: Columns<'_>,
     c: &mut [f32],
     c_stride: usize,
 ) {
-    multiply_on(Isa::best(), (m, k, n), a, b, (c, c_stride), Begin::AtC);
+    multiply_on(Isa::best(), shape, a, b, (c, c_stride), begin);
 }
 
 /// Rows up to which a product waits for B rather than for its operations.
@@ -108,7 +109,7 @@ const PIECE_BYTES: usize = 16 << 10;
 
 /// What a sum begins with.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(in crate::model) enum Begin {
     AtZero,
     /// What is in C.
     AtC,

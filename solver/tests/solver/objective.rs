@@ -1,0 +1,77 @@
+//! The objective `ranks`: fewer remote ranks than `activations`, whole solves, and what it refuses.
+
+use std::path::Path;
+
+use crate::common::{options, planted, profile_of, quiet, solve_trace};
+use semmoe_solver::{
+    EvalInput, EvalOptions, Objective, PaperOptions, SolveError, SolveOptions, evaluate, solve, solve_paper,
+};
+use semmoe_tables::{Attention, Trace};
+
+fn ranks(options: &SolveOptions) -> SolveOptions {
+    SolveOptions { objective: Objective::Ranks, bounds: None, ..options.clone() }
+}
+
+#[test]
+fn ranks_sends_tokens_to_no_more_ranks_than_activations() {
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/profile.trace.safetensors");
+    let traces = [planted(4, 200, 0.6, 21), planted(8, 300, 0.4, 22), Trace::open(&recorded).unwrap()];
+    for trace in &traces {
+        for attention in [Attention::Dp, Attention::Tp] {
+            let activations = SolveOptions { starts: 2, threads: 2, bounds: None, ..options(4, attention) };
+            let before = solve_trace(trace, &activations).unwrap().report;
+            let after = solve_trace(trace, &ranks(&activations)).unwrap().report;
+            assert!(after.remote_ranks_per_token <= before.remote_ranks_per_token, "{before:?} {after:?}");
+            assert_eq!(after.objective, Objective::Ranks);
+            assert!(after.lar > 0.25 && after.lar <= after.lar_bound + 1e-9, "{after:?}");
+            assert!(
+                after.token_imbalance <= before.token_imbalance.max(1.0 + activations.token_margin) + 1e-9,
+                "{after:?}"
+            );
+            assert!(after.expert_load_limit_met || !before.expert_load_limit_met, "{before:?} {after:?}");
+        }
+    }
+}
+
+#[test]
+fn the_report_counts_what_evaluate_counts() {
+    // One rank has no other; with one rank per expert and top-2, a token at home is sent to one rank, and else to two.
+    let trace = planted(4, 60, 0.8, 23);
+    for (groups, least, most) in [(1, 0.0, 0.0), (16, 1.0, 2.0)] {
+        let solved = solve_trace(&trace, &ranks(&options(groups, Attention::Dp))).unwrap();
+        let found = solved.report.remote_ranks_per_token.unwrap();
+        assert!((least..=most).contains(&found), "{found}");
+        let judged = evaluate(&solved.tables, EvalInput::Trace(&trace), &EvalOptions::default()).unwrap();
+        assert!((least..=most).contains(&judged.remote_ranks_per_token.unwrap()));
+    }
+    // Two experts on sixteen ranks: an activation is local or remote, so that both figures say the same.
+    let report = solve_trace(&trace, &options(16, Attention::Dp)).unwrap().report;
+    assert!((report.remote_ranks_per_token.unwrap() - 2.0 * (1.0 - report.lar)).abs() < 1e-6, "{report:?}");
+}
+
+#[test]
+fn ranks_is_the_same_for_any_number_of_threads() {
+    let trace = planted(4, 100, 0.5, 24);
+    for attention in [Attention::Dp, Attention::Tp] {
+        let digests = [1, 2, 5].map(|threads| {
+            let options = SolveOptions { threads, ..ranks(&options(4, attention)) };
+            solve_trace(&trace, &options).unwrap().tables.digest().to_owned()
+        });
+        assert!(digests[0] == digests[1] && digests[0] == digests[2], "{digests:?}");
+    }
+}
+
+#[test]
+fn ranks_needs_a_trace_and_this_solver() {
+    let trace = planted(4, 20, 0.5, 25);
+    let profile = profile_of(&trace);
+    for attention in [Attention::Dp, Attention::Tp] {
+        let error = solve(&profile, None, &ranks(&options(4, attention)), &mut quiet).unwrap_err();
+        assert!(matches!(error, SolveError::RanksNeedTrace) && error.to_string().contains("needs a trace"), "{error}");
+    }
+    let report = solve(&profile, None, &options(4, Attention::Dp), &mut quiet).unwrap().report;
+    assert_eq!(report.remote_ranks_per_token, None);
+    let paper =
+        solve_paper(&profile, Some(&trace), &ranks(&options(4, Attention::Dp)), &PaperOptions::default(), &mut quiet);
+    assert!(paper.unwrap_err().to_string().contains("objective"));
+}

@@ -1,0 +1,34 @@
+//! Recorded routing of the bundled model: solved on one part, judged on requests that were not used.
+
+use std::path::Path;
+
+use crate::common::{options, solve_trace};
+use semmoe_solver::{EvalInput, EvalOptions, SolveOptions, evaluate};
+use semmoe_tables::{Attention, Trace};
+
+fn recorded(name: &str) -> Trace {
+    Trace::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)).unwrap()
+}
+
+#[test]
+fn what_is_solved_holds_on_other_requests() {
+    let (solve_on, judge_on) = (recorded("profile.trace.safetensors"), recorded("serve.trace.safetensors"));
+    for (groups, least_in, least_out, least_tp) in [(4, 0.385, 0.36, 0.54), (8, 0.23, 0.215, 0.385)] {
+        let options = SolveOptions { threads: 2, ..options(groups, Attention::Dp) };
+        let solved = solve_trace(&solve_on, &options).unwrap();
+        let report = &solved.report;
+        assert!(report.lar > least_in && report.dual_gap < 0.01, "{report:?}");
+        assert!(report.token_imbalance <= 1.03 && report.expert_load_limit_met, "{report:?}");
+
+        let judged = evaluate(&solved.tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
+        assert!(judged.lar > least_out, "{judged:?}");
+        // About fifty requests a rank at 4 ranks, half as many at 8, where round robin itself is at 1.14.
+        assert!(judged.token_imbalance < if groups == 4 { 1.2 } else { 1.25 }, "{judged:?}");
+        assert!(judged.policies.as_ref().unwrap()["round_robin"].request_lar < judged.lar_random + 0.02, "{judged:?}");
+
+        let options = SolveOptions { attention: Attention::Tp, starts: 2, ..options };
+        let tables = solve_trace(&solve_on, &options).unwrap().tables;
+        let judged = evaluate(&tables, EvalInput::Trace(&judge_on), &EvalOptions::default()).unwrap();
+        assert!(judged.lar > least_tp, "{judged:?}");
+    }
+}

@@ -1,0 +1,102 @@
+//! Arrays of integers in safetensors files of other programs.
+
+use std::path::Path;
+
+use crate::FormatError;
+use crate::container::{Foreign, element_bytes};
+
+/// A mapped safetensors file, its header checked. Names, element types and metadata are the writer's.
+#[derive(Debug)]
+pub struct Arrays(Foreign);
+
+/// An array of such a file, the last index fastest.
+#[derive(Clone, Copy, Debug)]
+pub struct Array<'a> {
+    dtype: &'a str,
+    shape: &'a [u64],
+    bytes: &'a [u8],
+    /// Bytes of an element; 0 of those that are no integers.
+    width: usize,
+}
+
+impl Arrays {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not a valid safetensors container.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Foreign::open(path).map(Self)
+    }
+
+    /// Takes the bytes of such a file.
+    ///
+    /// # Errors
+    /// As [`Arrays::open`].
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, FormatError> {
+        Foreign::from_bytes(bytes).map(Self)
+    }
+
+    /// All names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.tensors().keys().map(String::as_str)
+    }
+
+    /// An array by its name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Array<'_>> {
+        let tensor = self.0.tensors().get(name)?;
+        let integer = tensor.dtype == "BOOL" || tensor.dtype.starts_with(['U', 'I']);
+        let width = element_bytes(&tensor.dtype).filter(|_| integer).unwrap_or(0) as usize;
+        Some(Array { dtype: &tensor.dtype, shape: &tensor.shape, bytes: self.0.bytes(tensor), width })
+    }
+}
+
+impl<'a> Array<'a> {
+    /// Its element type, as safetensors spells it.
+    #[must_use]
+    pub fn dtype(&self) -> &'a str {
+        self.dtype
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn shape(&self) -> &'a [u64] {
+        self.shape
+    }
+
+    /// Whether its elements are integers (or booleans).
+    #[must_use]
+    pub fn is_integer(&self) -> bool {
+        self.width > 0
+    }
+
+    /// An integer; `None` when the array holds no integers, and for numbers above [`i64::MAX`].
+    ///
+    /// # Panics
+    /// When the index is not one of the array's.
+    #[must_use]
+    pub fn int(&self, index: &[usize]) -> Option<i64> {
+        assert_eq!(index.len(), self.shape.len(), "one index for each dimension");
+        if !self.is_integer() {
+            return None;
+        }
+        let at = index.iter().zip(self.shape).fold(0, |at, (index, size)| {
+            assert!((*index as u64) < *size, "an index within the array");
+            at * *size as usize + index
+        });
+        self.element(at)
+    }
+
+    /// All integers, in the order of the array; none of one that holds no integers.
+    pub fn ints(self) -> impl Iterator<Item = Option<i64>> {
+        (0..self.bytes.len().checked_div(self.width).unwrap_or(0)).map(move |at| self.element(at))
+    }
+
+    fn element(&self, at: usize) -> Option<i64> {
+        let bytes = &self.bytes[at * self.width..][..self.width];
+        let negative = self.dtype.starts_with('I') && bytes.last()? & 0x80 != 0;
+        let mut word = [if negative { 0xff } else { 0 }; 8];
+        word[..self.width].copy_from_slice(bytes);
+        if negative { Some(i64::from_le_bytes(word)) } else { i64::try_from(u64::from_le_bytes(word)).ok() }
+    }
+}

@@ -1,0 +1,21 @@
+//! Tables, profiles and traces by their public interface; `damage` counts allocations and is a program of its own.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "../checkpoint/mod.rs"]
+mod checkpoint;
+#[path = "../common/mod.rs"]
+mod common;
+
+mod embeddings;
+mod even;
+mod export;
+mod likely;
+mod merge;
+mod permute;
+mod permute_damage;
+mod permute_proof;
+mod permute_refused;
+mod round_trip;
+mod rules;
+mod streaming;
+mod write;

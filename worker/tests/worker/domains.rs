@@ -1,0 +1,122 @@
+//! Expert domains: ranks that hold each other's experts. The same tokens as on one rank, and what leaves a domain is
+//! counted exactly.
+
+use crate::common;
+use crate::support;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use crate::common::{FIXTURES, contiguous, contiguous_of, fixture, fixture_prompts, golden, local_mesh, metered_mesh};
+use crate::support::Unit;
+use semmoe_tables::{ExpertCopies, LayerIdx};
+use semmoe_worker::ep::LevelBytes;
+use semmoe_worker::model::ModelConfig;
+use semmoe_worker::{ExpertLayout, WorkerConfig, run};
+
+const WORLD: u16 = 4;
+
+#[test]
+fn every_family_gives_the_same_tokens_in_domains() {
+    for name in FIXTURES {
+        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
+        let prompts = fixture_prompts(&dir);
+        for size in [2, 4] {
+            let copies = ExpertCopies::in_domains(&contiguous_of(&config, WORLD), size).unwrap();
+            common::on_ranks_of(&dir, local_mesh(WORLD), &copies, |mut rank| {
+                let mine = prompts.iter().skip(rank.rank).step_by(WORLD.into());
+                let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
+                    mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
+                let steps = prompts.iter().map(|(_, greedy)| greedy.len()).min().unwrap();
+                for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
+                    assert_eq!(text[..], golden[..steps], "{name}, domains of {size}");
+                }
+                let remote = rank.counted().total().activations.remote;
+                assert!(size < WORLD || remote == 0, "{remote} pairs left the one domain");
+            });
+        }
+    }
+}
+
+/// Bytes by level of a prompt on `rank`, in domains of `size` that are nodes, too, by the routing that Transformers
+/// recorded: a token goes once to each domain that has some of its experts.
+fn recorded(experts: &[Vec<Vec<u16>>], rank: u16, size: u16) -> LevelBytes {
+    let (hidden, placement) = (common::config().hidden, contiguous(WORLD));
+    let mut levels = LevelBytes::default();
+    for (layer, tokens) in experts.iter().enumerate() {
+        let groups = placement.layer(LayerIdx::new(layer as u16));
+        let mut messages = BTreeMap::<u16, u64>::new();
+        for experts in tokens {
+            let mut of_domains = BTreeMap::<u16, usize>::new();
+            for expert in experts {
+                *of_domains.entry(groups[usize::from(*expert)] / size).or_default() += 1;
+            }
+            for (domain, count) in of_domains {
+                *messages.entry(domain).or_insert(8) += (2 * 4 * hidden + 2 + 6 * count) as u64;
+            }
+        }
+        for (domain, bytes) in messages {
+            *(if domain == rank / size { &mut levels.rank } else { &mut levels.other }) += bytes;
+        }
+    }
+    levels
+}
+
+#[test]
+fn what_leaves_a_domain_is_what_the_recorded_routing_says() {
+    let golden = golden();
+    let of_rank = |rank: usize| &golden[rank % golden.len()];
+    for size in [1, 2, 4] {
+        let copies = ExpertCopies::in_domains(&contiguous(WORLD), size).unwrap();
+        let (transports, meters) = metered_mesh(WORLD);
+        let counted = common::on_ranks(transports, &copies, |mut rank| {
+            let first = rank.rank / usize::from(size) * usize::from(size);
+            rank.ep = rank.ep.with_neighbours(first..first + usize::from(size));
+            drop(rank.prefill(&of_rank(rank.rank).ids));
+            rank.counted()
+        });
+        for (rank, counted) in counted.iter().enumerate() {
+            let expected = recorded(&of_rank(rank).experts, rank as u16, size);
+            assert_eq!(counted.levels, expected, "rank {rank}, domains of {size}");
+        }
+        let sent: u64 = meters.iter().map(|[sent, _]| sent.load(Ordering::Relaxed)).sum();
+        assert_eq!(sent, counted.iter().map(|counted| counted.levels.other).sum::<u64>(), "domains of {size}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_in_domains_serves_and_counts_by_level() {
+    let unit = Unit::start_with(WORLD, |config| (config.domains, config.nodes) = (2, Some(2)));
+    for golden in support::golden() {
+        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
+        assert_eq!(answer["output_ids"], golden["greedy_16"]);
+    }
+    assert_eq!(unit.get("/server_info").await["ep_num_redundant_experts"], support::EXPERTS);
+    let metrics = unit.metrics().await;
+    let level = |level: &str| metrics.sum("semmoe_level_bytes_total", &[("level", level)]);
+    assert_eq!(level("node"), 0, "the other rank of the node holds the same experts");
+    assert_eq!(level("other"), metrics.sum("semmoe_dispatch_bytes_total", &[("where", "remote")]));
+    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+}
+
+#[test]
+fn domains_that_cannot_be_are_refused_in_a_sentence() {
+    let refused = |adjust: &dyn Fn(&mut WorkerConfig)| {
+        let mut config = support::config(0, WORLD, support::loopback());
+        adjust(&mut config);
+        let error = run(config).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        error.to_string()
+    };
+    for size in [0, 3, 8] {
+        let expected = format!("expert domains of {size} ranks do not divide the world of 4");
+        assert_eq!(refused(&|config| config.domains = size), expected);
+    }
+    assert_eq!(
+        refused(&|config| (config.domains, config.experts) = (2, ExpertLayout::Tp)),
+        "expert domains are for experts ep, this unit has experts tp"
+    );
+    assert_eq!(
+        refused(&|config| (config.domains, config.tables) = (2, Some("some.tables".into()))),
+        "expert domains of 2 ranks and the tables in some.tables both say where experts are: give one of them"
+    );
+}

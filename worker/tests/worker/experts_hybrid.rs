@@ -1,0 +1,260 @@
+//! Hybrid TP-EP: experts belong to nodes, and each rank of a node has a slice of them. The same tokens as on one rank,
+//! and exact counts.
+
+use crate::common;
+use crate::support;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::common::{
+    FIXTURES, Laid, Rank, config, contiguous, contiguous_of, fixture, fixture_prompts, golden, model_dir, on_layout,
+    relative_error, shuffled,
+};
+use crate::support::Unit;
+use half::f16;
+use semmoe_kernels::collectives::PrivateMemory;
+use semmoe_tables::{Attention, LayerIdx, Placement, Provenance, RankId, TablesBuilder};
+use semmoe_worker::ep::{Counters, ExpertLayout, ExpertParallel, LevelBytes, WireRows};
+use semmoe_worker::model::{Model, ModelConfig, ModelError};
+use semmoe_worker::{TransportChoice, WorkerConfig, run};
+
+/// One level after the other, and both at once in pieces.
+const CHUNKS: [Option<u16>; 2] = [None, Some(3)];
+
+fn hybrid(nodes: u16, width: u16, chunks: Option<u16>) -> ExpertLayout {
+    let chunks = chunks.map_or_else(String::new, |chunks| format!(":{chunks}"));
+    format!("hybrid:{nodes}x{width}{chunks}").parse().unwrap()
+}
+
+#[test]
+fn every_family_gives_the_same_tokens_on_nodes() {
+    for name in FIXTURES {
+        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
+        let prompts = fixture_prompts(&dir);
+        for (chunks, [nodes, width]) in CHUNKS.into_iter().flat_map(|chunks| [[2, 2], [2, 1]].map(|of| (chunks, of))) {
+            let (world, placement) = (nodes * width, contiguous_of(&config, nodes));
+            let experts = hybrid(nodes, width, chunks);
+            // Each rank has its own prompts; some have none.
+            let laid = Laid { world, attention: Attention::Dp, placement: &placement, experts };
+            on_layout(&dir, laid, |rank| {
+                let mine = prompts.iter().skip(rank.rank).step_by(world.into());
+                let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
+                    mine.map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
+                let steps = prompts.iter().map(|(_, greedy)| greedy.len()).min().unwrap();
+                for (text, golden) in rank.greedy(&ids, steps).iter().zip(greedy) {
+                    assert_eq!(text[..], golden[..steps], "{name}, {experts}, {world} ranks");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn with_attention_tp_too_every_family_gives_the_same_tokens() {
+    for name in FIXTURES {
+        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
+        let prompts = fixture_prompts(&dir);
+        let (ids, greedy): (Vec<&[u32]>, Vec<&[u32]>) =
+            prompts.iter().map(|(ids, greedy)| (&ids[..], &greedy[..])).unzip();
+        let steps = greedy.iter().map(|greedy| greedy.len()).min().unwrap();
+        for (nodes, chunks) in [(1, None), (2, Some(2))] {
+            let (placement, experts) = (contiguous_of(&config, nodes), hybrid(nodes, 2 / nodes, chunks));
+            let laid = Laid { world: 2, attention: Attention::Tp, placement: &placement, experts };
+            for (text, _) in on_layout(&dir, laid, |rank| rank.greedy(&ids, steps)).0 {
+                let same = text.iter().zip(&greedy).all(|(text, golden)| text[..] == golden[..steps]);
+                assert!(same, "{name}, {experts}");
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_is_unfused_bit_for_bit_and_near_one_rank() {
+    let (golden, placement) = (golden(), contiguous(2));
+    let logits = CHUNKS.map(|chunks| {
+        let laid = Laid { world: 4, attention: Attention::Dp, placement: &placement, experts: hybrid(2, 2, chunks) };
+        let (found, _) = on_layout(&model_dir(), laid, |rank| rank.prefill(&golden[rank.rank % golden.len()].ids).0);
+        found.into_iter().map(|(logits, _)| logits).collect::<Vec<_>>()
+    });
+    let bits = |logits: &[f32]| logits.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+    for (rank, (unfused, fused)) in logits[0].iter().zip(&logits[1]).enumerate() {
+        assert_eq!(bits(unfused), bits(fused), "rank {rank}");
+        assert!(relative_error(unfused, &golden[rank % golden.len()].last_logits) < 1e-5, "rank {rank}");
+    }
+}
+
+/// What the routing that Transformers recorded means for one prompt on a rank.
+#[derive(Default)]
+struct Recorded {
+    /// Pairs that cross.
+    pairs: u64,
+    /// Bytes by level.
+    levels: LevelBytes,
+}
+
+/// On nodes of `width` ranks whose messages between nodes are cut into `chunks`.
+fn recorded(experts: &[Vec<Vec<u16>>], [nodes, width]: [u16; 2], node: u16, chunks: usize) -> Recorded {
+    let (hidden, placement) = (config().hidden, contiguous(nodes));
+    let (mut levels, mut pairs) = (LevelBytes::default(), 0);
+    for (layer, tokens) in experts.iter().enumerate() {
+        let groups = placement.layer(LayerIdx::new(layer as u16));
+        let mut rows = BTreeMap::<u16, usize>::new();
+        for experts in tokens {
+            let mut of_nodes = BTreeMap::<u16, usize>::new();
+            for expert in experts {
+                *of_nodes.entry(groups[usize::from(*expert)]).or_default() += 1;
+            }
+            for (to, count) in of_nodes {
+                *rows.entry(to).or_default() += 1;
+                // There: the row, how many pairs, the pairs; back: the row.
+                let bytes = (2 * 4 * hidden + 2 + 6 * count) as u64;
+                levels.node += bytes * u64::from(width - 1);
+                if to == node {
+                    levels.rank += bytes;
+                } else {
+                    pairs += count as u64;
+                    levels.other += bytes;
+                }
+            }
+        }
+        for (to, rows) in rows {
+            let headers = 8 * rows.min(chunks) as u64;
+            *(if to == node { &mut levels.rank } else { &mut levels.other }) += headers;
+        }
+    }
+    Recorded { pairs, levels }
+}
+
+#[test]
+fn what_crosses_nodes_is_what_the_recorded_routing_says() {
+    let golden = golden();
+    for (chunks, [nodes, width]) in
+        CHUNKS.into_iter().flat_map(|chunks| [[2, 1], [4, 1], [2, 2]].map(|of| (chunks, of)))
+    {
+        let (world, placement) = (nodes * width, contiguous(nodes));
+        let experts = hybrid(nodes, width, chunks);
+        let laid = Laid { world, attention: Attention::Dp, placement: &placement, experts };
+        let of_rank = |rank: usize| &golden[rank % golden.len()];
+        let work = |rank: &mut Rank| drop(rank.prefill(&of_rank(rank.rank).ids));
+        let (counted, sent) = on_layout(&model_dir(), laid, work);
+        let mut travelled = 0;
+        for (rank, (_, counted)) in counted.iter().enumerate() {
+            let node = rank as u16 / width;
+            let recorded = recorded(&of_rank(rank).experts, [nodes, width], node, chunks.unwrap_or(1).into());
+            let (total, levels) = (counted.total(), recorded.levels);
+            assert_eq!(
+                (total.bytes.remote, total.activations.remote),
+                (levels.other, recorded.pairs),
+                "rank {rank}, {experts}"
+            );
+            assert_eq!(counted.levels, levels, "rank {rank}, {experts}");
+            let all = of_rank(rank).ids.len() * 7 * 4;
+            assert_eq!(total.activations.local + total.activations.remote, all as u64);
+            travelled += levels.node + levels.other;
+        }
+        // 8 bytes to each peer join the unit; unfused, 8 bytes begin each message inside a node, of which none is empty
+        // here.
+        let joined = u64::from(world) * u64::from(world - 1) * 8;
+        let headers = u64::from(world) * u64::from(width - 1) * 7 * 8;
+        if width == 1 || chunks.is_none() {
+            let expected = travelled + joined + headers;
+            assert_eq!(sent, expected, "what the transport carried is what was counted, {experts}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_of_two_nodes_serves_over_both_carriers() {
+    for (transport, chunks, name) in
+        [(TransportChoice::Shm, Some(2), "hybrid:2x2:2"), (TransportChoice::Tcp, None, "hybrid:2x2")]
+    {
+        let layout = hybrid(2, 2, chunks);
+        let unit = Unit::start_with(4, |config| (config.experts, config.transport) = (layout, transport));
+        for golden in support::golden() {
+            let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
+            assert_eq!(answer["output_ids"], golden["greedy_16"]);
+        }
+        let info = unit.get("/server_info").await;
+        assert_eq!((&info["experts"], &info["ep_size"]), (&name.into(), &2.into()));
+        for outcome in unit.stop(0) {
+            outcome.unwrap();
+        }
+    }
+}
+
+fn tables(placement: &Placement, path: &Path) {
+    let (config, groups) = (config(), usize::from(placement.groups()));
+    let provenance = Provenance { source: "test".into(), created: "2026-01-01T00:00:00Z".into() };
+    let shares = vec![f16::from_f64(1.0 / groups as f64); config.vocab_size * groups];
+    let info = config.model_info("tiny-qwen3moe-15m", None);
+    TablesBuilder::dp(info, provenance, placement.clone(), shares, vec![0.0; groups]).write(path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_for_as_many_groups_as_nodes_place_experts_on_nodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("two.tables");
+    let placement = shuffled(2, 1);
+    tables(&placement, &path);
+    let unit = Unit::start_with(4, |config| {
+        (config.experts, config.tables) = (hybrid(2, 2, Some(2)), Some(path.clone()));
+    });
+    for golden in support::golden() {
+        let answer = unit.ok("/generate", &support::greedy(&golden["input_ids"], 16)).await;
+        assert_eq!(answer["output_ids"], golden["greedy_16"]);
+    }
+    assert_eq!(unit.get("/server_info").await["placement_digest"], placement.digest());
+    let metrics = unit.metrics().await;
+    let level = |level: &str| metrics.sum("semmoe_level_bytes_total", &[("level", level)]);
+    assert_eq!(level("other"), metrics.sum("semmoe_dispatch_bytes_total", &[("where", "remote")]));
+    assert!(level("node") > 0 && level("rank") > 0);
+    unit.stop(0).into_iter().for_each(|outcome| outcome.unwrap());
+}
+
+#[test]
+fn what_does_not_fit_the_nodes_is_refused_by_name() {
+    let refused = |world: u16, adjust: &dyn Fn(&mut WorkerConfig)| {
+        let mut config = support::config(0, world, support::loopback());
+        adjust(&mut config);
+        run(config).unwrap_err().to_string()
+    };
+    let layout = hybrid(2, 2, None);
+    assert_eq!(
+        refused(6, &|config| config.experts = layout),
+        "experts hybrid:2x2 are laid out for another number of ranks than the world of 6"
+    );
+    let with_tp = |config: &mut WorkerConfig| {
+        (config.attention, config.experts) = (Attention::Tp, hybrid(2, 1, None));
+        config.tables = Some("some.tables".into());
+    };
+    assert_eq!(
+        refused(2, &with_tp),
+        "the tables in some.tables send rows of attention tp to ranks, and with experts hybrid a row belongs to a node: serve \
+         without them, with experts ep, or with attention dp"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("four.tables");
+    tables(&shuffled(4, 1), &path);
+    assert_eq!(
+        refused(4, &|config| (config.experts, config.tables) = (layout, Some(path.clone()))),
+        format!("the tables in {} are for 4 groups, this unit has 2 nodes", path.display())
+    );
+    assert_eq!(
+        refused(4, &|config| (config.experts, config.nodes) = (layout, Some(4))),
+        "4 nodes and experts hybrid:2x2 contradict each other"
+    );
+    assert_eq!(refused(4, &|config| config.nodes = Some(3)), "--nodes: 3 nodes cannot share 4 ranks evenly");
+    let dir = fixture("qwen3-moe");
+    let config = ModelConfig::load(&dir).unwrap();
+    let width = u16::try_from(config.expert_width).unwrap() * 2;
+    let placement = contiguous_of(&config, 2);
+    let error = Model::load_experts(&dir, RankId::new(0), &placement, hybrid(2, width, None)).err().unwrap();
+    assert!(matches!(error, ModelError::ExpertWidth { .. }), "{error}");
+    // A placement of ranks in place of nodes.
+    let join = |link| {
+        let unit = WireRows::f32(ExpertLayout::Ep.join(link, PrivateMemory::new(0)).unwrap());
+        ExpertParallel::over(unit, &contiguous(1), hybrid(2, 1, None), Counters::new(7).into())
+    };
+    let error = join(common::local_mesh(2).remove(0)).err().unwrap();
+    assert_eq!(error.to_string(), "the placement has 1 groups, the unit has 2 ranks and experts hybrid:2x1");
+}

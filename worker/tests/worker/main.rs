@@ -1,0 +1,36 @@
+//! The worker over all its carriers, layouts and families. Tests that measure their own process, or start it again, are
+//! programs of their own beside this one.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../links/mod.rs"]
+mod links;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod attention_tp;
+mod carriers;
+mod checkpoint;
+mod domains;
+mod experts_hybrid;
+mod experts_tp;
+mod families;
+mod golden;
+mod hostile_config;
+mod logprobs;
+mod permuted;
+mod prefix;
+mod ranks;
+mod replicas;
+mod requests;
+mod serving;
+mod serving_tp;
+mod startup;
+mod streamed;
+mod switch_experts;
+mod switching;
+mod switching_attention;
+mod transport;
+mod trust;
+mod wire;

@@ -1,0 +1,172 @@
+//! Experts that several ranks hold: the same tokens, exact counts, and results that do not depend on the batch.
+
+use crate::common;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::common::{
+    FIXTURE_TOKENS, FIXTURES, Rank, fixture, golden, local_mesh, metered_mesh, on_ranks, on_ranks_of, on_tp_ranks,
+    replicated_of, replicated_tp_tables,
+};
+use semmoe_tables::{ExpertCopies, ExpertId, GroupId, LayerIdx};
+use semmoe_worker::ep::StepPhase;
+use semmoe_worker::model::{KvCache, ModelConfig, StepItem};
+use serde_json::Value;
+
+/// A prompt, and what Transformers continued it with.
+struct Text {
+    ids: Vec<u32>,
+    greedy: Vec<u32>,
+}
+
+fn texts(dir: &Path) -> Vec<Text> {
+    let json: Value = serde_json::from_slice(&std::fs::read(dir.join("golden.json")).unwrap()).unwrap();
+    let ids = |value: &Value| serde_json::from_value(value.clone()).unwrap();
+    let prompts = json["prompts"].as_array().unwrap().iter();
+    prompts.map(|prompt| Text { ids: ids(&prompt["input_ids"]), greedy: ids(&prompt["greedy"]) }).collect()
+}
+
+/// Ranks, and experts that each has beside its own: few, many, all of them.
+fn layouts(config: &ModelConfig) -> [(u16, usize); 4] {
+    let experts = config.num_experts;
+    [(2, 1), (4, 1), (4, experts / 2), (4, experts - experts / 4)]
+}
+
+#[test]
+fn every_family_gives_the_same_tokens_with_replicas() {
+    for name in FIXTURES {
+        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
+        let texts = texts(&dir);
+        for (world, extra) in layouts(&config) {
+            let copies = ExpertCopies::from(&replicated_of(&config, world, extra, 7));
+            let found = on_ranks_of(&dir, local_mesh(world), &copies, |mut rank| {
+                let mine: Vec<usize> = (0..texts.len()).filter(|i| i % usize::from(world) == rank.rank).collect();
+                let prompts: Vec<&[u32]> = mine.iter().map(|&i| &texts[i].ids[..]).collect();
+                let found = rank.greedy(&prompts, FIXTURE_TOKENS);
+                (mine.into_iter().zip(found).collect::<Vec<_>>(), rank.counted().total().activations)
+            });
+            let remote: u64 = found.iter().map(|(_, activations)| activations.remote).sum();
+            assert_eq!(remote == 0, extra == config.num_experts - config.num_experts / 4, "{name}: {remote} remote");
+            let found: Vec<(usize, Vec<u32>)> = found.into_iter().flat_map(|(texts, _)| texts).collect();
+            assert_eq!(found.len(), texts.len());
+            for (prompt, text) in found {
+                assert_eq!(text, texts[prompt].greedy, "{name}: prompt {prompt}, {world} ranks, {extra} more experts");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_family_gives_the_same_tokens_with_replicas_and_attention_tp() {
+    for name in FIXTURES {
+        let (dir, config) = (fixture(name), ModelConfig::load(&fixture(name)).unwrap());
+        let texts = texts(&dir);
+        let prompts: Vec<&[u32]> = texts.iter().map(|text| &text.ids[..]).collect();
+        for (world, extra) in layouts(&config) {
+            let replicas = replicated_of(&config, world, extra, 7);
+            let tables = Arc::new(replicated_tp_tables(&config, &replicas, 3));
+            let copies = ExpertCopies::between_groups(&tables).unwrap();
+            assert_eq!(copies, ExpertCopies::from(&replicas));
+            for shuffle in [None, Some(&tables)] {
+                let found = on_tp_ranks(&dir, local_mesh(world), &copies, shuffle, |mut rank| {
+                    rank.greedy(&prompts, FIXTURE_TOKENS)
+                });
+                for (rank, found) in found.iter().enumerate() {
+                    for (text, found) in texts.iter().zip(found) {
+                        assert_eq!(*found, text.greedy, "{name}: rank {rank} of {world}, {extra} more experts");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_local_copy_counts_as_local_and_every_byte_is_counted() {
+    let (golden, config) = (golden(), common::config());
+    let (layers, top_k, steps) = (config.num_moe_layers(), config.top_k, 4);
+    let replicas = replicated_of(&config, 4, 2, 5);
+    let copies = ExpertCopies::from(&replicas);
+    let (transports, meters) = metered_mesh(4);
+    let runs = on_ranks(transports, &copies, |mut rank| {
+        let mine: Vec<&[u32]> = golden.iter().map(|g| &g.ids[..]).skip(rank.rank).step_by(4).collect();
+        let mut kvs: Vec<KvCache> = mine.iter().map(|_| rank.model.new_sequence()).collect();
+        let (mut local, mut pairs) = (0, 0);
+        let mut last: Vec<Vec<u32>> = mine.iter().map(|prompt| prompt.to_vec()).collect();
+        for step in 0..steps {
+            let phase = if step == 0 { StepPhase::Prefill } else { StepPhase::Decode };
+            let items = kvs.iter_mut().zip(&last);
+            let mut items: Vec<StepItem<'_>> =
+                items.map(|(kv, tokens)| StepItem { kv, tokens, want_logits: true, phase }).collect();
+            let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
+            let next: Vec<u32> = (0..mine.len()).map(|item| common::argmax(out.logits(item).unwrap())).collect();
+            for item in 0..mine.len() {
+                for (at, &expert) in out.routes(item).iter().enumerate() {
+                    let layer = LayerIdx::new((at / top_k % layers) as u16);
+                    let here = GroupId::new(rank.rank as u16);
+                    local += u64::from(copies.holds(here, layer, ExpertId::new(expert)));
+                    pairs += 1;
+                }
+            }
+            last = next.into_iter().map(|token| vec![token]).collect();
+        }
+        (rank.counted(), local, pairs)
+    });
+    let mut remote_bytes = 0;
+    for (rank, (counted, local, pairs)) in runs.iter().enumerate() {
+        let total = counted.total();
+        let tokens = counted.prefill_tokens + counted.decode_tokens;
+        assert_eq!(total.activations.local, *local, "rank {rank}");
+        assert_eq!(total.activations.local + total.activations.remote, tokens * (layers * top_k) as u64);
+        assert_eq!(tokens * (layers * top_k) as u64, *pairs);
+        remote_bytes += total.bytes.remote;
+    }
+    let sent: u64 = meters.iter().map(|[sent_bytes, _]| sent_bytes.load(Ordering::Relaxed)).sum();
+    assert_eq!(remote_bytes, sent, "what the transport carried is what was counted");
+}
+
+/// The logits after the prompt on rank 0, taken in pieces of this size, with others beside it and on the other ranks.
+fn on_rank_0(copies: &ExpertCopies, piece: usize, beside: usize, on_others: usize) -> Vec<f32> {
+    let golden = golden();
+    let prompt = &golden[3].ids;
+    let run = |mut rank: Rank| {
+        let others = if rank.rank == 0 { beside } else { on_others };
+        let mut kv = rank.model.new_sequence();
+        let mut kvs: Vec<KvCache> = (0..others).map(|_| rank.model.new_sequence()).collect();
+        let mut logits = Vec::new();
+        for tokens in prompt.chunks(piece) {
+            let others = kvs.iter_mut().zip(&golden);
+            let mut items: Vec<StepItem<'_>> = others
+                .map(|(kv, golden)| StepItem {
+                    kv,
+                    tokens: &golden.ids[..3],
+                    want_logits: false,
+                    phase: StepPhase::Decode,
+                })
+                .collect();
+            if rank.rank == 0 {
+                items.push(StepItem { kv: &mut kv, tokens, want_logits: true, phase: StepPhase::Prefill });
+            }
+            let last = items.len().wrapping_sub(1);
+            let out = rank.model.step(&mut items, &mut rank.ep).unwrap();
+            if rank.rank == 0 {
+                logits = out.logits(last).unwrap().to_vec();
+            }
+        }
+        logits
+    };
+    on_ranks(local_mesh(4), copies, run).swap_remove(0)
+}
+
+#[test]
+fn results_do_not_depend_on_the_batch_with_replicas() {
+    let copies = ExpertCopies::from(&replicated_of(&common::config(), 4, 3, 11));
+    let length = golden()[3].ids.len();
+    let alone = on_rank_0(&copies, length, 0, 0);
+    assert!(!alone.is_empty());
+    for (piece, beside, on_others) in [(length, 3, 0), (length, 0, 4), (1, 2, 3), (3, 4, 1)] {
+        let found = on_rank_0(&copies, piece, beside, on_others);
+        assert!(found == alone, "in pieces of {piece}, {beside} beside it, {on_others} on the other ranks");
+    }
+}
