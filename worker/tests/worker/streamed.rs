@@ -2,6 +2,7 @@
 //! them in memory, in no more memory than was given.
 
 use crate::common;
+use crate::support;
 use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
