@@ -1,4 +1,4 @@
-//! Bad input is told in one sentence, with the right exit code, before anything is served or written.
+//! Bad input is refused in one sentence, with the right exit code, before anything is served or written.
 
 mod support;
 
@@ -225,7 +225,7 @@ fn solve_evaluate_and_refuse() {
     // Tables of four groups do not fit a unit of one rank.
     refused(&worker(&text(&model_dir()), &["--tables", &tables]), 2, &["4"]);
 
-    // A damaged file is refused by name, whoever opens it.
+    // A damaged file is refused by name, by each command that opens it.
     let mut bytes = std::fs::read(&tables).expect("the tables");
     bytes.truncate(bytes.len() / 2);
     let damaged = path("damaged.tables.safetensors");

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 
 use support::{semmoe, signal};
 
-/// An engine with one rank. A request is answered when `go` says so; `asked` tells of it.
+/// An engine with one rank. A request is answered when `go` says so; `asked` reports it.
 fn engine(go: mpsc::Receiver<()>, asked: mpsc::Sender<()>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = listener.local_addr().expect("bound");

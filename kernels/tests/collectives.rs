@@ -70,7 +70,7 @@ proptest! {
 
     #[test]
     fn srs_puts_each_token_on_its_rank_in_order((ranks, to) in destinations()) {
-        // Rank 0 gives the token's number, the others nothing: the sum tells which token a row is.
+        // Rank 0 gives the token's number, the others nothing: the sum shows which token a row is.
         let mut parts = vec![vec![0.0f32; to.len()]; ranks];
         parts[0] = (0..to.len()).map(|token| token as f32).collect();
         let order = order(&to, ranks);

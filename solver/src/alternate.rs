@@ -13,7 +13,7 @@ use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
 use crate::unit_step::{PROFIT_ONE, unit_step, weighed_profits};
 
-/// Who is told of a start's progress, and who may end it.
+/// Gets a start's progress, and may end it.
 #[derive(Clone, Copy)]
 pub(crate) struct Watch<'a> {
     /// Sees every improvement.

@@ -29,7 +29,7 @@ pub const BURST: usize = 64;
 
 /// One request with everything that the simulation needs.
 struct Job {
-    /// Prompt tokens: what a policy is told.
+    /// Prompt tokens, which a policy gets.
     prompt_tokens: u64,
     /// All tokens: what a rank has to do.
     tokens: u64,

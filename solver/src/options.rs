@@ -151,7 +151,7 @@ impl SolveOptions {
         }
     }
 
-    /// What tells of tokens that are alike, by name.
+    /// The source of tokens that are alike, by name.
     pub(crate) fn priors(&self) -> Vec<&'static str> {
         let embeddings = self.embeddings.as_ref().map(|_| "embeddings");
         embeddings.into_iter().chain(self.token_strings.as_ref().map(|_| "strings")).collect()

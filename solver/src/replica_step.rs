@@ -8,7 +8,7 @@
 //! ```
 //!
 //! is a flow of minimum cost on a bipartite graph with unit arcs and lower bounds of one at the experts: whole numbers
-//! are optimal. Without the lower bounds every group takes its best S/G experts. From there each expert that nobody
+//! are optimal. Without the lower bounds every group takes its best S/G experts. From there each expert that no group
 //! holds is brought in along the cheapest chain: it enters a group in place of another expert, which enters another
 //! group in place of a third one, ..., until one is displaced that lies elsewhere too. The chain is a shortest path of
 //! the residual graph (Bellman-Ford, no negative cycles), hence after each of them the choice is optimal among those
@@ -192,7 +192,7 @@ impl Cover<'_> {
         self.profit[expert * self.groups + group]
     }
 
-    /// Gives an expert that nobody holds a slot, at least loss.
+    /// Gives an expert that no group holds a slot, at least loss.
     fn bring_in(&mut self, expert: usize) {
         let reached = self.shortest_paths(expert);
         let ends = (0..self.copies.len()).filter(|&end| self.copies[end] > 1);

@@ -117,7 +117,7 @@ pub struct SolveReport {
     /// What was moved, for a solve that started from tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
-    /// What tells T of tokens that are alike: "embeddings", "strings", both in this order, or none.
+    /// Where T learns of tokens that are alike: "embeddings", "strings", both in this order, or none.
     pub priors: Vec<&'static str>,
     /// What the tables are worth on requests that were not solved on.
     pub held_out: HeldOut,

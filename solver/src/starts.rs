@@ -210,7 +210,7 @@ impl Shared<'_> {
         self.jobs += each * self.problems.len();
     }
 
-    /// Runs what is left of the jobs on threads, and tells the caller what comes in.
+    /// Runs what is left of the jobs on threads, and passes what comes in to the caller.
     fn run_jobs(
         &self,
         threads: usize,
@@ -271,7 +271,7 @@ impl Shared<'_> {
     }
 
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
-        // The receiver outlives the threads; were it gone, there would be nobody to tell.
+        // The receiver outlives the threads; were it gone, no result would be wanted.
         let reached = |clustering: &Clustering| {
             let _ = events.send(Event::Reached(problem, clustering.plan.primal));
         };

@@ -1,6 +1,6 @@
 //! A for attention tp: which groups follow on the groups of the two layers before, kept where that helps.
 //!
-//! T already knows much of what a token's earlier groups tell, since the token chose them. Taken at face value A counts
+//! T already knows much of what a token's earlier groups say, since the token chose them. Taken at face value A counts
 //! that twice, so that it is tempered with a weight, and left out of the layers where no weight helps.
 
 use half::f16;

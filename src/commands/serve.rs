@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ServeArgs, log: LogChoice) -> Result<(), CliError> {
         };
         notify(Notice::Stopping);
         tokio::select! {
-            // Who presses Ctrl-C has no load balancer to tell.
+            // Who presses Ctrl-C has no load balancer to notify.
             () = running.drain(stop == Stop::Interrupt) => Ok(()),
             _ = stops.next() => Err(CliError::Interrupted),
         }

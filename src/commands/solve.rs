@@ -135,7 +135,7 @@ fn warm_start(args: &SolveArgs, profile: &Profile) -> Result<Option<WarmStart>, 
     Ok(Some(WarmStart { tables: Arc::new(tables), migration_cost: args.migration_cost }))
 }
 
-/// Outputs that cannot be written are told before the work, not after it.
+/// Outputs that cannot be written are reported before the work, not after it.
 fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     let inputs = std::iter::once(&args.profile).chain(&args.trace).chain(&args.tokenizer);
     let inputs = inputs.chain(&args.embeddings).chain(&args.placement).chain(&args.warm_start);

@@ -77,8 +77,8 @@ fn limits(args: &WorkerServingArgs) -> EngineLimits {
     }
 }
 
-/// One JSON line an event, for whoever started this rank. Whether a closed pipe is a reason to leave is said by
-/// --exit-on-stdin-eof alone.
+/// One JSON line an event, for the process that started this rank. Only --exit-on-stdin-eof makes a closed pipe a
+/// reason to leave.
 fn announce(event: &WorkerEvent) {
     match serde_json::to_string(event) {
         Ok(line) => super::announce(&line),

@@ -94,7 +94,7 @@ fn predict(heldout: &Trace, tables: &Path, layout: UnitLayout, step_tokens: usiz
     })
 }
 
-/// The figures of one configuration, and the tokens of a step of its ranks together, in the mean.
+/// The figures of one configuration, and the mean number of tokens in a step of its ranks together.
 async fn measure(
     assets: &Assets,
     layout: UnitLayout,

@@ -125,7 +125,7 @@ async fn start(
     Ok((unit, gateway))
 }
 
-/// A unit cannot go on without one of its ranks: clients are told for a while, then everything ends.
+/// A unit cannot go on without one of its ranks: clients get the cause for a while, then everything ends.
 async fn after_death(death: RankDeath, unit: Unit, gateway: Running, mut stops: Stops) -> Result<(), CliError> {
     say(&format!("{death}; requests are refused with this cause for {AFTER_DEATH:?}, then everything stops"));
     tokio::select! {

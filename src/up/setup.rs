@@ -59,7 +59,7 @@ fn solve(
     let mut options = solve_options(layout, Provenance { source, created: created() });
     options.seed = SEED;
     options.threads = threads();
-    // Nobody reads the report, and the tables do not depend on it.
+    // The report is not used, and the tables do not depend on it.
     options.bounds = None;
     options.token_strings = Some(strings);
     let solved = solve_with_progress(&profile, Some(trace), &options, &Stop::default())?;

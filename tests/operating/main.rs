@@ -40,7 +40,7 @@ fn an_sglang_operator_gets_from_today_to_affinity_and_back() {
     sglang(Operator::new(Kind::Mock(Dialect::Sglang0_5_23), Restarts::Plain, PROMPTS));
 }
 
-/// The same commands and configurations with rank processes, which tell their placement themselves.
+/// The same commands and configurations with rank processes, which report their placement themselves.
 #[test]
 fn the_steps_of_sglang_hold_for_real_ranks_that_restart_quickly() {
     let _one = ONE_UNIT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,7 +141,7 @@ fn placed(document: &Document, operator: &mut Operator, shadow: &str) -> String 
     let (_, after) = after.split_once("# with the arguments above\n").expect("lines behind it");
     operator.shell(before);
     operator.shell(&format!("{} --enable-return-routed-experts", arguments.trim()));
-    // Ranks of semmoe tell their placement, as SGLang does of a map that is given inline: there the key is not needed.
+    // Ranks of semmoe report their placement, as SGLang does of a map that is given inline: the key is not needed then.
     let reports_placement = operator.engine.kind == Kind::Ranks;
     let placed = shadow.replace("/linear.tables", "/qwen3.tables") + if reports_placement { "" } else { &key };
     operator.write(&placed);

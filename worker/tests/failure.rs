@@ -187,7 +187,7 @@ async fn under_load(unit: Started, strike: Signal, causes: &[&str]) -> Processes
             while unit.in_flight().await < 4 {
                 tokio::task::yield_now().await;
             }
-            // Until streams have begun: their last event is to tell, not their status.
+            // Until streams have begun: their last event has the cause, not their status.
             while unit.get("/v1/loads").await.1.matches("\"num_used_tokens\":0").count() > 0 {
                 tokio::task::yield_now().await;
             }
@@ -376,7 +376,7 @@ async fn all_ways_to_ask_for_an_end_are_graceful() {
         |unit| unit.ranks.iter().for_each(|rank| rank.signal(Signal::INT)),
     ];
     for (index, ask) in asks.iter().enumerate() {
-        // Whoever asks, through whatever they exchange.
+        // Each way, over both transports.
         let attention = if index < 2 { Attention::Tp } else { Attention::Dp };
         let mut unit = Processes::start(Started { attention, ..Started::patient(4, TRANSPORTS[index % 2]) });
         ask(&mut unit);

@@ -52,7 +52,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) running: u16,
 }
 
-/// Tells somebody how far it is.
+/// Reports progress.
 pub(crate) type Say<'a> = &'a dyn Fn(&str);
 
 impl Stage<'_> {
@@ -255,7 +255,7 @@ impl Stage<'_> {
     }
 }
 
-/// 0 to n, backwards in odd rounds: whoever is first finds the machine in another state, and each is first as often.
+/// 0 to n, backwards in odd rounds: the first one finds the machine in another state, and each is first as often.
 fn turned(n: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     if round % 2 == 1 {

@@ -278,7 +278,7 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        // Both ends of a link go with either; a failure here has nobody left to tell, and `--clean` finds what stays.
+        // Both ends of a link go with either; a failure here is not reported, and `--clean` finds what stays.
         for name in self.made.iter().rev() {
             let _ = ip(&["netns", "del", name]);
         }

@@ -23,7 +23,7 @@ fn semmoe() -> Option<PathBuf> {
 fn tiny(semmoe: &Path, folder: &Path, prompts: u32) -> Command {
     let mut command = Command::new(BENCH);
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    // Ranks are told of a file in there, by which they can be found.
+    // Ranks get the path of a file in there, by which they can be found.
     command.env("TMPDIR", folder).arg("--semmoe").arg(semmoe).arg("--out").arg(folder.join("out"));
     command.args(["--loopback", "--attention", "dp", "--ranks", "2", "--rounds", "1", "--open-rounds", "1"]);
     command.args(["--loads", "0.5", "--clients", "4", "--max-tokens", "4"]);

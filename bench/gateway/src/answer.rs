@@ -37,7 +37,7 @@ pub(crate) enum AnswerError {
     /// The connection ended in the middle.
     #[error("the connection ended in the middle of an answer")]
     Closed,
-    /// The rank that the gateway names is not the one that the engine was told.
+    /// The rank that the gateway names is not the one that the engine got.
     #[error("the gateway says rank {said:?}, the engine was told {told:?}")]
     Misrouted {
         /// `x-semmoe-rank`.

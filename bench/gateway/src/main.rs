@@ -126,7 +126,7 @@ fn mock(ranks: u16) -> Result<(), BenchError> {
     let address = listener.local_addr().map_err(&fail)?;
     let mut mock = Mock::new(listener, ranks)?;
     print(&address.to_string());
-    // Whoever started it holds its standard input open, and so cannot leave it behind.
+    // The process that started it holds its standard input open, and so cannot leave it behind.
     let input = std::thread::spawn(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     mock.run(|| input.is_finished())
 }

@@ -161,7 +161,7 @@ impl Mock {
             if connection.read.len() > REQUEST_BYTES {
                 return false;
             }
-            // A short read has emptied the socket; what comes later is told as a new event.
+            // A short read has emptied the socket; what comes later is a new event.
             if count < self.buffer.len() {
                 return true;
             }
@@ -245,7 +245,7 @@ impl Connection {
     }
 }
 
-/// A head as uvicorn would write it; the pin comes back, so that a client can see where the engine was told to run it.
+/// A head as uvicorn would write it; the pin comes back, so that a client can see the rank that the engine got.
 fn head(status: &str, kind: &str, rank: Option<u16>, length: &str) -> Vec<u8> {
     let pin = rank.map_or_else(String::new, |rank| format!("x-mock-rank: {rank}\r\n"));
     format!(

@@ -23,7 +23,7 @@ impl Poller {
         Ok(Self { epoll, events: Vec::with_capacity(EVENTS_PER_TURN) })
     }
 
-    /// Tells whenever a socket becomes readable or writable, or is closed. Closing it ends that.
+    /// Reports whenever a socket becomes readable or writable, or is closed. Closing it ends that.
     pub(crate) fn add(&self, socket: impl AsFd, key: u64) -> Result<(), BenchError> {
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         epoll::add(&self.epoll, socket, EventData::new_u64(key), flags)

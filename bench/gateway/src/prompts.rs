@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::error::BenchError;
 
-/// A number of eight digits at the start of every prompt; changing it makes a prompt that nobody has seen before.
+/// A number of eight digits at the start of every prompt; changing it makes a prompt that no cache has.
 pub(crate) const MARK: &str = "Request 00000000. ";
 /// Of [`MARK`].
 pub(crate) const MARK_DIGITS: std::ops::Range<usize> = 8..16;

@@ -16,7 +16,7 @@ usage: semmoe-bench-gpu COMMAND [--cpu] [--small] [--seed N] [--kernel NAME] [--
 pub(crate) enum Command {
     Check,
     Processes,
-    /// One rank of `processes`, with what its parent tells it.
+    /// One rank of `processes`, with what its parent sends it.
     Rank(Vec<String>),
     Times,
     Planted,

@@ -1,4 +1,4 @@
-//! A defect for the sanitizer: whoever reports no errors must be able to report one.
+//! A defect for the sanitizer: a sanitizer that reports no errors must be able to report one.
 
 use semmoe_kernels::Dtype;
 use semmoe_kernels_cuda::{Buffer, Grid, ReduceScatter, Rows, Split};

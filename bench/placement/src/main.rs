@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;
-            // Nothing is left to be told if standard error is gone.
+            // Nothing can be reported if standard error is gone.
             let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }

@@ -117,7 +117,7 @@ impl Corpus {
     }
 }
 
-/// The trace's requests by kind, as a file of JSON lines with a `domain` tells; in their own order without one.
+/// The trace's requests by kind, as the `domain` in a file of JSON lines says; in their own order without one.
 fn order(count: usize, requests: Option<&Path>) -> Result<Vec<usize>, ReplayError> {
     let Some(path) = requests else { return Ok((0..count).collect()) };
     let name = path.display().to_string();

@@ -75,7 +75,7 @@ fn main() -> ExitCode {
     match replay(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nothing is left to be told if standard error is gone.
+            // Nothing can be reported if standard error is gone.
             let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::FAILURE
         }

@@ -24,7 +24,7 @@ impl Candle {
         config["max_window_layers"] = json!(0);
         let config: Config = serde_json::from_value(config)?;
         let files = [model_dir.join("model.safetensors")];
-        // SAFETY: nobody changes the file while it is mapped.
+        // SAFETY: no process changes the file while it is mapped.
         let weights = unsafe { VarBuilder::from_mmaped_safetensors(&files, DType::F32, &Device::Cpu)? };
         Ok(Self { model: ModelForCausalLM::new(&config, weights)?, len: 0 })
     }

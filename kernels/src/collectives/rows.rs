@@ -172,7 +172,7 @@ impl<L: Lockstep, M: RowMemory<T>, T: Element> RowCollectives<L, M, T> {
         self.link.all_to_all(&self.outgoing, &mut self.inbound.messages)
     }
 
-    /// Looks at each peer's message: `read` gives the bytes of it that are rows, and is told whether it has any.
+    /// Looks at each peer's message: `read` gives the bytes of it that are rows, and learns whether it has any.
     fn read_messages(
         &mut self,
         mut read: impl FnMut(usize, &[u8], bool) -> Result<Range<usize>, String>,

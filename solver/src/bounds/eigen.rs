@@ -6,7 +6,7 @@
 
 use super::matrix::{Matrix, add, dot};
 
-/// QL sweeps for one eigenvalue; about two are usual. More would only be inexact, which [`Eigen::error`] tells.
+/// QL sweeps for one eigenvalue; about two are usual. More would only be inexact, which [`Eigen::error`] shows.
 const MOST_SWEEPS: u32 = 64;
 
 /// The unit roundoff of f64.

@@ -20,7 +20,7 @@ const FLOOR: f64 = 1e-4;
 /// The penalty is doubled or halved when one residual is this many times the other.
 const UNBALANCED: f64 = 5.0;
 
-/// The smallest bound of at most `rounds` rounds; `seen` is told each.
+/// The smallest bound of at most `rounds` rounds; `seen` gets each.
 pub(super) fn sdp(frame: &Frame<'_>, rounds: u32, seen: &mut dyn FnMut(f64)) -> f64 {
     let mut state = State::new(frame);
     let mut best = state.value();

@@ -31,7 +31,7 @@ fn seed(problem: &Problem, groups: usize, random: &mut fastrand::Rng) -> Vec<u16
     label
 }
 
-/// One round: centres are the mean shares of their units; an empty group attracts nobody.
+/// One round: centres are the mean shares of their units; an empty group attracts no unit.
 fn nearest_centre(problem: &Problem, label: &[u16], groups: usize) -> Vec<u16> {
     let columns = problem.column_load.len();
     let mut centre = vec![0.0; columns * groups];

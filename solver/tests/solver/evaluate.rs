@@ -141,7 +141,7 @@ fn figures_of_tokens_equal_a_plain_count() {
     assert!((by_chance.lar - by_chance.lar_t_only.unwrap()).abs() > 1e-6, "A has its say: {by_chance:?}");
 }
 
-/// Counts once more what `evaluate` tells of tokens.
+/// Counts once more what `evaluate` reports of tokens.
 fn evaluated_plainly(tables: &Tables, other: &Trace) -> Evaluation {
     let judged = evaluate(tables, EvalInput::Trace(other), &EvalOptions::default()).unwrap();
     // Local activations and remote groups, where the tables put a token and summed over all four groups.

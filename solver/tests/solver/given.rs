@@ -59,7 +59,7 @@ proptest! {
             let bound = again.report.bound_sdp.unwrap().min(again.report.bound_spectral.unwrap());
             prop_assert!(again.report.lar <= bound + 1e-9 && again.report.gap.unwrap() >= -1e-9);
         }
-        // T of the same placement is the same, whoever placed the experts.
+        // T of the same placement is the same, however the experts were placed.
         if dp {
             for token in (0..160).map(TokenId::new) {
                 prop_assert_eq!(again.tables.token_row(token), solved.tables.token_row(token));

@@ -54,7 +54,7 @@ fn groups_that_work_together_share_a_node() {
         assert!(solved.report.lar <= solved.report.lar_bound + 1e-9, "{:?}", solved.report);
         let note = solved.report.bound_note.unwrap();
         assert!(note.contains("the bounds are those of the local rate"), "{note}");
-        // `evaluate` counts the same, whether it is told the nodes or reads them from the tables.
+        // `evaluate` counts the same, whether it is given the nodes or reads them from the tables.
         let input = EvalInput::Profile(&profile_of(&trace));
         let judged = evaluate(&solved.tables, input, &EvalOptions::default()).unwrap();
         let told = evaluate(&solved.tables, input, &EvalOptions { nodes: Some(2), ..EvalOptions::default() }).unwrap();

@@ -1,4 +1,4 @@
-//! Replicas: constraints hold, they never cost locality, evaluation and tables know them, wrong numbers are told.
+//! Replicas: constraints hold, they never cost locality, evaluation and tables know them, wrong numbers are refused.
 
 use crate::common;
 use std::path::Path;

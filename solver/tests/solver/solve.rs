@@ -1,4 +1,4 @@
-//! Solving: planted clusters are found, constraints hold, results are reproducible, bad input is told.
+//! Solving: planted clusters are found, constraints hold, results are reproducible, bad input is refused.
 
 use std::ops::ControlFlow;
 

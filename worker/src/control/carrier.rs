@@ -1,4 +1,4 @@
-//! What carries the data of a unit: what its ranks were told, and whether they can share memory.
+//! What carries the data of a unit: what its ranks were configured with, and whether they can share memory.
 
 use std::fmt;
 use std::fs;

@@ -99,7 +99,7 @@ impl<'a, T: DeserializeOwned + Send + 'static> Door<'a, T> {
         std::thread::spawn(move || {
             let words = auth::accept(&mut stream, purpose, secret.as_ref(), &patience)
                 .and_then(|()| Ok(frame::read::<T>(&mut patience.reader(&stream), limit)?));
-            // Nobody may be at the door any more.
+            // The connection may be gone already.
             let _ = sender.send((words, stream));
         });
     }

@@ -60,7 +60,7 @@ pub enum RendezvousError {
         #[from]
         source: ShmError,
     },
-    /// The process was told to stop meanwhile.
+    /// The process was asked to stop meanwhile.
     #[error("stopped before the unit had come together")]
     Stopped,
     /// The operating system refused something local.

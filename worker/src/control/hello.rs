@@ -29,9 +29,9 @@ pub(crate) struct Identity {
     pub(crate) placement: String,
     /// How experts are divided among ranks.
     pub(crate) experts: ExpertLayout,
-    /// Whole experts of a layer for which each rank was told to have room.
+    /// Whole experts of a layer for which each rank has room by its configuration.
     pub(crate) expert_slots: Option<u16>,
-    /// How it was told to exchange.
+    /// How it exchanges by its configuration.
     pub(crate) transport: TransportChoice,
     /// The element type of rows on the wire.
     pub(crate) wire: WireType,

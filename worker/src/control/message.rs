@@ -14,7 +14,7 @@ pub(crate) enum ToRank {
         /// The sequence.
         id: u64,
     },
-    /// Tell the counts and loads, between two steps.
+    /// Report the counts and loads, between two steps.
     Stats {
         /// Comes back with the answer.
         ticket: u64,

@@ -5,7 +5,7 @@
 //! | `frame` | length-prefixed, bounded JSON on a byte stream |
 //! | `patience` | blocking reads and accepts that end at a deadline or when the process is to stop |
 //! | `secret`, `auth` | the unit's secret, and how both ends of a connection prove that they know it |
-//! | `door` | connections of whoever comes, listened to beside each other |
+//! | `door` | incoming connections, listened to beside each other |
 //! | `hello` | what a rank says of itself, and whether two ranks belong together |
 //! | `rendezvous` | registration with rank 0 |
 //! | `carrier` | what carries the data: shared memory where it can, else TCP |

@@ -79,7 +79,7 @@ impl Patience {
         }
     }
 
-    /// Connects, trying again while nobody listens there.
+    /// Connects, trying again while no process listens there.
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<TcpStream, Impatience> {
         loop {
             let slice = self.slice()?;

@@ -18,7 +18,7 @@ use super::patience::{Impatience, Patience, unlimited};
 use super::secret::Secret;
 use crate::engine::{KvPages, UnitLimits};
 
-/// How long rank 0 stays after it has refused a rank, to tell those that come later.
+/// How long rank 0 stays after it has refused a rank, to answer those that come later.
 const LINGER: Duration = Duration::from_secs(3);
 
 /// A rank's connections: the data links by rank (none to itself).
@@ -144,7 +144,7 @@ fn collect(
         let mut come = come.into_iter();
         while let Some((hello, stream)) = come.next() {
             if let Err(error) = admit(unit, hello, stream, members) {
-                // Those that came in the same moment are told with the others.
+                // Those that came in the same moment get the same answer.
                 for (hello, stream) in come {
                     if let Some(slot @ None) = members.get_mut(usize::from(hello.rank).wrapping_sub(1)) {
                         *slot = Some((hello, stream));
@@ -158,7 +158,7 @@ fn collect(
     door.gather(members, missing, take, limit, patience)
 }
 
-/// Tells every rank why there will be no unit: those that have registered, and for a moment those that come later.
+/// Sends every rank why there will be no unit: those that have registered, and for a moment those that come later.
 fn refuse_all(
     door: &mut Door<'_, Hello>,
     error: &RendezvousError,
@@ -166,12 +166,12 @@ fn refuse_all(
     members: Vec<Option<(Hello, TcpStream)>>,
 ) {
     let refuse = |mut stream: TcpStream| {
-        // The error itself is told by rank 0; who has gone already needs no telling.
+        // Rank 0 reports the error itself; a rank that has gone already needs no answer.
         let _ = frame::write(&mut stream, &Reply::Refused { reason: error.to_string() });
     };
     let mut absent = members.iter().filter(|slot| slot.is_none()).count();
     members.into_iter().flatten().for_each(|(_, stream)| refuse(stream));
-    // Whoever was refused is one of the absent.
+    // A refused rank is one of the absent.
     if let RendezvousError::Mismatch { .. } = error {
         absent = absent.saturating_sub(1);
         let lingering = patience.at_most(LINGER);
@@ -183,7 +183,7 @@ fn refuse_all(
     }
 }
 
-/// Takes a registration, or tells why not. A second process for a rank is turned away alone.
+/// Takes a registration, or answers why not. A second process for a rank is turned away alone.
 fn admit(
     unit: Admission<'_>,
     hello: Hello,

@@ -1,4 +1,4 @@
-//! One rank's engine: takes sequences, runs them in steps with the other ranks, tells what became of them.
+//! One rank's engine: takes sequences, runs them in steps with the other ranks, reports what became of them.
 //!
 //! | module | what |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `request` | what a sequence asks for and what it gives |
 //! | `inbox` | orders for the engine from other threads |
 //! | `run` | the step loop, and what all loops do |
-//! | `together`, `told` | the loop with attention tp, and what its ranks tell each other |
+//! | `together`, `told` | the loop with attention tp, and what its ranks send each other |
 //! | `switch` | a rank's part in a switch of the unit's layout |
 //! | `relayout` | what it runs goes on when attention changes between dp and tp |
 //! | `batch` | what goes into one step (pure) |

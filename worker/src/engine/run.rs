@@ -129,7 +129,7 @@ impl Engine {
         self.together.get_or_insert_default()
     }
 
-    /// Whether this rank tells and counts what it knows of sequences: with attention tp all ranks know the same.
+    /// Whether this rank reports and counts what it knows of sequences: with attention tp all ranks know the same.
     pub(super) fn is_leader(&self) -> bool {
         self.together.is_none() || self.ep.rank().get() == 0
     }
@@ -264,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// Tells what has happened.
+    /// Reports what has happened.
     pub(super) fn flush(&mut self) {
         if !self.is_leader() {
             self.events.clear();

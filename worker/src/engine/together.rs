@@ -58,7 +58,7 @@ impl Together {
         }
     }
 
-    /// The orders that the next sync tells: at least one if there is any, and no more than fit a message.
+    /// The orders that the next sync sends: at least one if there is any, and no more than fit a message.
     fn next_orders(&mut self) -> Vec<ToRank> {
         let mut bytes = 0;
         let mut orders = Vec::new();
@@ -127,7 +127,7 @@ impl Engine {
                     self.take_switch_order(ticket, order)?;
                 }
                 order if self.is_leader() => self.together().orders.push_back(order),
-                // Rank 0 alone is told, and tells the others.
+                // Only rank 0 gets them, and sends them to the others.
                 order => tracing::warn!("an order that only rank 0 takes: {}", kind(&order)),
             }
         }

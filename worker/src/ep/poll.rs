@@ -17,7 +17,7 @@ pub(super) fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> b
             // A timeout can end a little early: look at the clock again. EINTR and EAGAIN: once more.
             Ok(0) | Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
             Ok(_) => return true,
-            // Nothing was polled: reading and writing will tell more, until the time is up.
+            // Nothing was polled: reading and writing will show more, until the time is up.
             Err(_) => return left.is_none_or(|left| !left.is_zero()),
         }
     }

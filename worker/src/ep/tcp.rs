@@ -93,7 +93,7 @@ impl Medium for Sockets {
 
     fn waker(&self) -> Waker {
         let ringer = Arc::clone(&self.bell.ringer);
-        // A full socket has rung already; a closed one has nobody to wake.
+        // A full socket has rung already; a closed one has no reader to wake.
         Waker::new(move || drop((&*ringer).write(&[1])))
     }
 }

@@ -52,7 +52,7 @@ impl Place {
 /// How an engine's thread ended.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// As it was told to.
+    /// As it was asked to.
     By(EngineEnd),
     /// A rank failed: another, or this one by a panic.
     Lost(Lost),
@@ -175,7 +175,7 @@ impl Connected {
                 // They were this process's when it started.
                 tracing::warn!(%error, "the rank runs wherever it is put");
             }
-            // A panic is a bug; the unit should still be told which rank it was.
+            // A panic is a bug; the unit should still learn which rank it was.
             let end = match catch_unwind(AssertUnwindSafe(|| with_threads(place.threads, || engine.run()))) {
                 Ok(Ok(Ok(end))) => Ended::By(end),
                 Ok(Err(error)) => {

@@ -87,7 +87,7 @@ pub(super) async fn drain(State(app): State<Arc<App>>) -> Json<Value> {
 pub(super) async fn flush_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     app.check_alive()?;
     app.unit.broadcast(&ToRank::Flush);
-    // Orders are taken in turn: who tells its counts has flushed.
+    // Orders are taken in turn: a rank that reports its counts has flushed.
     let replicas = usize::from(app.unit.replicas());
     let left: u64 = app.unit.stats().await.iter().take(replicas).map(|stats| stats.kv.cached).sum();
     Ok(Json(json!({"status": "ok", "cached_pages": left})))

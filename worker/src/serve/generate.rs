@@ -94,7 +94,7 @@ struct Generate {
 }
 
 impl Generate {
-    /// SGLang tells the whole answer so far in every event.
+    /// SGLang sends the whole answer so far in every event.
     fn so_far(&self, index: usize, answer: &Answer) -> Value {
         let response = GenerateResponse {
             text: answer.text.clone(),

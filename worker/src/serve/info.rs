@@ -1,4 +1,4 @@
-//! Routes that tell about the unit, and `/tokenize`.
+//! Routes that describe the unit, and `/tokenize`.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

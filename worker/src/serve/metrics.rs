@@ -15,7 +15,7 @@ use crate::model::{ExpertFetches, KvUsage};
 use crate::unit::{LayoutName, SwitchHistory, SwitchKind};
 
 /// `GET /metrics`. Counts are asked of every rank between two of its steps, so that they are exact when nothing runs;
-/// of a dead unit the last known ones are told.
+/// of a dead unit the last known ones are shown.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let stats = app.unit.stats().await;
     let up = app.unit.lost().is_none();

@@ -1,4 +1,4 @@
-//! Rank 0's HTTP face: the OpenAI routes, SGLang's `/generate` and the routes that tell about the unit.
+//! Rank 0's HTTP face: the OpenAI routes, SGLang's `/generate` and the routes that describe the unit.
 //!
 //! | module | what |
 //! |---|---|
@@ -13,7 +13,7 @@
 //! | `answer` | the tokens of a request's sequences as they come |
 //! | `reply` | whole answers and event streams, for any dialect |
 //! | `generate`, `openai` | the dialects |
-//! | `info`, `metrics` | routes that tell about the unit |
+//! | `info`, `metrics` | routes that describe the unit |
 
 mod admin;
 mod answer;

@@ -51,7 +51,7 @@ struct StreamOptions {
     continuous_usage_stats: Option<bool>,
 }
 
-/// Which events of a stream tell the usage.
+/// Which events of a stream have the usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamUsage {
     None,

@@ -18,13 +18,13 @@ use super::app::App;
 use super::error::ApiError;
 use super::wish::{Wish, off_the_runtime};
 
-/// How a route tells of its answers.
+/// How a route sends its answers.
 pub(super) trait Dialect: Send + 'static {
     /// The whole answer at once.
     fn whole(&self, answers: &[Answer]) -> Value;
     /// Events before the first news.
     fn opening(&self, answers: &[Answer]) -> Vec<Value>;
-    /// Events that tell news of one answer.
+    /// Events with news of one answer.
     fn news(&self, index: usize, answer: &Answer, delta: &Delta) -> Vec<Value>;
     /// Events after the last news.
     fn closing(&self, answers: &[Answer]) -> Vec<Value>;

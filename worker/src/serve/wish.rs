@@ -18,7 +18,7 @@ use crate::engine::SequenceRequest;
 /// Prompts in one request.
 const MAX_PROMPTS: usize = 64;
 
-/// Sequences to run, and how to tell of them.
+/// Sequences to run, and how to answer them.
 #[derive(Debug)]
 pub(super) struct Wish {
     /// The pin.

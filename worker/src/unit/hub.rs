@@ -15,7 +15,7 @@ use crate::control::link::LinkSender;
 use crate::control::message::{FromRank, ToRank};
 use crate::engine::{EngineHandle, RankStats, SequenceEvent, SequenceRequest, UnitLimits};
 
-/// How long a rank may take to tell its counts: they are told between two steps.
+/// How long a rank may take to report its counts, which it does between two steps.
 const STATS_LIMIT: Duration = Duration::from_secs(5);
 
 /// How rank 0 reaches a rank.
@@ -101,7 +101,7 @@ pub(super) struct State {
     next_rank: u16,
     pub(super) draining: bool,
     tickets: HashMap<u64, (RankId, oneshot::Sender<RankStats>)>,
-    /// By rank: the last that was told, for when a rank cannot tell any more.
+    /// By rank: the last report, for when a rank sends no more.
     last_stats: Vec<RankStats>,
 }
 
@@ -110,7 +110,7 @@ pub(super) struct Entry {
     pub(super) rank: RankId,
     /// What it asked for.
     pub(super) pinned: Option<RankId>,
-    /// None once nobody listens any more.
+    /// None once no receiver listens any more.
     listener: Option<mpsc::UnboundedSender<SequenceEvent>>,
 }
 
@@ -209,7 +209,7 @@ impl Unit {
         Ok(Running::new(id, rank, events, self.clone()))
     }
 
-    /// Nobody wants the sequence any more.
+    /// No client wants the sequence any more.
     pub(super) fn abandon(&self, id: u64) {
         let mut state = self.state();
         let Some(entry) = state.sequences.get_mut(&id) else { return };
@@ -277,7 +277,7 @@ impl Unit {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state();
         let ticket = state.take_id();
-        // A dead unit answers nothing: the dropped sender tells so at once.
+        // A dead unit answers nothing: the dropped sender shows that at once.
         if self.lost().is_none() && !state.ports.is_empty() {
             state.tickets.insert(ticket, (rank, sender));
             state.send(rank, ToRank::Stats { ticket });
@@ -326,7 +326,7 @@ impl Unit {
         }
     }
 
-    /// The unit is dead: everybody who waits is told, and the ranks that are left go. The first cause counts.
+    /// The unit is dead: every request that waits gets the cause, and the other ranks go. The first cause counts.
     pub(crate) fn fail(&self, lost: Lost) {
         let first = self.0.status.send_if_modified(|status| {
             let first = status.lost.is_none();

@@ -1,4 +1,4 @@
-//! A sequence that runs somewhere in the unit, held by whoever wants its tokens.
+//! A sequence that runs somewhere in the unit, held by the request that wants its tokens.
 
 use std::task::{Context, Poll};
 

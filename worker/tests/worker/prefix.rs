@@ -51,7 +51,7 @@ async fn a_prefix_is_computed_once_and_changes_no_result() {
     assert_eq!((pages(&with, "used"), pages(&without, "used"), pages(&without, "cached")), (0, 0, 0));
     assert!(pages(&with, "cached") >= 4);
 
-    // The experts from a position on, in the middle of what is reused; on the OpenAI routes the usage tells it.
+    // The experts from a position on, in the middle of what is reused; on the OpenAI routes the usage has it.
     let mut body = asking(&prompt(200, 1), 8);
     body["routed_experts_start_len"] = json!(70);
     let (expected, found) = (fresh.ok("/generate", &body).await, reusing.ok("/generate", &body).await);

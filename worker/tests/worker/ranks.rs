@@ -90,7 +90,7 @@ fn a_rank_with_work_takes_idle_ranks_along_without_a_coordinator() {
         assert_eq!(texts[0], golden[1].greedy);
         (16, RankId::new(1))
     });
-    // The last rank to leave decides nothing: whoever goes first is named, and that is the one that had work.
+    // The last rank to leave decides nothing: the first to go is named, and that is the one that had work.
     assert_eq!(results, [(16, RankId::new(1)); 4]);
 }
 

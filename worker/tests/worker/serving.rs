@@ -187,7 +187,7 @@ async fn pins_are_honoured_and_counts_are_exact() {
     assert_eq!(unit.ask_pinned("/v1/completions", &completion, Some("2")).await.1, Some(2));
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
     assert_eq!(unit.ask_pinned("/v1/chat/completions", &chat, Some("3")).await.1, Some(3));
-    // Without a pin every rank has its turn.
+    // Without a pin ranks take turns.
     let mut seen: Vec<_> = join_all((0..4).map(|_| async { unit.ask("/generate", &greedy(prompt, 1)).await.1 })).await;
     seen.sort_unstable();
     assert_eq!(seen, [Some(0), Some(1), Some(2), Some(3)]);

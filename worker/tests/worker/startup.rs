@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// How long rank 0 waits for ranks that do not come.
 const LIMITS: [Duration; 3] = [Duration::from_millis(600), Duration::from_secs(6), Duration::from_secs(61)];
 
-/// Starts rank 0 of a unit and tells where it takes registrations.
+/// Starts rank 0 of a unit; returns where it takes registrations.
 fn host(world: u16, adjust: impl Fn(&mut WorkerConfig)) -> (SocketAddr, JoinHandle<Result<(), WorkerError>>) {
     let (sender, events) = mpsc::channel();
     let mut config = config(0, world, loopback());

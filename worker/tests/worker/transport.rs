@@ -1,4 +1,4 @@
-//! What every transport must do, and how ranks fail: each failure names the rank that failed first, and nobody hangs.
+//! What every transport must do, and how ranks fail: each failure names the rank that failed first, and no rank hangs.
 
 use std::io::Write;
 use std::net::TcpStream;

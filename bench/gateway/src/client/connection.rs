@@ -109,7 +109,7 @@ impl Connection {
                 self.closed = told.closes;
                 return Ok(Step::Done { since });
             }
-            // A short read has emptied the socket; what comes later is told as a new event.
+            // A short read has emptied the socket; what comes later is a new event.
             if count < buffer.len() {
                 return Ok(Step::Waits);
             }

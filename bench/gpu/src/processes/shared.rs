@@ -115,7 +115,7 @@ impl Shared for Mapped {
     fn read(&self, which: usize) -> Result<Vec<u8>, String> {
         let mut bytes = vec![0; self.sizes[which]];
         let from = self.buffer(which).address as *const u8;
-        // SAFETY: within the map; both ranks have left the collective, so nobody writes.
+        // SAFETY: within the map; both ranks have left the collective, so no rank writes.
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from, bytes.len()) };
         Ok(bytes)
     }

@@ -96,7 +96,7 @@ impl ShmMemory {
     pub fn create(world: usize, elements: usize, session: u64) -> Result<(File, Self), ShmError> {
         let layout = Layout::new(world, elements)?;
         let (file, map) = create_memory("semmoe-worker", layout.total).map_err(ShmError::new)?;
-        // SAFETY: the map is longer than a header and aligned to pages, and nobody else has it yet.
+        // SAFETY: the map is longer than a header and aligned to pages, and no other process has it yet.
         unsafe { map.as_mut_ptr().cast::<[u64; HEADER_WORDS]>().write(layout.header(session)) };
         Ok((file, Self { map, layout }))
     }
@@ -112,7 +112,7 @@ impl ShmMemory {
             let (found, expected) = (map.len(), layout.total);
             return Err(ShmError::new(format_args!("the file has {found} bytes, expected {expected}")));
         }
-        // SAFETY: the map is longer than a header and aligned to pages; nobody writes the header after its maker.
+        // SAFETY: the map is longer than a header and aligned to pages; only its maker writes the header.
         let header = unsafe { map.as_ptr().cast::<[u64; HEADER_WORDS]>().read() };
         if header != layout.header(session) {
             return Err(ShmError::new("the file is not this unit's"));

@@ -17,7 +17,7 @@ pub(super) struct BadRing {
     limit: usize,
 }
 
-/// The writer's end. What it wrote itself it keeps itself: the memory only tells others.
+/// The writer's end. What it wrote itself it keeps itself: the memory only informs others.
 #[derive(Debug)]
 pub(super) struct RingWriter {
     memory: Arc<ShmMemory>,

@@ -17,7 +17,7 @@ use semmoe_kernels::collectives::{Exchange, Lockstep, UnitError, Wake, Waker};
 pub(super) use peer::Peer;
 use peer::{Fault, Progress};
 
-/// How long a rank that found a failure listens for an earlier cause, and how long it tries to tell its own.
+/// How long a rank that found a failure listens for an earlier cause, and how long it tries to send its own.
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Bytes to and from one peer. Reads and writes take what they can and never block (`WouldBlock`); a read of 0 bytes is
@@ -178,7 +178,7 @@ impl<M: Medium> StreamTransport<M> {
                     None => {}
                 }
             }
-            // If nobody is left who could tell, there is nothing to wait for.
+            // If no peer is left that could know, there is nothing to wait for.
             let others = self.pending.iter().enumerate().any(|(rank, pending)| rank != suspect && pending.watching);
             if !others || !self.medium.poll(&self.peers, &mut self.pending, false, Some(deadline)) {
                 return None;
@@ -186,7 +186,7 @@ impl<M: Medium> StreamTransport<M> {
         }
     }
 
-    /// Tells every peer why this rank gives up: after the message that is on the wire to it, if that can still be
+    /// Sends every peer why this rank gives up: after the message that is on the wire to it, if that can still be
     /// finished.
     fn tell(&mut self, error: &UnitError, sending: Sending<'_>) {
         let deadline = Instant::now() + SETTLE;

@@ -96,7 +96,7 @@ impl ModelConfig {
         let invalid = |detail: String| ModelError::Json { path: path.to_path_buf(), detail };
         let value: Value = serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
         let object = value.as_object().ok_or_else(|| invalid("it is not an object".to_owned()))?;
-        // The architecture first: another family's configuration should be told as that, not as a missing key.
+        // The architecture first: another family's configuration should be reported as that, not as a missing key.
         let architecture = Architecture::of(&value, path)?;
         read(Family { architecture, fields: Fields { path, object } })
     }

@@ -10,7 +10,7 @@ const SHAPE: CacheShape =
     CacheShape { layers: 2, kv_heads: 1, key_width: 3, value_width: 2, max_positions: 64 * PAGE_TOKENS };
 const LAYERS: usize = SHAPE.layers;
 
-/// A number that tells which token at which position, after which others.
+/// A number that says which token at which position, after which others.
 fn mark(tokens: &[u32], position: usize) -> f32 {
     tokens[..=position].iter().fold(17_u32, |hash, token| hash.wrapping_mul(31).wrapping_add(*token) % 1_000_003) as f32
 }

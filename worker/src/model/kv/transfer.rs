@@ -1,7 +1,7 @@
 //! Pages move when attention changes between dp and tp, as [`semmoe_kernels::reshard::kv`] plans it: to pages that
 //! nothing uses yet, beside the old ones, which are kept until all ranks have agreed.
 //!
-//! 1. dp to tp: ranks tell each other what their pools hold, without bytes. With tp they hold the same.
+//! 1. dp to tp: ranks send each other what their pools hold, without bytes. With tp they hold the same.
 //! 2. Each plans all moves, checks its own room, and all vote on the plan's digest. Nothing has moved.
 //! 3. Bytes travel in rounds of bounded size, each piece with its checksum. A page's routes travel with it; with tp
 //!    every rank has them.
