@@ -1,7 +1,7 @@
 //! How much of the reading of experts is hidden behind computing, on one rank that has memory for some of a made-up
-//! checkpoint's 402 MB of experts, beside what HybridEP's stream model says: a layer takes `max(PE, F)`, PE its time with
-//! all experts in memory and F the time of reading, so that `min(1, PE / F)` of the reading can be hidden. Rounds of
-//! both kinds in turns within one run. `cargo run --release -p semmoe-worker --example stream`.
+//! checkpoint's 402 MB of experts, beside HybridEP's stream model: a layer takes `max(PE, F)`, PE its time with all
+//! experts in memory and F the time of reading, so that `min(1, PE / F)` of the reading can be hidden. Rounds of both
+//! kinds in turns within one run. `cargo run --release -p semmoe-worker --example stream`.
 
 mod made_up;
 

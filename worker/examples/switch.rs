@@ -31,7 +31,7 @@ struct Move {
     to: ExpertSpread,
 }
 
-/// What a rank writes in a switch: all experts that it has after it.
+/// Written by a rank in a switch: all experts that it has after it.
 const RANK_BYTES: usize = LAYERS * EXPERTS / RANKS * EXPERT_BYTES;
 
 fn moves() -> Outcome<Vec<Move>> {

@@ -234,7 +234,7 @@ impl Model {
         &self.config
     }
 
-    /// What streaming experts has cost since the start; none where all of them stay in memory.
+    /// The costs of streaming experts since the start; none where all of them stay in memory.
     #[must_use]
     pub fn expert_fetches(&self) -> Option<ExpertFetches> {
         match &self.experts {

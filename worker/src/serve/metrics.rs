@@ -297,47 +297,61 @@ mod tests {
             .unwrap(),
             kv: KvUsage { used: 2, cached: 3, capacity: 9, ..KvUsage::default() },
             cached_tokens: 64,
-            fetches: Some(ExpertFetches {
-                memory_bytes: 70,
-                bytes: 71,
-                fetching: Duration::from_secs(8),
-                waited: Duration::from_secs(2),
-            }),
             ..RankStats::default()
         };
         let page = render(&[7], &[stats], &[8], true);
-        for line in [
-            "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"remote\"} 2",
-            "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"local\"} 5",
-            "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"local\"} 3",
-            "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"remote\"} 8",
-            "semmoe_level_bytes_total{rank=\"0\",level=\"rank\"} 20",
-            "semmoe_level_bytes_total{rank=\"0\",level=\"other\"} 22",
-            "semmoe_attention_bytes_total{rank=\"0\",collective=\"sag\"} 0",
-            "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 12",
-            "semmoe_attention_rows_total{rank=\"0\",by=\"moved\"} 10",
-            "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 13",
-            "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 14",
-            "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
-            "semmoe_steps_total{rank=\"0\"} 9",
-            "semmoe_step_seconds_total{rank=\"0\"} 5.125",
-            "semmoe_layout_steps_total{rank=\"0\",layout=\"dp-tp\",phase=\"decode\",batch=\"11\"} 4",
-            "semmoe_layout_step_seconds_total{rank=\"0\",layout=\"ep\",phase=\"prefill\",batch=\"512\"} 4",
-            "semmoe_moe_seconds_total{rank=\"0\",layer=\"7\"} 1.5",
-            "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"dispatch\"} 0.25",
-            "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"gather\"} 4",
-            "semmoe_expert_memory_bytes{rank=\"0\"} 70",
-            "semmoe_expert_fetch_bytes_total{rank=\"0\"} 71",
-            "semmoe_expert_fetch_seconds_total{rank=\"0\"} 8",
-            "semmoe_expert_wait_seconds_total{rank=\"0\"} 2",
-            "semmoe_expert_fetch_hidden_ratio{rank=\"0\"} 0.75",
-            "semmoe_cached_prompt_tokens_total{rank=\"0\"} 64",
-            "semmoe_kv_pages{rank=\"0\",state=\"used\"} 2",
-            "semmoe_kv_pages{rank=\"0\",state=\"free\"} 4",
-            "semmoe_requests_in_flight{rank=\"0\"} 8",
-            "semmoe_unit_up 1",
-        ] {
-            assert!(page.lines().any(|found| found == line), "{line} in {page}");
+        assert!(!page.contains("semmoe_expert_"), "this rank streams no experts: {page}");
+        has(
+            &page,
+            &[
+                "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"remote\"} 2",
+                "semmoe_activations_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"local\"} 5",
+                "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"prefill\",where=\"local\"} 3",
+                "semmoe_dispatch_bytes_total{rank=\"0\",layer=\"7\",phase=\"decode\",where=\"remote\"} 8",
+                "semmoe_level_bytes_total{rank=\"0\",level=\"rank\"} 20",
+                "semmoe_level_bytes_total{rank=\"0\",level=\"other\"} 22",
+                "semmoe_attention_bytes_total{rank=\"0\",collective=\"sag\"} 0",
+                "semmoe_attention_rows_total{rank=\"0\",by=\"even\"} 12",
+                "semmoe_attention_rows_total{rank=\"0\",by=\"moved\"} 10",
+                "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"taken\"} 13",
+                "semmoe_attention_fullest_rows_total{rank=\"0\",split=\"wanted\"} 14",
+                "semmoe_tokens_total{rank=\"0\",phase=\"decode\"} 6",
+                "semmoe_steps_total{rank=\"0\"} 9",
+                "semmoe_step_seconds_total{rank=\"0\"} 5.125",
+                "semmoe_layout_steps_total{rank=\"0\",layout=\"dp-tp\",phase=\"decode\",batch=\"11\"} 4",
+                "semmoe_layout_step_seconds_total{rank=\"0\",layout=\"ep\",phase=\"prefill\",batch=\"512\"} 4",
+                "semmoe_moe_seconds_total{rank=\"0\",layer=\"7\"} 1.5",
+                "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"dispatch\"} 0.25",
+                "semmoe_collective_seconds_total{rank=\"0\",layer=\"7\",kind=\"gather\"} 4",
+                "semmoe_cached_prompt_tokens_total{rank=\"0\"} 64",
+                "semmoe_kv_pages{rank=\"0\",state=\"used\"} 2",
+                "semmoe_kv_pages{rank=\"0\",state=\"free\"} 4",
+                "semmoe_requests_in_flight{rank=\"0\"} 8",
+                "semmoe_unit_up 1",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_rank_that_streams_experts_reports_its_fetches() {
+        let (fetching, waited) = (Duration::from_secs(8), Duration::from_secs(2));
+        let fetches = ExpertFetches { memory_bytes: 70, bytes: 71, fetching, waited };
+        let stats = RankStats { fetches: Some(fetches), ..RankStats::default() };
+        has(
+            &render(&[], &[stats], &[0], true),
+            &[
+                "semmoe_expert_memory_bytes{rank=\"0\"} 70",
+                "semmoe_expert_fetch_bytes_total{rank=\"0\"} 71",
+                "semmoe_expert_fetch_seconds_total{rank=\"0\"} 8",
+                "semmoe_expert_wait_seconds_total{rank=\"0\"} 2",
+                "semmoe_expert_fetch_hidden_ratio{rank=\"0\"} 0.75",
+            ],
+        );
+    }
+
+    fn has(page: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(page.lines().any(|found| found == *line), "{line} in {page}");
         }
     }
 }

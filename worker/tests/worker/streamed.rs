@@ -1,5 +1,5 @@
-//! Experts that do not fit in memory and are read from the checkpoint ahead of their layer: the same bits as with all of
-//! them in memory, in no more memory than was given.
+//! Experts that do not fit in memory and are read from the checkpoint ahead of their layer: the same bits as with all
+//! of them in memory, in no more memory than was given.
 
 use crate::common;
 use crate::support;
@@ -23,15 +23,17 @@ fn least(dir: &Path, copies: &ExpertCopies, layout: ExpertLayout) -> u64 {
     least
 }
 
-/// What a rank gives: greedy tokens of its prompts, then the logits of each prompt alone.
+/// The answers of a rank: greedy tokens of its prompts, then the logits of each prompt alone.
 type Answers = (Vec<Vec<u32>>, Vec<Vec<f32>>);
+/// A prompt of a fixture, and its golden answer.
+type Prompt = (Vec<u32>, Vec<u32>);
 
 /// Every rank with its share of the prompts, in threads.
 fn answers(
     dir: &Path,
     copies: &ExpertCopies,
     (world, room): (u16, ExpertRoom),
-    (prompts, steps): (&[(Vec<u32>, Vec<u32>)], usize),
+    (prompts, steps): (&[Prompt], usize),
 ) -> Vec<(Answers, Option<ExpertFetches>)> {
     let links = local_mesh(world);
     let world = usize::from(world);
@@ -178,8 +180,8 @@ async fn a_file_that_changes_under_the_worker_ends_the_unit_with_the_cause() {
         let later = FileTimes::new().set_modified(SystemTime::now() + Duration::from_secs(5));
         File::options().write(true).open(path).unwrap().set_times(later).unwrap();
     };
-    let changes: [(&str, &dyn Fn(&Path)); 2] = [("it has 4096 bytes, and had", &shrink), ("it was written to", &touch)];
-    for (detail, change) in changes {
+    type Change = fn(&Path);
+    for (detail, change) in [("it has 4096 bytes, and had", shrink as Change), ("it was written to", touch)] {
         let (answer, outcomes) = ends_with(change).await;
         for said in [answer].into_iter().chain(outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string())) {
             assert!(said.contains("rank 1 was lost"), "{said}");

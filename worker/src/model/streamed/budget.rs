@@ -17,7 +17,7 @@ pub(super) struct Budget {
     pub(super) resident: usize,
     /// The most of a layer that are streamed.
     pub(super) streamed: usize,
-    /// What all that takes.
+    /// Memory for all that.
     pub(super) bytes: u64,
 }
 

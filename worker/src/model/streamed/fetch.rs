@@ -12,7 +12,7 @@ use crate::model::ModelError;
 use crate::model::checkpoint::TensorPlace;
 use crate::model::compute::Piece;
 
-/// What streaming experts has cost a rank since the start.
+/// The costs of streaming experts to a rank since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ExpertFetches {
     /// Bytes of memory for experts: those that stay, two layers of those that do not, and one to read into.
@@ -49,7 +49,7 @@ impl Fetched {
     }
 }
 
-/// What the thread and the rank share.
+/// Shared by the thread and the rank.
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,

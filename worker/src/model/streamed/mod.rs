@@ -7,10 +7,10 @@
 //! | `source` | the tensors of an expert in the checkpoint's files |
 //! | `fetch` | the thread that reads ahead |
 //!
-//! The layers are read in the order in which steps need them, the first follows on the last, into two buffers of a layer
-//! each: while one layer's experts are in use those of the next are read and packed, whatever the rank does meanwhile
-//! (experts, collectives, attention). In steady state `max(PE, fetch)` is the time of a layer, with all that it
-//! computes as PE (equation 10 with p = 0). Weights are packed as in memory: results are the same bits.
+//! The layers are read in the order in which steps need them, the first follows on the last, into two buffers of a
+//! layer each: while one layer's experts are in use those of the next are read and packed, whatever the rank does
+//! meanwhile (experts, collectives, attention). In steady state `max(PE, fetch)` is the time of a layer, with all that
+//! it computes as PE (equation 10 with p = 0). Weights are packed as in memory: results are the same bits.
 
 mod budget;
 mod fetch;

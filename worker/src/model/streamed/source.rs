@@ -1,5 +1,5 @@
-//! The tensors of an expert in the checkpoint's files, read with positioned reads: a file that was cut short under a map
-//! would end the process without a word.
+//! The tensors of an expert in the checkpoint's files, read with positioned reads: a file that was cut short under a
+//! map would end the process without a word.
 
 use std::fs::File;
 use std::io;
@@ -69,7 +69,7 @@ fn read_bytes(packing: &Packing, hidden: usize, width: usize, [gate, up, down]: 
     [rows * gate.kind.bytes(), rows * up.kind.bytes(), width * hidden * down.kind.bytes()]
 }
 
-/// What is read of one expert at most.
+/// The most bytes that are read of one expert.
 pub(super) fn staging_bytes(loader: &Loader<'_>, packing: &Packing) -> Result<usize, ModelError> {
     largest(loader, packing).map(|bytes| bytes.iter().sum())
 }
