@@ -1,7 +1,7 @@
 //! What to do about the failures that newcomers meet first: one line for each, found by what the failure says.
 //!
 //! The libraries report what is wrong; which option or command mends it is the command line's business alone.
-//! `tests/mistakes.rs` makes each of these mistakes.
+//! `tests/command/mistakes.rs` makes each of these mistakes.
 
 /// A part of a failure's text, and the way out.
 const HINTS: [(&str, &str); 11] = [

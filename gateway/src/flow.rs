@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::backend::Backend;
+use crate::heads::{Place, WaitingLine, WaitingStream};
 
 /// Counts of one backend. Each is exact; several read together may be a moment apart.
 #[derive(Default)]
@@ -18,6 +19,7 @@ pub(crate) struct Flow {
     computed_tokens: AtomicU64,
     /// Whether a piece came since this was last read.
     moved: AtomicBool,
+    pub(crate) line: WaitingLine,
 }
 
 /// One reading of a backend's [`Flow`].
@@ -71,17 +73,21 @@ pub(crate) struct FlowPart {
     prompt_tokens: u64,
     streams: bool,
     stage: Stage,
+    /// Where it waits, if that is asked for.
+    place: Option<Place>,
 }
 
 impl FlowPart {
     /// A request was placed. `streams`: its answer comes piece by piece.
-    pub(crate) fn begin(backend: &Arc<Backend>, prompt_tokens: u64, streams: bool) -> Self {
-        let flow = &backend.flow;
+    pub(crate) fn begin(backend: &Arc<Backend>, request: WaitingStream, streams: bool) -> Self {
+        let (flow, prompt_tokens) = (&backend.flow, request.prompt_tokens);
         flow.waiting_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
         flow.waiting_streams.fetch_add(u64::from(streams), Ordering::Relaxed);
         flow.arrived.fetch_add(1, Ordering::Relaxed);
         flow.arrived_tokens.fetch_add(prompt_tokens, Ordering::Relaxed);
-        Self { backend: Arc::clone(backend), prompt_tokens, streams, stage: Stage::Waiting }
+        // The first piece of an answer in one piece is all of it.
+        let place = if streams { flow.line.join(request) } else { None };
+        Self { backend: Arc::clone(backend), prompt_tokens, streams, stage: Stage::Waiting, place }
     }
 
     /// A piece of the answer came.
@@ -108,6 +114,9 @@ impl FlowPart {
         let streams = u64::from(self.streams);
         match self.stage {
             Stage::Waiting => {
+                if let Some(place) = self.place {
+                    flow.line.leave(place);
+                }
                 flow.waiting_tokens.fetch_sub(self.prompt_tokens, Ordering::Relaxed);
                 flow.waiting_streams.fetch_sub(streams, Ordering::Relaxed);
             }

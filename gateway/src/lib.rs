@@ -11,7 +11,7 @@
 //! | `queue` | requests that wait for a rank, or for a backend |
 //! | `pool` | the ranks of a model, their accounts, leases |
 //! | `backend`, `health`, `compat` | one engine; probing it; whether tables fit it |
-//! | `flow`, `silence` | what is in flight on a backend; whether its silent streams mean that its scheduler is dead |
+//! | `flow`, `heads`, `silence` | what is in flight on a backend; whether its silent streams mean that its scheduler is dead |
 //! | `tables` | tables loaded while the gateway runs: copied, checked, swapped in, watched, kept to go back to |
 //! | `switching` | layouts changed as the policy says: reading a backend, deciding, driving its hook, a webhook or pools |
 //! | `pins` | whether pins take effect: probes before a backend gets requests, and now and then after |
@@ -47,6 +47,7 @@ mod error;
 mod flow;
 mod gate;
 mod gateway;
+mod heads;
 mod health;
 mod live;
 mod load;

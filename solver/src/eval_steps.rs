@@ -33,9 +33,10 @@ struct Judge<'a> {
     /// The likeliest group of each row of the layer.
     wanted: Vec<Option<usize>>,
     links: Links,
-    /// Rows of the fullest groups and over the fullest links, as they are and if no row had moved.
+    /// Rows of the fullest groups, as they are and if no row had moved.
     fullest: [u64; 2],
-    fullest_link: [u64; 2],
+    /// Rows over the fullest links, in the same two cases and if rows stayed in their order.
+    fullest_link: [u64; 3],
     moved: u64,
     rows: u64,
 }
@@ -87,7 +88,7 @@ impl<'a> Judge<'a> {
             wanted: Vec::new(),
             links: Links::new(hosts.places),
             fullest: [0; 2],
-            fullest_link: [0; 2],
+            fullest_link: [0; 3],
             moved: 0,
             rows: 0,
         }
@@ -129,16 +130,18 @@ impl<'a> Judge<'a> {
             self.moved += u64::from(self.even.placed_by(at) == PlacedBy::Evening);
         }
         let fullest = [self.even.fullest(), self.even.fullest_wanted()].map(u64::from);
-        let places = [self.even.groups().iter().map(|&group| group.into()).collect(), self.as_wanted()];
-        for (kind, places) in places.iter().enumerate() {
+        self.fullest.iter_mut().zip(fullest).for_each(|(sum, rows)| *sum += rows);
+        let count = self.even.groups().len();
+        let taken: Vec<usize> = self.even.groups().iter().map(|&group| group.into()).collect();
+        let in_order = (0..count).map(|at| at * self.hosts.places / count).collect();
+        for (kind, places) in [taken, self.as_wanted(), in_order].iter().enumerate() {
             self.links.clear();
-            for ((_, route), &place) in routes().zip::<&Vec<usize>>(places) {
+            for ((_, route), &place) in routes().zip(places) {
                 self.links.add(self.hosts, layer, indices(route), place);
             }
-            self.fullest[kind] += fullest[kind];
             self.fullest_link[kind] += self.links.fullest();
         }
-        self.rows += self.even.groups().len() as u64;
+        self.rows += count as u64;
     }
 
     /// Every row on its likeliest group; those of which nothing is known come last, where the fewest are.
@@ -161,10 +164,16 @@ impl<'a> Judge<'a> {
         let activations: u64 = self.tally.activations.iter().sum();
         let per_row = |count: u64| count as f64 / self.rows as f64;
         let [fullest_group, fullest_group_wanted] = self.fullest.map(|rows| self.hosts.groups as f64 * per_row(rows));
-        let [fullest_link, fullest_link_wanted] = self.fullest_link.map(per_row);
-        let moved = per_row(self.moved);
-        let steps =
-            StepFigures { step_tokens, fullest_group, fullest_group_wanted, moved, fullest_link, fullest_link_wanted };
+        let [fullest_link, fullest_link_wanted, fullest_link_unshuffled] = self.fullest_link.map(per_row);
+        let steps = StepFigures {
+            step_tokens,
+            fullest_group,
+            fullest_group_wanted,
+            moved: per_row(self.moved),
+            fullest_link,
+            fullest_link_wanted,
+            fullest_link_unshuffled,
+        };
         let lar_t_only = Some(self.local_t_only / activations as f64);
         let lar_paper_rule = Some(self.local_paper_rule / activations as f64);
         Judged { lar_t_only, lar_paper_rule, steps: Some(steps), ..judged(self.tally, &self.loads, tokens) }

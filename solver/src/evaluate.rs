@@ -126,6 +126,8 @@ pub struct StepFigures {
     pub fullest_link: f64,
     /// The same if every token were on its likeliest group.
     pub fullest_link_wanted: f64,
+    /// The same if rows stayed in their order, in even parts (`semmoe worker --shuffle off`).
+    pub fullest_link_unshuffled: f64,
 }
 
 /// What the two ways of judging have in common.

@@ -88,6 +88,22 @@ fn failure(args: &EvaluateArgs, error: SolveError) -> CliError {
     }
 }
 
+fn step_lines(steps: &StepFigures) -> [(String, String); 3] {
+    let &StepFigures { step_tokens, fullest_group, fullest_group_wanted, moved, .. } = steps;
+    let &StepFigures { fullest_link, fullest_link_wanted, fullest_link_unshuffled, .. } = steps;
+    let link = format!(
+        "{fullest_link:.3} (without evening {fullest_link_wanted:.3}, without a shuffle {fullest_link_unshuffled:.3})"
+    );
+    [
+        (
+            format!("steps of {step_tokens}, fullest over mean"),
+            format!("{fullest_group:.3} (without evening {fullest_group_wanted:.3})"),
+        ),
+        ("  rows over the fullest link, per token".to_owned(), link),
+        ("  moved from a group that was full".to_owned(), format!("{:.1}%", 100.0 * moved)),
+    ]
+}
+
 fn describe(evaluation: &Evaluation) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
@@ -124,13 +140,8 @@ fn describe(evaluation: &Evaluation) -> String {
     line("expert load, max over mean", format!("{:.3}", evaluation.expert_load_imbalance));
     line("expert load, max over median", format!("{:.3}", evaluation.expert_load_imbalance_max_over_median));
     line("token load, max over mean", format!("{:.3}", evaluation.token_imbalance));
-    if let Some(steps) = evaluation.steps {
-        let StepFigures { step_tokens, fullest_group, fullest_group_wanted, moved, .. } = steps;
-        let fullest = format!("{fullest_group:.3} (without evening {fullest_group_wanted:.3})");
-        line(&format!("steps of {step_tokens}, fullest over mean"), fullest);
-        let link = format!("{:.3} (without evening {:.3})", steps.fullest_link, steps.fullest_link_wanted);
-        line("  rows over the fullest link, per token", link);
-        line("  moved from a group that was full", format!("{:.1}%", 100.0 * moved));
+    for (name, value) in evaluation.steps.iter().flat_map(step_lines) {
+        line(&name, value);
     }
     for (of, curve) in [("tokens", &evaluation.calibration.tokens), ("requests", &evaluation.calibration.requests)] {
         if let Some(curve) = curve {

@@ -8,7 +8,8 @@ mod operator;
 
 #[path = "../../profiler/examples/engine_mock/mock.rs"]
 mod mock;
-#[path = "../support/mod.rs"]
+#[allow(dead_code, reason = "the command's tests use the rest")]
+#[path = "../command/support.rs"]
 mod support;
 
 use std::path::Path;

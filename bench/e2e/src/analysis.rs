@@ -34,6 +34,8 @@ pub(crate) struct Prediction {
     pub(crate) lar: f64,
     /// Ranks other than its own that a token is sent to, mean over tokens and layers.
     pub(crate) remote_ranks: f64,
+    /// Attention tp: rows over the fullest link of each collective, added up, per token and layer.
+    pub(crate) fullest_link: Option<f64>,
 }
 
 /// Whether dispatched bytes fell as predicted.
@@ -85,6 +87,8 @@ pub(crate) struct GainVerdict {
     pub(crate) measured: Spread,
     pub(crate) by_collectives: Kept,
     pub(crate) by_throughput: Kept,
+    /// Both by the bytes of the fullest link in place of the mean one, as `semmoe evaluate` has them.
+    pub(crate) of_fullest_link: Option<[Kept; 2]>,
 }
 
 /// What was gained of the gain that Amdahl's law gives for one measure of the share of communication.
@@ -98,21 +102,27 @@ pub(crate) struct Kept {
     pub(crate) holds: bool,
 }
 
-/// `None` without rounds.
-pub(crate) fn gain_verdict(rounds: &[GainRound]) -> Option<GainVerdict> {
+/// `None` without rounds. `fullest_link`: its bytes after over before.
+pub(crate) fn gain_verdict(rounds: &[GainRound], fullest_link: Option<f64>) -> Option<GainVerdict> {
     let ratio = |(before, after): (f64, f64)| after / before;
     let measured = Spread::of(rounds.iter().map(|round| ratio(round.throughput)))?;
-    let kept = |share: fn(&GainRound) -> f64| {
-        let predicted = Spread::of(rounds.iter().map(|round| amdahl(share(round), ratio(round.bytes))))?;
+    let kept = |share: fn(&GainRound) -> f64, bytes: &dyn Fn(&GainRound) -> f64| {
+        let predicted = Spread::of(rounds.iter().map(|round| amdahl(share(round), bytes(round))))?;
         let kept = (measured.median - 1.0) / (predicted.median - 1.0);
         let share = Spread::of(rounds.iter().map(share))?;
         Some(Kept { share, predicted, kept, holds: kept >= GAIN_SHARE && predicted.median > 1.0 })
     };
+    let mean = |round: &GainRound| ratio(round.bytes);
+    let both = |bytes: &dyn Fn(&GainRound) -> f64| {
+        Some([kept(|round| round.share, bytes)?, kept(|round| round.share_by_throughput, bytes)?])
+    };
+    let [by_collectives, by_throughput] = both(&mean)?;
     Some(GainVerdict {
-        bytes: Spread::of(rounds.iter().map(|round| ratio(round.bytes)))?,
+        bytes: Spread::of(rounds.iter().map(mean))?,
         measured,
-        by_collectives: kept(|round| round.share)?,
-        by_throughput: kept(|round| round.share_by_throughput)?,
+        by_collectives,
+        by_throughput,
+        of_fullest_link: fullest_link.and_then(|bytes| both(&|_| bytes)),
     })
 }
 
@@ -201,15 +211,18 @@ mod tests {
             share: 0.5,
             share_by_throughput: 2.0 / 3.0,
         };
-        let verdict = gain_verdict(&[round(130.0), round(126.7), round(110.0)]).unwrap();
+        let verdict = gain_verdict(&[round(130.0), round(126.7), round(110.0)], Some(0.75)).unwrap();
         assert!(near(verdict.by_collectives.kept, 0.267 * 3.0) && verdict.by_collectives.holds, "{verdict:?}");
+        // The fullest link keeps three quarters of its bytes: 1 / (1 - 1/8) and 1 / (1 - 1/6).
+        let [by_collectives, by_throughput] = verdict.of_fullest_link.unwrap();
+        assert!(near(by_collectives.kept, 0.267 * 7.0) && near(by_throughput.kept, 0.267 * 5.0), "{verdict:?}");
         // A larger share promises more: 1 / (1 - 1/3).
         assert!(near(verdict.by_throughput.kept, 0.267 * 2.0) && !verdict.by_throughput.holds, "{verdict:?}");
-        assert!(!gain_verdict(&[round(126.0)]).unwrap().by_collectives.holds);
-        assert_eq!(gain_verdict(&[]), None);
+        assert!(!gain_verdict(&[round(126.0)], None).unwrap().by_collectives.holds);
+        assert_eq!(gain_verdict(&[], None), None);
         // Where nothing is to be gained nothing is proved.
         let nothing = GainRound { share: 0.0, ..round(100.0) };
-        assert!(!gain_verdict(&[nothing]).unwrap().by_collectives.holds);
+        assert!(!gain_verdict(&[nothing], None).unwrap().by_collectives.holds);
     }
 
     #[test]

@@ -73,6 +73,12 @@ pub(crate) struct Args {
     /// Tokens of one step on a rank: at saturation every step is full, so that steps of all ranks are alike.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) step_tokens: u32,
+    /// Elements of rows between ranks, on both sides.
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = ["f32", "bf16"])]
+    pub(crate) wire: String,
+    /// Slots of each layer for replicas in the solved tables; attention dp alone.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) redundant: u16,
     /// Folder for tables, pictures and JSON.
     #[arg(long, value_name = "DIR", default_value = "bench/e2e/results")]
     pub(crate) out: PathBuf,

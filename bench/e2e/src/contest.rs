@@ -135,10 +135,11 @@ impl Stage<'_> {
         recorded: &Recorded,
         solved: &Path,
     ) -> Result<[Prediction; 2], BenchError> {
-        let linear = self.workshop.solve(recorded, Attention::Dp, Some("linear")).await?;
+        let linear = self.workshop.solve(recorded, contest.attention, Some("linear")).await?;
+        let step_tokens = self.step_tokens * u32::from(self.workshop.ranks);
         let [before, after] = match contest.attention {
             Attention::Dp => [Judged::Policy(contest.before.policy), Judged::Policy(contest.after.policy)],
-            Attention::Tp => [Judged::AtRandom, Judged::Steps(self.step_tokens * u32::from(self.workshop.ranks))],
+            Attention::Tp => [Judged::AtRandom(step_tokens), Judged::Steps(step_tokens)],
         };
         let before = self.workshop.evaluate(recorded, &linear, before).await?;
         Ok([before, self.workshop.evaluate(recorded, solved, after).await?])

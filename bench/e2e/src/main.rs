@@ -99,6 +99,9 @@ fn contests(args: &Args, help: &str) -> Result<Vec<Contest>, BenchError> {
             AttentionArg::Tp => say("attention tp is not built: this worker has no --attention"),
         }
     }
+    if args.redundant > 0 && contests.contains(&TP) {
+        return Err(BenchError::input("--redundant needs --attention dp: tables for attention tp have no replicas"));
+    }
     if contests.is_empty() { Err(BenchError::input("there is nothing to measure")) } else { Ok(contests) }
 }
 
@@ -113,7 +116,7 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str)
     let secret = folder.join("rank.secret");
     unit::write_secret(&secret)?;
     // Every prompt is computed whole: prompts come again, and what is measured is not the cache.
-    let mut arguments = vec!["--no-prefix-reuse".to_owned()];
+    let mut arguments = ["--no-prefix-reuse", "--wire", &args.wire].map(str::to_owned).to_vec();
     // Ranks of one machine may find a shorter way than the links that are measured.
     if help.contains("--transport") {
         arguments.extend(["--transport", "tcp"].map(str::to_owned));
@@ -124,6 +127,7 @@ fn stage<'a>(args: &'a Args, network: &'a Network, folder: &'a Path, help: &str)
             model: &args.model,
             folder,
             ranks: args.ranks,
+            redundant: args.redundant,
             max_tokens: args.max_tokens,
         },
         network,
@@ -185,11 +189,16 @@ fn headline(args: &Args, cores: usize, seconds: f64) -> String {
         "a network namespace each, links limited by tbf"
     };
     let streamed = if args.streamed { " (streamed)" } else { "" };
+    let replicas = match args.redundant {
+        0 => String::new(),
+        slots => format!(", tables with {slots} redundant slots a layer"),
+    };
     let trial = if args.quick { "A quick trial, rough: " } else { "" };
     format!(
-        "{trial}{} ranks on {cores} cores, {place}; {} prompts; median (least to greatest) of {} interleaved rounds of {} s at \
+        "{trial}{} ranks on {cores} cores, {place}, rows in {}{replicas}; {} prompts; median (least to greatest) of {} interleaved rounds of {} s at \
          saturation{streamed} and {} of {} s as requests arrive; {seconds:.0} s in all.\n\n",
         args.ranks,
+        args.wire,
         args.prompts.display(),
         args.rounds,
         args.seconds,

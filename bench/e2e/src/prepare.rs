@@ -22,6 +22,8 @@ pub(crate) struct Workshop<'a> {
     pub(crate) model: &'a Path,
     pub(crate) folder: &'a Path,
     pub(crate) ranks: u16,
+    /// Slots of each layer for replicas in solved tables.
+    pub(crate) redundant: u16,
     /// Tokens generated for each prompt.
     pub(crate) max_tokens: u32,
 }
@@ -65,8 +67,8 @@ pub(crate) enum Judged<'a> {
     Policy(&'a str),
     /// Tokens, by T and A (tables for attention tp), in steps of so many.
     Steps(u32),
-    /// Chance: rows in even parts, wherever their experts are.
-    AtRandom,
+    /// Chance: rows in even parts, wherever their experts are, in steps of so many.
+    AtRandom(u32),
 }
 
 /// The part of `evaluate --json` that is looked at.
@@ -78,6 +80,13 @@ struct Evaluation {
     remote_ranks_random: f64,
     #[serde(default)]
     policies: std::collections::BTreeMap<String, Policy>,
+    steps: Option<Steps>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Steps {
+    fullest_link: f64,
+    fullest_link_unshuffled: f64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -122,6 +131,7 @@ impl Workshop<'_> {
         command.arg("--tokenizer").arg(self.model).arg("--out").arg(&out);
         match placement {
             Some(placement) => command.args(["--placement", placement]),
+            None if self.redundant > 0 => command.args(["--redundant", &self.redundant.to_string()]),
             // A token goes once to each rank, however many of its experts are there: that is what bytes come from.
             None if attention == Attention::Dp => command.args(["--objective", "ranks"]),
             None => &mut command,
@@ -139,21 +149,33 @@ impl Workshop<'_> {
     ) -> Result<Prediction, BenchError> {
         let mut command = self.command(&["evaluate", "--json"]);
         command.arg("--tables").arg(tables).arg("--trace").arg(&recorded.served);
-        if let Judged::Steps(tokens) = how {
+        if let Judged::Steps(tokens) | Judged::AtRandom(tokens) = how {
             command.args(["--step-tokens", &tokens.to_string()]);
         }
         let text = finish(command).await?;
         let found: Evaluation = serde_json::from_str(&text)
             .map_err(|error| BenchError::failed(format!("semmoe evaluate printed what was not expected: {error}")))?;
         match how {
-            Judged::Steps(_) => Ok(Prediction { lar: found.lar, remote_ranks: found.remote_ranks_per_token }),
-            Judged::AtRandom => Ok(Prediction { lar: found.lar_random, remote_ranks: found.remote_ranks_random }),
+            Judged::Steps(_) => Ok(Prediction {
+                lar: found.lar,
+                remote_ranks: found.remote_ranks_per_token,
+                fullest_link: found.steps.map(|steps| steps.fullest_link),
+            }),
+            Judged::AtRandom(_) => Ok(Prediction {
+                lar: found.lar_random,
+                remote_ranks: found.remote_ranks_random,
+                fullest_link: found.steps.map(|steps| steps.fullest_link_unshuffled),
+            }),
             Judged::Policy(policy) => {
                 let figures = found
                     .policies
                     .get(policy)
                     .ok_or_else(|| BenchError::failed(format!("semmoe evaluate knows nothing of {policy}")))?;
-                Ok(Prediction { lar: figures.request_lar, remote_ranks: figures.remote_ranks_per_token })
+                Ok(Prediction {
+                    lar: figures.request_lar,
+                    remote_ranks: figures.remote_ranks_per_token,
+                    fullest_link: None,
+                })
             }
         }
     }

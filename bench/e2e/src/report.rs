@@ -69,10 +69,13 @@ fn bars(outcome: &Outcome, summary: &Summary, out: &mut String) {
     }
     for link in &summary.links {
         let Some(gain) = &link.gain else { continue };
-        for (by, kept) in [("collectives", gain.by_collectives), ("throughput", gain.by_throughput)] {
+        let mean = [gain.by_collectives, gain.by_throughput].map(|kept| ("", kept));
+        let fullest = gain.of_fullest_link.map(|kept| kept.map(|kept| (", bytes of the fullest link", kept)));
+        let measures = ["collectives", "throughput"].into_iter().cycle();
+        for (by, (bytes, kept)) in measures.zip(mean.into_iter().chain(fullest.into_iter().flatten())) {
             let _ = writeln!(
                 out,
-                "| gain in throughput at least {GAIN_SHARE} of Amdahl's, share of communication by {by} | {attention}, {} | {:.3}: \
+                "| gain in throughput at least {GAIN_SHARE} of Amdahl's, share of communication by {by}{bytes} | {attention}, {} | {:.3}: \
                  {:+.1}% of {:+.1}% | {} |",
                 link.link.name,
                 kept.kept,

@@ -123,11 +123,17 @@ impl Outcome {
         LinkSummary {
             link: self.links[link].clone(),
             measured: Spread::of(rounds.iter().map(|round| round.throughput.1 / round.throughput.0)),
-            gain: if limited { gain_verdict(&rounds) } else { None },
+            gain: if limited { gain_verdict(&rounds, self.fullest_link()) } else { None },
             all_to_all,
             gamma,
             goodput: [0, 1].map(|side| self.goodput(side, link)),
         }
+    }
+
+    /// Rows over the fullest link, after over before, as predicted.
+    fn fullest_link(&self) -> Option<f64> {
+        let [before, after] = self.predictions.map(|prediction| prediction.fullest_link);
+        Some(after? / before?)
     }
 
     /// What the gain is judged by, of each round that has all its blocks.
@@ -237,7 +243,7 @@ mod tests {
 
     fn outcome() -> Outcome {
         let link = |name: &str, bits_per_second| Link { name: name.to_owned(), bits_per_second, wanted: None };
-        let prediction = |remote_ranks| Prediction { lar: 0.0, remote_ranks };
+        let prediction = |remote_ranks| Prediction { lar: 0.0, remote_ranks, fullest_link: None };
         // Computing takes 1.0, waiting 0.2; a limited link adds 0.8 for 1,000 bytes.
         Outcome {
             contest: DP,

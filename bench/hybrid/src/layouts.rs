@@ -5,20 +5,22 @@ use semmoe_planner::PlanError;
 use semmoe_planner::hybridep::{HybridLevel, Stream, Use, best_domains};
 use semmoe_planner::mixserve::TwoLevels;
 
-/// Nodes of the unit, and ranks of each.
+/// Nodes of the unit that is timed.
 pub(crate) const NODES: u16 = 2;
+/// Nodes of the unit whose bytes are counted: more ranks than this machine has processors, so that times say nothing.
+pub(crate) const MANY_NODES: u16 = 4;
+/// Ranks of a node.
 pub(crate) const WIDTH: u16 = 2;
-pub(crate) const RANKS: u16 = NODES * WIDTH;
 
 /// How the experts of a unit lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Layout {
     /// Whole experts in domains of so many ranks; 1 is plain expert parallelism.
     Domains(u16),
-    /// On nodes, one level after the other.
-    Unfused,
-    /// On nodes, both levels at once in so many chunks.
-    Fused(u16),
+    /// On so many nodes, one level after the other.
+    Unfused(u16),
+    /// On so many nodes, both levels at once.
+    Fused { nodes: u16, chunks: u16 },
 }
 
 impl Layout {
@@ -27,8 +29,8 @@ impl Layout {
         match self {
             Self::Domains(1) => "ep".to_owned(),
             Self::Domains(size) => format!("ep, domains of {size}"),
-            Self::Unfused => format!("hybrid:{NODES}x{WIDTH}"),
-            Self::Fused(chunks) => format!("hybrid:{NODES}x{WIDTH}:{chunks}"),
+            Self::Unfused(nodes) => format!("hybrid:{nodes}x{WIDTH}"),
+            Self::Fused { nodes, chunks } => format!("hybrid:{nodes}x{WIDTH}:{chunks}"),
         }
     }
 
@@ -36,7 +38,7 @@ impl Layout {
     pub(crate) fn arguments(self) -> Vec<String> {
         let words = match self {
             Self::Domains(size) => ["--domains".to_owned(), size.to_string()],
-            Self::Unfused | Self::Fused(_) => ["--experts".to_owned(), self.name()],
+            Self::Unfused(_) | Self::Fused { .. } => ["--experts".to_owned(), self.name()],
         };
         words.to_vec()
     }
@@ -45,8 +47,8 @@ impl Layout {
     pub(crate) fn predicted(self, unit: &TwoLevels) -> Result<f64, BenchError> {
         match self {
             Self::Domains(size) => unit.domains(size.into()).map_err(BenchError::failed),
-            Self::Unfused => Ok(unit.unfused()),
-            Self::Fused(chunks) => Ok(unit.fused(chunks.into())),
+            Self::Unfused(_) => Ok(unit.unfused()),
+            Self::Fused { chunks, .. } => Ok(unit.fused(chunks.into())),
         }
     }
 }
@@ -85,10 +87,12 @@ mod tests {
             inside: 2e6,
             between: 1e6,
         };
-        assert_eq!(Layout::Fused(4).arguments(), ["--experts", "hybrid:2x2:4"]);
+        let [unfused, fused] = [Layout::Unfused(NODES), Layout::Fused { nodes: NODES, chunks: 4 }];
+        assert_eq!(fused.arguments(), ["--experts", "hybrid:2x2:4"]);
+        assert_eq!(Layout::Unfused(MANY_NODES).arguments(), ["--experts", "hybrid:4x2"]);
         assert_eq!(Layout::Domains(1).arguments(), ["--domains", "1"]);
         let of = |layout: Layout| layout.predicted(&unit).unwrap();
-        assert!(of(Layout::Fused(4)) < of(Layout::Unfused) && of(Layout::Domains(2)) < of(Layout::Domains(1)));
+        assert!(of(fused) < of(unfused) && of(Layout::Domains(2)) < of(Layout::Domains(1)));
         assert_eq!([1, 4].map(|memory| best_size(&unit, memory).unwrap()), [1, 4]);
     }
 }

@@ -29,8 +29,8 @@ use semmoe_planner::mixserve::TwoLevels;
 use serde::Deserialize;
 
 use args::Args;
-use layouts::{Layout, NODES, RANKS, WIDTH};
-use measure::{Block, Contestant};
+use layouts::{Layout, MANY_NODES, NODES, WIDTH};
+use measure::{Block, Contestant, Nodes};
 use report::{Links, Row};
 use stages::LayerStages;
 
@@ -52,26 +52,29 @@ async fn run(args: &Args) -> Result<(), BenchError> {
     let folder = tempfile::tempdir().map_err(BenchError::file(Path::new("the temporary folder")))?;
     unit::write_secret(&folder.path().join("secret"))?;
     fs::create_dir_all(&args.out).map_err(BenchError::file(&args.out))?;
-    let fused = Layout::Fused(args.chunks);
+    let on_nodes = |nodes| [Layout::Domains(1), Layout::Unfused(nodes), Layout::Fused { nodes, chunks: args.chunks }];
+    let [flat, unfused, fused] = on_nodes(NODES);
 
-    let all = [Layout::Domains(1), Layout::Domains(2), Layout::Domains(4), Layout::Unfused, fused];
+    let all = [flat, Layout::Domains(2), Layout::Domains(4), unfused, fused];
     let ratios: Vec<Option<f64>> = args.ratios.iter().copied().map(Some).collect();
-    let stage = Stage { args, folder: folder.path(), inside: Inside::Links, transport: "tcp" };
+    let stage =
+        Stage { args, folder: folder.path(), inside: Inside::Links, on: Nodes { nodes: NODES, transport: "tcp" } };
     let found = stage.measure(&all, &ratios).await?;
     let limited: Vec<Links> = args
         .ratios
         .iter()
         .map(|&ratio| Ok(Links { unit: model.unit(args, ratio)?, rows: found.rows(Some(ratio), &all, args) }))
         .collect::<Result<_, BenchError>>()?;
-    for (&ratio, layout) in args.ratios.iter().flat_map(|ratio| [(ratio, Layout::Unfused), (ratio, fused)]) {
+    for (&ratio, layout) in args.ratios.iter().flat_map(|ratio| [(ratio, unfused), (ratio, fused)]) {
         found.chart(ratio, layout, args)?;
     }
 
-    let stage = Stage { inside: Inside::Host, transport: "auto", ..stage };
-    let on_hosts = [Layout::Domains(1), Layout::Unfused, fused];
-    let host = stage.measure(&on_hosts, &[None]).await?.rows(None, &on_hosts, args);
+    let on = Nodes { nodes: NODES, transport: "auto" };
+    let host = Stage { inside: Inside::Host, on, ..stage }.rows(&on_nodes(NODES)).await?;
+    let on = Nodes { nodes: MANY_NODES, ..on };
+    let many = Stage { inside: Inside::Host, on, ..stage }.rows(&on_nodes(MANY_NODES)).await?;
 
-    let text = report::markdown(&limited, &host, args.chunks)?;
+    let text = report::markdown(&limited, &host, &many, args.chunks)?;
     let path = args.out.join("results.md");
     fs::write(&path, &text).map_err(BenchError::file(&path))?;
     say(&text);
@@ -84,7 +87,7 @@ struct Stage<'a> {
     args: &'a Args,
     folder: &'a Path,
     inside: Inside,
-    transport: &'static str,
+    on: Nodes,
 }
 
 /// Blocks, and the stages of all ranks by layout.
@@ -94,15 +97,20 @@ struct Measured {
 }
 
 impl Stage<'_> {
+    /// Of links that are not limited inside nodes.
+    async fn rows(&self, layouts: &[Layout]) -> Result<Vec<Row>, BenchError> {
+        Ok(self.measure(layouts, &[None]).await?.rows(None, layouts, self.args))
+    }
+
     /// Starts all layouts, and gives each its turns at every ratio.
     async fn measure(&self, layouts: &[Layout], ratios: &[Option<f64>]) -> Result<Measured, BenchError> {
-        let Stage { args, folder, inside, transport } = *self;
+        let Stage { args, folder, inside, on } = *self;
         // Made before anything that lives in it, and dropped after it.
-        let network = Network::Namespaces(Namespaces::create(Shape { ranks: RANKS, width: WIDTH, inside })?);
+        let network = Network::Namespaces(Namespaces::create(Shape { ranks: on.nodes * WIDTH, width: WIDTH, inside })?);
         let mut units = Vec::new();
         for &layout in layouts {
-            say(&format!("starting {} over {transport}", layout.name()));
-            units.push(Contestant::start(args, &network, folder, layout, transport).await?);
+            say(&format!("starting {} over {}", layout.name(), on.transport));
+            units.push(Contestant::start(args, &network, folder, layout, on).await?);
         }
         let mut blocks = Vec::new();
         network.limit(Some(bits(args.between)))?;
@@ -161,7 +169,7 @@ impl Measured {
             layout.name(),
             middle[0].layer
         );
-        let name = if layout == Layout::Unfused { "unfused" } else { "fused" };
+        let name = if matches!(layout, Layout::Unfused(_)) { "unfused" } else { "fused" };
         let path = args.out.join(format!("gantt-{name}-{ratio}.svg"));
         fs::write(&path, gantt::draw(&title, middle)).map_err(BenchError::file(&path))
     }

@@ -11,7 +11,7 @@ use semmoe_load::{Limit, LoadOptions, Pace};
 use tokio::time::sleep;
 
 use crate::args::Args;
-use crate::layouts::{Layout, NODES, RANKS};
+use crate::layouts::{Layout, WIDTH};
 
 /// Requests at a time for each rank: enough that every step is full.
 const CLIENTS: usize = 12;
@@ -33,9 +33,19 @@ pub(crate) struct Block {
     pub(crate) time: std::ops::Range<u64>,
 }
 
+/// What a unit runs on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nodes {
+    pub(crate) nodes: u16,
+    /// As `semmoe worker --transport` has it.
+    pub(crate) transport: &'static str,
+}
+
 /// A layout that runs.
 pub(crate) struct Contestant {
     pub(crate) layout: Layout,
+    /// Requests at a time.
+    concurrency: usize,
     unit: Unit,
     logs: Vec<PathBuf>,
 }
@@ -46,14 +56,15 @@ impl Contestant {
         network: &Network,
         folder: &Path,
         layout: Layout,
-        transport: &str,
+        Nodes { nodes, transport }: Nodes,
     ) -> Result<Self, BenchError> {
+        let ranks = nodes * WIDTH;
         let logs: Vec<PathBuf> =
-            (0..RANKS).map(|rank| folder.join(format!("{transport} {}.{rank}.jsonl", layout.name()))).collect();
-        let pattern = folder.join(format!("{transport} {}.{{rank}}.jsonl", layout.name()));
+            (0..ranks).map(|rank| folder.join(format!("{transport} {nodes} {}.{rank}.jsonl", layout.name()))).collect();
+        let pattern = folder.join(format!("{transport} {nodes} {}.{{rank}}.jsonl", layout.name()));
         let fixed = ["--max-running", "64", "--kv-tokens", "16384", "--no-prefix-reuse", "--transport", transport];
         let mut arguments: Vec<String> = fixed.map(str::to_owned).to_vec();
-        arguments.extend(["--nodes".to_owned(), NODES.to_string()]);
+        arguments.extend(["--nodes".to_owned(), nodes.to_string()]);
         arguments.extend(["--step-tokens".to_owned(), args.step_tokens.to_string()]);
         arguments.extend(["--stages".to_owned(), pattern.display().to_string()]);
         arguments.extend(layout.arguments());
@@ -61,18 +72,19 @@ impl Contestant {
         let spec = UnitSpec {
             semmoe: &args.semmoe,
             model: &args.model,
-            ranks: RANKS,
+            ranks,
             tables: None,
             arguments: &arguments,
             secret: &secret,
         };
-        Ok(Self { layout, unit: Unit::start(&spec, network).await?, logs })
+        let concurrency = CLIENTS * usize::from(ranks);
+        Ok(Self { layout, concurrency, unit: Unit::start(&spec, network).await?, logs })
     }
 
     /// As many requests as fill every step, for some seconds.
     pub(crate) async fn load(&self, args: &Args, ratio: Option<f64>) -> Result<Block, BenchError> {
         let length = Duration::from_secs_f64(args.seconds);
-        let pace = Pace::Closed { concurrency: CLIENTS * usize::from(RANKS) };
+        let pace = Pace::Closed { concurrency: self.concurrency };
         let options = LoadOptions {
             max_tokens: 1,
             timeout: Duration::from_secs(120),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use semmoe_bench_e2e::error::BenchError;
 use semmoe_planner::mixserve::TwoLevels;
 
-use crate::layouts::{Layout, best_size};
+use crate::layouts::{Layout, NODES, best_size};
 use crate::measure::Block;
 use crate::stages::Exchange;
 
@@ -61,8 +61,8 @@ impl Links {
 
     /// Time of the fused exchange over that of both levels in turns.
     fn fused_share(&self, chunks: u16) -> Option<f64> {
-        let fused = self.find(Layout::Fused(chunks))?.exchange?.0.seconds;
-        let turns = self.find(Layout::Unfused)?.exchange?.0;
+        let fused = self.find(Layout::Fused { nodes: NODES, chunks })?.exchange?.0.seconds;
+        let turns = self.find(Layout::Unfused(NODES))?.exchange?.0;
         Some(fused / (turns.inside + turns.between))
     }
 
@@ -82,8 +82,8 @@ impl Links {
     }
 }
 
-/// Everything as Markdown.
-pub(crate) fn markdown(limited: &[Links], host: &[Row], chunks: u16) -> Result<String, BenchError> {
+/// Everything as Markdown. `many`: bytes of a unit of more nodes.
+pub(crate) fn markdown(limited: &[Links], host: &[Row], many: &[Row], chunks: u16) -> Result<String, BenchError> {
     let mut out = String::from(
         "| inner / outer bandwidth | layout | tokens/s (least to most) | bytes a token: other nodes, own node | exchange of a layer, ms | planned, ms | layers |\n\
          |---|---|---|---|---|---|---|\n",
@@ -98,6 +98,13 @@ pub(crate) fn markdown(limited: &[Links], host: &[Row], chunks: u16) -> Result<S
     out.push_str("\n| inner / outer bandwidth | inner, ms | outer, ms | fused over both in turns | planned | fused over ep, tokens/s | pairs apart, misranked | best of domains: measured, planned |\n|---|---|---|---|---|---|---|---|\n");
     for links in limited {
         verdicts(links, chunks, &mut out)?;
+    }
+    if !many.is_empty() {
+        out.push_str("\n| more nodes | bytes a token: other nodes, own node |\n|---|---|\n");
+    }
+    for row in many {
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "| {} | {:.0}, {:.0} |", row.layout.name(), row.other_bytes, row.node_bytes);
     }
     Ok(out)
 }
@@ -118,9 +125,10 @@ fn line(row: &Row, planned: &str, out: &mut String) {
 
 fn verdicts(links: &Links, chunks: u16, out: &mut String) -> Result<(), BenchError> {
     let shown = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
-    let turns = links.find(Layout::Unfused).and_then(|row| row.exchange).map(|(of, _)| of).unwrap_or_default();
+    let turns = links.find(Layout::Unfused(NODES)).and_then(|row| row.exchange).map(|(of, _)| of).unwrap_or_default();
     let rate = |layout| links.find(layout).map(|row| row.throughput[0]);
-    let gain = rate(Layout::Fused(chunks)).zip(rate(Layout::Domains(1))).map(|(fused, flat)| fused / flat);
+    let gain =
+        rate(Layout::Fused { nodes: NODES, chunks }).zip(rate(Layout::Domains(1))).map(|(fused, flat)| fused / flat);
     let (pairs, wrong) = links.misranked()?;
     let wrong = if wrong.is_empty() { "none".to_owned() } else { wrong.join("; ") };
     let domains = |row: &&Row| matches!(row.layout, Layout::Domains(_));
@@ -169,16 +177,17 @@ mod tests {
         };
         let rows = vec![
             row(Layout::Domains(1), [10.0, 9.0, 11.0], 0.3),
-            row(Layout::Unfused, [10.5, 9.5, 12.0], 0.4),
-            row(Layout::Fused(4), [8.0, 7.0, 8.5], 0.3),
+            row(Layout::Unfused(NODES), [10.5, 9.5, 12.0], 0.4),
+            row(Layout::Fused { nodes: NODES, chunks: 4 }, [8.0, 7.0, 8.5], 0.3),
         ];
         let links = Links { unit, rows };
         // ep and unfused are not apart; both beat fused, which is planned to be faster than either.
         let (pairs, wrong) = links.misranked().unwrap();
         assert_eq!((pairs, wrong.len()), (2, 2), "{wrong:?}");
         assert!((links.fused_share(4).unwrap() - 0.75).abs() < 1e-12);
-        let text = markdown(std::slice::from_ref(&links), &links.rows[..1], 4).unwrap();
+        let text = markdown(std::slice::from_ref(&links), &links.rows[..1], &links.rows[2..], 4).unwrap();
         assert!(text.contains("| 2 | hybrid:2x2:4 | 8 (7 to 8) |") || text.contains("8 (7 to 9)"), "{text}");
+        assert!(text.ends_with("| hybrid:2x2:4 | 1, 2 |\n"), "{text}");
         assert!(text.contains("2, ep over hybrid:2x2:4; hybrid:2x2 over hybrid:2x2:4 | 1, 4 |"), "{text}");
     }
 }

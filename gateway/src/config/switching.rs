@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use semmoe_engines::Engine;
 use semmoe_engines::http::BaseUrl;
 use semmoe_planner::policy::{
-    Adaptive, ByLayout, Layout, LayoutPrior, Point, Prior, Settings, SettingsError, StepCurve, SwitchCost,
+    Adaptive, ByLayout, Layout, LayoutPrior, Point, Prior, Settings, SettingsError, StepCurve, SwitchCost, TtftTarget,
 };
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +71,10 @@ pub struct RawSwitch {
     pub prepare_seconds: f64,
     /// Longest wait for the end of a switch, and for a webhook's answer.
     pub commit_seconds: f64,
+    /// Targets for the first token of streams, by the `priority` of their bodies (0 without one): `[[priority,
+    /// milliseconds], ...]`. A waiting stream that would miss its target, and wait less in the other layout, makes the
+    /// backend switch at once.
+    pub ttft_ms: Vec<(u8, f64)>,
     /// Called to switch engines without a hook; absent: traffic moves between their TP and EP backends.
     pub webhook: Option<String>,
     /// So many seconds of a gain count at once, the rest as it comes.
@@ -115,6 +119,7 @@ impl Default for RawSwitch {
             // A worker gives its ranks 10 s.
             prepare_seconds: 12.0,
             commit_seconds: 60.0,
+            ttft_ms: Vec::new(),
             webhook: None,
             horizon_seconds: policy.horizon_seconds,
             least_gain: policy.least_gain,
@@ -170,6 +175,11 @@ impl SwitchConfig {
         Adaptive::new(self.settings.clone(), self.prior.clone(), cost, self.room_tokens)
     }
 
+    /// Whether waiting streams are compared with targets for their first tokens.
+    pub(crate) fn has_targets(&self) -> bool {
+        !self.settings.ttft.is_empty()
+    }
+
     /// The layout that a worker calls so.
     pub(crate) fn layout(&self, name: &str) -> Option<Layout> {
         [Layout::Tp, Layout::Ep].into_iter().find(|layout| self.names[*layout] == name)
@@ -183,6 +193,7 @@ fn wrong<T>(key: &str, cause: impl std::fmt::Display) -> Result<T> {
 }
 
 pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchConfig> {
+    let targets = raw.ttft_ms.iter().map(|&(priority, ms)| TtftTarget { priority, seconds: ms / 1e3 });
     let settings = Settings {
         horizon_seconds: raw.horizon_seconds,
         least_gain: raw.least_gain,
@@ -194,8 +205,7 @@ pub(super) fn switch(raw: RawSwitch, models: &[ModelConfig]) -> Result<SwitchCon
         guard_reopen: raw.guard_reopen,
         chunk_tokens: raw.chunk_tokens,
         max_sequences: raw.max_sequences,
-        // An engine does not report how long its requests have waited.
-        ttft: Vec::new(),
+        ttft: targets.collect(),
     };
     settings.validate().map_err(|error| ConfigError::value("switch", error))?;
     if raw.tp_layout == raw.ep_layout {

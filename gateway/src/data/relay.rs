@@ -17,6 +17,7 @@ use crate::backend::Backend;
 use crate::config::RetryConfig;
 use crate::error::RequestError;
 use crate::flow::FlowPart;
+use crate::heads::WaitingStream;
 use crate::live::{self, Edit, Sample};
 use crate::otlp::Stage;
 use crate::state::Core;
@@ -156,7 +157,8 @@ async fn attempt(
     let pinned = rank.filter(|_| job.model.members[member].ranks > 1);
     let told = rank.filter(|_| !job.model.members[member].runs_anywhere());
     ticket.policy(policy);
-    let flow = route.runs_model().then(|| FlowPart::begin(backend, job.tokens, job.streams));
+    let waiting = WaitingStream { since: arrived, priority: job.priority, prompt_tokens: job.tokens };
+    let flow = route.runs_model().then(|| FlowPart::begin(backend, waiting, job.streams));
     ticket.place(backend, told, lease, flow);
     trace::placed(ticket, &backend.name, told, policy);
     let traced = ticket.trace().map(|trace| trace.here());

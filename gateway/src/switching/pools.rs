@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use semmoe_engines::Engine;
 use semmoe_planner::policy::{Adaptive, Layout};
@@ -85,8 +86,12 @@ impl Pools {
     }
 
     fn tick(&mut self, core: &Arc<Core>, model: &Model) {
-        let (mut running, mut sent) = (0_u32, (0, 0));
-        for (backend, _) in labelled(model) {
+        let (mut running, mut sent, mut heads) = (0_u32, (0, 0), Vec::new());
+        for (backend, layout) in labelled(model) {
+            backend.flow.line.keep(self.rules.has_targets());
+            if layout == self.layout {
+                heads.extend(backend.flow.line.heads(Instant::now()));
+            }
             running = running.saturating_add(in_flight(core, backend));
             let flow = backend.flow.peek();
             let now = (flow.arrived, flow.arrived_tokens);
@@ -100,7 +105,7 @@ impl Pools {
         let backends = serving(self.layout).max(1);
         self.unit.arrived(sent.0.div_ceil(backends.into()), sent.1 / u64::from(backends));
         let load = Load { running: running.div_ceil(backends), ..Load::default() };
-        let verdict = self.unit.decide(self.layout, &load);
+        let verdict = self.unit.decide(self.layout, &load, &heads);
         let name = unit_name(&model.name);
         let unit = UnitName { name: &name, by: "pools" };
         let (records, metrics) = (&core.switches, &core.metrics.switching);

@@ -1,7 +1,7 @@
 //! One task for each backend that can be switched: reads it, asks the policy, acts.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use semmoe_engines::Engine;
 use semmoe_engines::http::{AnswerLimits, HttpError};
@@ -46,6 +46,9 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
             }
             None => {
                 task.steered = None;
+                if off {
+                    backend.flow.line.keep(false);
+                }
                 // Pools of this name are another task's.
                 core.switches.forget(&core.metrics.switching, &backend.name);
                 IDLE
@@ -53,6 +56,7 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
         };
         stop.run_until_cancelled(tokio::time::sleep(pause)).await;
     }
+    backend.flow.line.keep(false);
     core.switches.forget(&core.metrics.switching, &backend.name);
 }
 
@@ -105,6 +109,7 @@ impl Task<'_> {
             self.steered =
                 Unit::new(rules).map(|unit| Steered { rules: rules.clone(), unit, before: None, arrived, layout });
         }
+        self.backend.flow.line.keep(rules.has_targets());
         let unit = UnitName { name: &self.backend.name, by: by.name() };
         let (records, metrics) = (&self.core.switches, &self.core.metrics.switching);
         let (stop, backend) = (self.stop, self.backend);
@@ -120,7 +125,8 @@ impl Task<'_> {
                 return records.looked(metrics, unit, Look { layout: None, in_flight: 0, verdict: &verdict });
             }
         };
-        let verdict = steered.unit.decide(layout, &load);
+        let heads = backend.flow.line.heads(Instant::now());
+        let verdict = steered.unit.decide(layout, &load, &heads);
         let in_flight = u64::from(load.running) + u64::from(load.waiting);
         records.looked(metrics, unit, Look { layout: Some(layout), in_flight, verdict: &verdict });
         let Some(to) = verdict.to else { return };

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use semmoe_planner::policy::{Adaptive, Cause, Decision, Event, Layout, Stay, Step, SwitchPolicy, UnitView};
+use semmoe_planner::policy::{Adaptive, Cause, Decision, Event, Head, Layout, Stay, Step, SwitchPolicy, UnitView};
 
 use super::Outcome;
 use super::reading::{Load, MeanStep};
@@ -59,18 +59,19 @@ impl Unit {
         (0..steps.steps.min(MAX_STEPS)).for_each(|_| self.policy.observe(at, &Event::Stepped(step)));
     }
 
-    /// What to do now.
-    pub(super) fn decide(&mut self, layout: Layout, load: &Load) -> Verdict {
+    /// The decision for now. `heads`: the oldest waiting stream of each priority.
+    pub(super) fn decide(&mut self, layout: Layout, load: &Load, heads: &[Head]) -> Verdict {
         self.kv_tokens = load.live_kv_tokens;
         let view = UnitView {
             layout,
             running: load.running,
-            waiting: load.waiting,
+            // Streams that a gateway holds back, or that a worker has not reported yet, wait, too.
+            waiting: load.waiting.max(heads.len() as u32),
             waiting_tokens: load.waiting_tokens,
             live_kv_tokens: load.live_kv_tokens,
             promised_kv_tokens: load.promised_kv_tokens,
             blocked: false,
-            heads: &[],
+            heads,
         };
         let at = self.now();
         match self.policy.decide(at, &view) {

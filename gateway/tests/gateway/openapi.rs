@@ -86,7 +86,7 @@ async fn every_route_answers_as_the_document_says() {
         let headers = [("content-type", "application/json")];
         let named = path.replace("{name}", "pod-a");
         let answer = client.call(method.clone(), &named, &headers, body.to_string()).await;
-        // Only a worker can be switched; tests/up.rs does it.
+        // Only a worker can be switched; tests/command/up.rs does it.
         let expected = if at == "POST /admin/switch" { 409 } else { 200 };
         assert_eq!(answer.status, expected, "{at}: {answer:?}");
         check(&document, operation, &answer, &at);

@@ -290,6 +290,24 @@ async fn a_webhook_is_asked_again_after_a_failure_and_believed_only_by_its_answe
 }
 
 #[tokio::test]
+async fn a_stream_that_would_miss_its_target_switches_a_backend_that_would_stay_otherwise() {
+    let mock = Mock::start(2);
+    let hook = service(vec![(StatusCode::OK, json!({ "layout": "ep" }))]).await;
+    // One request decodes faster with TP, but its prompt takes a second for ten tokens there.
+    let rules = small("drive", &format!("webhook = \"{}\"\nttft_ms = [[7, 1.0]]", hook.url));
+    let rules = rules.replace("tp_prefill_rate = 10000.0", "tp_prefill_rate = 10.0");
+    let gateway = start(&format!("{rules}{}", labelled(&[(&mock, "tp")]))).await;
+    until(&gateway, "pod-a", |unit| unit["layout"] == "tp").await;
+    let client = Client::data(&gateway);
+    let body = r#"{"model":"tiny","prompt":"a prompt of some tokens","stream":true,"priority":7}"#;
+    let waiting = tokio::spawn(async move { client.mock("/v1/completions", "hang", body).await });
+    let unit = until(&gateway, "pod-a", |unit| unit["layout"] == "ep" && ended(unit)).await;
+    let reason = unit["decisions"][0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("a request of priority 7 has its first token after "), "{unit}");
+    waiting.abort();
+}
+
+#[tokio::test]
 async fn new_traffic_moves_between_pools_and_back_to_one_that_serves() {
     let (mut tp, ep) = (Mock::start(2), Mock::start(2));
     let gateway = start(&format!("{}{}", small("drive", ""), labelled(&[(&tp, "tp"), (&ep, "ep")]))).await;
@@ -326,6 +344,7 @@ fn what_cannot_be_driven_is_a_configuration_error() {
     let pool = |layout: &str| backend(layout, "sglang", &format!("layout = \"{layout}\""));
     for (switch, backends) in [
         (drive.clone(), &worker),
+        (format!("{drive}ttft_ms = [[0, 500.0], [1, 200.0]]"), &worker),
         (drive.clone(), &format!("{}{}", pool("tp"), pool("ep"))),
         (format!("{drive}webhook = \"http://ops:9000/x\""), &pool("tp")),
         (String::new(), &backend("a", "vllm", "")),
@@ -349,6 +368,9 @@ fn what_cannot_be_driven_is_a_configuration_error() {
             "switch.ep_step_ms: a batch of 1 follows",
         ),
         (format!("{drive}margin = -1.0"), &worker, "switch: margin is -1"),
+        (format!("{drive}ttft_ms = [[1, 0.0]]"), &worker, "switch: ttft seconds is 0"),
+        (format!("{drive}ttft_ms = [[1, 5.0], [1, 6.0]]"), &worker, "priority 1"),
+        (format!("{drive}ttft_ms = [[256, 5.0]]"), &worker, "256"),
         (format!("{drive}switch_seconds = 0.0"), &worker, "switch.switch_seconds: 0"),
         (format!("{drive}interval_seconds = 0.0"), &worker, "switch.interval_seconds: 0"),
         (format!("{drive}tp_layout = \"ep\""), &worker, "'ep' is ep_layout, too"),

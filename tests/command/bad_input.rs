@@ -1,12 +1,11 @@
 //! Bad input to `solve`, `evaluate` and `tables`: one sentence on standard error, the right exit code, nothing written.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use semmoe_tables::{Phase, Profile, ProfileBuilder, Provenance, Tables, Trace, TraceBuilder, UNKNOWN_EXPERT};
-use support::{describe, repository, run};
+
+use crate::support::{describe, repository, run};
 
 /// A folder of files; what a command leaves in it is compared with what was there.
 struct Folder(tempfile::TempDir);
@@ -254,7 +253,7 @@ fn tokenizers_of_other_models() {
         model.vocab_size = 1 + reference().iter().next().expect("a request").token_ids()[0];
     });
     std::fs::write(folder.path("broken.json"), "{}").expect("written");
-    let tokenizer = support::model_dir().join("tokenizer.json");
+    let tokenizer = crate::support::model_dir().join("tokenizer.json");
     let bundled = tokenizer.to_str().expect("UTF-8");
     let solve = "solve --groups 4 --out @t --report @r --tokenizer";
     for more in ["", " --attention tp", " --trace @other.trace"] {

@@ -1,14 +1,13 @@
 //! The first hour: serving without a file, by the environment, under a supervisor; and the mistakes that are made in
 //! it. Each is answered by one line that names the way out, with the right exit code, and nothing is written or served.
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use semmoe_engines::http::{AnswerLimits, HttpClient};
-use support::{describe, model_dir, repository, run, semmoe};
+
+use crate::support::{describe, model_dir, repository, run, semmoe};
 
 /// Files that the mistakes are made with, and a gateway that serves nothing.
 struct Desk {
@@ -30,7 +29,7 @@ impl Desk {
         BufReader::new(gateway.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         let url = line.trim().strip_prefix("ready: ").unwrap_or_else(|| panic!("{line:?}")).to_owned();
         let desk = Self { folder, gateway, url };
-        let tables = support::solved_tables(desk.folder.path(), &["--time-limit", "0.2"]);
+        let tables = crate::support::solved_tables(desk.folder.path(), &["--time-limit", "0.2"]);
         std::fs::rename(tables, desk.path("m.tables")).expect("renamed");
         std::fs::rename(desk.path("p.profile.safetensors"), desk.path("p.profile")).expect("renamed");
         std::fs::write(desk.path("prompts.jsonl"), "{\"prompt\": \"One two three\"}\n").expect("written");
@@ -171,7 +170,7 @@ fn a_reload_keeps_what_the_environment_says() {
     let admin = admin[1].strip_prefix("admin: ").unwrap_or_else(|| panic!("{admin:?}")).parse().expect("a URL");
     let file = std::fs::read_to_string(desk.path("environment.toml")).expect("written before");
     std::fs::write(desk.path("environment.toml"), file.replace("\"a\"", "\"b\"")).expect("written");
-    support::signal("-HUP", child.id());
+    crate::support::signal("-HUP", child.id());
     let config = tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
         for _ in 0..600 {
             let answer = HttpClient::default().get_json(&admin, "/admin/config", &AnswerLimits::default()).await;
@@ -233,7 +232,7 @@ fn a_supervisor_is_notified_of_ready_and_stopping() {
         String::from_utf8_lossy(&buffer[..length]).into_owned()
     };
     assert_eq!(heard(), "READY=1");
-    support::signal("-INT", child.id());
+    crate::support::signal("-INT", child.id());
     assert_eq!(heard(), "STOPPING=1");
     assert!(child.wait().expect("a child of ours").success());
 }

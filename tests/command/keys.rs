@@ -1,12 +1,10 @@
 //! `semmoe keys`: what it prints goes into a configuration, and the key that it made opens that gateway.
 
-mod support;
-
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
-use support::{describe, run, semmoe};
+use crate::support::{describe, run, semmoe};
 
 fn hash(input: &[u8]) -> std::process::Output {
     let mut child = semmoe(&["keys", "hash", "team-b"])

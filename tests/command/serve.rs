@@ -1,8 +1,6 @@
 //! `semmoe serve` in front of ranks that were started by hand: what an operator does, and what is refused before
 //! serving.
 
-mod support;
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -12,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, request};
 use serde_json::{Value, json};
-use support::{MODEL, Ranks, describe, model_dir, repository, run, semmoe, signal};
+
+use crate::support::{MODEL, Ranks, describe, model_dir, repository, run, semmoe, signal};
 
 /// Tables for two ranks, solved from the reference routing with a seed.
 fn tables(folder: &Path) -> PathBuf {

@@ -1,14 +1,13 @@
 //! `tables permute` on the bundled model: the new checkpoint says and routes what the old one does, and is whole or not
 //! at all.
 
-mod support;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use semmoe_tables::{GroupId, LayerIdx, Placement, Tables, Trace, TraceRequest};
-use support::{MODEL, Ranks, describe, json_of, model_dir, repository, run, semmoe, solved_tables};
+
+use crate::support::{MODEL, Ranks, describe, json_of, model_dir, repository, run, semmoe, solved_tables};
 
 const RANKS: u16 = 4;
 

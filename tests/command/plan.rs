@@ -1,10 +1,8 @@
 //! `semmoe plan` as a user runs it.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
-use support::{describe, json_of, model_dir, run};
+use crate::support::{describe, json_of, model_dir, run};
 
 const CLUSTER: &str = "gpu = \"H100\"\nusd_per_gpu_hour = 2\n[[levels]]\nname = \"nvlink\"\ncount = 4\n\
     bandwidth_gb_per_second = 450\nlatency_us = 3\n";

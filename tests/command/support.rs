@@ -1,7 +1,5 @@
 //! Starts the built `semmoe` command as a user would, and ends what it started.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
-
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,32 +15,32 @@ const READY_TIMEOUT: Duration = Duration::from_secs(300);
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Name of the bundled model.
-pub const MODEL: &str = "tiny-qwen3moe-15m";
+pub(crate) const MODEL: &str = "tiny-qwen3moe-15m";
 
 /// A path inside the repository.
-pub fn repository(path: &str) -> PathBuf {
+pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
 /// The bundled model's directory.
-pub fn model_dir() -> PathBuf {
+pub(crate) fn model_dir() -> PathBuf {
     repository("assets").join(MODEL)
 }
 
 /// The command itself.
-pub fn semmoe(args: &[&str]) -> Command {
+pub(crate) fn semmoe(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_semmoe"));
     command.args(args).stdin(Stdio::null());
     command
 }
 
 /// Runs the command to its end.
-pub fn run(args: &[&str]) -> Output {
+pub(crate) fn run(args: &[&str]) -> Output {
     semmoe(args).output().expect("the command starts")
 }
 
 /// What a run printed, for a failing assertion.
-pub fn describe(output: &Output) -> String {
+pub(crate) fn describe(output: &Output) -> String {
     format!(
         "{}\nstdout: {}\nstderr: {}",
         output.status,
@@ -52,13 +50,13 @@ pub fn describe(output: &Output) -> String {
 }
 
 /// The JSON document that a successful run printed.
-pub fn json_of(output: &Output) -> Value {
+pub(crate) fn json_of(output: &Output) -> Value {
     assert!(output.status.success(), "{}", describe(output));
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", describe(output)))
 }
 
 /// Tables in `folder` for the bundled model, solved in four groups from the recorded reference; `more` goes to `solve`.
-pub fn solved_tables(folder: &Path, more: &[&str]) -> PathBuf {
+pub(crate) fn solved_tables(folder: &Path, more: &[&str]) -> PathBuf {
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let trace = text(&repository("tests/data/reference.trace.safetensors"));
     let (profile, tables) = (folder.join("p.profile.safetensors"), folder.join("t.tables.safetensors"));
@@ -73,26 +71,26 @@ pub fn solved_tables(folder: &Path, more: &[&str]) -> PathBuf {
 }
 
 /// Data folder shared by the tests of one file, so that profile and tables are made once.
-pub fn shared_data() -> PathBuf {
+pub(crate) fn shared_data() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("up-data");
     std::fs::create_dir_all(&folder).expect("a folder below target");
     folder
 }
 
 /// A running `semmoe up`.
-pub struct Up {
+pub(crate) struct Up {
     child: Child,
     /// Base URL from the ready line.
-    pub url: String,
+    pub(crate) url: String,
     /// Base URL of the admin listener.
-    pub admin: String,
+    pub(crate) admin: String,
     stdout: mpsc::Receiver<String>,
     stderr: Option<std::thread::JoinHandle<String>>,
 }
 
 impl Up {
     /// Starts `up` on free ports and waits for its ready line.
-    pub fn start(data: &Path, more: &[&str]) -> Self {
+    pub(crate) fn start(data: &Path, more: &[&str]) -> Self {
         let mut command = semmoe(&["up", "--port", "0", "--data"]);
         command.arg(data).args(more).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("`up` starts");
@@ -124,7 +122,7 @@ impl Up {
     }
 
     /// Process ids of the ranks it started, in the order in which they were started.
-    pub fn ranks(&self) -> Vec<u32> {
+    pub(crate) fn ranks(&self) -> Vec<u32> {
         let pid = self.child.id();
         let mut ranks = Vec::new();
         // A child belongs to the thread that started it.
@@ -138,12 +136,12 @@ impl Up {
     }
 
     /// Sends SIGINT, as Ctrl-C does.
-    pub fn interrupt(&self) {
+    pub(crate) fn interrupt(&self) {
         signal("-INT", self.child.id());
     }
 
     /// Waits for the end; returns the exit status and what was said on standard error.
-    pub fn wait(mut self) -> (ExitStatus, String) {
+    pub(crate) fn wait(mut self) -> (ExitStatus, String) {
         let limit = Instant::now() + END_TIMEOUT;
         while self.child.try_wait().expect("a child of ours").is_none() {
             if Instant::now() > limit {
@@ -171,28 +169,28 @@ impl Drop for Up {
 }
 
 /// Rank processes without a gateway, started by hand as an operator would.
-pub struct Ranks {
+pub(crate) struct Ranks {
     children: Vec<Child>,
     stdins: Vec<ChildStdin>,
     /// Rank 0's HTTP address, as it was asked for.
     listen: SocketAddr,
     /// Base URL of the unit.
-    pub url: String,
+    pub(crate) url: String,
 }
 
 impl Ranks {
     /// Starts `world` ranks of the bundled model and waits until they serve.
-    pub fn start(world: usize, tables: Option<&Path>) -> Self {
+    pub(crate) fn start(world: usize, tables: Option<&Path>) -> Self {
         Self::start_model(&model_dir(), world, tables)
     }
 
     /// The same with a checkpoint of one's own.
-    pub fn start_model(model: &Path, world: usize, tables: Option<&Path>) -> Self {
+    pub(crate) fn start_model(model: &Path, world: usize, tables: Option<&Path>) -> Self {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), model, world, tables)
     }
 
     /// The same, with an address of one's own for rank 0's HTTP.
-    pub fn start_at(listen: SocketAddr, model: &Path, world: usize, tables: Option<&Path>) -> Self {
+    pub(crate) fn start_at(listen: SocketAddr, model: &Path, world: usize, tables: Option<&Path>) -> Self {
         let mut ranks = Self { children: Vec::new(), stdins: Vec::new(), listen, url: String::new() };
         let front = ranks.spawn(model, 0, world, "127.0.0.1:0", tables);
         let bound = next_event(&front);
@@ -234,17 +232,17 @@ impl Ranks {
     }
 
     /// The process of a rank.
-    pub fn pid(&self, rank: usize) -> u32 {
+    pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.children[rank].id()
     }
 
     /// Waits for the end of one rank; its exit code, none if a signal killed it.
-    pub fn wait(&mut self, rank: usize) -> Option<i32> {
+    pub(crate) fn wait(&mut self, rank: usize) -> Option<i32> {
         self.children[rank].wait().expect("a child of ours").code()
     }
 
     /// Closes their standard input and waits: every rank must leave with exit code 0.
-    pub fn stop(mut self) {
+    pub(crate) fn stop(mut self) {
         self.stdins.clear();
         for (rank, mut child) in std::mem::take(&mut self.children).into_iter().enumerate() {
             let status = child.wait().expect("a child of ours");
@@ -263,13 +261,13 @@ impl Drop for Ranks {
 }
 
 /// Sends a signal to one process that this test started, by pid.
-pub fn signal(name: &str, pid: u32) {
+pub(crate) fn signal(name: &str, pid: u32) {
     let status = Command::new("kill").args([name, &pid.to_string()]).status().expect("kill");
     assert!(status.success(), "kill {name} {pid}");
 }
 
 /// True while a process exists (and is no zombie).
-pub fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
 }

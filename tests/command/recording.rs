@@ -1,10 +1,9 @@
 //! What is recorded over HTTP from the worker is what Transformers routes: the same prompts, the same experts.
 
-mod support;
-
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient};
 use semmoe_tables::{LayerIdx, Profile, Trace};
-use support::{Ranks, describe, json_of, model_dir, repository, run};
+
+use crate::support::{Ranks, describe, json_of, model_dir, repository, run};
 
 /// Share of routes that may differ: near-ties between the k-th and the next expert, which another order of sums decides
 /// otherwise.

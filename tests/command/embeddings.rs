@@ -1,11 +1,10 @@
 //! `semmoe solve --embeddings`: what the model itself knows of its tokens, in T.
 
-mod support;
-
 use std::path::Path;
 
 use semmoe_tables::{Phase, ProfileBuilder, Tables, Trace};
-use support::{describe, repository, run};
+
+use crate::support::{describe, repository, run};
 
 const CHECKPOINT: &str = "assets/tiny-qwen3moe-15m";
 

@@ -1,13 +1,11 @@
 //! `semmoe serve` and the signals of a supervisor: running requests finish, exit 0; a second signal ends it at once.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::sync::mpsc;
 
-use support::{semmoe, signal};
+use crate::support::{semmoe, signal};
 
 /// An engine with one rank. A request is answered when `go` says so; `asked` reports it.
 fn engine(go: mpsc::Receiver<()>, asked: mpsc::Sender<()>) -> SocketAddr {

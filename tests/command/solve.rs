@@ -1,14 +1,13 @@
 //! `solve` as an operator runs it: requests held out, and solves that end early.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
 use semmoe_tables::{ExpertId, LayerIdx, Phase, ProfileBuilder, Tables, Trace, TraceBuilder};
 use serde_json::Value;
-use support::{describe, json_of, repository, run, semmoe, signal};
+
+use crate::support::{describe, json_of, repository, run, semmoe, signal};
 
 fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()

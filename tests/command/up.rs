@@ -1,7 +1,5 @@
 //! `semmoe up` as a user runs it: the gain that it promises, requests, Ctrl-C, and what goes wrong.
 
-mod support;
-
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +9,8 @@ use std::time::Duration;
 use semmoe_engines::http::{AnswerLimits, BaseUrl, HttpClient, HttpError, request};
 use semmoe_tables::{LayerIdx, Placement, Tables, TablesBuilder, TokenId};
 use serde_json::{Value, json};
-use support::{MODEL, Up, describe, is_alive, json_of, semmoe, shared_data, signal};
+
+use crate::support::{MODEL, Up, describe, is_alive, json_of, semmoe, shared_data, signal};
 
 /// One `up` at a time: they share a data folder, which `up` locks, and two cores.
 static ONE_UP: Mutex<()> = Mutex::new(());

@@ -1,11 +1,10 @@
 //! Bad input is refused in one sentence, with the right exit code, before anything is served or written.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
 use semmoe_tables::{Phase, Profile, ProfileBuilder, Tables, Trace};
-use support::{describe, json_of, model_dir, repository, run, semmoe};
+
+use crate::support::{describe, json_of, model_dir, repository, run, semmoe};
 
 fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()
@@ -103,7 +102,7 @@ fn every_result_is_one_document_with_the_fields_that_are_documented() {
 #[test]
 fn solve_and_evaluate_end_with_an_outcome_and_the_next_command() {
     let folder = tempfile::tempdir().expect("a folder");
-    let tables = text(&support::solved_tables(folder.path(), &["--time-limit", "2"]));
+    let tables = text(&crate::support::solved_tables(folder.path(), &["--time-limit", "2"]));
     let trace = text(&repository("tests/data/reference.trace.safetensors"));
     let pages = [folder.path().join("tables.html"), folder.path().join("evaluation.html")];
     let [of_tables, of_evaluation] = pages.each_ref().map(|page| text(page));

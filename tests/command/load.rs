@@ -1,14 +1,13 @@
 //! `semmoe load` as an operator runs it: report, exit codes, what is refused before anything is sent.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Output, Stdio};
 use std::sync::mpsc;
 
 use serde_json::Value;
-use support::{describe, json_of, run, semmoe, signal};
+
+use crate::support::{describe, json_of, run, semmoe, signal};
 
 /// Answers every request with a short stream, or with nothing; ends with the test.
 fn mock(answer: Option<&'static str>) -> (String, mpsc::Receiver<String>) {

@@ -1,12 +1,11 @@
 //! `tables export` as an operator runs it: what engines read, the arguments they need, and what is refused.
 
-mod support;
-
 use std::path::Path;
 
 use semmoe_tables::{GroupId, LayerIdx, Tables};
 use serde_json::{Value, json};
-use support::{describe, json_of, run, solved_tables};
+
+use crate::support::{describe, json_of, run, solved_tables};
 
 fn text(path: &Path) -> String {
     path.to_str().expect("UTF-8").to_owned()

@@ -1,0 +1,104 @@
+//! Streams that wait for their first piece, in the order of their arrival: the ages that targets for first tokens
+//! (`switch.ttft_ms`) are compared with.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use semmoe_planner::policy::Head;
+
+/// A stream that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingStream {
+    pub(crate) since: Instant,
+    pub(crate) priority: u8,
+    pub(crate) prompt_tokens: u64,
+}
+
+/// A stream's place in the line; unique within a backend.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Place(u64);
+
+/// The streams that wait at one backend. Kept only while a policy has targets, as requests take a lock for it.
+#[derive(Default)]
+pub(crate) struct WaitingLine {
+    kept: AtomicBool,
+    line: Mutex<Line>,
+}
+
+#[derive(Default)]
+struct Line {
+    next: u64,
+    streams: BTreeMap<Place, WaitingStream>,
+}
+
+impl WaitingLine {
+    /// Whether streams that arrive from now on are kept.
+    pub(crate) fn keep(&self, kept: bool) {
+        self.kept.store(kept, Ordering::Relaxed);
+    }
+
+    /// `None` where the line is not kept.
+    pub(crate) fn join(&self, stream: WaitingStream) -> Option<Place> {
+        self.kept.load(Ordering::Relaxed).then(|| {
+            let mut line = self.lock();
+            let place = Place(line.next);
+            line.next += 1;
+            line.streams.insert(place, stream);
+            place
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn leave(&self, place: Place) {
+        self.lock().streams.remove(&place);
+    }
+
+    /// The oldest stream of each priority, with the prompt tokens of all that joined before it.
+    pub(crate) fn heads(&self, now: Instant) -> Vec<Head> {
+        let (mut heads, mut tokens_ahead) = (Vec::<Head>::new(), 0_u64);
+        for stream in self.lock().streams.values() {
+            tokens_ahead = tokens_ahead.saturating_add(stream.prompt_tokens);
+            if heads.iter().all(|head| head.priority != stream.priority) {
+                let waited_seconds = now.saturating_duration_since(stream.since).as_secs_f64();
+                heads.push(Head { priority: stream.priority, waited_seconds, tokens_ahead });
+            }
+        }
+        heads
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_of_each_priority_waits_for_all_before_it() {
+        let (line, began) = (WaitingLine::default(), Instant::now());
+        let stream = |milliseconds, priority, prompt_tokens| WaitingStream {
+            since: began + Duration::from_millis(milliseconds),
+            priority,
+            prompt_tokens,
+        };
+        assert_eq!(line.join(stream(0, 0, 9)), None, "no policy has targets");
+        line.keep(true);
+        let places = [stream(0, 0, 100), stream(100, 7, 10), stream(200, 7, 1), stream(300, 0, 1000)]
+            .map(|s| line.join(s).unwrap());
+        let head = |priority, waited_seconds, tokens_ahead| Head { priority, waited_seconds, tokens_ahead };
+        let now = began + Duration::from_millis(500);
+        assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.4, 110)]);
+        line.leave(places[1]);
+        assert_eq!(line.heads(now), [head(0, 0.5, 100), head(7, 0.3, 101)]);
+        assert_eq!(line.heads(began)[1].waited_seconds, 0.0, "a clock that was read earlier");
+        // Those that joined before the targets went away still leave.
+        line.keep(false);
+        places.into_iter().for_each(|place| line.leave(place));
+        assert_eq!((line.join(stream(0, 0, 1)), line.heads(now)), (None, Vec::new()));
+    }
+}

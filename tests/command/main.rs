@@ -1,0 +1,21 @@
+//! Tests of the `semmoe` command and of the repository as a whole: one program, so that it is linked once.
+
+mod bad_input;
+mod cli;
+mod dependencies;
+mod deploy;
+mod docs;
+mod embeddings;
+mod export;
+mod keys;
+mod layers;
+mod load;
+mod mistakes;
+mod permute;
+mod plan;
+mod recording;
+mod serve;
+mod solve;
+mod stopping;
+mod support;
+mod up;
