@@ -33,7 +33,7 @@ pub(crate) struct Block {
     pub(crate) time: std::ops::Range<u64>,
 }
 
-/// What a unit runs on.
+/// The nodes of a unit and the carrier between its ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nodes {
     pub(crate) nodes: u16,
