@@ -36,7 +36,7 @@ pub(crate) use worker::{
     WorkerServingArgs, WorkerTrustArgs,
 };
 
-/// What `--version` prints; `-V` prints its first line.
+/// Printed by `--version`; `-V` prints its first line.
 const LONG_VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     "\ncommit:   ",

@@ -25,13 +25,13 @@ use crate::pins;
 use crate::silence::{Change, Silence, SilenceRules};
 use crate::state::Core;
 
-/// What one full probe came to.
+/// The outcome of one full probe.
 pub(crate) enum Verdict {
     /// It serves from now on.
     Admitted,
     /// It does not answer.
     Silent(HttpError),
-    /// What it told does not fit.
+    /// It answered, but its properties do not fit.
     Refused(Incompatible),
 }
 
@@ -91,7 +91,7 @@ fn reason(backend: &Backend, error: &HttpError) -> String {
     error.reason()
 }
 
-/// What the probes of a healthy backend came to since the last good one.
+/// The outcomes of a healthy backend's probes since the last good one.
 #[derive(Default)]
 struct Failures {
     /// Answers that say no, and connections that break.
@@ -224,7 +224,7 @@ async fn watch_scheduler(core: &Arc<Core>, backend: &Arc<Backend>) {
     }
 }
 
-/// What silent streams and an unanswered probe are called.
+/// The causes shown for silent streams and an unanswered probe.
 pub(crate) const SILENT: &str =
     "its streams are silent and its scheduler answers no probe: requests go to other backends while there are some";
 
@@ -242,7 +242,7 @@ async fn watch_streams(core: &Arc<Core>, backend: &Arc<Backend>) {
             answered = answer_of(&mut probe) => Some(answered),
         };
         if !backend.health().is_healthy() {
-            // What comes back is another process.
+            // A backend that comes back is another process.
             (silence, probe) = (Silence::default(), None);
             backend.gate.set_aside(Aside::Silent, false);
             continue;

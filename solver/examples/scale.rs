@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// What T is to know besides counts.
+/// T's sources of knowledge besides counts.
 struct Priors {
     tokenizer: Option<String>,
     embeddings: Option<String>,

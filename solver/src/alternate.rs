@@ -53,7 +53,7 @@ pub(crate) struct Clustering {
     pub(crate) iterations: u32,
     /// With replicas, all groups of each column; `group_of` is the first of them.
     pub(crate) replicas: Option<Held>,
-    /// What it costs that experts left their groups, of a solve that started from tables; in the unit of the plan's
+    /// The cost of the experts that left their groups, in a solve that started from tables; in the unit of the plan's
     /// value.
     pub(crate) penalty: i128,
 }
@@ -166,8 +166,8 @@ pub(crate) fn improve(task: Task<'_>, best: Clustering, watch: Watch<'_>) -> Clu
     Clustering { iterations: start.iterations, ..best }
 }
 
-/// What a problem gets that no start has reached before the stop: units by descending mass on the best group with room,
-/// prices of zero (which prove a bound, if a weak one).
+/// The fallback for a problem that no start has reached before the stop: units by descending mass on the best group
+/// with room, prices of zero (which prove a bound, if a weak one).
 pub(crate) fn not_reached(task: Task<'_>) -> Clustering {
     let found = task.as_it_is(|transport| transport.greedy(), 0);
     match task.limits.slots {

@@ -212,7 +212,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
     ranks
 }
 
-/// What is left of each capacity, enlarged evenly where an earlier excess leaves too little for `needed`.
+/// The remainder of each capacity, enlarged evenly where an earlier excess leaves too little for `needed`.
 fn room(loads: &[u64], capacity: &[u64], needed: u64) -> Vec<u64> {
     let mut room: Vec<u64> =
         capacity.iter().zip(loads).map(|(capacity, load)| capacity.saturating_sub(*load)).collect();

@@ -48,8 +48,8 @@ pub(crate) fn load_floor(load: &[u64], groups: usize) -> u64 {
     hottest + sorted.iter().take((load.len() / groups).saturating_sub(1)).sum::<u64>()
 }
 
-/// What each group may attract in a layer without replicas: [`load_cap`], or what no placement can go below. Then the
-/// hottest expert's group is as light as can be, and the others may carry as much.
+/// The load that each group may have in a layer without replicas: [`load_cap`], or the minimum over all placements if
+/// that is higher. Then the hottest expert's group is as light as can be, and the others may carry as much.
 pub(crate) fn layer_cap(load: &[u64], groups: usize, max_over_mean: f64) -> u64 {
     load_cap(load.iter().sum(), groups, max_over_mean).max(load_floor(load, groups))
 }

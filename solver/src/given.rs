@@ -31,7 +31,7 @@ pub enum GivenPlacement {
 }
 
 impl GivenPlacement {
-    /// What the tables' `solver` says of it.
+    /// Its name in the tables' `solver`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             GivenPlacement::Linear => "linear",

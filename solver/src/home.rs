@@ -119,13 +119,13 @@ impl Home {
         layers.map(differ).collect()
     }
 
-    /// What a placement costs, as a value of plans: fixed-point activations.
+    /// The migration cost of a placement, as a value of plans: fixed-point activations.
     pub(crate) fn penalty(&self, group_of: &[u16]) -> i128 {
         let each = |(moved, cost): (u64, &f64)| i128::from(moved) * (cost * PROFIT_ONE).round() as i128;
         self.moved(group_of).into_iter().zip(&self.cost).map(each).sum()
     }
 
-    /// What it costs, in activations, that a column goes from one group to another; negative on its way home.
+    /// The cost, in activations, of moving a column from one group to another; negative on its way home.
     pub(crate) fn change(&self, column: usize, from: usize, to: usize) -> f64 {
         if column % self.slots >= self.experts {
             return 0.0;

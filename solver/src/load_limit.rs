@@ -27,7 +27,7 @@ pub(crate) struct Layer<'a> {
     pub(crate) cap: u64,
 }
 
-/// What an assignment is worth: less excess over the cap first, then more gain.
+/// The value of an assignment: less excess over the cap first, then more gain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Value {
     pub(crate) excess: u64,

@@ -12,7 +12,7 @@ use crate::token_table::{activation_evidence, count_groups};
 /// Pseudo-occurrences of the prior that are tried.
 const PRIORS: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
-/// What a share counts for at least: the least normal f16.
+/// The floor of a share: the smallest normal f16.
 const LEAST_SHARE: f64 = 6.103_515_625e-5;
 
 /// Tokens times groups that the prior is fitted on, at most.
@@ -41,7 +41,7 @@ impl PriorFit {
     }
 }
 
-/// What T is built from.
+/// The inputs from which T is built.
 #[derive(Clone, Copy)]
 pub(crate) struct TokenInput<'a> {
     pub(crate) profile: &'a Profile,
@@ -81,7 +81,7 @@ fn log_losses(input: TokenInput<'_>, held: [&Profile; 2], tried: &[f64]) -> [Log
     tokens.retain(|&token| held.iter().any(|profile| profile.token_count(token) > 0));
     let step = (tokens.len() * groups).div_ceil(MOST_FITTED).max(1);
     let tokens: Vec<TokenId> = tokens.into_iter().step_by(step).collect();
-    // What is expected of a token does not depend on the weight of that.
+    // The expectation for a token does not depend on the prior's weight.
     let shrinkage = Shrinkage::new(input.options, input.prior);
     let mut losses = [(); 2].map(|()| LogLosses { activations: 0.0, sum: vec![0.0; tried.len()] });
     let new_rows = || vec![Row::new(groups, tried.len()); tokens.len()];

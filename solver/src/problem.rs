@@ -1,4 +1,4 @@
-//! What is co-clustered: sparse activation counts of units (tokens or requests) by column (layer, expert).
+//! The input of co-clustering: sparse activation counts of units (tokens or requests) by column (layer, expert).
 
 use std::ops::Range;
 

@@ -102,7 +102,7 @@ impl ReplicaLayer<'_> {
         best
     }
 
-    /// What a group computes of an expert if it holds it beside those that do.
+    /// The load that a group computes of an expert if it holds it in addition to the current holders.
     fn brought(&self, expert: usize, held: &[u16], group: u16) -> u64 {
         let mut with = held.to_vec();
         if let Err(at) = with.binary_search(&group) {

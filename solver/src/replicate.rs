@@ -123,7 +123,7 @@ impl Around<'_> {
                         search.exchange(pair, from, to);
                         held.exchange(first, &exchange);
                         (loads, exchanged) = (after, true);
-                        // What is left of the list is about holders that are no more.
+                        // The rest of the list refers to holders that have changed.
                         break;
                     }
                 }
@@ -140,7 +140,7 @@ fn reserved(max_over_mean: f64) -> f64 {
     1.0 + (max_over_mean - 1.0) * OF_THE_LIMIT
 }
 
-/// What a problem gets that was stopped before its replicas were placed: the best holders for the plan it has.
+/// The fallback for a problem that was stopped before its replicas were placed: the best holders for the plan it has.
 pub(crate) fn replicas_not_reached(task: Task<'_>, slots: usize, from: &Clustering) -> Clustering {
     let Task { problem, capacity, limits, .. } = task;
     let held = holders(task, slots, &from.plan, None);
@@ -186,7 +186,7 @@ fn local_counts(problem: &Problem, held: &Held) -> Vec<u64> {
     problem.local_where(held.groups(), |column| flat.of(column))
 }
 
-/// What each group of each layer computes, [L][G].
+/// The load that each group of each layer computes, [L][G].
 pub(crate) fn replica_loads(problem: &Problem, held: &Held, plan: &Plan) -> Vec<Vec<u64>> {
     let groups = held.groups();
     let (gains, fraction_bits) = column_gains(problem, plan, groups);

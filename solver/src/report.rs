@@ -1,4 +1,4 @@
-//! What a solve says about its result.
+//! The report of a solve.
 
 use std::fmt;
 
@@ -26,7 +26,7 @@ use crate::whole::whole;
 /// Profits that the search for whole units may read, all problems and rounds together.
 const MOST_VALUES_SETTLED: usize = 1 << 27;
 
-/// What is assigned to groups, or judged.
+/// The unit of assignment, or of judging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -51,7 +51,7 @@ impl fmt::Display for Unit {
 pub struct SolveReport {
     /// "dp" or "tp".
     pub attention: String,
-    /// What was assigned.
+    /// The unit that was assigned.
     pub unit: Unit,
     /// G.
     pub groups: u16,
@@ -61,7 +61,7 @@ pub struct SolveReport {
     pub tokens: u64,
     /// Activations in the input.
     pub activations: u64,
-    /// What was made best.
+    /// The objective that was optimized.
     pub objective: Objective,
     /// Whether the experts' groups were given, and only the units assigned.
     pub placement_given: bool,
@@ -111,17 +111,17 @@ pub struct SolveReport {
     pub iterations: u64,
     /// Whether the caller ended the solve early.
     pub stopped: bool,
-    /// What leaves its node, for a solve that knows nodes.
+    /// The traffic between nodes, for a solve that knows nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeFigures>,
-    /// What was moved, for a solve that started from tables.
+    /// The experts moved, for a solve that started from tables.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
     /// Where T learns of tokens that are alike: "embeddings", "strings", both in this order, or none.
     pub priors: Vec<&'static str>,
-    /// What the tables are worth on requests that were not solved on.
+    /// The tables' figures on requests that were not solved on.
     pub held_out: HeldOut,
-    /// What T knows of the vocabulary.
+    /// T's knowledge of the vocabulary.
     pub evidence: Evidence,
     /// The price of each rank, in units of share.
     pub price: Vec<f32>,
@@ -160,7 +160,7 @@ impl NodeFigures {
     }
 }
 
-/// What a solve that started from tables changed of their placement.
+/// The changes that a solve made to the placement of the tables that it started from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Migration {
     /// C, in activations of the layer's average expert.
@@ -227,14 +227,14 @@ impl Evidence {
     }
 }
 
-/// What one problem adds to the report, in activations.
+/// The part of one problem in the report, in activations.
 struct Part {
     /// On the own group, and what none of these experts' groups allows more of.
     primal: f64,
     dual: f64,
     /// On the own node.
     node_local: f64,
-    /// What was made best, and its bound.
+    /// The value of the objective, and its bound.
     value: f64,
     value_bound: f64,
     token_imbalance: f64,

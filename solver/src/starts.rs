@@ -41,8 +41,8 @@ pub(crate) struct Best {
     pub(crate) stopped: bool,
 }
 
-/// What the jobs of a phase do. A phase begins when the last has ended, so that what it goes on from does not depend on
-/// the threads.
+/// The jobs of a phase. A phase begins when the last has ended, so that its starting point does not depend on the
+/// threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Starts,
@@ -98,7 +98,7 @@ const LARGE: u64 = 1 << 27;
 /// Counts of the problems times groups times passes of that search.
 const MOST_VALUES_SWAPPED: u64 = 1 << 31;
 
-/// What is made of the starts and swap passes asked for. The rule knows nothing but sizes, so that the result is the
+/// The starts and swap passes to run of those asked for. The rule depends on sizes alone, so that the result is the
 /// same on every machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Schedule {

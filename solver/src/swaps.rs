@@ -164,7 +164,7 @@ impl<'a> Search<'a> {
         pairs.into_iter().map(|(_, a, b)| (a, b)).collect()
     }
 
-    /// What moving one column to each group would gain, were there room: [G].
+    /// The gain of moving one column to each group, if there were room: [G].
     fn gains_alone(&self, column: usize) -> Vec<f64> {
         let from = self.group(column);
         let mut gains = vec![0.0; self.groups];
@@ -184,7 +184,7 @@ impl<'a> Search<'a> {
         gains
     }
 
-    /// What it costs that two columns exchange their groups.
+    /// The cost of two columns exchanging their groups.
     fn cost(&self, a: usize, b: usize) -> f64 {
         let (from, to) = (self.group(a), self.group(b));
         self.home.map_or(0.0, |home| home.change(a, from, to) + home.change(b, to, from))
@@ -230,12 +230,12 @@ impl<'a> Search<'a> {
         swapped
     }
 
-    /// What exchanging the groups of two columns gains if every unit then takes its best group.
+    /// The gain of exchanging the groups of two columns if every unit then takes its best group.
     fn gain(&self, a: usize, b: usize) -> f64 {
         self.gain_between((a, b), self.group(a), Some(self.group(b)))
     }
 
-    /// What it gains that column b takes the place of a in group `from`, and a that of b in `to`, if there is one.
+    /// The gain if column b takes the place of a in group `from`, and a that of b in `to`, if there is one.
     pub(crate) fn gain_between(&self, (a, b): (usize, usize), from: usize, to: Option<usize>) -> f64 {
         let changes = self.changes(from, to);
         let mut gain = 0.0;
@@ -247,7 +247,7 @@ impl<'a> Search<'a> {
         gain
     }
 
-    /// What an activation that leaves `from` for `to` changes in the value of each group: [G].
+    /// The change in the value of each group from an activation that leaves `from` for `to`: [G].
     fn changes(&self, from: usize, to: Option<usize>) -> Vec<f64> {
         let value = |of: usize, on: usize| self.topology.value(of, on);
         (0..self.groups).map(|of| to.map_or(0.0, |to| value(of, to)) - value(of, from)).collect()

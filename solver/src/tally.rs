@@ -2,7 +2,7 @@
 
 use crate::hosts::Hosts;
 
-/// What has been counted so far.
+/// The counts so far.
 #[derive(Debug)]
 pub(crate) struct Tally {
     /// [L] local activations; fractional where a token without a label is expected on a random place.

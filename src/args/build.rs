@@ -7,7 +7,7 @@ use semmoe_profiler::DomainInput;
 
 use super::OutputArgs;
 
-/// What `profile build --help` begins with.
+/// The beginning of `profile build --help`.
 pub(super) const BUILD_ABOUT: &str = "\
 Count traces into a profile: how often each token activated each expert, layer by layer.
 
@@ -29,7 +29,7 @@ Examples:
   semmoe profile build --weight-by domain code=a.trace code=b.trace chat=c.trace \\
       --out all.profile.safetensors";
 
-/// What `profile merge --help` begins with.
+/// The beginning of `profile merge --help`.
 pub(super) const MERGE_ABOUT: &str = "\
 Add profiles of one model and phase up.
 
@@ -51,7 +51,7 @@ pub(crate) enum PhaseArg {
     All,
 }
 
-/// What inputs are weighted by.
+/// How inputs are weighted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum WeightArg {
     /// Each domain alike.

@@ -21,7 +21,7 @@ pub(crate) enum ImportFormat {
     Routes,
 }
 
-/// What `profile import --help` begins with.
+/// The beginning of `profile import --help`.
 pub(crate) const IMPORT_ABOUT: &str = "\
 Import routing that others recorded.
 

@@ -18,7 +18,7 @@ pub(crate) enum LoadRoute {
     Generate,
 }
 
-/// What `load --help` ends with.
+/// The end of `load --help`.
 pub(super) const LOAD_EXAMPLES: &str = "\
 Examples:
   semmoe load --url http://127.0.0.1:8080 --prompts prompts.jsonl --stream --concurrency 32 \\

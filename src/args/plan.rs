@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use semmoe_planner::shape::Dtype;
 use semmoe_worker::TransportChoice;
 
-/// What `plan --help` ends with.
+/// The end of `plan --help`.
 pub(super) const PLAN_EXAMPLES: &str = "\
 Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
@@ -15,7 +15,7 @@ Examples:
   semmoe plan --model config.json --cluster cluster.toml --affinity 0.4 --explain
   semmoe plan --deployment metrics.txt --affinity evaluation.json";
 
-/// What `plan --help` begins with.
+/// The beginning of `plan --help`.
 pub(super) const PLAN_ABOUT: &str = "\
 Choose how to run a mixture-of-experts model on a cluster: which layout, what it does, and what semmoe could gain.
 
@@ -48,7 +48,7 @@ workload.toml:
   share = 0.4
   ttft_ms = 500";
 
-/// What `plan calibrate --help` ends with.
+/// The end of `plan calibrate --help`.
 const CALIBRATE_EXAMPLES: &str = "\
 Examples:
   semmoe plan calibrate --model Qwen3-30B-A3B --out here
@@ -85,7 +85,7 @@ pub(crate) struct CalibrateArgs {
     /// Numbers of ranks to measure.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) ranks: Vec<u16>,
-    /// What carries rows between ranks: shm or tcp (over loopback).
+    /// Transport between the ranks: shm or tcp (over loopback).
     #[arg(long, value_name = "shm|tcp", default_value = "shm", value_parser = carrier)]
     pub(crate) transport: TransportChoice,
     /// How long to measure, about; loading the model takes longer.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-/// What `profile record --help` begins with.
+/// The beginning of `profile record --help`.
 pub(super) const RECORD_ABOUT: &str = "\
 Send prompts to an engine and write the routing it reports as a trace.
 
@@ -38,7 +38,7 @@ pub(crate) enum RecordEngine {
     Vllm,
 }
 
-/// What prompts are written in.
+/// The format of a file of prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PromptArg {
     /// By the file's name.
@@ -50,7 +50,7 @@ pub(crate) enum PromptArg {
 
 #[derive(Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// What answers at --url.
+    /// The engine behind --url.
     #[arg(long, help_heading = "Engine", value_enum)]
     pub(crate) engine: RecordEngine,
     /// Base URL of the engine.
@@ -62,7 +62,7 @@ pub(crate) struct RecordArgs {
     /// Prompts.
     #[arg(long, help_heading = "Requests", value_name = "FILE")]
     pub(crate) prompts: PathBuf,
-    /// What they are written in.
+    /// Format of the prompts.
     #[arg(long, help_heading = "Requests", value_enum, default_value_t = PromptArg::Auto)]
     pub(crate) format: PromptArg,
     /// The trace to write.

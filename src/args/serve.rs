@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueEnum};
 
-/// What `serve --help` ends with.
+/// The end of `serve --help`.
 pub(super) const SERVE_EXAMPLES: &str = "\
 An environment variable replaces any key of the configuration: SEMMOE_SERVER__LISTEN is `listen` of [server], \
 SEMMOE_MODELS__0__POLICY the policy of the first model. Variables that are no key are refused.
@@ -44,7 +44,7 @@ pub(crate) struct ServeArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Without a configuration file")]
 pub(crate) struct QuickArgs {
-    /// What answers at --url.
+    /// The engine behind --url.
     #[arg(long, value_enum, requires = "url")]
     pub(crate) engine: Option<ServeEngine>,
     /// Base URL of an engine; several: one backend each.

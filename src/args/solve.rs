@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 
 use super::{AttentionArg, OutputArgs};
 
-/// What a solve makes best.
+/// The objective of a solve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ObjectiveArg {
     /// Most activations on the token's own rank: the local activation rate.
@@ -25,7 +25,7 @@ pub(crate) enum SolverArg {
     Paper,
 }
 
-/// What `solve --help` begins with.
+/// The beginning of `solve --help`.
 pub(super) const SOLVE_ABOUT: &str = "\
 Solve the tables T, A and E from a profile.
 
@@ -83,7 +83,7 @@ pub(crate) struct SolveArgs {
     /// Which algorithm places tokens and experts.
     #[arg(long, help_heading = "Search", value_enum, default_value_t = SolverArg::Exact)]
     pub(crate) solver: SolverArg,
-    /// What to make best; both figures are reported.
+    /// The objective to optimize; the report has both figures.
     #[arg(long, help_heading = "Search", value_enum, default_value_t = ObjectiveArg::Activations)]
     pub(crate) objective: ObjectiveArg,
     /// The tables to write.
@@ -126,7 +126,8 @@ pub(crate) struct SolveArgs {
     /// rate before.
     #[arg(long, help_heading = "Input", value_name = "TABLES")]
     pub(crate) warm_start: Option<PathBuf>,
-    /// What an expert that moves must gain: local activations, in units of all those of its layer's average expert.
+    /// The gain required to move an expert: local activations, as a multiple of those of an average expert of its
+    /// layer.
     ///
     /// 0 moves experts for any gain, 1 only for as many as an average expert has. Where the old placement breaks the
     /// limit on expert load, experts move whatever they cost.
@@ -140,7 +141,7 @@ pub(crate) struct SolveArgs {
     /// node.
     #[arg(long, help_heading = "Deployment", value_name = "M", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nodes: Option<u16>,
-    /// What an activation on another node costs, in units of one on another group of the same node.
+    /// The cost of an activation on another node, relative to one on another group of the same node.
     ///
     /// About the ratio of NVLink's and the network's bandwidth per GPU: 3.2 on H800, up to 9 on H100 and H200 nodes.
     #[arg(long, help_heading = "Deployment", value_name = "X", requires = "nodes", default_value_t = semmoe_solver::Nodes::DEFAULT_INTER_COST)]
@@ -178,7 +179,7 @@ fn positive_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What `evaluate --help` ends with.
+/// The end of `evaluate --help`.
 pub(super) const EVALUATE_EXAMPLES: &str = "\
 Examples:
   semmoe evaluate --tables m.tables.safetensors --trace held-out.trace.safetensors

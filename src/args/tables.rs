@@ -25,7 +25,7 @@ pub(crate) enum TablesCommand {
     Permute(PermuteArgs),
 }
 
-/// What `tables export --help` begins with.
+/// The beginning of `tables export --help`.
 const EXPORT_ABOUT: &str = "\
 Write the placement E in the form that an engine reads, and print the arguments that the engine needs with it.
 
@@ -80,7 +80,7 @@ fn engine_version(text: &str) -> Result<Version, String> {
     Version::parse(text).ok_or_else(|| format!("{text} is not a version such as 0.5.21"))
 }
 
-/// What `tables permute --help` begins with.
+/// The beginning of `tables permute --help`.
 const PERMUTE_ABOUT: &str = "\
 Rewrite a checkpoint so that contiguous placement is E, for engines that take no placement.
 

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{UnitAttentionArgs, UnitLayoutArgs};
 
-/// What `up --help` ends with.
+/// The end of `up --help`.
 pub(super) const UP_EXAMPLES: &str = "\
 Examples:
   semmoe up
@@ -20,7 +20,7 @@ Examples:
 pub(crate) enum PlanSource {
     /// Made now, for this machine.
     Auto,
-    /// What `semmoe plan --json` printed.
+    /// The output of `semmoe plan --json`.
     File(PathBuf),
 }
 

@@ -13,7 +13,7 @@ use semmoe_worker::{CpuList, ExpertLayout, TransportChoice, WireType};
 use super::AttentionArg;
 use crate::error::CliError;
 
-/// What `worker --help` ends with.
+/// The end of `worker --help`.
 pub(super) const WORKER_EXAMPLES: &str = "\
 Examples (a unit of two ranks, each in a terminal of its own):
   semmoe worker --model DIR --rank 0 --world 2 --rendezvous 127.0.0.1:7000 --listen 127.0.0.1:30000

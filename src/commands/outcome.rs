@@ -1,5 +1,5 @@
-//! What `solve` and `evaluate` end with: what runs before, what to expect with the tables, one verdict, and the next
-//! command.
+//! The summary at the end of `solve` and `evaluate`: the figures without tables, those to expect with them, one
+//! verdict, and the next command.
 
 use std::fmt::{self, Display};
 
@@ -17,13 +17,13 @@ const UNEVEN_TOKENS: f64 = 1.2;
 /// The share of a step that is communication in the verdict's example.
 const EXAMPLE_SHARE: f64 = 0.3;
 
-/// What the figures were measured on.
+/// The data that the figures were measured on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JudgedOn {
     /// Requests kept out of the solve.
     HeldOut,
-    /// What was solved on.
+    /// The data that was solved on.
     Input,
     /// A file of the user's.
     File,
@@ -123,7 +123,7 @@ impl Outcome {
         }
     }
 
-    /// What is in the way of a good verdict, worst first.
+    /// The obstacles to a good verdict, worst first.
     fn trouble(&self, solve: Option<&SolveReport>) -> Option<(Grade, String)> {
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
         let Change { before, expected } = self.local_activation_rate;

@@ -10,7 +10,7 @@ use super::outcome::Outcome;
 /// Bars of a histogram of shares.
 const BINS: usize = 20;
 
-/// What the page of an evaluation shows.
+/// The contents of the page of an evaluation.
 pub(crate) struct Judged<'a> {
     pub(crate) evaluation: &'a Evaluation,
     pub(crate) outcome: &'a Outcome,

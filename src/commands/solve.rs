@@ -149,7 +149,7 @@ fn check_outputs(args: &SolveArgs) -> Result<(), CliError> {
     }
 }
 
-/// What the tokens of a tokenizer are called; `path` is a `tokenizer.json`, or a directory with it.
+/// The strings of a tokenizer's tokens; `path` is a `tokenizer.json`, or a directory with it.
 pub(crate) fn token_strings(path: &Path) -> Result<Arc<TokenStrings>, CliError> {
     let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
     let tokenizer = Tokenizer::from_file(&file).map_err(|error| match error {

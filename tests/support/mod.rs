@@ -41,7 +41,7 @@ pub fn run(args: &[&str]) -> Output {
     semmoe(args).output().expect("the command starts")
 }
 
-/// What a run printed, for a failing assertion.
+/// The output of a run, for a failing assertion.
 pub fn describe(output: &Output) -> String {
     format!(
         "{}\nstdout: {}\nstderr: {}",

@@ -128,7 +128,7 @@ impl Engine {
         })
     }
 
-    /// What a calibration at start would report, off by a factor in each layout.
+    /// The calibration that an engine would report at start, off by a factor in each layout.
     pub(crate) fn prior(&self, rates: Rates, wrong: ByLayout<f64>) -> Result<Prior, SwitchError> {
         let layout = |layout: Layout| -> Result<LayoutPrior, SwitchError> {
             let scaled = |sequences: u32| {

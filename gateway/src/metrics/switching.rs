@@ -25,7 +25,7 @@ struct DecisionLabels {
     outcome: &'static str,
 }
 
-/// What is counted of switches.
+/// The counters of switches.
 pub(crate) struct SwitchMetrics {
     layout: Family<UnitLabels, Gauge>,
     gain: Family<UnitLabels, Gauge<f64, AtomicU64>>,

@@ -31,7 +31,7 @@ pub(crate) async fn watch(core: Arc<Core>, Watched { backend, stop }: Watched) {
     while !stop.is_cancelled() {
         let config = core.config();
         let rules = &config.switch;
-        // What ends is not rearranged.
+        // A gateway that is shutting down does not rearrange units.
         let off = rules.mode == SwitchMode::Off || core.is_draining();
         let by = match (backend.engine, &rules.webhook, backend.config.layout) {
             _ if off => None,
@@ -82,7 +82,7 @@ struct Steered {
     layout: Option<Layout>,
 }
 
-/// What one look found.
+/// The result of one look at a unit.
 struct Seen {
     layout: Layout,
     load: Load,

@@ -45,7 +45,7 @@ pub use text::escape;
 /// Cells that the pictures of all layers together may have; of more layers than fit, evenly chosen ones are drawn.
 const MAX_CELLS: usize = 1 << 20;
 
-/// What the page shows beside the study.
+/// The contents of the page in addition to the study.
 #[derive(Debug, Default)]
 pub struct Page<'a> {
     /// Where experts lie: the heat maps are then in the order of its groups, and the groups' loads are drawn.
@@ -58,7 +58,7 @@ pub struct Page<'a> {
     pub rates: Vec<RatePoint>,
     /// Which MoE layer the maps show first, among those of the file; the middle one by default.
     pub layer: Option<usize>,
-    /// What the figures mean.
+    /// The verdict on the figures.
     pub verdict: Option<Verdict>,
 }
 

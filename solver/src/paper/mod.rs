@@ -44,7 +44,7 @@ use crate::topology::Topology;
 use crate::transport::Plan;
 use crate::unit_step::PROFIT_ONE;
 
-/// What the cap of line 40 counts.
+/// The quantity that the cap of line 40 limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PaperCap {
     /// Requests, or distinct tokens: as printed.
@@ -70,7 +70,7 @@ pub struct PaperOptions {
     pub alpha_r: f64,
     /// Weight of a unit's affinity with the experts of a cluster.
     pub beta_r: f64,
-    /// What line 40 counts.
+    /// The quantity that line 40 limits.
     pub cap: PaperCap,
 }
 

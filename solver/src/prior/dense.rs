@@ -1,4 +1,4 @@
-//! What a model's input embeddings say of its tokens: a ridge regression over their principal components.
+//! A prior from a model's input embeddings: a ridge regression over their principal components.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

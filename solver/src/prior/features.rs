@@ -1,4 +1,4 @@
-//! What a token's string consists of, as a sparse row: character sequences, the whole word, and how it is written.
+//! The features of a token's string, as a sparse row: character sequences, the whole word, and how it is written.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ const MOST_ENTRIES: usize = 16_000_000;
 /// Ends of a token. Vocabularies have these characters at most as tokens of one byte.
 const BEGIN: char = '\u{2}';
 const END: char = '\u{3}';
-/// What the keys of words and of marks begin with; those of sequences are below 2^85.
+/// The prefixes of the keys of words and of marks; the keys of sequences are below 2^85.
 const WORD: u128 = 1 << 127;
 const MARK: u128 = 1 << 126;
 
@@ -66,7 +66,7 @@ impl Features {
         &self.feature[self.start[token]..self.start[token + 1]]
     }
 
-    /// What each of them weighs.
+    /// The weight of each of them.
     pub(crate) fn scale(&self, token: usize) -> f32 {
         self.scale[token]
     }

@@ -73,7 +73,7 @@ pub(super) struct Meeting {
 struct MeetingState {
     arrived: usize,
     meetings: u64,
-    /// What rank 0 brought to this meeting and to the one before, which some ranks may not have left yet.
+    /// The numbers that rank 0 brought to this meeting and to the one before, which some ranks may not have left yet.
     numbers: [u32; 2],
     /// A rank failed: no meeting will be complete.
     broken: bool,
