@@ -104,7 +104,7 @@ pub enum Incompatible {
     #[error("the backend has EPLB on (enable_eplb), so its experts would move away from the tables' placement")]
     Moving,
     /// It is unknown how the engine counts its ranks.
-    #[error("the backend has ranks before those behind its URL and does not tell how pins count them; set `rank_base`")]
+    #[error("the backend has ranks before those behind its URL and does not report how pins count them; set `rank_base`")]
     UnknownRankBase,
 }
 

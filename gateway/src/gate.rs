@@ -254,17 +254,17 @@ impl Core {
     /// Whether no other backend of its model takes requests as usual.
     fn is_last(&self, backend: &Arc<Backend>) -> bool {
         let snapshot = self.snapshot();
-        let Some((model, at)) = snapshot.position(backend) else { return false };
-        let mut members = snapshot.models[model].members.iter().enumerate();
-        !members.any(|(other, member)| other != at && can_serve(&member.backend) && is_closed(&member.backend))
+        let Some(at) = snapshot.position(backend) else { return false };
+        let mut members = snapshot.models[at.model].members.iter().enumerate();
+        !members.any(|(other, member)| other != at.member && can_serve(&member.backend) && is_closed(&member.backend))
     }
 
     /// Opens and closes the ranks of a model as the health and gates of its backends say. The caller holds what
     /// [`Core::changing`] gives.
     pub(crate) fn refresh(&self, backend: &Arc<Backend>) {
         let snapshot = self.snapshot();
-        if let Some((model, _)) = snapshot.position(backend) {
-            self.refresh_model(&snapshot.models[model]);
+        if let Some(at) = snapshot.position(backend) {
+            self.refresh_model(&snapshot.models[at.model]);
         }
     }
 

@@ -321,8 +321,8 @@ impl Core {
     /// A backend as it is now; `None` once it is gone.
     pub(crate) fn member(&self, backend: &Arc<Backend>) -> Option<Member> {
         let snapshot = self.snapshot();
-        let (model, member) = snapshot.position(backend)?;
-        Some(snapshot.models[model].members[member].clone())
+        let (_, member) = snapshot.at(snapshot.position(backend)?);
+        Some(member.clone())
     }
 
     /// Closes a backend.
@@ -353,9 +353,9 @@ impl Core {
             let seen = self.snapshot();
             let gone = || RequestError::UnknownBackend { name: backend.to_owned() };
             let at = seen.find(backend).ok_or_else(gone)?;
-            let (_, member) = seen.at(at);
+            let (model, member) = seen.at(at);
             let probe = member.backend.last_probe();
-            check_fit(&seen, at, &fresh)
+            check_fit(model, member, &fresh)
                 .map_err(|cause| RequestError::TablesRefused { backend: backend.to_owned(), cause })?;
             let changing = self.changing();
             if !Arc::ptr_eq(&seen, &self.snapshot()) || member.backend.last_probe() != probe {

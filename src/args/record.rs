@@ -71,8 +71,8 @@ pub(crate) struct RecordArgs {
     /// Tokenizer file or checkpoint directory; needed for --max-prompt-tokens. Without it the engine tokenizes.
     #[arg(long, help_heading = "Requests", value_name = "PATH")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// The checkpoint's config.json, or its folder: SGLang and vLLM do not tell the model's shape. Not needed where the
-    /// engine names a folder that is on this machine.
+    /// The checkpoint's config.json, or its folder: SGLang and vLLM do not report the model's shape. Not needed
+    /// where the engine names a folder that is on this machine.
     #[arg(long, help_heading = "Engine", value_name = "PATH")]
     pub(crate) model_config: Option<PathBuf>,
     /// Tokens to generate per prompt; with 1 only the prompt's routing is recorded.

@@ -92,7 +92,7 @@ pub(super) fn auth(
 
 fn own_names(key: &str, allowed: &[String], models: &[ModelConfig]) -> Result<Vec<String>, ConfigError> {
     let own = |name: &String| {
-        let found = models.iter().find(|model| model.name == *name || model.aliases.contains(name));
+        let found = models.iter().find(|model| model.name == *name || model.other_names.aliases.contains(name));
         found
             .map(|model| model.name.clone())
             .ok_or_else(|| ConfigError::value(key, format!("there is no model '{name}'")))

@@ -159,9 +159,7 @@ pub(crate) fn text_route(route: Route) -> Option<semmoe_text::Route> {
         Route::Chat => Some(semmoe_text::Route::Chat),
         Route::Completions => Some(semmoe_text::Route::Completions),
         Route::Generate => Some(semmoe_text::Route::Generate),
-        Route::Responses | Route::Embeddings | Route::Tokenize | Route::Messages | Route::Detokenize | Route::Extra => {
-            None
-        }
+        _ => None,
     }
 }
 

@@ -113,8 +113,7 @@ fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError
 /// The alarm is about the tables in use: a sample of those before says nothing about them.
 fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Option<f64>) {
     let snapshot = core.snapshot();
-    let in_use =
-        snapshot.position(&seen.backend).and_then(|(model, at)| snapshot.models[model].members[at].tables.clone());
+    let in_use = snapshot.position(&seen.backend).and_then(|at| snapshot.at(at).1.tables.as_ref());
     if in_use.is_none_or(|in_use| in_use.generation != seen.tables.generation) {
         return;
     }

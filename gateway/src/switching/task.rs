@@ -233,8 +233,8 @@ async fn read(
 /// Requests of this gateway on a backend.
 pub(super) fn in_flight(core: &Core, backend: &Arc<Backend>) -> u32 {
     let snapshot = core.snapshot();
-    let Some((model, at)) = snapshot.position(backend) else { return 0 };
-    let slots = snapshot.models[model].pool.slots().iter().filter(|slot| slot.backend == at);
+    let Some(at) = snapshot.position(backend) else { return 0 };
+    let slots = snapshot.models[at.model].pool.slots().iter().filter(|slot| slot.backend == at.member);
     let pinned: i64 = slots.map(|slot| slot.in_flight()).sum();
     let unpinned = core.metrics.inflight(&backend.name, None).get();
     u32::try_from(pinned + unpinned).unwrap_or(0)

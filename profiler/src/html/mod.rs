@@ -7,7 +7,7 @@
 //! | module | what |
 //! |---|---|
 //! | `text` | escaping |
-//! | `draw` | SVG: cells, axes, legends, tooltips, colours that colour-blind people tell apart |
+//! | `draw` | SVG: cells, axes, legends, tooltips, colours that colour-blind people can distinguish |
 //! | `sheet` | the page around the pictures: style, facts, verdict, the chooser of layers |
 //! | `bars` | figures as bars |
 //! | `groups` | loads of groups, before and after |
@@ -36,7 +36,7 @@ use crate::bad::check;
 use crate::show::{Study, map};
 use crate::{ProfilerError, Verdict};
 pub use bars::{Bar, Mark, bars};
-pub use draw::{Cells, KINDS, Scale, Svg};
+pub use draw::{Axes, Cells, KINDS, Scale, Svg};
 pub use groups::{GroupLoads, group_loads};
 pub use rate::{RateKind, RatePoint};
 pub use sheet::{Sheet, write_sections};

@@ -143,7 +143,7 @@ fn keys_of(token: &str, longest: usize, keys: &mut Vec<u128>) {
     chars.extend(body.iter().copied().flat_map(char::to_lowercase).take(MOST_CHARS));
     chars.push(END);
     for length in 1..=longest {
-        // A leading one tells sequences of different lengths apart.
+        // A leading one distinguishes sequences of different lengths.
         let pack =
             |chars: &[char]| chars.iter().fold(1u128, |packed, &char| packed << 21 | u128::from(u32::from(char)));
         keys.extend(chars.windows(length).map(pack));
