@@ -236,7 +236,7 @@ impl Core {
     pub(crate) fn keep_drained(&self, backend: &Backend) {
         if self.drains.holds(&backend.name) {
             self.drain_or_not(backend, true);
-            tracing::warn!(backend = backend.name, "it was drained before, and still is: undrain it when it may serve");
+            tracing::warn!(backend = backend.name, "backend was drained before and still is: undrain it when it may serve");
         }
     }
 
@@ -306,12 +306,12 @@ impl Core {
                 tracing::warn!(
                     backend = name,
                     seconds,
-                    "requests to this backend failed in a row: it gets none for a while"
+                    "consecutive requests to this backend failed: it gets none for a while"
                 );
                 // Its watcher has to learn of the time.
                 backend.suspect();
             }
-            State::HalfOpen => tracing::info!(backend = name, "backend gets a few requests on trial"),
+            State::HalfOpen => tracing::info!(backend = name, "backend gets a few trial requests"),
             State::Closed => tracing::info!(backend = name, "backend gets requests again"),
         }
     }

@@ -59,7 +59,7 @@ pub(crate) async fn look_again(core: &Core, backend: &Arc<Backend>, limits: &Ans
     let found = probe::probe(&backend.client, &backend.target(), limits).await;
     let answered = found.is_ok();
     if found.as_ref().is_ok_and(|found| backend.last_probe().is_none_or(|known| *known != *found)) {
-        tracing::info!(backend = backend.name, "the backend reports something else than before");
+        tracing::info!(backend = backend.name, "the properties that the backend reports have changed");
         admit(core, backend, found).await;
     }
     answered
@@ -154,7 +154,7 @@ fn note_strays(core: &Core, backend: &Backend) {
     if strays > 0 {
         core.metrics.faults.strays(&backend.name, strays);
         let backend = backend.name.as_str();
-        tracing::warn!(backend, strays, "connections were closed: the backend sent bytes that belong to no answer");
+        tracing::warn!(backend, strays, "connections closed: the backend sent bytes that belong to no response");
     }
 }
 
@@ -298,6 +298,6 @@ fn note_silence(core: &Core, backend: &Backend, change: Option<Change>, silence:
             "backend gets requests only if no other can serve"
         );
     } else {
-        tracing::info!(backend = name, "the scheduler lives after all: backend gets requests again");
+        tracing::info!(backend = name, "the scheduler is alive after all: backend gets requests again");
     }
 }

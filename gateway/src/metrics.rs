@@ -178,13 +178,13 @@ impl Metrics {
         self.requests.register(registry);
         registry.register(
             "gateway_overhead_seconds",
-            "From the body's arrival to its dispatch: scoring, choosing, pinning",
+            "Time from the arrival of the body to its dispatch: scoring, choosing, pinning",
             self.overhead_seconds.clone(),
         );
         registry.register("rank_inflight", "Requests in flight", self.inflight.clone());
         registry.register(
             "predicted_lar",
-            "Expected local share of each scored request on its rank, by the policy that chose",
+            "Expected local share of each scored request on its rank, by the policy that chose it",
             self.predicted_lar.clone(),
         );
         registry.register("canary_requests", "Requests of a model with a canary, by arm", self.canary.clone());
@@ -198,12 +198,12 @@ impl Metrics {
         self.spans.register(registry);
         registry.register(
             "score_failures",
-            "Requests routed by load as they could not be scored",
+            "Requests routed by load because they could not be scored",
             self.score_failures.clone(),
         );
         registry.register(
             "prompt_token_counts",
-            "Prompts whose tokens the engine counted too, by whether it found as many",
+            "Prompts whose tokens the engine counted too, by whether the counts agree",
             self.prompt_counts.clone(),
         );
         self.segment_cache.register(registry);
@@ -215,7 +215,7 @@ impl Metrics {
         self.switching.register(registry);
         registry.register(
             "retries",
-            "Failed attempts that may be retried, by cause and by what came of the retry, or why there was none",
+            "Failed attempts that may be retried, by cause and by the outcome of the retry or why there was none",
             self.retries.clone(),
         );
         self.operation.register(registry);
@@ -320,14 +320,14 @@ impl SegmentCacheMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "segment_cache_hits",
-            "Texts between added tokens whose ids were reused, as those of a chat's earlier turns",
+            "Texts between added tokens whose ids were reused, such as earlier turns of a chat",
             self.hits.clone(),
         );
         registry.register("segment_cache_misses", "Texts between added tokens that were encoded", self.misses.clone());
         registry.register("segment_cache_bytes", "Bytes held by that cache", self.bytes.clone());
         registry.register(
             "plain_chats_left_to_library",
-            "Chats of nothing but texts that only the template library could render, several times slower",
+            "Text-only chats that only the template library could render, several times slower",
             self.chats_left.clone(),
         );
     }

@@ -158,7 +158,7 @@ fn note_refusal(core: &Core, backend: &Backend, what: &'static str) {
         core.metrics.live.refused(&backend.name, true);
         tracing::warn!(
             backend = backend.name,
-            "the engine {what}, so it is not asked any more: is it started with --enable-return-routed-experts?"
+            "the engine {what}, so it is no longer asked: was it started with --enable-return-routed-experts?"
         );
     }
 }

@@ -73,7 +73,7 @@ pub(crate) struct Generated {
     /// Of a prompt that was computed.
     pub(crate) prompt_tokens: Option<u64>,
     pub(crate) output_tokens: Option<OutputTokens>,
-    /// From the request's arrival to the first piece of a stream.
+    /// Time from the arrival of the request to the first piece of its stream.
     pub(crate) first_token: Option<Duration>,
 }
 
@@ -105,32 +105,32 @@ impl AnswerMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "request_seconds",
-            "From the request's arrival to the end of the answer",
+            "Time from the arrival of the request to the end of the response",
             self.seconds.clone(),
         );
         registry.register(
             "time_to_first_token_seconds",
-            "From the request's arrival to the first piece of a stream",
+            "Time from the arrival of the request to the first piece of its stream",
             self.first_token.clone(),
         );
         registry.register(
             "inter_token_seconds",
-            "Mean time between the tokens of a stream after its first, one observation for each complete stream",
+            "Mean inter-token latency of a stream after its first token, one observation per complete stream",
             self.inter_token.clone(),
         );
         registry.register(
             "prompt_tokens",
-            "Tokens of prompts that were computed; estimated from their length where the prompt was not tokenized",
+            "Prompt tokens computed; estimated from the prompt's length where it was not tokenized",
             self.prompt_tokens.clone(),
         );
         registry.register(
             "output_tokens",
-            "Tokens generated, as the engine's usage reports them or else as events of the stream",
+            "Tokens generated, from the engine's usage or else counted as events of the stream",
             self.output_tokens.clone(),
         );
         registry.register(
             "streams",
-            "Streams in flight that wait for their first piece, and that run",
+            "Streams in flight, waiting for their first piece or running",
             self.streams.clone(),
         );
     }

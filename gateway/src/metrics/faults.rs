@@ -72,27 +72,27 @@ impl Default for FaultMetrics {
 
 impl FaultMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("breaker_state", "0 closed, 1 half open, 2 open", self.breaker_state.clone());
-        registry.register("breaker_changes", "Changes of breakers", self.breaker_changes.clone());
-        registry.register("queue_depth", "Requests that wait for a rank or a backend", self.queue_depth.clone());
-        registry.register("queue_seconds", "How long those waited that did", self.queue_seconds.clone());
-        registry.register("shed", "Requests refused for want of room", self.shed.clone());
+        registry.register("breaker_state", "State of the circuit breaker: 0 closed, 1 half open, 2 open", self.breaker_state.clone());
+        registry.register("breaker_changes", "State changes of circuit breakers", self.breaker_changes.clone());
+        registry.register("queue_depth", "Requests waiting for a rank or a backend", self.queue_depth.clone());
+        registry.register("queue_seconds", "Time that requests waited in the queue", self.queue_seconds.clone());
+        registry.register("shed", "Requests rejected because there was no room", self.shed.clone());
         registry.register(
             "stray_answers",
-            "Connections closed as the backend sent bytes that belong to no answer",
+            "Connections closed because the backend sent bytes that belong to no response",
             self.strays.clone(),
         );
         registry.register(
             "engine_failures",
-            "Answers in which the engine says that it failed, by kind",
+            "Responses in which the engine reports a failure, by kind",
             self.engine_failures.clone(),
         );
         registry.register(
             "backend_silences",
-            "Times that streams fell silent while the scheduler answered no probe, and that it lived after all",
+            "Times that streams fell silent while the scheduler answered no probe, and times that it recovered",
             self.silences.clone(),
         );
-        registry.register("backend_draining", "1 while no new requests are placed", self.draining.clone());
+        registry.register("backend_draining", "1 while the backend is draining and gets no new requests", self.draining.clone());
     }
 
     /// The line of a model.

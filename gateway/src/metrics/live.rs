@@ -67,30 +67,30 @@ impl LiveMetrics {
         );
         registry.register(
             "observed_lar",
-            "Local share of the activations of each sampled request, as its routed experts show it",
+            "Local share of each sampled request's activations, from its routed experts",
             self.observed.clone(),
         );
         registry.register(
             "sampled_predicted_lar",
-            "Expected local share of the same requests' same tokens by T",
+            "Local share that T predicts for the same tokens of the same requests",
             self.predicted.clone(),
         );
         registry.register("sampled_activations", "Activations of sampled requests", self.activations.clone());
         registry.register(
             "lar_drift",
-            "1 if the prediction is better than what is observed, for long enough",
+            "1 if the predicted local share has exceeded the observed one for long enough",
             self.drift.clone(),
         );
         registry.register(
             "sampling_refused",
-            "1 if the engine refuses requests that ask for routed experts, so that none does any more",
+            "1 if the engine rejects requests for routed experts, so that it is no longer asked",
             self.refused.clone(),
         );
         registry.register("rolling_profile_tokens", "Tokens in the rolling profile", self.tokens.clone());
         registry.register("rolling_profile_entries", "Entries of the rolling profile", self.entries.clone());
         registry.register(
             "rolling_profile_dropped_tokens",
-            "Tokens dropped from the rolling profile as it was full or they were old",
+            "Tokens dropped from the rolling profile because it was full or they were too old",
             self.dropped.clone(),
         );
         registry.register(

@@ -39,27 +39,27 @@ impl OperationMetrics {
         );
         registry.register(
             "config_stale",
-            "1 if the last reload failed, so that the file says something else than what runs",
+            "1 if the last reload failed, so that the file differs from the running configuration",
             self.config_stale.clone(),
         );
         registry.register(
             "config_needs_restart",
-            "Keys that the last successful reload changed and that count only after a restart",
+            "Keys that the last successful reload changed and that only take effect after a restart",
             self.config_needs_restart.clone(),
         );
         registry.register(
             "discovery_answers",
-            "Answers about where backends are, by outcome: ok, empty, failed (these two change nothing), too_many, incomplete",
+            "Discovery answers, by outcome: ok, empty, failed (these two change nothing), too_many, incomplete",
             self.discovery_answers.clone(),
         );
         registry.register(
             "discovery_backends",
-            "Backends that were found and take part",
+            "Discovered backends in use",
             self.discovery_backends.clone(),
         );
         registry.register(
             "discovery_stale",
-            "1 while the last answer of a source was failed or empty, so that its backends are those that were known before",
+            "1 while the last answer of a source failed or was empty, so that its previous backends are kept",
             self.discovery_stale.clone(),
         );
     }

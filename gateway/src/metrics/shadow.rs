@@ -29,7 +29,7 @@ impl ShadowMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "shadow_requests",
-            "Requests that both the acting and the watched policy placed",
+            "Requests placed by both the acting and the shadow policy",
             self.requests.clone(),
         );
         registry.register(
@@ -39,12 +39,12 @@ impl ShadowMetrics {
         );
         registry.register(
             "shadow_cached_share",
-            "Prompt tokens believed to be cached where they go, by policy",
+            "Prompt tokens believed to be cached on the chosen rank, by policy",
             self.cached_share.clone(),
         );
         registry.register(
             "shadow_tokens_max_over_mean",
-            "Greatest tokens of a rank over the mean, by policy",
+            "Tokens of the busiest rank over the mean, by policy",
             self.imbalance.clone(),
         );
     }

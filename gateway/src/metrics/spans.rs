@@ -14,7 +14,7 @@ pub(crate) struct SpanMetrics {
 
 impl SpanMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("spans", "Spans of traced requests, by what became of them", self.spans.clone());
+        registry.register("spans", "Spans of traced requests, by outcome", self.spans.clone());
     }
 
     /// `exported`, `queue_full`, `failed` (the collector did not take them) or `rejected` (it did not want them).

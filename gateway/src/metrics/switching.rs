@@ -47,7 +47,7 @@ impl Default for SwitchMetrics {
 
 impl SwitchMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register("switch_layout", "0 TP, 1 EP, -1 not known", self.layout.clone());
+        registry.register("switch_layout", "Current layout: 0 TP, 1 EP, -1 unknown", self.layout.clone());
         registry.register(
             "switch_gain",
             "Share of a step's time that the other layout would save, when the policy last compared them",
@@ -55,10 +55,10 @@ impl SwitchMetrics {
         );
         registry.register(
             "switch_decisions",
-            "Decisions of the switch policy and how they ended",
+            "Decisions of the switch policy, by outcome",
             self.decisions.clone(),
         );
-        registry.register("switch_seconds", "How long committed switches held requests", self.seconds.clone());
+        registry.register("switch_seconds", "Time that committed switches held requests", self.seconds.clone());
     }
 
     /// Where a unit is, and the gain, where it was compared.

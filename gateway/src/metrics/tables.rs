@@ -47,12 +47,12 @@ impl TablesMetrics {
         registry.register("table_reloads", "Reloads of tables, by outcome", self.reloads.clone());
         registry.register(
             "tables_swap_seconds",
-            "From the next state with other tables being complete to requests getting it; none waits for that",
+            "Time from the completion of a state with other tables until requests get it; no request waits for it",
             self.swap_seconds.clone(),
         );
         registry.register(
             "swap_wait_seconds",
-            "How long readers of the state took to get it while another one was made and swapped in, by the wall's clock and the thread's own",
+            "Time that readers took to get the state while another one was built and swapped in, by wall clock and thread clock",
             self.wait_seconds.clone(),
         );
     }

@@ -32,33 +32,33 @@ impl TrustMetrics {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "auth_failures",
-            "Requests of the data plane refused for want of a key, for a wrong one, or for a model that the key may not use",
+            "Data plane requests rejected because of a missing or wrong key, or a model that the key may not use",
             self.auth_failures.clone(),
         );
         registry.register("tls_handshakes", "TLS handshakes of clients, by outcome", self.handshakes.clone());
         registry.register(
             "credential_reloads",
-            "Changed files with certificates or keys that were read again, by outcome",
+            "Reloads of changed certificate or key files, by outcome",
             self.credential_reloads.clone(),
         );
         registry.register(
             "connections_refused",
-            "Connections closed as their address had too many",
+            "Connections closed because their address had too many",
             self.connections_refused.clone(),
         );
         registry.register(
             "open_connections",
-            "Connections of clients to all listeners now, at most limits.connections to the data plane",
+            "Open client connections to all listeners, at most limits.connections of them to the data plane",
             self.open_connections.clone(),
         );
         registry.register(
             "open_streams",
-            "Requests that run over HTTP/2 now, at most limits.open_streams",
+            "Requests running over HTTP/2, at most limits.open_streams",
             self.open_streams.clone(),
         );
         registry.register(
             "streams_refused",
-            "Requests over HTTP/2 refused as limits.open_streams of them ran already",
+            "HTTP/2 requests rejected because limits.open_streams were running already",
             self.streams_refused.clone(),
         );
     }

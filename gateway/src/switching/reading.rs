@@ -58,7 +58,7 @@ pub(super) struct MeanStep {
 
 /// An answer that lacks what is needed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("/metrics has no {name}: is the worker an older one?")]
+#[error("/metrics has no {name}: is the worker an older version?")]
 pub(super) struct Missing {
     name: &'static str,
 }

@@ -103,11 +103,11 @@ impl Records {
         let (backend, to_name, reason) = (unit.name, to.name(), ended.verdict.reason.as_str());
         match (&cause, ended.outcome) {
             (Some(cause), _) => {
-                tracing::warn!(unit = backend, to = to_name, outcome, cause, "a switch of layouts failed")
+                tracing::warn!(unit = backend, to = to_name, outcome, cause, "layout switch failed")
             }
-            (None, None) => tracing::info!(unit = backend, to = to_name, reason, "a switch of layouts is advised"),
+            (None, None) => tracing::info!(unit = backend, to = to_name, reason, "layout switch advised"),
             (None, Some(_)) => {
-                tracing::info!(unit = backend, to = to_name, outcome, seconds, reason, "a switch of layouts ended")
+                tracing::info!(unit = backend, to = to_name, outcome, seconds, reason, "layout switch finished")
             }
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());

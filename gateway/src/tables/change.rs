@@ -180,7 +180,7 @@ pub(super) fn note(core: &Core, backend: &str, by: &'static str, done: Result<&S
         Ok(Swapped { changed: true, generation, digest, .. }) => {
             tracing::info!(backend, by, generation, digest, "tables swapped");
         }
-        Ok(_) => tracing::info!(backend, by, "the file holds the tables in use"),
+        Ok(_) => tracing::info!(backend, by, "the file has the tables that are in use already"),
         // The watcher tries again where that may help.
         Err(error) if news => tracing::warn!(backend, by, %error, "tables not swapped"),
         Err(_) => {}
