@@ -8,6 +8,7 @@ use semmoe_tables::{Attention, Tables, Trace, TraceRequest};
 use crate::balance::spread;
 use crate::calibration::{Reliability, ReliabilitySum};
 use crate::error::SolveError;
+use crate::eval_tokens::likeliest;
 use crate::evaluate::{Judged, RequestFigures};
 use crate::hosts::{Hosts, indices};
 use crate::options::EvalOptions;
@@ -102,7 +103,7 @@ pub(crate) fn request_reliability(
     let mut sum = ReliabilitySum::default();
     for job in trace.iter().map(|request| job(tables, hosts, request, options)).filter(|job| job.activations > 0) {
         if let Some(share) = &job.share {
-            let best = best_of(share);
+            let best = likeliest(share);
             sum.add(share[best], job.local[best] as f64 / job.activations as f64, 1);
         }
     }
@@ -183,12 +184,8 @@ fn simulate(tables: &Tables, jobs: &[Job], policy: &dyn Policy, options: &EvalOp
 /// The rank of each request's greatest share; requests without evidence in turn.
 fn argmax(jobs: &[Job]) -> Vec<usize> {
     let places = |job: &Job| job.local.len();
-    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), best_of);
+    let of_job = |(sequence, job): (usize, &Job)| job.share.as_deref().map_or(sequence % places(job), likeliest);
     jobs.iter().enumerate().map(of_job).collect()
-}
-
-fn best_of(share: &[f64]) -> usize {
-    (1..share.len()).fold(0, |best, rank| if share[rank] > share[best] { rank } else { best })
 }
 
 /// Windows of requests, each assigned exactly by share into what the ranks have left of (1 + margin) of the mean.

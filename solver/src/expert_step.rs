@@ -67,14 +67,12 @@ pub(crate) fn expert_step(
     let Limits { groups, max_over_mean, topology, .. } = *limits;
     let (mut gains, fraction_bits) = column_gains(problem, plan, groups);
     topology.weigh(&mut gains);
-    let experts = problem.experts;
     let mut group_of = Vec::with_capacity(problem.column_load.len());
-    for (layer, gain) in gains.chunks_exact_mut(experts * groups).enumerate() {
+    for (layer, gain) in gains.chunks_exact_mut(problem.experts * groups).enumerate() {
         if let Some(home) = home {
-            home.charge(layer, gain, (groups, fraction_bits));
+            home.charge(layer, gain, groups, fraction_bits);
         }
-        let columns = layer * experts..(layer + 1) * experts;
-        let load = &problem.column_load[columns.clone()];
+        let (columns, load) = (problem.columns(layer), problem.load(layer));
         let cap = layer_cap(load, groups, max_over_mean);
         let layer = Layer { gain, load, groups, topology, fraction_bits, cap };
         group_of.extend(assign_within(&layer, current.map(|current| &current[columns])));

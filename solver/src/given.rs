@@ -111,7 +111,7 @@ impl Given {
             told.starts_done += some.len();
         }
         let iterations = clusterings.len() as u64;
-        Best { clusterings, iterations, starts: 0, kicks: 0, not_reached: 0, stopped }
+        Best { clusterings, iterations, stopped, ..Best::default() }
     }
 
     fn assign(&self, problems: &[Problem], at: usize, how: &StartOptions<'_>, stopped: bool) -> Clustering {

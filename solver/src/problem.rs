@@ -112,6 +112,16 @@ impl Problem {
         self.column[span.clone()].iter().map(|&column| column as usize).zip(self.count[span].iter().copied())
     }
 
+    /// The columns of a layer.
+    pub(crate) fn columns(&self, layer: usize) -> Range<usize> {
+        layer * self.experts..(layer + 1) * self.experts
+    }
+
+    /// Activations of each expert of a layer: [N].
+    pub(crate) fn load(&self, layer: usize) -> &[u64] {
+        &self.column_load[self.columns(layer)]
+    }
+
     /// Units and counts of a column.
     pub(crate) fn column(&self, column: usize) -> &[(u32, u32)] {
         &self.transposed.entries[self.transposed.indptr[column]..self.transposed.indptr[column + 1]]

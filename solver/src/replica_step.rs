@@ -70,12 +70,8 @@ impl ReplicaLayer<'_> {
         let loads = self.traffic.loads(&holders);
         let pairs = holders.iter().enumerate();
         let gain = pairs.map(|(expert, held)| held.iter().map(|&group| self.gain_of(expert, group)).sum::<i64>()).sum();
-        let value = Value { excess: self.excess(&loads), gain };
+        let value = Value { excess: excess(&loads, self.cap), gain };
         Candidate { holders, loads, value }
-    }
-
-    fn excess(&self, loads: &[u64]) -> u64 {
-        excess(loads, self.cap)
     }
 
     /// Subgradient on load prices from the free choice; what an expert would bring to a group is linearised at the
@@ -125,7 +121,7 @@ impl ReplicaLayer<'_> {
                         continue;
                     }
                     let loads = self.traffic.loads_after(&candidate.loads, &candidate.holders, &exchange);
-                    let after = Value { excess: self.excess(&loads), gain };
+                    let after = Value { excess: excess(&loads, self.cap), gain };
                     if after.beats(&best) {
                         best = after;
                         chosen = Some((exchange, loads));

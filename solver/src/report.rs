@@ -147,7 +147,7 @@ pub struct NodeFigures {
 }
 
 impl NodeFigures {
-    fn new(nodes: Nodes, (lar, node_local_rate): (f64, f64), top_k: u16) -> Self {
+    fn new(nodes: Nodes, lar: f64, node_local_rate: f64, top_k: u16) -> Self {
         let Nodes { nodes, inter_cost } = nodes;
         let k = f64::from(top_k);
         NodeFigures {
@@ -185,8 +185,7 @@ impl Migration {
             let capacity = mass_capacity(problem.total_mass(), limits.groups, options.token_margin);
             stay(Task { problem, capacity: &capacity, limits, home: Some(home) })
         });
-        let before =
-            Best { clusterings: stay.collect(), iterations: 0, starts: 0, kicks: 0, not_reached: 0, stopped: false };
+        let before = Best { clusterings: stay.collect(), ..Best::default() };
         let local: f64 = parts(problems, &before, options, limits.topology).iter().map(|part| part.primal).sum();
         let moved = homes.iter().zip(&best.clusterings).flat_map(|(home, now)| home.moved(&now.group_of));
         let moved: Vec<u64> = moved.collect();
@@ -200,7 +199,7 @@ impl Migration {
 }
 
 /// Tokens of the vocabulary by what T knows of them; the three add up to the vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// Seen in the profile.
     pub tokens_seen: u64,
@@ -212,7 +211,7 @@ pub struct Evidence {
 
 impl Evidence {
     pub(crate) fn new(profile: &Profile, prior: Option<&TokenPrior>) -> Self {
-        let mut evidence = Evidence { tokens_seen: 0, tokens_by_similar: 0, tokens_without_evidence: 0 };
+        let mut evidence = Evidence::default();
         let known =
             prior.map(|prior| prior.known_by(|token| profile.token_counts()[token] > 0, profile.token_counts().len()));
         for (token, &count) in profile.token_counts().iter().enumerate() {
@@ -245,11 +244,11 @@ struct Part {
 impl SolveReport {
     pub(crate) fn new(
         unit: Unit,
-        (options, topology): (&SolveOptions, Topology),
+        options: &SolveOptions,
+        topology: Topology,
         problems: &[Problem],
         best: &Best,
         tables: &Tables,
-        evidence: Evidence,
         traced: Option<&Traced<'_>>,
     ) -> Self {
         let parts = parts(problems, best, options, topology);
@@ -297,19 +296,17 @@ impl SolveReport {
             stopped: best.stopped,
             nodes: options
                 .nodes
-                .map(|nodes| NodeFigures::new(nodes, (lar, rate(|part| part.node_local)), tables.model().top_k)),
+                .map(|nodes| NodeFigures::new(nodes, lar, rate(|part| part.node_local), tables.model().top_k)),
             migration: None,
             priors: Vec::new(),
             held_out: HeldOut::default(),
-            evidence,
+            evidence: Evidence::default(),
             price: tables.price().to_vec(),
             placement_digest: tables.placement_digest().to_owned(),
             digest: tables.digest().to_owned(),
         }
     }
-}
 
-impl SolveReport {
     /// Adds bounds over all placements, or why there are none.
     /// `held_back`: whether something else than the local rate counted as well.
     pub(crate) fn certify(&mut self, bounds: Result<Bounds, String>, held_back: bool) {

@@ -126,8 +126,8 @@ fn solve_part(
     };
     let found = Found { unit, problems: &problems, best: &best, slots };
     let (tables, held_out) = build_tables(input, prior.as_ref(), found)?;
-    let evidence = Evidence::new(profile, prior.as_ref());
-    let mut report = SolveReport::new(unit, (options, topology), &problems, &best, &tables, evidence, traced.as_ref());
+    let mut report = SolveReport::new(unit, options, topology, &problems, &best, &tables, traced.as_ref());
+    report.evidence = Evidence::new(profile, prior.as_ref());
     report.priors = options.priors();
     report.migration = homes.map(|homes| Migration::new(&homes, &problems, &best, limits, options));
     let bounds = proof(&report, &problems, options);
@@ -175,9 +175,7 @@ fn padded_placement(
     problems: &[Problem],
     best: &Best,
 ) -> Result<Replicas, SolveError> {
-    let layers = problems.iter().zip(&best.clusterings);
-    let layers = layers.flat_map(|(problem, found)| found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec));
-    Ok(padded_replicas(model, options.groups, layers)?)
+    Ok(padded_replicas(model, options.groups, layers_of(problems, &best.clusterings))?)
 }
 
 /// T, A and E from the best clusterings, and what was chosen on the way with the requests held out.
@@ -192,7 +190,7 @@ fn build_tables(
         // The shares of a token do not add up to one here, so that its prior has no likelihood to be fitted by.
         let price = |shares: &[f16]| prices(trace, options, &problems[0], first, shares);
         let slots = slots.map_or_else(|| held.to_replicas(profile.model()), Ok)?;
-        let builder = replica_tables(profile, options, (held, slots, &Shrinkage::new(options, prior)), price);
+        let builder = replica_tables(profile, options, held, slots, &Shrinkage::new(options, prior), price);
         return Ok((builder.solver(solver_name(unit, options)).finish()?, held_out));
     }
     let placement = match &slots {
@@ -261,11 +259,15 @@ pub(crate) fn placement(
     problems: &[Problem],
     clusterings: &[Clustering],
 ) -> Result<Placement, SolveError> {
-    let layers = problems
-        .iter()
-        .zip(clusterings)
-        .flat_map(|(problem, clustering)| clustering.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec));
-    Ok(Placement::new(groups, layers.collect())?)
+    Ok(Placement::new(groups, layers_of(problems, clusterings).collect())?)
+}
+
+/// The groups of each layer's experts, of all problems in order.
+fn layers_of(problems: &[Problem], clusterings: &[Clustering]) -> impl Iterator<Item = Vec<u16>> {
+    let layers = |(problem, found): (&Problem, &Clustering)| {
+        found.group_of.chunks_exact(problem.experts).map(<[u16]>::to_vec).collect::<Vec<_>>()
+    };
+    problems.iter().zip(clusterings).flat_map(layers)
 }
 
 /// The price of each rank: of the trace's requests scored with T, else of the profile's tokens.

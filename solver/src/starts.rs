@@ -27,6 +27,7 @@ pub struct SolveProgress {
 }
 
 /// The best clustering of each problem.
+#[derive(Default)]
 pub(crate) struct Best {
     pub(crate) clusterings: Vec<Clustering>,
     /// Unit steps made in all starts.
@@ -65,15 +66,22 @@ struct Shared<'a> {
     jobs: usize,
     next_job: AtomicUsize,
     stop: AtomicBool,
-    best: Mutex<Vec<Option<(Clustering, usize)>>>,
+    best: Mutex<Vec<Option<Kept>>>,
     /// The best of the phases before.
     base: Vec<Option<Clustering>>,
     iterations: AtomicUsize,
 }
 
+/// The best clustering of a problem, and the start that found it.
+#[derive(Clone)]
+struct Kept {
+    clustering: Clustering,
+    start: usize,
+}
+
 enum Event {
     /// A start of this problem has reached this value (fixed-point local activations).
-    Reached(usize, i128),
+    Reached { problem: usize, value: i128 },
     /// A start is at work: a chance to stop it.
     Working,
     Done,
@@ -188,7 +196,7 @@ pub(crate) fn run_starts(
         }
         shared.run_jobs(how.threads, &mut reached, &mut told, progress);
     }
-    shared.into_best(limits, schedule)
+    shared.into_best(schedule)
 }
 
 fn mean_rate(problems: &[Problem], reached: &[Option<i128>]) -> Option<f64> {
@@ -204,7 +212,7 @@ impl Shared<'_> {
     /// Begins a phase with this many jobs for each problem.
     fn begin(&mut self, phase: Phase, each: usize) {
         let best = self.best.get_mut().unwrap_or_else(PoisonError::into_inner);
-        self.base = best.iter().map(|best| best.as_ref().map(|(clustering, _)| clustering.clone())).collect();
+        self.base = best.iter().map(|best| best.as_ref().map(|best| best.clustering.clone())).collect();
         self.phase = phase;
         self.next_job = AtomicUsize::new(self.jobs);
         self.jobs += each * self.problems.len();
@@ -227,7 +235,7 @@ impl Shared<'_> {
             drop(sender);
             for event in events {
                 match event {
-                    Event::Reached(problem, value) => reached[problem] = reached[problem].max(Some(value)),
+                    Event::Reached { problem, value } => reached[problem] = reached[problem].max(Some(value)),
                     Event::Working => {}
                     Event::Done => told.starts_done += 1,
                 }
@@ -239,18 +247,15 @@ impl Shared<'_> {
         });
     }
 
-    fn into_best(self, limits: Limits, schedule: Schedule) -> Best {
-        let best = self.best.into_inner().unwrap_or_else(PoisonError::into_inner);
+    fn into_best(mut self, schedule: Schedule) -> Best {
+        let best = std::mem::take(self.best.get_mut().unwrap_or_else(PoisonError::into_inner));
         let without = best.iter().filter(|best| best.is_none()).count();
-        let of_problem = |(at, best): (usize, Option<(Clustering, usize)>)| {
-            let (problem, capacity) = (&self.problems[at], &self.capacities[at]);
-            let home = self.homes.map(|homes| &homes[at]);
-            let not_reached = || not_reached(Task { problem, capacity, limits, home });
-            best.map_or_else(not_reached, |(clustering, _)| clustering)
+        let of_problem = |(at, best): (usize, Option<Kept>)| {
+            best.map_or_else(|| not_reached(self.task(at)), |best| best.clustering)
         };
-        let clusterings = best.into_iter().enumerate().map(of_problem);
+        let clusterings = best.into_iter().enumerate().map(of_problem).collect();
         Best {
-            clusterings: clusterings.collect(),
+            clusterings,
             iterations: self.iterations.into_inner() as u64,
             starts: schedule.starts,
             kicks: schedule.kick_rounds * KICKS_AT_ONCE,
@@ -273,7 +278,7 @@ impl Shared<'_> {
     fn run(&self, problem: usize, start: usize, events: &Sender<Event>) {
         // The receiver outlives the threads; were it gone, no result would be wanted.
         let reached = |clustering: &Clustering| {
-            let _ = events.send(Event::Reached(problem, clustering.plan.primal));
+            let _ = events.send(Event::Reached { problem, value: clustering.plan.primal });
         };
         let stop = || {
             let _ = events.send(Event::Working);
@@ -320,11 +325,11 @@ impl Shared<'_> {
     /// Keeps the better result, of equals the one of the earlier start, in whatever order they arrive.
     fn keep(&self, problem: usize, start: usize, found: Clustering) {
         let mut best = self.best.lock().unwrap_or_else(PoisonError::into_inner);
-        let better = best[problem]
-            .as_ref()
-            .is_none_or(|(known, known_start)| found.beats(known) || (!known.beats(&found) && start < *known_start));
+        let better = best[problem].as_ref().is_none_or(|known| {
+            found.beats(&known.clustering) || (!known.clustering.beats(&found) && start < known.start)
+        });
         if better {
-            best[problem] = Some((found, start));
+            best[problem] = Some(Kept { clustering: found, start });
         }
     }
 }

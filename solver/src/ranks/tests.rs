@@ -151,9 +151,7 @@ proptest! {
         let before: Vec<u16> = (0..8).map(|at| at / 2).collect();
         let load = Problem::from_trace(&trace).unwrap().column_load;
         let cap = crate::expert_step::load_cap(load.iter().sum(), groups, limit);
-        let mut search = Search::new(routes, weight.clone(), groups, &before);
-        search.run(&load, cap);
-        let after = search.into_placement();
+        let after = Search::new(routes, weight.clone(), groups, &before).run(&load, cap);
         prop_assert!(cost(routes, &weight, groups, &after) <= cost(routes, &weight, groups, &before));
         let greatest = |group_of: &[u16]| crate::load_limit::group_loads(group_of, &load, groups).into_iter().max().unwrap();
         prop_assert!(greatest(&after) <= cap.max(greatest(&before)));
