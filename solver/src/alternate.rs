@@ -23,7 +23,7 @@ pub(crate) struct Watch<'a> {
 }
 
 /// Steps that gain less than this fraction of all activations end the alternation.
-const LEAST_GAIN: f64 = 1e-7;
+const MIN_GAIN: f64 = 1e-7;
 
 /// Limits of a start.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,7 @@ impl Clustering {
     /// Whether the gain over `other` is too small to go on.
     pub(crate) fn hardly_beats(&self, other: &Clustering, problem: &Problem) -> bool {
         let gain = local_rate(self.worth() - other.worth(), problem);
-        gain < LEAST_GAIN && self.load_excess == other.load_excess
+        gain < MIN_GAIN && self.load_excess == other.load_excess
     }
 
     /// The same with group g called `label[g]`.

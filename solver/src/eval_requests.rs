@@ -17,7 +17,7 @@ use crate::score::mean_share;
 use crate::tally::Tally;
 use crate::transport::Transport;
 use crate::unit_step::{mass_capacity, to_profit};
-use crate::whole::{MOST_ROUNDS, whole};
+use crate::whole::{MAX_ROUNDS, whole};
 
 /// The policy whose assignment `lar` and its companions describe.
 const HEADLINE: &str = "affinity";
@@ -201,7 +201,7 @@ fn windowed(jobs: &[Job], places: usize, token_margin: f64) -> Vec<usize> {
         let total = loads.iter().sum::<u64>() + mass.iter().sum::<u64>();
         let capacity = room(&loads, &mass_capacity(total, places, token_margin), mass.iter().sum());
         let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
-        for (&rank, mass) in whole(&problem, &problem.solve(None), MOST_ROUNDS).label.iter().zip(&mass) {
+        for (&rank, mass) in whole(&problem, &problem.solve(None), MAX_ROUNDS).label.iter().zip(&mass) {
             loads[usize::from(rank)] += mass;
             ranks.push(usize::from(rank));
         }
@@ -285,7 +285,7 @@ fn batch(jobs: &[Job], places: usize, token_margin: f64, share: impl Fn(&Job, us
         .collect();
     let capacity = mass_capacity(mass.iter().sum(), places, token_margin);
     let problem = Transport { mass: &mass, profit: &profit, capacity: &capacity };
-    let plan = whole(&problem, &problem.solve(None), MOST_ROUNDS);
+    let plan = whole(&problem, &problem.solve(None), MAX_ROUNDS);
     let ranks: Vec<usize> = plan.label.iter().map(|&rank| usize::from(rank)).collect();
     of_jobs(&known, &ranks, &plan.loads(&mass, places), &mass)
 }

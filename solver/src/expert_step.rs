@@ -12,13 +12,13 @@ use crate::transport::Plan;
 
 /// Gains stay within 2^56; the rest of the bits resolve split units.
 const GAIN_BITS: u32 = 56;
-const MOST_FRACTION_BITS: u32 = 16;
+const MAX_FRACTION_BITS: u32 = 16;
 
 /// Activations of each column by group of the unit they come from, [L * N, G], in fixed point (the number of
 /// fractional bits is returned): a split unit counts by share.
 pub(crate) fn column_gains(problem: &Problem, plan: &Plan, groups: usize) -> (Vec<i64>, u32) {
     let used = u64::BITS - problem.total_activations().leading_zeros();
-    let fraction_bits = GAIN_BITS.saturating_sub(used).min(MOST_FRACTION_BITS);
+    let fraction_bits = GAIN_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
     let mut gains = vec![0i64; problem.column_load.len() * groups];
     let mut splits = plan.splits.iter().peekable();
     for unit in 0..problem.units() {

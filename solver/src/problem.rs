@@ -7,7 +7,7 @@ use semmoe_tables::{LayerIdx, Profile, TokenId, Trace};
 use crate::error::SolveError;
 
 /// Sums of counts stay below this, so that fixed-point sums fit 64 bits.
-const MOST_COUNTED: u64 = 1 << 50;
+const MAX_COUNTED: u64 = 1 << 50;
 
 /// Units by (layer, expert), in compressed sparse rows: memory is linear in the number of nonzero counts.
 ///
@@ -173,8 +173,8 @@ impl Rows {
         let activations: u128 = problem.count.iter().map(|&count| u128::from(count)).sum();
         let units = problem.units() as u128;
         let limits = [
-            ("tokens", tokens, MOST_COUNTED),
-            ("activations", activations, MOST_COUNTED),
+            ("tokens", tokens, MAX_COUNTED),
+            ("activations", activations, MAX_COUNTED),
             ("units", units, u64::from(u32::MAX) - 1),
         ];
         for (what, found, limit) in limits {

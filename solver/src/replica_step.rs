@@ -21,7 +21,7 @@ use crate::load_limit::{LoadPrices, Value};
 /// Rounds of the relaxation, as without replicas.
 const PRICE_ROUNDS: u32 = 12;
 /// Most exchanges that repair or improve a layer.
-const MOST_EXCHANGES: usize = 64;
+const MAX_EXCHANGES: usize = 64;
 
 /// One layer: `gain` [N, G] fixed-point, `slots` per group, and the load limit.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub(crate) fn replicate_within(layer: &ReplicaLayer<'_>, current: Option<&[Vec<u
     let current = current.map(|current| layer.candidate(current.to_vec()));
     // From where it is, the layer is often repaired at less loss than from the free choice.
     for mut candidate in std::iter::once(best.clone()).chain(current) {
-        for _ in 0..MOST_EXCHANGES {
+        for _ in 0..MAX_EXCHANGES {
             if !layer.improve(&mut candidate) {
                 break;
             }

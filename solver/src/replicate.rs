@@ -12,7 +12,7 @@ use crate::held::{Exchange, Held, Traffic};
 use crate::kick::kicked;
 use crate::problem::Problem;
 use crate::replica_step::{ReplicaLayer, replicate_within};
-use crate::swaps::{LEAST_GAIN, Search};
+use crate::swaps::{MIN_GAIN, Search};
 use crate::topology::Topology;
 use crate::transport::{Plan, Transport};
 use crate::unit_step::{profits_of_local, weighed_profits};
@@ -95,7 +95,7 @@ impl Around<'_> {
         let mut held = held.clone();
         let mut search = Search::of_local(problem, &local_counts(problem, &held), &plan.price);
         let (gains, fraction_bits) = column_gains(problem, plan, groups);
-        let least = LEAST_GAIN * problem.total_activations() as f64;
+        let least = MIN_GAIN * problem.total_activations() as f64;
         let mut exchanged = false;
         for layer in 0..problem.layers {
             let (first, load) = (layer * problem.experts, problem.load(layer));

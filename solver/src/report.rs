@@ -24,7 +24,7 @@ use crate::unit_step::mass_capacity;
 use crate::whole::whole;
 
 /// Profits that the search for whole units may read, all problems and rounds together.
-const MOST_VALUES_SETTLED: usize = 1 << 27;
+const MAX_VALUES_SETTLED: usize = 1 << 27;
 
 /// The unit of assignment, or of judging.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -345,7 +345,7 @@ fn worst_floor(problems: &[Problem], groups: usize) -> f64 {
 /// Each problem's part, over the threads allowed.
 fn parts(problems: &[Problem], best: &Best, options: &SolveOptions, topology: Topology) -> Vec<Part> {
     let units: usize = problems.iter().map(Problem::units).sum();
-    let rounds = (MOST_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
+    let rounds = (MAX_VALUES_SETTLED / (units * usize::from(options.groups)).max(1)).max(1);
     let pairs: Vec<_> = problems.iter().zip(&best.clusterings).collect();
     in_parallel(&pairs, options.threads, |(problem, clustering)| {
         Part::new(problem, clustering, options, topology, rounds)

@@ -88,7 +88,7 @@ enum Event {
 }
 
 /// Work of all starts, where one reads each count some forty times: about half a minute.
-const MOST_STARTED: u64 = 800_000_000;
+const MAX_STARTED: u64 = 800_000_000;
 
 /// Profits of units weigh as many counts, because the unit step keeps them in heaps.
 const COUNTS_PER_PROFIT: u64 = 8;
@@ -104,7 +104,7 @@ const KICKS_AT_ONCE: u32 = 4;
 const LARGE: u64 = 1 << 27;
 
 /// Counts of the problems times groups times passes of that search.
-const MOST_VALUES_SWAPPED: u64 = 1 << 31;
+const MAX_VALUES_SWAPPED: u64 = 1 << 31;
 
 /// The starts and swap passes to run of those asked for. The rule depends on sizes alone, so that the result is the
 /// same on every machine.
@@ -135,12 +135,12 @@ impl Schedule {
         let work = entries.max(1) + units * groups as u64 * COUNTS_PER_PROFIT;
         let at_most =
             |asked: u32, budget: u64, each: u64| asked.min((budget / each).clamp(1, u64::from(u32::MAX)) as u32);
-        let most = at_most(starts, MOST_STARTED, work);
+        let most = at_most(starts, MAX_STARTED, work);
         let starts = if replicas { most.div_ceil(STARTS_PER_START) } else { most };
         let kick_rounds = (most - starts) * KICKS_PER_START / KICKS_AT_ONCE;
         match values > LARGE {
             true => {
-                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MOST_VALUES_SWAPPED, values) }
+                Schedule { starts, kick_rounds, passes: 0, last_passes: at_most(passes, MAX_VALUES_SWAPPED, values) }
             }
             false => Schedule { starts, kick_rounds, passes, last_passes: 0 },
         }

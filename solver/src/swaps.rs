@@ -15,7 +15,7 @@ use crate::topology::Topology;
 use crate::unit_step::PROFIT_ONE;
 
 /// Least gain, as a fraction of all activations, that makes a swap worth it.
-pub(crate) const LEAST_GAIN: f64 = 1e-7;
+pub(crate) const MIN_GAIN: f64 = 1e-7;
 
 pub(crate) struct Search<'a> {
     problem: &'a Problem,
@@ -30,7 +30,7 @@ pub(crate) struct Search<'a> {
 }
 
 /// Values that a pass over all pairs may compare; above it the pairs are chosen by an estimate first.
-const MOST_VALUES_COMPARED: u64 = 1 << 29;
+const MAX_VALUES_COMPARED: u64 = 1 << 29;
 
 /// Pairs that are compared of those chosen by estimate, per expert of a layer.
 const PAIRS_PER_EXPERT: usize = 2;
@@ -43,7 +43,7 @@ const PAIRS_PER_EXPERT: usize = 2;
 /// other's group, which is exact but for the units that use both.
 pub(crate) fn swap_pass(task: &Task<'_>, group_of: &[u16], price: &[i64], stop: &dyn Fn() -> bool) -> Option<Vec<u16>> {
     let values = (task.problem.entries() * task.problem.experts * price.len()) as u64;
-    passed(task, group_of, price, values > MOST_VALUES_COMPARED, stop)
+    passed(task, group_of, price, values > MAX_VALUES_COMPARED, stop)
 }
 
 /// The pass, over all pairs or over those chosen by estimate.
@@ -65,7 +65,7 @@ pub(crate) fn passed(
         let (first, load) = (layer * problem.experts, problem.load(layer));
         let cap = layer_cap(load, search.groups, limits.max_over_mean);
         let mut loads = group_loads(&search.group_of[problem.columns(layer)], load, search.groups);
-        let least = LEAST_GAIN * problem.total_activations() as f64;
+        let least = MIN_GAIN * problem.total_activations() as f64;
         for (a, b) in pairs {
             let [of_a, of_b] = [a, b].map(|expert| Loaded { group: search.group(first + expert), load: load[expert] });
             if !search.apart(first + a, first + b) || !keeps_cap(&loads, of_a, of_b, cap) {

@@ -19,7 +19,7 @@ pub const KINDS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4
 /// Colours that cells are rounded to.
 const STEPS: usize = 24;
 /// More cells than this show the values of a whole row at once.
-const MOST_CELL_TIPS: usize = 600;
+const MAX_CELL_TIPS: usize = 600;
 
 /// A picture being drawn; everything in pixels.
 pub struct Svg {
@@ -219,7 +219,7 @@ impl Svg {
         let columns = cells.columns();
         for row in 0..rows.len() {
             let top = y + row as f64 * high;
-            if columns * rows.len() > MOST_CELL_TIPS {
+            if columns * rows.len() > MAX_CELL_TIPS {
                 self.tip((x, top), (columns as f64 * wide, high), &text(row, None));
                 continue;
             }

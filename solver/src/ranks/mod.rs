@@ -28,7 +28,7 @@ use routes::LayerRoutes;
 use search::{Search, weights};
 
 /// A round that gains less than this fraction of all occurrences is the last.
-const LEAST_GAIN: f64 = 1e-7;
+const MIN_GAIN: f64 = 1e-7;
 
 /// A problem with what its tokens activate together.
 struct RankProblem<'a> {
@@ -47,7 +47,7 @@ impl RankProblem<'_> {
         let mut best = Clustering { plan, ..seed };
         let mut value = self.value(&best);
         let least =
-            (LEAST_GAIN * self.routes.iter().map(LayerRoutes::occurrences).sum::<u64>() as f64 * PROFIT_ONE) as i128;
+            (MIN_GAIN * self.routes.iter().map(LayerRoutes::occurrences).sum::<u64>() as f64 * PROFIT_ONE) as i128;
         for _ in 0..self.limits.iterations {
             if !go_on() {
                 break;

@@ -12,15 +12,15 @@ use crate::swaps::{Loaded, exchange, keeps_cap};
 use crate::transport::Plan;
 
 /// Most swaps of a step, times the experts of the layer.
-const MOST_SWAPS: usize = 8;
+const MAX_SWAPS: usize = 8;
 /// Weights stay within 2^56; the rest of the bits resolve split units.
 const WEIGHT_BITS: u32 = 56;
-const MOST_FRACTION_BITS: u32 = 16;
+const MAX_FRACTION_BITS: u32 = 16;
 
 /// Occurrences of each set by group of the unit, [S, G], in fixed point: a split unit counts by share.
 pub(super) fn weights(routes: &LayerRoutes, mass: &[u64], plan: &Plan, groups: usize) -> Vec<i64> {
     let used = u64::BITS - routes.occurrences().leading_zeros();
-    let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MOST_FRACTION_BITS);
+    let fraction_bits = WEIGHT_BITS.saturating_sub(used).min(MAX_FRACTION_BITS);
     let mut weight = vec![0i64; routes.sets() * groups];
     for (set, row) in weight.chunks_exact_mut(groups).enumerate() {
         for &(unit, count) in routes.uses(set) {
@@ -76,7 +76,7 @@ impl<'a> Search<'a> {
     /// it.
     pub(super) fn run(mut self, load: &[u64], cap: u64) -> Vec<u16> {
         let mut loads = group_loads(&self.group_of, load, self.groups);
-        for _ in 0..MOST_SWAPS * self.group_of.len() {
+        for _ in 0..MAX_SWAPS * self.group_of.len() {
             let Some((a, b)) = self.best_swap(load, &loads, cap) else { break };
             exchange(&mut loads, self.loaded(a, load), self.loaded(b, load));
             self.swap(a, b);

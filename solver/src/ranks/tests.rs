@@ -184,8 +184,8 @@ fn tiny_instances_come_close_to_brute_force() {
         excess += (ranks - least) / f64::from(cases as u32);
         start_excess += (activations - least) / f64::from(cases as u32);
     }
-    assert!(reached >= LEAST_REACHED, "{reached} of {cases} reached, mean excess {excess:.4} (from {start_excess:.4})");
+    assert!(reached >= MIN_REACHED, "{reached} of {cases} reached, mean excess {excess:.4} (from {start_excess:.4})");
 }
 
 /// Of forty; a local search from one start does not always get there.
-const LEAST_REACHED: u32 = 20;
+const MIN_REACHED: u32 = 20;
