@@ -6,6 +6,32 @@
 //! policy that chose: its sum over its count is the predicted local activation rate. The `semmoe_shadow_*` gauges are
 //! set when they are asked for.
 
+/// Declares a group of metrics: each with its type, how it begins where that is not by default, its name and its help.
+macro_rules! metrics {
+    ($(#[$meta:meta])* $vis:vis struct $group:ident {
+        $($field:ident: $kind:ty $(= $new:expr)?, $name:literal, $help:literal;)*
+    }) => {
+        $(#[$meta])*
+        $vis struct $group {
+            $($field: $kind,)*
+        }
+
+        impl Default for $group {
+            fn default() -> Self {
+                Self { $($field: metrics!(@new $($new)?),)* }
+            }
+        }
+
+        impl $group {
+            pub(super) fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+                $(registry.register($name, $help, self.$field.clone());)*
+            }
+        }
+    };
+    (@new) => { Default::default() };
+    (@new $new:expr) => { $new };
+}
+
 mod answers;
 mod faults;
 mod live;
@@ -100,14 +126,17 @@ struct ModelLabels {
     model: String,
 }
 
-/// The cache of ids of text between added tokens, by model.
-#[derive(Default)]
-struct SegmentCacheMetrics {
-    hits: Family<ModelLabels, Counter>,
-    misses: Family<ModelLabels, Counter>,
-    bytes: Family<ModelLabels, Gauge>,
-    /// Plain chats that needed the template library.
-    chats_left: Family<ModelLabels, Counter>,
+metrics! {
+    /// The cache of ids of text between added tokens, by model.
+    struct SegmentCacheMetrics {
+        hits: Family<ModelLabels, Counter>,
+            "segment_cache_hits", "Texts between added tokens whose ids were reused, such as earlier turns of a chat";
+        misses: Family<ModelLabels, Counter>, "segment_cache_misses", "Texts between added tokens that were encoded";
+        bytes: Family<ModelLabels, Gauge>, "segment_cache_bytes", "Bytes held by that cache";
+        chats_left: Family<ModelLabels, Counter>,
+            "plain_chats_left_to_library",
+            "Text-only chats that only the template library could render, several times slower";
+    }
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -313,23 +342,6 @@ impl Metrics {
             self.inflight.remove(&RankLabels { backend: backend.to_owned(), rank: rank_label(rank) });
         }
         ended
-    }
-}
-
-impl SegmentCacheMetrics {
-    fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "segment_cache_hits",
-            "Texts between added tokens whose ids were reused, such as earlier turns of a chat",
-            self.hits.clone(),
-        );
-        registry.register("segment_cache_misses", "Texts between added tokens that were encoded", self.misses.clone());
-        registry.register("segment_cache_bytes", "Bytes held by that cache", self.bytes.clone());
-        registry.register(
-            "plain_chats_left_to_library",
-            "Text-only chats that only the template library could render, several times slower",
-            self.chats_left.clone(),
-        );
     }
 }
 

@@ -27,7 +27,6 @@ pub struct RawKey {
     /// SHA-256 of the key, hexadecimal: `semmoe keys hash` prints it.
     pub sha256: String,
     /// Models (names or aliases) that the key may use; absent: all.
-    #[serde(default)]
     pub models: Option<Vec<String>>,
 }
 
