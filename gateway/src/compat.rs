@@ -104,7 +104,9 @@ pub enum Incompatible {
     #[error("the backend has EPLB enabled (enable_eplb), which moves experts away from the tables' placement")]
     Moving,
     /// It is unknown how the engine counts its ranks.
-    #[error("the ranks behind the backend's URL do not start at 0, and it does not report how pins number them; set `rank_base`")]
+    #[error(
+        "the ranks behind the backend's URL do not start at 0, and it does not report how pins number them; set `rank_base`"
+    )]
     UnknownRankBase,
 }
 

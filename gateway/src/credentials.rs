@@ -61,6 +61,8 @@ fn tell<E: std::fmt::Display>(core: &Core, place: &str, outcome: Result<(), E>) 
     core.metrics.trust.credential_reload(if outcome.is_ok() { "ok" } else { "failed" });
     match outcome {
         Ok(()) => tracing::info!(place, "certificates and keys reloaded"),
-        Err(cause) => tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay in use"),
+        Err(cause) => {
+            tracing::warn!(place, %cause, "changed certificates or keys cannot be used, the old ones stay in use")
+        }
     }
 }

@@ -236,7 +236,10 @@ impl Core {
     pub(crate) fn keep_drained(&self, backend: &Backend) {
         if self.drains.holds(&backend.name) {
             self.drain_or_not(backend, true);
-            tracing::warn!(backend = backend.name, "backend was drained before and still is: undrain it when it may serve");
+            tracing::warn!(
+                backend = backend.name,
+                "backend was drained before and still is: undrain it when it may serve"
+            );
         }
     }
 

@@ -223,7 +223,10 @@ impl Running {
         let rules = self.core.config().drain;
         self.core.drain();
         if !hurried && !rules.delay.is_zero() {
-            tracing::info!(seconds = rules.delay.as_secs_f64(), "gateway is no longer ready and will stop accepting connections soon");
+            tracing::info!(
+                seconds = rules.delay.as_secs_f64(),
+                "gateway is no longer ready and will stop accepting connections soon"
+            );
             tokio::time::sleep(rules.delay).await;
         }
         self.shutdown(rules.grace).await;

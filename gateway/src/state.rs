@@ -401,10 +401,6 @@ fn warn_of_routes_without_pins(backend: &Backend, dialect: &Dialect, ranks: u16)
     let unpinned: Vec<String> = unpinned.map(|route| route.to_string()).collect();
     if ranks > 1 && !unpinned.is_empty() {
         let (backend, routes) = (backend.name.as_str(), unpinned.join(" "));
-        tracing::warn!(
-            backend,
-            routes,
-            "this engine version reads no pin on these routes: it chooses the rank itself"
-        );
+        tracing::warn!(backend, routes, "this engine version reads no pin on these routes: it chooses the rank itself");
     }
 }

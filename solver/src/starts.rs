@@ -81,7 +81,10 @@ struct Kept {
 
 enum Event {
     /// A start of this problem has reached this value (fixed-point local activations).
-    Reached { problem: usize, value: i128 },
+    Reached {
+        problem: usize,
+        value: i128,
+    },
     /// A start is at work: a chance to stop it.
     Working,
     Done,
@@ -250,9 +253,8 @@ impl Shared<'_> {
     fn into_best(mut self, schedule: Schedule) -> Best {
         let best = std::mem::take(self.best.get_mut().unwrap_or_else(PoisonError::into_inner));
         let without = best.iter().filter(|best| best.is_none()).count();
-        let of_problem = |(at, best): (usize, Option<Kept>)| {
-            best.map_or_else(|| not_reached(self.task(at)), |best| best.clustering)
-        };
+        let of_problem =
+            |(at, best): (usize, Option<Kept>)| best.map_or_else(|| not_reached(self.task(at)), |best| best.clustering);
         let clusterings = best.into_iter().enumerate().map(of_problem).collect();
         Best {
             clusterings,

@@ -130,7 +130,10 @@ pub(super) fn score(
             Err(Unscored::OracleAway) => {
                 let failed = |error: TextError| Unscored::Open { reason: "tokenizer", cause: error.to_string() };
                 text.tokenizer.load_oracle().map_err(failed)?;
-                tracing::info!(model = model.name, "a prompt needs the slow library, which is now loaded and stays loaded");
+                tracing::info!(
+                    model = model.name,
+                    "a prompt needs the slow library, which is now loaded and stays loaded"
+                );
                 read(keep_on)
             }
             scored => scored,

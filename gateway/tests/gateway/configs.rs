@@ -206,7 +206,10 @@ async fn wrong_configurations_change_nothing_and_are_told() {
         let answer = reload(&gateway).await;
         assert_eq!(answer.status, status, "{case}: {answer:?}");
         let message = answer.message();
-        assert!(message.starts_with("the old configuration stays in force: ") && message.contains(says), "{case}: {message}");
+        assert!(
+            message.starts_with("the old configuration stays in force: ") && message.contains(says),
+            "{case}: {message}"
+        );
         assert!(!message.contains('\n'), "{case}: one sentence");
         failures += 1;
         let shown = Client::admin(&gateway).get("/admin/config").await.json();

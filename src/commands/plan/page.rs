@@ -49,11 +49,7 @@ fn picture(front: &[FrontPoint]) -> String {
             names.push(name(point));
         }
         let kind = names.iter().position(|known| *known == name(point)).unwrap_or(0);
-        circle(
-            &mut svg,
-            axes.at(point.user_tokens_per_second, point.gpu_tokens_per_second),
-            KINDS[kind % KINDS.len()],
-        );
+        circle(&mut svg, axes.at(point.user_tokens_per_second, point.gpu_tokens_per_second), KINDS[kind % KINDS.len()]);
     }
     for (at, name) in names.iter().enumerate().take(KINDS.len()) {
         let row = TOP + 14.0 + at as f64 * 20.0;
