@@ -283,8 +283,8 @@ impl Metrics {
     }
 
     /// The gain so far of the policy that a model's policy watches.
-    pub(crate) fn shadow(&self, model: &str, policies: (&'static str, &'static str), report: &Report) {
-        self.shadow.set(model, policies, report);
+    pub(crate) fn shadow(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
+        self.shadow.set(model, acting, watched, report);
     }
 
     pub(crate) fn generation(&self, generation: u64) {
@@ -375,7 +375,7 @@ mod tests {
         let side = |share| ReportSide { local_share: Some(share), cached_share: None, tokens_max_over_mean: 1.5 };
         let report =
             Report { requests: 7, same_rank: 2, tokens: 70, scored_tokens: 70, acting: side(0.25), watched: side(0.5) };
-        metrics.shadow("m", ("least_load", "affinity"), &report);
+        metrics.shadow("m", "least_load", "affinity", &report);
         metrics.generation(2);
         metrics.tables.reload("ok");
         metrics.score_failure("template");

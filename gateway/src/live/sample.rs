@@ -34,9 +34,11 @@ impl Sample {
     pub(crate) fn choose(
         core: &Arc<Core>,
         config: &SamplingConfig,
-        (model, body): (&Arc<Model>, &Stripped),
+        model: &Arc<Model>,
+        body: &Stripped,
         route: Route,
-        (member, rank): (usize, Option<RankId>),
+        member: usize,
+        rank: Option<RankId>,
     ) -> Option<Self> {
         let share = config.share;
         if share <= 0.0 {

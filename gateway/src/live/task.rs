@@ -87,7 +87,7 @@ fn note(core: &Core, Observation { seen, answer }: &Observation) {
         core.metrics.live.activations(name, phase, observed.local[at], observed.all[at] - observed.local[at]);
     }
     core.metrics.live.rates(name, local as f64 / all as f64, observed.predicted);
-    note_drift(core, seen, (local, all), observed.predicted);
+    note_drift(core, seen, local, all, observed.predicted);
     let outcome = match keep(core, seen, &observed) {
         Ok(()) => "observed",
         Err(error) => {
@@ -111,7 +111,7 @@ fn keep(core: &Core, seen: &Seen, observed: &Observed) -> Result<(), FormatError
 }
 
 /// The alarm is about the tables in use: a sample of those before says nothing about them.
-fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Option<f64>) {
+fn note_drift(core: &Core, seen: &Seen, local: u64, all: u64, predicted: Option<f64>) {
     let snapshot = core.snapshot();
     let in_use = snapshot.position(&seen.backend).and_then(|at| snapshot.at(at).1.tables.as_ref());
     if in_use.is_none_or(|in_use| in_use.generation != seen.tables.generation) {
@@ -119,7 +119,7 @@ fn note_drift(core: &Core, seen: &Seen, activations: (u64, u64), predicted: Opti
     }
     let name = seen.backend.name.as_str();
     let rules = &snapshot.config.sampling.drift;
-    let Some(raised) = seen.backend.live.add(activations, predicted, rules) else { return };
+    let Some(raised) = seen.backend.live.add(local, all, predicted, rules) else { return };
     core.metrics.live.drift(name, raised);
     let difference = seen.backend.live.figures().drift.mean.unwrap_or(0.0);
     if raised {

@@ -28,7 +28,7 @@ metrics! {
 }
 
 impl ShadowMetrics {
-    pub(super) fn set(&self, model: &str, (acting, watched): (&'static str, &'static str), report: &Report) {
+    pub(super) fn set(&self, model: &str, acting: &'static str, watched: &'static str, report: &Report) {
         for (policy, side) in [(acting, report.acting), (watched, report.watched)] {
             let labels = ShadowLabels { model: model.to_owned(), policy };
             self.requests.get_or_create(&labels).set(report.requests);
