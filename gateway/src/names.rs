@@ -67,7 +67,7 @@ mod tests {
             ("m:8b".to_owned(), others(&[], Some(names(&["sql", "a:b"])))),
             ("closed".to_owned(), others(&[], Some(Vec::new()))),
         ];
-        let names = Names::new(models.iter().map(|(own, others)| (own, others)));
+        let names = Names::new(models.iter().map(|model| (&model.0, &model.1)));
         for (name, expected) in [
             ("m", Some(0)),
             ("m:any", Some(0)),

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use half::f16;
-use semmoe_tables::{Attention, ModelInfo, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
+use semmoe_tables::{Attention, Placement, Profile, Replicas, Tables, TablesBuilder, Trace};
 
 use crate::alternate::{Clustering, Limits};
 use crate::bounds::{Bounds, problem_bounds};
@@ -121,7 +121,7 @@ fn solve_part(
         traced.improve(&problems, limits, options, &mut best, progress);
     }
     let slots = match padded {
-        true => Some(padded_placement(profile.model(), options, &problems, &best)?),
+        true => Some(padded_replicas(profile.model(), options.groups, layers_of(&problems, &best.clusterings))?),
         false => given.and_then(|given| given.slots),
     };
     let found = Found { unit, problems: &problems, best: &best, slots };
@@ -166,16 +166,6 @@ fn proof(report: &SolveReport, problems: &[Problem], options: &SolveOptions) -> 
         Some(_) => Ok(problem_bounds(problems, options)),
         None => none("not asked for"),
     }
-}
-
-/// The slots of a solve with padding.
-fn padded_placement(
-    model: &ModelInfo,
-    options: &SolveOptions,
-    problems: &[Problem],
-    best: &Best,
-) -> Result<Replicas, SolveError> {
-    Ok(padded_replicas(model, options.groups, layers_of(problems, &best.clusterings))?)
 }
 
 /// T, A and E from the best clusterings, and what was chosen on the way with the requests held out.
